@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_gpu_kernels [--plan] [TOKENS [RUNS]]: the memory-bound CUDA kernels at Llama 3.1 405B's shapes, as a
- * share of what a device-to-device copy moves in the same run.
+/* bench_gpu_kernels [--plan] [TOKENS [RUNS]]: the memory-bound CUDA kernels at Llama 3.1 405B's
+ * shapes, as a share of what a device-to-device copy moves in the same run.
  *
- * A line a kernel, JSON: the bytes a call must move at least, the time they take at 4.8 TB/s (an H200's data
- * sheet), and measured: the fastest and the median run, a run being LAUNCHES calls between two stamps, and the
- * rate as a percentage of the copy's. --plan prints bytes and floors only and needs no GPU. Ends with 77
- * where there is none. TOKENS: 4096. */
+ * A line a kernel, JSON: the bytes a call must move at least, the time they take at 4.8 TB/s (an
+ * H200's data sheet), and measured: the fastest and the median run, a run being LAUNCHES calls
+ * between two stamps, and the rate as a percentage of the copy's. --plan prints bytes and floors
+ * only and needs no GPU. Ends with 77 where there is none. TOKENS: 4096. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -231,8 +231,8 @@ static bl_status allocate(bench *b, size_t size_bytes, void *out)
     return bl_device_alloc(b->device, BL_SPACE_DEVICE, size_bytes, "a matrix", out);
 }
 
-/* With values of (-1, 1) in bf16, or of [0.5, 1) in fp32, which the optimizer's roots want: zeros take other ways through divisions, and
- * memory is faster with them. */
+/* With values of (-1, 1) in bf16, or of [0.5, 1) in fp32, which the optimizer's roots want: zeros
+ * take other ways through divisions, and memory is faster with them. */
 static bl_status fill(bench *b, void *dst, size_t size_bytes, bool is_f32)
 {
     uint32_t state = 12345;

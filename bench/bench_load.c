@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_load MODEL [DIR] -- how fast a checkpoint is brought into memory (fp8_row, stored) or into page files in DIR, beside what bounds
- * it, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over the same files; the quantiser on weights in memory; first touch of as much
- * memory as the shard takes. One JSON line a round. Each load runs in a child, whose largest RSS is the measure of memory. */
+/* bench_load MODEL [DIR] -- how fast a checkpoint is brought into memory (fp8_row, stored) or into
+ * page files in DIR, beside what bounds it, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over the
+ * same files; the quantiser on weights in memory; first touch of as much memory as the shard takes.
+ * One JSON line a round. Each load runs in a child, whose largest RSS is the measure of memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -185,7 +186,8 @@ static void print_load(const char *name, const load_result *r, double bound)
            name, rate / bound, name, 1e-6 * (double)(r->rss_bytes - r->kept_bytes));
 }
 
-/* The bound of a load: the least of the rates at which bytes are read, quantised, and room is made for what is kept of them. */
+/* The bound of a load: the least of the rates at which bytes are read, quantised, and room is made
+ * for what is kept of them. */
 static double least(double a, double b)
 {
     return b > 0 && b < a ? b : a;
@@ -198,9 +200,10 @@ static bool remove_page_files(const char *dir)
     return system(command) == 0;
 }
 
-/* A shared disk's speed changes within seconds: a load is held against fio just before and just after it. What a virtual machine's
- * system has given back its host has to find again, at a tenth of the speed, and the next program pays: so as much memory as a load may
- * take is touched and given back right before it, and before the touch that is measured. */
+/* A shared disk's speed changes within seconds: a load is held against fio just before and just
+ * after it. What a virtual machine's system has given back its host has to find again, at a tenth
+ * of the speed, and the next program pays: so as much memory as a load may take is touched and
+ * given back right before it, and before the touch that is measured. */
 static bool run_round(const char *model, const char *dir, int round)
 {
     enum { WARM_BYTES_MORE = 1 << 28 };

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_ops [THREADS] [RUNS]: the loss head and attention against the time the GEMM takes for the same
- * floating-point operations, and the row ops against a copy of the bytes they move; all in one run,
- * interleaved, on THREADS (2) threads. Each case checks a row of its result, warms up, and prints the best
- * and the median of RUNS (9) as one JSON line; `ratio` is best over best. */
+/* bench_ops [THREADS] [RUNS]: the loss head and attention against the time the GEMM takes for the
+ * same floating-point operations, and the row ops against a copy of the bytes they move; all in one
+ * run, interleaved, on THREADS (2) threads. Each case checks a row of its result, warms up, and
+ * prints the best and the median of RUNS (9) as one JSON line; `ratio` is best over best. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -210,7 +210,8 @@ static void bench_loss_head(bench *b, int64_t T, int64_t H, int64_t V)
     for (size_t i = 0; i < BL_COUNT(all); i++) release(b, all[i]);
 }
 
-/* The yardstick's product is (T, n_heads d) by its square, about the size of an output projection. */
+/* The yardstick's product is (T, n_heads d) by its square, about the size of an output
+ * projection. */
 static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_heads, int64_t d)
 {
     int64_t H = n_heads * d, stride = (n_heads + 2 * n_kv_heads) * d, at_k = H,
@@ -265,8 +266,8 @@ static void bench_attention(bench *b, int64_t T, int64_t n_heads, int64_t n_kv_h
                            .c = bl_tensor_f32(product)};
     timing op_time, gemm_time;
     char shape[128];
-    /* Two products of T^2 / 2 pairs by d forward, five backward, 2 operations each; the yardstick has 2 T H
-     * H. */
+    /* Two products of T^2 / 2 pairs by d forward, five backward, 2 operations each; the yardstick
+     * has 2 T H H. */
     double pairs = (double)T * (double)T / 2 * (double)n_heads,
            unit = 2.0 * pairs * (double)d / (2.0 * (double)T * (double)H * (double)H);
     snprintf(shape, sizeof shape, "\"T\":%lld,\"n_heads\":%lld,\"n_kv_heads\":%lld,\"d\":%lld",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_tokenizer TOKENIZER TEXT_FILE [RUNS]: encodes the file, cut into chunks of about 4 KiB at line ends,
- * on one core; checks that decoding gives the text back, warms up, and prints the best and the median of RUNS
- * (9) as one JSON line. */
+/* bench_tokenizer TOKENIZER TEXT_FILE [RUNS]: encodes the file, cut into chunks of about 4 KiB at
+ * line ends, on one core; checks that decoding gives the text back, warms up, and prints the best
+ * and the median of RUNS (9) as one JSON line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bank conflicts of checked kernels. Shared memory has 32 banks of 4 bytes; a warp's access takes as many passes as
- * the bank with the most different words has of them. Accesses of 8 and 16 bytes are made half a warp and a quarter of a warp at a
- * time. A thread's n-th access since the last barrier at an instruction goes with those of its warp there. Only the first
- * clusters of each grid are looked at: the others do the same. */
+/* Bank conflicts of checked kernels. Shared memory has 32 banks of 4 bytes; a warp's access takes
+ * as many passes as the bank with the most different words has of them. Accesses of 8 and 16 bytes
+ * are made half a warp and a quarter of a warp at a time. A thread's n-th access since the last
+ * barrier at an instruction goes with those of its warp there. Only the first clusters of each grid
+ * are looked at: the others do the same. */
 #include <unordered_map>
 
 #include "grid.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled where there is a toolkit: the emulated GPU's stand-ins for its headers (cuda/) say what those say. A constant of another value,
- * or a function of another type, does not compile. */
+/* Compiled where there is a toolkit: the emulated GPU's stand-ins for its headers (cuda/) say what
+ * those say. A constant of another value, or a function of another type, does not compile. */
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>

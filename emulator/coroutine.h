@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* coroutine.h -- from one stack to another, without the C library: sanitizers intercept its ways (setjmp, swapcontext), and it
- * asks the kernel for the signal mask each time. Floating-point modes are one thread's, and no kernel changes them.
- * The lines for aarch64 have not run yet. */
+/* coroutine.h -- from one stack to another, without the C library: sanitizers intercept its ways
+ * (setjmp, swapcontext), and it asks the kernel for the signal mask each time. Floating-point modes
+ * are one thread's, and no kernel changes them. The lines for aarch64 have not run yet. */
 #ifndef BALLAST_TESTS_EMULATE_COROUTINE_H
 #define BALLAST_TESTS_EMULATE_COROUTINE_H
 

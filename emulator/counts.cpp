@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How often a program has the GPU do what: kernels by name, products, copies with their bytes. Written at the program's end, a line each in
- * order, to the file that BALLAST_EMULATED_COUNTS names, %p in it being the process's number; nothing is counted without it. */
+/* How often a program has the GPU do what: kernels by name, products, copies with their bytes.
+ * Written at the program's end, a line each in order, to the file that BALLAST_EMULATED_COUNTS
+ * names, %p in it being the process's number; nothing is counted without it. */
 #include "counts.h"
 
 #include <cxxabi.h>
@@ -18,7 +19,8 @@ struct count {
 };
 
 static std::mutex lock;
-static std::map<std::string, count> &counts = *new std::map<std::string, count>; /* until the very end */
+/* until the very end */
+static std::map<std::string, count> &counts = *new std::map<std::string, count>;
 static const char *path;
 
 static void write_counts()
@@ -26,7 +28,8 @@ static void write_counts()
     std::lock_guard<std::mutex> hold(lock);
     FILE *file = fopen(path, "w");
     if (!file) return perror(path);
-    for (auto &c : counts) fprintf(file, "%s %llu %llu\n", c.first.c_str(), c.second.n, c.second.bytes);
+    for (auto &c : counts)
+        fprintf(file, "%s %llu %llu\n", c.first.c_str(), c.second.n, c.second.bytes);
     fclose(file);
 }
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuBLASLt on the CPU: what its manual says that a product computes, so that everything around products (offsets, strides, scales, order,
- * fallbacks) runs without a GPU. Operands become fp32, FP8 codes with their scales; the CPU's BLAS multiplies on one thread, and the sum is
- * rounded once. Nothing here says that the real one computes the same: the tests labeled gpu do, on a GPU.
+/* cuBLASLt on the CPU: what its manual says that a product computes, so that everything around
+ * products (offsets, strides, scales, order, fallbacks) runs without a GPU. Operands become fp32,
+ * FP8 codes with their scales; the CPU's BLAS multiplies on one thread, and the sum is rounded
+ * once. Nothing here says that the real one computes the same: the tests labeled gpu do, on a GPU.
  *
- * Descriptors, layouts and preferences need no GPU: where the toolkit's cuBLASLt is installed a test may have it make them too, and see
- * every attribute. */
+ * Descriptors, layouts and preferences need no GPU: where the toolkit's cuBLASLt is installed a
+ * test may have it make them too, and see every attribute. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -201,7 +202,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
         return o->real ? REAL(cublasLtMatmulDescSetAttribute, o->real, attribute, value, bytes)
                        : CUBLAS_STATUS_SUCCESS;
     }
-    return CUBLAS_STATUS_INVALID_VALUE; /* it would change the product, and nothing here would know */
+    /* it would change the product, and nothing here would know */
+    return CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type,
@@ -258,8 +260,9 @@ static bool is_fp8(const lt_matrix *m)
     return m->type == CUDA_R_8F_E4M3;
 }
 
-/* What the manual demands and the heuristic need not look at: cuBLAS 13, "Narrow Precision Data Types Usage" and the requirements of FP8
- * kernels under cublasLtMatmul. An FP8 product that does not meet it must not even be asked for. */
+/* What the manual demands and the heuristic need not look at: cuBLAS 13, "Narrow Precision Data
+ * Types Usage" and the requirements of FP8 kernels under cublasLtMatmul. An FP8 product that does
+ * not meet it must not even be asked for. */
 static void demand(bool is_met, const char *what)
 {
     if (is_met) return;
@@ -332,7 +335,8 @@ typedef struct lt_product {
     bool is_slow;
 } lt_product;
 
-/* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the sum. */
+/* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the
+ * sum. */
 static float scale_of(int32_t mode, const float *scales, int64_t outer, int64_t n_outer,
                       int64_t inner, int64_t n_inner)
 {
@@ -361,7 +365,8 @@ static void *take(int64_t n, size_t each)
     return memory;
 }
 
-/* FP8 operands have the sum's direction along their columns (demand_what_the_manual_says): a column is one outer index. */
+/* FP8 operands have the sum's direction along their columns (demand_what_the_manual_says): a column
+ * is one outer index. */
 static void widen_codes(const lt_matrix *m, const uint8_t *codes, int32_t mode, const float *scales,
                         float *out)
 {
@@ -410,7 +415,8 @@ static void write_result(const lt_product *p, const float *sums)
         }
 }
 
-/* A column-major product is a row-major one of the same memory with the operands' places changed: D^T (n,m) = op(B)^T op(A)^T. */
+/* A column-major product is a row-major one of the same memory with the operands' places changed:
+ * D^T (n,m) = op(B)^T op(A)^T. */
 static void multiply(void *argument)
 {
     lt_product *p = argument;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A grid, block by block: its threads are coroutines, resumed in a random order until each waits or has ended.
- * Who comes last to a barrier, or to what a warp does together, releases the others. */
+/* A grid, block by block: its threads are coroutines, resumed in a random order until each waits or
+ * has ended. Who comes last to a barrier, or to what a warp does together, releases the others. */
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <stdarg.h>

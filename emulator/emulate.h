@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* emulate.h -- enough of CUDA C++ to compile the .cu files with a C++ compiler and run their kernels on the
- * CPU. Included before everything else (-include).
+/* emulate.h -- enough of CUDA C++ to compile the .cu files with a C++ compiler and run their
+ * kernels on the CPU. Included before everything else (-include).
  *
- * A thread of a kernel is a coroutine. The blocks of a grid run one after the other, those of a cluster side by
- * side, in an order that depends on BALLAST_EMULATED_SEED; so does the order of a block's threads between two
- * barriers. A barrier and what a warp does together let the others come as far; one that some threads never
- * reach ends the program with a line. Shared memory is filled with 0xff when a block begins, no numbers. README.md says
- * what this shows and what it cannot. */
+ * A thread of a kernel is a coroutine. The blocks of a grid run one after the other, those of a
+ * cluster side by side, in an order that depends on BALLAST_EMULATED_SEED; so does the order of a
+ * block's threads between two barriers. A barrier and what a warp does together let the others come
+ * as far; one that some threads never reach ends the program with a line. Shared memory is filled
+ * with 0xff when a block begins, no numbers. README.md says what this shows and what it cannot. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATE_H
 #define BALLAST_TESTS_EMULATE_EMULATE_H
 
@@ -56,17 +56,18 @@ struct dim3 {
 
 enum { EMULATED_WARP = 32 };
 
-/* All lanes of the warp call this with the same `together`, which runs once, with every lane's `mine`; it may
- * read and write them. lanes[i] is NULL where the block has no such thread. Like a shuffle this orders no
- * accesses to memory. */
+/* All lanes of the warp call this with the same `together`, which runs once, with every lane's
+ * `mine`; it may read and write them. lanes[i] is NULL where the block has no such thread. Like a
+ * shuffle this orders no accesses to memory. */
 typedef void emulated_together(void *const lanes[EMULATED_WARP]);
 void emulated_warp_together(emulated_together *together, void *mine);
 
 /* What every lane of the warp has at `mine`, lane by lane at `all` (EMULATED_WARP * bytes). */
 void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
 
-/* An asynchronous copy from global to shared memory of 4, 8 or 16 bytes, both sides aligned to as many; bytes
- * from `n_valid` on become 0. dst holds 0xff until the thread has waited for the copy's group. */
+/* An asynchronous copy from global to shared memory of 4, 8 or 16 bytes, both sides aligned to as
+ * many; bytes from `n_valid` on become 0. dst holds 0xff until the thread has waited for the copy's
+ * group. */
 void emulated_copy_async(void *dst_shared, const void *src_global, size_t bytes, size_t n_valid);
 void emulated_copy_async_commit();
 void emulated_copy_async_wait(
@@ -257,8 +258,8 @@ static inline float rsqrtf(float x)
     return 1.0f / sqrtf(x);
 }
 
-/* ---- loads and stores: those of a warp should cover whole sectors of 32 bytes. Of those that go through
- * these, the tests ask which share does. ---- */
+/* ---- loads and stores: those of a warp should cover whole sectors of 32 bytes. Of those that go
+ * through these, the tests ask which share does. ---- */
 
 void emulated_note_access(const void *p, unsigned bytes, bool is_store);
 
@@ -323,8 +324,8 @@ struct emulated_grid {
     const void *kernel;
 };
 
-/* Queues the grid on a stream; one grid runs at a time. Returns what CUDA returns for one that the device cannot
- * have. */
+/* Queues the grid on a stream; one grid runs at a time. Returns what CUDA returns for one that the
+ * device cannot have. */
 cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &grid,
                             std::function<void()> thread);
 cudaError_t emulated_set_most_shared(const void *kernel, int bytes);
@@ -339,7 +340,8 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
     return emulated_launch(config->stream, grid, [=] { kernel(arguments...); });
 }
 
-/* Only cudaFuncAttributeMaxDynamicSharedMemorySize: what a kernel must have for more than 48 KiB of it. */
+/* Only cudaFuncAttributeMaxDynamicSharedMemorySize: what a kernel must have for more than 48 KiB of
+ * it. */
 template <typename... Parameters>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), int, int bytes)
 {

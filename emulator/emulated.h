@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* emulated.h -- what a test can do to the emulated GPU, and ask of it: builds with BALLAST_CUDA_EMULATED only. */
+/* emulated.h -- what a test can do to the emulated GPU, and ask of it: builds with
+ * BALLAST_CUDA_EMULATED only. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATED_H
 #define BALLAST_TESTS_EMULATE_EMULATED_H
 
@@ -29,25 +30,27 @@ int emulated_cublaslt_fp8_products(void);      /* of those, in FP8 */
 int emulated_cublaslt_fast_sums(void);         /* of those, with fast sums */
 void emulated_cublaslt_slow_first(bool slow);  /* the first of three candidates pretends to be */
 int emulated_cublaslt_last_candidate(void);
-/* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends the test when it refuses one; no GPU is
- * needed for that. False where there is no such library. */
+/* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends
+ * the test when it refuses one; no GPU is needed for that. False where there is no such library. */
 bool emulated_cublaslt_ask_real(void);
 
 /* ---- NCCL ---- */
 
-/* A communicator that lives: whether a thread is in a call on it, and whether a launch has not ended. A launch is several short calls. */
+/* A communicator that lives: whether a thread is in a call on it, and whether a launch has not
+ * ended. A launch is several short calls. */
 struct ncclComm;
 bool emulated_nccl_is_in_call(struct ncclComm *comm);
 bool emulated_nccl_has_work(struct ncclComm *comm);
 
 /* ---- kernels ---- */
 
-/* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share that they asked for. No kernel may be
- * running. */
+/* Of the bytes in the sectors that warps loaded and stored since they were forgotten, the share
+ * that they asked for. No kernel may be running. */
 void emulated_forget_accesses(void);
 double emulated_share_of_sectors(void);
-/* Of checked kernels (CMake's ballast_checked_kernels), since then: how often warps went to shared memory's banks, over the fewest times
- * that accesses of their sizes take; and that of the worst access. 1: no conflicts. */
+/* Of checked kernels (CMake's ballast_checked_kernels), since then: how often warps went to shared
+ * memory's banks, over the fewest times that accesses of their sizes take; and that of the worst
+ * access. 1: no conflicts. */
 double emulated_bank_passes(void);
 double emulated_worst_bank_passes(void);
 

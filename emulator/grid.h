@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grid.h -- the grid that runs, as the parts of the kernel emulator see it: emulate.cpp resumes threads and queues grids,
- * shared.cpp has shared memory and asynchronous copies, races.cpp and sectors.cpp look at accesses. */
+/* grid.h -- the grid that runs, as the parts of the kernel emulator see it: emulate.cpp resumes
+ * threads and queues grids, shared.cpp has shared memory and asynchronous copies, races.cpp and
+ * sectors.cpp look at accesses. */
 #ifndef BALLAST_TESTS_EMULATE_GRID_H
 #define BALLAST_TESTS_EMULATE_GRID_H
 
@@ -35,8 +36,8 @@ void emulated_shared_check_copies_end(); /* of a thread that ends */
 struct emulated_place {
     bool is_shared, is_dynamic;
     unsigned rank;
-    size_t
-        offset; /* in the rank's static or dynamic shared memory; past the end of it: in its guards */
+    /* in the rank's static or dynamic shared memory; past the end of it: in its guards */
+    size_t offset;
 };
 emulated_place emulated_find_place(const char *p);
 size_t emulated_section_bytes();
@@ -56,7 +57,8 @@ void emulated_accessed(const void *p, size_t bytes, bool is_store, const void *p
 
 /* ---- hooks.cpp ---- */
 
-/* An access that the emulator makes for the thread that runs; nothing where kernels do not tell of theirs. */
+/* An access that the emulator makes for the thread that runs; nothing where kernels do not tell of
+ * theirs. */
 void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc);
 
 /* ---- sectors.cpp ---- */

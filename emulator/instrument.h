@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* instrument.h -- kernels that are compiled with -fsanitize=thread call the emulator's hooks (hooks.cpp) by these names in the
- * assembler, whether or not the program is linked with ThreadSanitizer. */
+/* instrument.h -- kernels that are compiled with -fsanitize=thread call the emulator's hooks
+ * (hooks.cpp) by these names in the assembler, whether or not the program is linked with
+ * ThreadSanitizer. */
 #ifndef BALLAST_TESTS_EMULATE_INSTRUMENT_H
 #define BALLAST_TESTS_EMULATE_INSTRUMENT_H
 

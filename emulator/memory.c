@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The emulated GPU's memory: what is allocated, what of the host's is registered, copies.
  *
- * An allocation begins at a multiple of 256, as CUDA promises, and never of 512. The 256 bytes before it and behind it are looked at when it
- * is freed: a kernel that wrote there ends the program with a line. What was not written is 0xA5. */
+ * An allocation begins at a multiple of 256, as CUDA promises, and never of 512. The 256 bytes
+ * before it and behind it are looked at when it is freed: a kernel that wrote there ends the
+ * program with a line. What was not written is 0xA5. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
@@ -48,7 +49,8 @@ static bool add_range(ranges *set, range r)
     return done;
 }
 
-/* The range that holds `at`, {0, 0} for none; takes it away when it begins there and `take` says so. */
+/* The range that holds `at`, {0, 0} for none; takes it away when it begins there and `take` says
+ * so. */
 static range find_range(ranges *set, const void *at, bool take)
 {
     range found = {0, 0, 0};
@@ -95,7 +97,8 @@ uintptr_t emulated_memory_end(const void *at)
 
 /* ---- device memory ---- */
 
-/* STRICT: says what the host touched, then lets the signal end the program. Reads without the lock, which the thread may hold. */
+/* STRICT: says what the host touched, then lets the signal end the program. Reads without the lock,
+ * which the thread may hold. */
 static void tell_touch(int signal_number, siginfo_t *info, void *context)
 {
     static const char text[] = "emulated GPU: the host touched device memory\n";
@@ -259,7 +262,8 @@ static bl_status move_rows(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-/* Whether one range has all of it: a registration's, device memory's, or, but not in the strict mode, memory that CUDA does not know. */
+/* Whether one range has all of it: a registration's, device memory's, or, but not in the strict
+ * mode, memory that CUDA does not know. */
 static bool is_in_one_place(const void *begin, size_t pitch, size_t width, size_t height)
 {
     size_t bytes = height ? (height - 1) * pitch + width : 0;

@@ -113,7 +113,8 @@ void emulated_nccl_drain(ncclComm_t comm)
 
 /* ---- init ---- */
 
-/* 2.27 has the field without NCCL_CTA_POLICY_ZERO and refuses that; older ones know no such field and look at none. */
+/* 2.27 has the field without NCCL_CTA_POLICY_ZERO and refuses that; older ones know no such field
+ * and look at none. */
 static int known_policies(void)
 {
     int version = emulated_settings_get()->nccl_version;
@@ -251,7 +252,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId 
     result = emulated_nccl_suffer(NCCL_AT_INIT);
     if (result != ncclSuccess) return result;
     result = open_comm(&own, emulated_current_device(), &id, rank, n_ranks, comm);
-    /* As in the real one, the environment is stronger than config.blocking. Nothing else does not block here. */
+    /* As in the real one, the environment is stronger than config.blocking. Nothing else does not
+     * block here. */
     const char *blocking = getenv("NCCL_COMM_BLOCKING");
     return result == ncclSuccess && blocking && strcmp(blocking, "0") == 0 ? ncclInProgress
                                                                            : result;
@@ -380,8 +382,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return ncclSuccess;
 }
 
-/* Releases what waits, on streams and in calls of other threads, and then waits, like the real one, until all its work is over: work that is
- * behind another communicator's on some stream is not, as long as that one waits. */
+/* Releases what waits, on streams and in calls of other threads, and then waits, like the real one,
+ * until all its work is over: work that is behind another communicator's on some stream is not, as
+ * long as that one waits. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!comm) return ncclSuccess;

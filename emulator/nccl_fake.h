@@ -80,8 +80,9 @@ typedef struct nccl_work {
     cudaStream_t stream;
     nccl_kind kind;
     uint64_t ticket, number; /* its launch; which of the collectives it is */
-    /* Of a collective, what all ranks have to agree on: kind, bytes, type, root; then windows and places in them (-1, 0: none) of what it
-     * writes and reads, the parts of other ranks left out. */
+    /* Of a collective, what all ranks have to agree on: kind, bytes, type, root; then windows and
+     * places in them (-1, 0: none) of what it writes and reads, the parts of other ranks left
+     * out. */
     int64_t words[NCCL_WORDS];
     const char *copy_from; /* a part that stays on this rank; NULL: none */
     char *copy_to;
@@ -110,7 +111,8 @@ typedef enum nccl_moment {
     NCCL_AT_ASK /* for the asynchronous error */
 } nccl_moment;
 
-/* The process's rank is that in its first communicator. ncclSystemError when this call is to fail. */
+/* The process's rank is that in its first communicator. ncclSystemError when this call is to
+ * fail. */
 ncclResult_t emulated_nccl_suffer(nccl_moment moment);
 void emulated_nccl_set_rank(int rank);
 

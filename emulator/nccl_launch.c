@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Collectives, sends and receives, groups of them. What a group holds is launched when the outermost ends: for each communicator, in the
- * order of their first use, the collectives one by one, then all sends and receives as one piece of work. */
+/* Collectives, sends and receives, groups of them. What a group holds is launched when the
+ * outermost ends: for each communicator, in the order of their first use, the collectives one by
+ * one, then all sends and receives as one piece of work. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,7 +109,8 @@ static void add_to_group(nccl_work *work)
 
 /* ---- the group's end ---- */
 
-/* Sends to oneself and receives from oneself meet at once. One copy a launch is enough for what there is. */
+/* Sends to oneself and receives from oneself meet at once. One copy a launch is enough for what
+ * there is. */
 static ncclResult_t join_own_parts(nccl_work *work)
 {
     nccl_transfer *own[2] = {NULL, NULL};

@@ -5,7 +5,8 @@
 #include "nccl_fake.h"
 #include "runtime.h"
 
-/* cudaMalloc gives multiples of 256 that are none of 512 (memory.c); the bytes behind stay watched. */
+/* cudaMalloc gives multiples of 256 that are none of 512 (memory.c); the bytes behind stay
+ * watched. */
 enum {
     PAD_BYTES = NCCL_WIN_REQUIRED_ALIGNMENT - 256,
     MEET_WINDOW = 100,
@@ -149,7 +150,8 @@ static ncclResult_t register_here(ncclComm_t comm, void *at, size_t bytes, ncclW
     return ncclSuccess;
 }
 
-/* Where symmetric memory is not served, the real one gives no window and no error from 2.29 on; before, a handle that looks like one. */
+/* Where symmetric memory is not served, the real one gives no window and no error from 2.29 on;
+ * before, a handle that looks like one. */
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *at, size_t bytes, ncclWindow_t *window,
                                     int flags)
 {

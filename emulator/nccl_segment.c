@@ -69,8 +69,8 @@ ncclResult_t emulated_nccl_make_id(ncclUniqueId *out)
     return ncclSuccess;
 }
 
-/* Several ranks may be of the process that made the id: the first who is done closes the descriptor, whose number may be another file's by
- * the time that the second is. */
+/* Several ranks may be of the process that made the id: the first who is done closes the
+ * descriptor, whose number may be another file's by the time that the second is. */
 void emulated_nccl_forget_id(const ncclUniqueId *id)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_segment.h -- the shared memory of a communicator's ranks; for the fake NCCL only.
  *
- * A memory file without a name. The process that made the unique id has it open, the id says which process and descriptor that is, and the
- * others open it through /proc: nothing can be left behind, whoever is killed when. (Processes of other network namespaces find it too, those
- * of other process namespaces do not.) Each rank opens a file description of its own and locks the byte of its number: the system gives the
- * lock back when the process is gone, and not before.
+ * A memory file without a name. The process that made the unique id has it open, the id says which
+ * process and descriptor that is, and the others open it through /proc: nothing can be left behind,
+ * whoever is killed when. (Processes of other network namespaces find it too, those of other
+ * process namespaces do not.) Each rank opens a file description of its own and locks the byte of
+ * its number: the system gives the lock back when the process is gone, and not before.
  *
- * Who waits sleeps on the bell of its place, a futex; who changes something that a rank may wait for rings that rank's bell. Nothing is
- * locked in shared memory: a rank may die anywhere. */
+ * Who waits sleeps on the bell of its place, a futex; who changes something that a rank may wait
+ * for rings that rank's bell. Nothing is locked in shared memory: a rank may die anywhere. */
 #ifndef BALLAST_TESTS_EMULATE_NCCL_SEGMENT_H
 #define BALLAST_TESTS_EMULATE_NCCL_SEGMENT_H
 
@@ -65,11 +66,13 @@ typedef struct nccl_membership {
 ncclResult_t emulated_nccl_make_id(ncclUniqueId *out);
 uint64_t emulated_nccl_id_token(const ncclUniqueId *id);
 
-/* Takes the place of `rank`. Errors as NCCL's, with a text (emulated_nccl_fail). `forget_id` once all have joined. */
+/* Takes the place of `rank`. Errors as NCCL's, with a text (emulated_nccl_fail). `forget_id` once
+ * all have joined. */
 ncclResult_t emulated_nccl_join(nccl_membership *m, const ncclUniqueId *id, int rank, int n_ranks);
 void emulated_nccl_forget_id(const ncclUniqueId *id);
 
-/* With or without telling the others that it has left in good order; its memory stays mapped where `keeps` says so. */
+/* With or without telling the others that it has left in good order; its memory stays mapped where
+ * `keeps` says so. */
 void emulated_nccl_leave(nccl_membership *m, bool in_order, bool keeps);
 
 nccl_ring *emulated_nccl_pair(const nccl_membership *m, int from, int to);
@@ -89,8 +92,9 @@ void emulated_nccl_wait_bell(const nccl_membership *m, uint32_t seen);
 bool emulated_nccl_is_dead(const nccl_membership *m, int rank);
 bool emulated_nccl_has_dead(const nccl_membership *m);
 
-/* All ranks of `mask` call this in the same order with the same words[0]; what each said, by rank. Waits for ever for one that does not
- * come; ncclInternalError when canceled, ncclRemoteError when one is dead and the settings say that this is reported. */
+/* All ranks of `mask` call this in the same order with the same words[0]; what each said, by rank.
+ * Waits for ever for one that does not come; ncclInternalError when canceled, ncclRemoteError when
+ * one is dead and the settings say that this is reported. */
 ncclResult_t emulated_nccl_meet(nccl_membership *m, const int64_t words[NCCL_WORDS], uint64_t mask,
                                 int64_t said[][NCCL_WORDS]);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* libnccl.so.2 as the program's loader sees it: programs of the emulated build are linked with --wrap=dlopen, --wrap=dlsym and
- * --wrap=dlclose (the CMake target ballast_nccl), so that no other NCCL can get in, and one may be missing, old or without some function. */
+/* libnccl.so.2 as the program's loader sees it: programs of the emulated build are linked with
+ * --wrap=dlopen, --wrap=dlsym and --wrap=dlclose (the CMake target ballast_nccl), so that no other
+ * NCCL can get in, and one may be missing, old or without some function. */
 #include <dlfcn.h>
 #include <nccl.h>
 #include <stdbool.h>
@@ -88,7 +89,8 @@ static void *find(const char *name)
     return NULL;
 }
 
-/* What the system is asked for in the place of what the fake does not have, so that dlerror has a text. */
+/* What the system is asked for in the place of what the fake does not have, so that dlerror has a
+ * text. */
 static const char MISSING_LIBRARY[] = "libnccl.so.2 (emulated: none)";
 static const char MISSING_SYMBOL[] = "emulated_nccl_has_no_such_function";
 

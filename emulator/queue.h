@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue.h -- how kernels and products get onto the emulated runtime's streams, and its settings for those who do not have CUDA's
- * headers. For the files of this folder. */
+/* queue.h -- how kernels and products get onto the emulated runtime's streams, and its settings for
+ * those who do not have CUDA's headers. For the files of this folder. */
 #ifndef BALLAST_TESTS_EMULATE_QUEUE_H
 #define BALLAST_TESTS_EMULATE_QUEUE_H
 
@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* work(argument) as device work of a cudaStream_t, in its order, on its thread; the stream's device must be current. Returns a
- * cudaError_t: on an error, work is never called. */
+/* work(argument) as device work of a cudaStream_t, in its order, on its thread; the stream's device
+ * must be current. Returns a cudaError_t: on an error, work is never called. */
 int emulated_queue(void *stream, void (*work)(void *), void *argument);
 
 int emulated_capability(void); /* BALLAST_EMULATED_ARCH */

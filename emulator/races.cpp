@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Races of a grid's threads. Kernels that were compiled with -fsanitize=thread call a hook before each access
- * (instrument.h); the hooks are here.
+/* Races of a grid's threads. Kernels that were compiled with -fsanitize=thread call a hook before
+ * each access (instrument.h); the hooks are here.
  *
- * Two accesses to a byte, one of them a store, by two threads, race unless a synchronization of both lies
- * between them: __syncwarp of their warp (shuffles and votes order no memory), __syncthreads of their block, a
- * barrier of their cluster. Blocks of a grid have none. As each synchronization is of all threads of a warp,
- * block or cluster, one clock is enough: it advances at each, an access is stamped with it, and is ordered before
- * now if its stamp is below the last synchronization that both threads took part in. A byte keeps its last store
- * and two of its loads since, the latest and, of the others, the one whose thread is farthest from that one's;
- * what races with any of its loads races with one of these.
+ * Two accesses to a byte, one of them a store, by two threads, race unless a synchronization of
+ * both lies between them: __syncwarp of their warp (shuffles and votes order no memory),
+ * __syncthreads of their block, a barrier of their cluster. Blocks of a grid have none. As each
+ * synchronization is of all threads of a warp, block or cluster, one clock is enough: it advances
+ * at each, an access is stamped with it, and is ordered before now if its stamp is below the last
+ * synchronization that both threads took part in. A byte keeps its last store and two of its loads
+ * since, the latest and, of the others, the one whose thread is farthest from that one's; what
+ * races with any of its loads races with one of these.
  *
  * Under ThreadSanitizer accesses to global memory are also told to it, as the stream's. */
 #include <dlfcn.h>
@@ -62,7 +63,8 @@ static uint32_t whoami()
     return ((now.cluster << rank_bits | now.rank) << 10) | now.thread;
 }
 
-/* Not before the thread that runs, by any synchronization. `begin`: older stamps are of memory that was another's. */
+/* Not before the thread that runs, by any synchronization. `begin`: older stamps are of memory that
+ * was another's. */
 static bool is_concurrent(const access &a, uint32_t me, uint32_t begin)
 {
     uint32_t apart = a.who ^ me;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU stream, its thread the GPU. What it checks
- * itself: nothing of CUDA is called by a host function, a stream is used with its device current, times are asked of events that have
- * them, and no stream waits for the legacy one.
+/* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU
+ * stream, its thread the GPU. What it checks itself: nothing of CUDA is called by a host function,
+ * a stream is used with its device current, times are asked of events that have them, and no stream
+ * waits for the legacy one.
  *
- * In the strict mode whoever queues something waits until it has run, and device memory is open meanwhile only, and never for a host
- * function (device/guard.h). */
+ * In the strict mode whoever queues something waits until it has run, and device memory is open
+ * meanwhile only, and never for a host function (device/guard.h). */
 #include "counts.h"
 #include "emulated.h"
 #include "queue.h"
@@ -212,7 +213,8 @@ static void *run_driver(void *unused)
     return unused;
 }
 
-/* With a context the driver has threads of its own in the process, which take the signals that their maker does. */
+/* With a context the driver has threads of its own in the process, which take the signals that
+ * their maker does. */
 static void make_driver_thread(void)
 {
     pthread_t thread;
@@ -231,7 +233,8 @@ cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-/* No device of the machine that this runs on is there. Hosts that a test names have GPUs of their own. */
+/* No device of the machine that this runs on is there. Hosts that a test names have GPUs of their
+ * own. */
 cudaError_t cudaDeviceGetPCIBusId(char *bus_id, int length, int device)
 {
     if (!bus_id || length < 13) return cudaErrorInvalidValue;

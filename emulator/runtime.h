@@ -12,10 +12,12 @@
 
 /* ---- settings.c ---- */
 
-/* What the environment asks for (README.md); a value that makes no sense ends the program with a line. */
+/* What the environment asks for (README.md); a value that makes no sense ends the program with a
+ * line. */
 typedef enum emulated_windows {
     EMULATED_WINDOWS_YES,
-    EMULATED_WINDOWS_NO, /* symmetric memory is not served: no error, and by version a window or none */
+    /* symmetric memory is not served: no error, and by version a window or none */
+    EMULATED_WINDOWS_NO,
     EMULATED_WINDOWS_FAIL
 } emulated_windows;
 enum { EMULATED_MAX_DEVICES = 64 };
@@ -51,7 +53,8 @@ struct CUstream_st {
     int device;
 };
 
-/* Whether a call may go on: cudaSuccess, or what a broken GPU returns. Ends the program when a host function calls CUDA. */
+/* Whether a call may go on: cudaSuccess, or what a broken GPU returns. Ends the program when a host
+ * function calls CUDA. */
 cudaError_t emulated_enter(void);
 /* The same; a stream is used with its device current. */
 cudaError_t emulated_enter_stream(cudaStream_t stream);
@@ -59,10 +62,12 @@ int emulated_current_device(void);
 /* Which of the host's GPUs the process's `device` is. */
 int emulated_physical_device(int device);
 
-/* The CPU device that is all GPUs, made by the first who asks; guarded in the strict mode. NULL: no memory. */
+/* The CPU device that is all GPUs, made by the first who asks; guarded in the strict mode. NULL: no
+ * memory. */
 bl_device *emulated_cpu_device(void);
 
-/* Around device work, on the stream's thread: STRICT: one at a time; a delay where a seed asks for some. */
+/* Around device work, on the stream's thread: STRICT: one at a time; a delay where a seed asks for
+ * some. */
 void emulated_begin_work(void);
 void emulated_end_work(void);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How accesses fill sectors of memory: a thread's n-th load or store goes with those of its warp. */
+/* How accesses fill sectors of memory: a thread's n-th load or store goes with those of its
+ * warp. */
 #include <set>
 #include <vector>
 

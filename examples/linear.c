@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear.c -- LoRA linear layers whose frozen weights are quantized, sharded over ranks and stored out
- * of device memory, forward and backward, with libballast alone.
+/* linear.c -- LoRA linear layers whose frozen weights are quantized, sharded over ranks and stored
+ * out of device memory, forward and backward, with libballast alone.
  *
  *   cc -std=c17 linear.c $(pkg-config --cflags --libs ballast) -o linear && ./linear [DIR]
  *
- * Four layers run on two ranks, threads of this process. Each stores half of every FP8 weight, in host
- * memory or, with DIR (which must exist), in page files there; calls gather a layer's weight just in
- * time. One rank with all weights in device memory gives the same bits. A CPU computes, whose device
- * memory is any memory; for a GPU x, y and their gradients would be of bl_device_alloc. */
+ * Four layers run on two ranks, threads of this process. Each stores half of every FP8 weight, in
+ * host memory or, with DIR (which must exist), in page files there; calls gather a layer's weight
+ * just in time. One rank with all weights in device memory gives the same bits. A CPU computes,
+ * whose device memory is any memory; for a GPU x, y and their gradients would be of
+ * bl_device_alloc. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pager.c -- matrices on disk, streamed through a small ring of memory while a stream multiplies them, with
- * libballast alone.
+/* pager.c -- matrices on disk, streamed through a small ring of memory while a stream multiplies
+ * them, with libballast alone.
  *
  *   cc -std=c17 pager.c $(pkg-config --cflags --libs ballast) -o pager && ./pager [DIR]
  *
- * The page file lies in DIR (which must exist) and is used again by the next run; without DIR it is made in
- * /tmp and removed. Each matrix is a page on disk and a unit of the pager; the products, which are exact in
- * fp32, are compared with integers. */
+ * The page file lies in DIR (which must exist) and is used again by the next run; without DIR it is
+ * made in /tmp and removed. Each matrix is a page on disk and a unit of the pager; the products,
+ * which are exact in fp32, are compared with integers. */
 #define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +71,8 @@ done:
     return st;
 }
 
-/* Hints run ahead of use by the depth of the ring; nothing here waits for anything but a free slot. */
+/* Hints run ahead of use by the depth of the ring; nothing here waits for anything but a free
+ * slot. */
 static bl_status stream_matrices(bl_gather_ring *ring, bl_stream *compute, float *y)
 {
     for (int i = 0; i < N_PASSES * N_MATRICES; i++) {

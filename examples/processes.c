@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processes.c -- a LoRA linear layer whose frozen FP8 weight is sharded over processes, with libballast alone.
+/* processes.c -- a LoRA linear layer whose frozen FP8 weight is sharded over processes, with
+ * libballast alone.
  *
  *   cc -std=c17 processes.c $(pkg-config --cflags --libs ballast) -o processes
  *   ./processes 0 2 127.0.0.1 29600 & ./processes 1 2 127.0.0.1 29600
  *
- * Arguments: rank, ranks, address and port of rank 0. Ranks of one host, at 127.0.0.1, need no secret; those of several hosts have one in the environment
- * variable SECRET. Each stores its share of the rows in host memory, and gathers the weight for each call. The outputs have the bits of one process that
- * has the whole weight. Under torchrun, RANK, WORLD_SIZE and MASTER_ADDR are the first three. */
+ * Arguments: rank, ranks, address and port of rank 0. Ranks of one host, at 127.0.0.1, need no
+ * secret; those of several hosts have one in the environment variable SECRET. Each stores its share
+ * of the rows in host memory, and gathers the weight for each call. The outputs have the bits of
+ * one process that has the whole weight. Under torchrun, RANK, WORLD_SIZE and MASTER_ADDR are the
+ * first three. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

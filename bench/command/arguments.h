@@ -18,7 +18,8 @@ void bl_bench_add(bl_bench_arguments *arguments, const char *key, const char *fo
     BL_PRINTF(3, 4);
 /* The words, up to 2 * BL_BENCH_MAX_KEYS of them, borrowed from `arguments`: their number. */
 int bl_bench_words(bl_bench_arguments *arguments, char **out);
-/* As `ballast train` reads them; the errors of bl_train_config_load. The caller's to bl_train_config_free. */
+/* As `ballast train` reads them; the errors of bl_train_config_load. The caller's to
+ * bl_train_config_free. */
 bl_status bl_bench_load(bl_bench_arguments *arguments, bl_train_config **out);
 
 #endif

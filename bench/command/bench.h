@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench.h -- what `ballast bench NAME` measures, one file a measurement, listed in bench.c; and what several
- * of them need. */
+/* bench.h -- what `ballast bench NAME` measures, one file a measurement, listed in bench.c; and
+ * what several of them need. */
 #ifndef BALLAST_BENCH_COMMAND_BENCH_H
 #define BALLAST_BENCH_COMMAND_BENCH_H
 
@@ -32,7 +32,8 @@ typedef struct bl_bench_times {
 } bl_bench_times;
 bl_bench_times bl_bench_summarise(double *seconds, int64_t n); /* n >= 1; sorts */
 
-/* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names the key. */
+/* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names
+ * the key. */
 bl_status bl_bench_parse_bytes(const char *key, const char *text, int64_t multiple_bytes,
                                int64_t *n_bytes);
 

@@ -13,8 +13,8 @@
 #include "bench/command/file.h"
 #include "train/metrics.h"
 
-/* Depends on the order of the bytes and not on how they are cut, as long as every piece but the last is a
- * multiple of 8 bytes. */
+/* Depends on the order of the bytes and not on how they are cut, as long as every piece but the
+ * last is a multiple of 8 bytes. */
 static uint64_t digest_bytes(uint64_t digest, const void *bytes, size_t n_bytes)
 {
     const unsigned char *at = bytes;

@@ -16,17 +16,17 @@ typedef struct bl_bench_file {
     bool is_direct;  /* its file system has O_DIRECT */
 } bl_bench_file;
 
-/* Makes a file of random bytes in the folder, lest a file system or disk compresses it; it has no name there
- * and is gone when it is closed, or the process ends. n_bytes: a multiple of BL_IO_CHUNK_BYTES. BL_ELIMIT:
- * not enough room. */
+/* Makes a file of random bytes in the folder, lest a file system or disk compresses it; it has no
+ * name there and is gone when it is closed, or the process ends. n_bytes: a multiple of
+ * BL_IO_CHUNK_BYTES. BL_ELIMIT: not enough room. */
 bl_status bl_bench_file_make(const char *dir, int64_t n_bytes, bl_bench_file *out);
 /* Opens a file that is there. The caller closes `out`, also after a failure of either. */
 bl_status bl_bench_file_open(const char *path, bl_bench_file *out);
 void bl_bench_file_close(bl_bench_file *file);
 
-/* Reads all of it in order, past the page cache, through a new reader. *seconds: from before the reader is
- * made to the last chunk; *engine: the one in use, "uring" or "pread". With `verify`, the bytes are compared
- * with the digest (BL_EINTERNAL), and the time means nothing. */
+/* Reads all of it in order, past the page cache, through a new reader. *seconds: from before the
+ * reader is made to the last chunk; *engine: the one in use, "uring" or "pread". With `verify`, the
+ * bytes are compared with the digest (BL_EINTERNAL), and the time means nothing. */
 bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
                              bool verify, double *seconds, const char **engine);
 

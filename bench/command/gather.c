@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench gather: how fast ranks all-gather, as the base's layers are gathered: by threads of one
- * process, by processes of one host or several, between GPUs by NCCL. Beside it nccl-tests, where that is
- * installed. */
+/* ballast bench gather: how fast ranks all-gather, as the base's layers are gathered: by threads of
+ * one process, by processes of one host or several, between GPUs by NCCL. Beside it nccl-tests,
+ * where that is installed. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -165,7 +165,8 @@ done:
     return st;
 }
 
-/* n_ranks - 1 of n_ranks parts come to each rank over its links: what nccl-tests calls bus bandwidth. */
+/* n_ranks - 1 of n_ranks parts come to each rank over its links: what nccl-tests calls bus
+ * bandwidth. */
 static void print_size(const gather_bench *b, int64_t bytes, double *seconds)
 {
     static const char *const kinds[] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "cuda"};
@@ -263,7 +264,8 @@ static bl_status read_sizes(gather_bench *b)
     return BL_OK;
 }
 
-/* Whose memory, and how many ranks where nobody has started several. This process stays without CUDA. */
+/* Whose memory, and how many ranks where nobody has started several. This process stays without
+ * CUDA. */
 static bl_status choose(gather_bench *b)
 {
     const gather_options *o = b->options;

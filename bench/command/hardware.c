@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench hardware: what this host has and how fast it is, as a table and as hardware.json, whose keys
- * docs/benchmarks.md describes. */
+/* ballast bench hardware: what this host has and how fast it is, as a table and as hardware.json,
+ * whose keys docs/benchmarks.md describes. */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -61,8 +61,8 @@ static bl_status put(json_t *object, const char *key, json_t *value)
 
 /* ---- what there is ---- */
 
-/* The beginning of a file of the system's, whose size the system does not tell; empty when it is not there.
- */
+/* The beginning of a file of the system's, whose size the system does not tell; empty when it is
+ * not there. */
 static void read_system_text(const char *path, char text[static SYSTEM_TEXT_BYTES])
 {
     FILE *file = fopen(path, "re");
@@ -87,8 +87,8 @@ static json_t *locked_limit_bytes(void)
     return is_bounded ? json_integer((json_int_t)limit.rlim_cur) : json_null();
 }
 
-/* The cores of a NUMA node that this process may use: a list as in "0-3,8" of the system's, and the affinity.
- * False: none. */
+/* The cores of a NUMA node that this process may use: a list as in "0-3,8" of the system's, and the
+ * affinity. False: none. */
 static bool get_node_cores(int node, const cpu_set_t *allowed, cpu_set_t *out)
 {
     char path[64], text[SYSTEM_TEXT_BYTES];
@@ -111,7 +111,8 @@ static bl_status get_allowed_cores(cpu_set_t *out)
     return bl_fail_errno(BL_ELIMIT, "asking for the cores of this process");
 }
 
-/* The first GPU, and how many there are like it; null, or 0, where this build or machine has none. */
+/* The first GPU, and how many there are like it; null, or 0, where this build or machine has
+ * none. */
 static bl_status report_gpus(json_t *report)
 {
     bl_gpu_info gpu = {.n_gpus = 0};
@@ -230,8 +231,8 @@ static bl_status measure_memory(hardware *h)
     return BL_OK;
 }
 
-/* Each node's cores, with memory of its own. The threads of a pool may run where the one that makes it may.
- */
+/* Each node's cores, with memory of its own. The threads of a pool may run where the one that makes
+ * it may. */
 static bl_status measure_nodes(hardware *h)
 {
     cpu_set_t allowed, cores;

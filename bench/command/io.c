@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench io: how fast the reader's engines stream a file, beside fio with the same requests in the
- * same run. */
+/* ballast bench io: how fast the reader's engines stream a file, beside fio with the same requests
+ * in the same run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -71,7 +71,8 @@ static char *fio_file_argument(const char *path)
     return text;
 }
 
-/* The seconds by fio's own clock, which starts when its buffers are there; negative: no such reading here. */
+/* The seconds by fio's own clock, which starts when its buffers are there; negative: no such
+ * reading here. */
 static double run_fio(const io_bench *b)
 {
     char depth[32], bytes[48], direct[16];
@@ -104,8 +105,8 @@ static double run_fio(const io_bench *b)
     return io_bytes > 0.0 && bytes_per_s > 0.0 ? (double)b->file.n_bytes / bytes_per_s : -1.0;
 }
 
-/* The contender's turn. In the round before the first the bytes are verified, and who cannot take part says
- * so. */
+/* The contender's turn. In the round before the first the bytes are verified, and who cannot take
+ * part says so. */
 static bl_status take_turn(io_bench *b, contender who, bool is_warm_up, double *seconds)
 {
     if (who == FIO) {

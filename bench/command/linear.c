@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench linear: quantized LoRA linear layers against a plain GEMM of the same shape, in one run. Options
- * and shapes are here; linear_ranks.c measures on the CPU, linear_cuda.c on a GPU. */
+/* ballast bench linear: quantized LoRA linear layers against a plain GEMM of the same shape, in one
+ * run. Options and shapes are here; linear_ranks.c measures on the CPU, linear_cuda.c on a GPU. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The linear layer of one matrix on a GPU. In each run, one after the other and each between two stamps of
- * the stream: the plain GEMM of the same shape in bf16 and, beside an FP8 layer, in FP8; the layer, the
- * frozen product alone, and what that is made of besides its GEMM (decoding W, quantising the input, turning
- * W over). What the layer takes beyond the frozen product is the adapter's.
+/* The linear layer of one matrix on a GPU. In each run, one after the other and each between two
+ * stamps of the stream: the plain GEMM of the same shape in bf16 and, beside an FP8 layer, in FP8;
+ * the layer, the frozen product alone, and what that is made of besides its GEMM (decoding W,
+ * quantising the input, turning W over). What the layer takes beyond the frozen product is the
+ * adapter's.
  *
- * The plain GEMMs are the yardstick: each is the fastest of the algorithms that cuBLASLt offers, found in the
- * first run. The layer is measured as it is (the first algorithm offered), with the fastest, and as a visit
- * of several micro-batches that share what is made of the weight.
+ * The plain GEMMs are the yardstick: each is the fastest of the algorithms that cuBLASLt offers,
+ * found in the first run. The layer is measured as it is (the first algorithm offered), with the
+ * fastest, and as a visit of several micro-batches that share what is made of the weight.
  *
- * The frozen product in FP8 is compared with the one in bf16, at shapes that tests against the CPU are too
- * slow for: rounding to E4M3 is good for 2 to 3 %, a wrong scale, row or block for far more. */
+ * The frozen product in FP8 is compared with the one in bf16, at shapes that tests against the CPU
+ * are too slow for: rounding to E4M3 is good for 2 to 3 %, a wrong scale, row or block for far
+ * more. */
 #include "bench/command/linear_cuda.h"
 
 #include <math.h>
@@ -178,7 +180,8 @@ static bl_status make_memory(linear_bench *b)
     b->linear.mode = BL_MATMUL_FP8; /* whose workspace serves both */
     b->linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, &b->linear, b->T);
     BL_TRY(take(b, b->linear.workspace_bytes, &b->linear.workspace));
-    /* Of the larger mode, bf16; with its own products in scratch, FP8's workspace is enough for both. */
+    /* Of the larger mode, bf16; with its own products in scratch, FP8's workspace is enough for
+     * both. */
     bl_matmul_weight_args args = {.mode = BL_MATMUL_BF16, .weight = b->linear.weight};
     b->prepared.memory_bytes = bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &args);
     BL_TRY(take(b, b->prepared.memory_bytes + 1, &b->prepared.memory));
@@ -356,8 +359,8 @@ done:
     return st;
 }
 
-/* The first and the last PATTERN_BYTES of the result, or all of it twice, lie in the pattern's memory
- * afterwards. */
+/* The first and the last PATTERN_BYTES of the result, or all of it twice, lie in the pattern's
+ * memory afterwards. */
 static bl_status fetch_sample(linear_bench *b)
 {
     size_t bytes = (size_t)(b->T * (b->forward ? b->N : b->K)) * 2,

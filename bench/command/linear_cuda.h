@@ -13,8 +13,8 @@ typedef struct bl_linear_case {
     bl_lora_linear linear;
 } bl_linear_case;
 
-/* JSON lines for both passes, decoded to bf16 and, for an FP8 format, multiplied as FP8. BL_ELIMIT in a build
- * without CUDA. */
+/* JSON lines for both passes, decoded to bf16 and, for an FP8 format, multiplied as FP8. BL_ELIMIT
+ * in a build without CUDA. */
 bl_status bl_bench_linear_cuda(bl_device *device, bl_stream *stream, const bl_linear_case *shape);
 
 #endif

@@ -37,8 +37,8 @@ static bool is_sharded(const bl_linear_ranks_case *c)
     return c->shard_size > 1 || c->ratio > 0;
 }
 
-/* Deterministic values in [-0.5, 0.5): the speed of a product depends on them little, that of an FP8 encoder
- * not at all. */
+/* Deterministic values in [-0.5, 0.5): the speed of a product depends on them little, that of an
+ * FP8 encoder not at all. */
 static void fill(float *x, int64_t n, uint32_t state)
 {
     for (int64_t i = 0; i < n; i++) {

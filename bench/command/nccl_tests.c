@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Source of the table's columns: nccl-tests, src/common.cu (writeBenchmarkLineBody) and doc/PERFORMANCE.md. */
+/* Source of the table's columns: nccl-tests, src/common.cu (writeBenchmarkLineBody) and
+ * doc/PERFORMANCE.md. */
 #include "bench/command/nccl_tests.h"
 
 #include <stdio.h>
@@ -8,9 +9,9 @@
 
 #include "bench/command/program.h"
 
-/* size count type redop root, then time algbw busbw #wrong out of place, and the same in place. Columns from
- * 0; GB/s. A line that begins with # is a comment. It
- * rounds sizes down to whole elements for each GPU. */
+/* size count type redop root, then time algbw busbw #wrong out of place, and the same in place.
+ * Columns from 0; GB/s. A line that begins with # is a comment. It rounds sizes down to whole
+ * elements for each GPU. */
 enum { SIZE_COLUMN = 0, IN_PLACE_BUSBW_COLUMN = 11, MAX_LINE_BYTES = 512 };
 
 bool bl_nccl_tests_parse(const char *text, int64_t n_bytes, double *bus_bytes_per_s)

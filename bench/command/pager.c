@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench pager: what offloading costs a training step. Trainings of a model made for it take turns: everything in device memory;
- * offloaded, brought ahead of time; offloaded, brought when it is wanted (the engine's synchronous mode). The tiers are paced: after each
- * page the copy stream sleeps, so that a visit's copies take a chosen part of the visit's compute, measured in the same run. So the
- * figures tell of the engine, not of this host's disk. */
+/* ballast bench pager: what offloading costs a training step. Trainings of a model made for it take
+ * turns: everything in device memory; offloaded, brought ahead of time; offloaded, brought when it
+ * is wanted (the engine's synchronous mode). The tiers are paced: after each page the copy stream
+ * sleeps, so that a visit's copies take a chosen part of the visit's compute, measured in the same
+ * run. So the figures tell of the engine, not of this host's disk. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -70,7 +71,8 @@ enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_VALUES = 4096 };
 
 /* ---- pacing ---- */
 
-/* Forward visits come in rising order of layers, backward ones in falling order: each copy stream tells them apart for itself. */
+/* Forward visits come in rising order of layers, backward ones in falling order: each copy stream
+ * tells them apart for itself. */
 typedef struct copy_thread {
     pthread_t thread;
     int64_t last_layer;
@@ -283,8 +285,9 @@ static bl_status ask_overlap(pager_bench *b)
     return BL_OK;
 }
 
-/* In parts of C, the compute of one micro-batch's visit: D = part x C, so a micro-batch should wait max(0, D / m - C) in each visit whose
- * layer is brought: all but two of a pass, since the last layer stays for its backward pass and the first for the next pass. */
+/* In parts of C, the compute of one micro-batch's visit: D = part x C, so a micro-batch should wait
+ * max(0, D / m - C) in each visit whose layer is brought: all but two of a pass, since the last
+ * layer stays for its backward pass and the first for the next pass. */
 static bl_status ask_stall(pager_bench *b)
 {
     const pager_options *o = b->options;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench plan: predicted beside measured. Trainings of a model made for it, on the CPU, in several ways; before and after each of them the
- * rates that plan/time.h wants are measured in this process, at its shapes. Tiers are paced (offload/pager.h): each page takes as long as on
- * a slower link. */
+/* ballast bench plan: predicted beside measured. Trainings of a model made for it, on the CPU, in
+ * several ways; before and after each of them the rates that plan/time.h wants are measured in this
+ * process, at its shapes. Tiers are paced (offload/pager.h): each page takes as long as on a slower
+ * link. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -50,10 +51,12 @@ static const bl_option table[] = {
 
 enum { N_WARM = 2, PATH_BYTES = 512, RATE_RUNS = 5 };
 
-/* One way of training. part: what a forward visit's pages take, as a part of a micro-batch's compute; 0: not paced.
+/* One way of training. part: what a forward visit's pages take, as a part of a micro-batch's
+ * compute; 0: not paced.
  *
- * Paced ways wait for their pages, and are compared by the clock. The others compute, and are compared by the processor's seconds
- * for each thread: other jobs of the machine change the clock's, not these. */
+ * Paced ways wait for their pages, and are compared by the clock. The others compute, and are
+ * compared by the processor's seconds for each thread: other jobs of the machine change the
+ * clock's, not these. */
 typedef struct way {
     const char *name;
     int ranks, threads, n_micro;

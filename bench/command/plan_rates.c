@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_rates.c -- the rates of this host at a run's shapes, measured by the functions of rates.c. */
+/* plan_rates.c -- the rates of this host at a run's shapes, measured by the functions of
+ * rates.c. */
 #include "bench/command/plan_rates.h"
 
 #include "base/sizes.h"

@@ -3,8 +3,9 @@
 #ifndef BALLAST_BENCH_COMMAND_PROGRAM_H
 #define BALLAST_BENCH_COMMAND_PROGRAM_H
 
-/* What it prints on stdout, at most 1 MiB, to its end; the caller frees. arguments: NULL-terminated, the
- * first is looked for in PATH. NULL: it cannot be run, or fails. Its stderr goes nowhere. */
+/* What it prints on stdout, at most 1 MiB, to its end; the caller frees. arguments:
+ * NULL-terminated, the first is looked for in PATH. NULL: it cannot be run, or fails. Its stderr
+ * goes nowhere. */
 char *bl_bench_run_program(char *const *arguments);
 
 #endif

@@ -298,7 +298,8 @@ static bl_status multiply(void *arg)
     return bl_stream_synchronize(g->stream);
 }
 
-/* In any order of additions, rounded or cut off, |sum of fp32 products - exact| <= gamma_n sum |a b|, gamma_n
+/* In any order of additions, rounded or cut off, |sum of fp32 products - exact| <= gamma_n sum |a
+ *   b|, gamma_n
  * = n u / (1 - n u) with u = 2^-23 (Higham 2002, section 3.1); a product of bf16 values is exact.
  * host[3][n][n]: A, B, C. */
 static bool is_product(const float *host, int64_t n)
@@ -319,8 +320,8 @@ static bool is_product(const float *host, int64_t n)
     return true;
 }
 
-/* Fills A and B of host[3][n][n], and brings them to the device: as they are, or as bf16, to which they are
- * rounded first. `packed`: room for 2 n^2 bf16 values. */
+/* Fills A and B of host[3][n][n], and brings them to the device: as they are, or as bf16, to which
+ * they are rounded first. `packed`: room for 2 n^2 bf16 values. */
 static bl_status bring_operands(gemm *g, float *host, uint16_t *packed, void *operands)
 {
     size_t n_values = (size_t)(2 * g->args.M * g->args.K);
@@ -413,9 +414,9 @@ static bl_status dequantise(void *arg)
     return BL_OK;
 }
 
-/* E4M3 has three bits of mantissa: half a unit in the last place is 2^-4 of a normal value and, in units of
- * the scale, 2^-10 of a subnormal one; two fp32 roundings come on top. Values below 0.5 give scales of at
- * most 0.5 / 448. */
+/* E4M3 has three bits of mantissa: half a unit in the last place is 2^-4 of a normal value and, in
+ * units of the scale, 2^-10 of a subnormal one; two fp32 roundings come on top. Values below 0.5
+ * give scales of at most 0.5 / 448. */
 static bool is_near(const fp8_case *c)
 {
     for (int64_t i = 0; i < c->rows * c->cols; i++) {

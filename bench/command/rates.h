@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rates.h -- how fast this host does the things of which a training step is made. Each measurement
- * makes its memory, runs once, verifies what came out (BL_EINTERNAL), and runs `runs` (1..BL_BENCH_MAX_RUNS)
- * more times against the clock. */
+ * makes its memory, runs once, verifies what came out (BL_EINTERNAL), and runs `runs`
+ * (1..BL_BENCH_MAX_RUNS) more times against the clock. */
 #ifndef BALLAST_BENCH_COMMAND_RATES_H
 #define BALLAST_BENCH_COMMAND_RATES_H
 
@@ -16,24 +16,24 @@ typedef struct bl_rate {
     double best, median;
 } bl_rate;
 
-/* Bytes copied (each is read once and written once) by n_threads in pieces of 4 MiB. Threads and memory come
- * to lie where the calling thread may run. */
+/* Bytes copied (each is read once and written once) by n_threads in pieces of 4 MiB. Threads and
+ * memory come to lie where the calling thread may run. */
 bl_status bl_rate_memory_copy(int n_threads, size_t n_bytes, int64_t runs, bl_rate *out);
 
 /* Bytes copied from BL_SPACE_HOST to BL_SPACE_DEVICE by one stream, or the other way. */
 bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs,
                               bl_rate *out);
 
-/* Bytes that a rank of the local communicator receives from the others: (n_ranks - 1) * bytes_per_rank a
- * gather; the slowest rank counts. */
+/* Bytes that a rank of the local communicator receives from the others: (n_ranks - 1) *
+ * bytes_per_rank a gather; the slowest rank counts. */
 bl_status bl_rate_all_gather(int n_ranks, size_t bytes_per_rank, int64_t runs, bl_rate *out);
 
-/* 2 n^3 floating-point operations a product of matrices of n rows and columns, of the type act (a CPU has
- * fp32, a GPU bf16), with an fp32 result. */
+/* 2 n^3 floating-point operations a product of matrices of n rows and columns, of the type act (a
+ * CPU has fp32, a GPU bf16), with an fp32 result. */
 bl_status bl_rate_gemm(bl_device *device, bl_dtype dtype, int64_t n, int64_t runs, bl_rate *out);
 
-/* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x cols; a CPU
- * device. */
+/* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x
+ * cols; a CPU device. */
 bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                int64_t runs, bl_rate *out);
 bl_status bl_rate_fp8_dequantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench step: the training steps of one rank, on weights that are made up, without the other ranks. What would be gathered from
- * those is copied on the device, at the rate of a link if one is given (echo.h). So one device measures what each of eight would do. */
+/* ballast bench step: the training steps of one rank, on weights that are made up, without the
+ * other ranks. What would be gathered from those is copied on the device, at the rate of a link if
+ * one is given (echo.h). So one device measures what each of eight would do. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory that a rank of `ballast bench step` needs, by the functions that a training's plan uses. scripts/gpu-check asks this
- * before each of its steps. */
+/* The memory that a rank of `ballast bench step` needs, by the functions that a training's plan
+ * uses. scripts/gpu-check asks this before each of its steps. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,8 @@ typedef struct needs {
     int64_t gpu, gpu_available, host, host_available;
 } needs;
 
-/* One rank of the job in this process, alone on its GPU: the other ranks are copies on the device. */
+/* One rank of the job in this process, alone on its GPU: the other ranks are copies on the
+ * device. */
 static bl_status open_case(const step_options *o, int rank, int n_ranks, bl_plan_case *out)
 {
     bl_bench_arguments *a = calloc(1, sizeof *a);

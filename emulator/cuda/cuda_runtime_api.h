@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_runtime_api.h -- in the place of the toolkit's header: what Ballast uses of it, so that the emulated GPU needs no toolkit. For C. */
+/* cuda_runtime_api.h -- in the place of the toolkit's header: what Ballast uses of it, so that the
+ * emulated GPU needs no toolkit. For C. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_RUNTIME_API_H
 #define BALLAST_TESTS_EMULATE_CUDA_RUNTIME_API_H
 

@@ -78,7 +78,8 @@ __global__ void race_after_shuffle_kernel(planted_args a)
     a.out[here()] = sum * taken[t ^ 1];
 }
 
-/* The barrier after the loop's first round is there, the one before the second round's stores may not be. */
+/* The barrier after the loop's first round is there, the one before the second round's stores may
+ * not be. */
 __global__ void overwrite_kernel(planted_args a)
 {
     __shared__ float taken[THREADS];
@@ -92,7 +93,8 @@ __global__ void overwrite_kernel(planted_args a)
     a.out[here()] = sum;
 }
 
-/* Many threads load a byte that one of them stores to next: whichever load is remembered must be one that races. */
+/* Many threads load a byte that one of them stores to next: whichever load is remembered must be
+ * one that races. */
 __global__ void race_of_loads_kernel(planted_args a)
 {
     __shared__ float value;
@@ -104,7 +106,8 @@ __global__ void race_of_loads_kernel(planted_args a)
     a.out[here()] = seen;
 }
 
-/* Lane 0 loads what the other lanes have loaded, later than they, and stores. Its own load must not make theirs forgotten. */
+/* Lane 0 loads what the other lanes have loaded, later than they, and stores. Its own load must not
+ * make theirs forgotten. */
 __global__ void race_of_lanes_kernel(planted_args a)
 {
     __shared__ float value[THREADS / 32];
@@ -264,7 +267,8 @@ __global__ void blocks_write_kernel(planted_args a)
     a.out[a.with_fault ? (int)threadIdx.x : here()] = 1.0f;
 }
 
-/* A thread of one block loads what a thread of another has loaded, waits for its own block, and stores. */
+/* A thread of one block loads what a thread of another has loaded, waits for its own block, and
+ * stores. */
 __global__ void blocks_load_kernel(planted_args a)
 {
     float seen = a.in[blockIdx.x == 0 || a.with_fault ? 0 : here()];

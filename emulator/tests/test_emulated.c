@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the emulated GPU itself promises (README.md): its modes and settings, and that it ends a program that does what a GPU would not
- * forgive. Settings are read once, so each case is a child process with its own environment. */
+/* What the emulated GPU itself promises (README.md): its modes and settings, and that it ends a
+ * program that does what a GPU would not forgive. Settings are read once, so each case is a child
+ * process with its own environment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +26,8 @@ typedef struct outcome {
     char text[TEXT_BYTES];
 } outcome;
 
-/* body() in a child with these settings ("NAME=value", then NULL); what it writes to stderr. It exits with what body returns. */
+/* body() in a child with these settings ("NAME=value", then NULL); what it writes to stderr. It
+ * exits with what body returns. */
 static outcome run(int (*body)(void), const char *const *settings)
 {
     outcome out = {.status = 0};

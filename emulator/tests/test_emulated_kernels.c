@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel emulator promises: each planted fault (planted.cu) ends the program with a line that names it, whatever the order of
- * threads, and its twin without the fault runs and computes what it should. */
+/* What the kernel emulator promises: each planted fault (planted.cu) ends the program with a line
+ * that names it, whatever the order of threads, and its twin without the fault runs and computes
+ * what it should. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -206,7 +207,8 @@ void planted_note_thread(int block, int thread)
     noted[n_noted++] = block * PLANTED_THREADS + thread;
 }
 
-/* Every thread runs once; threads in order, in reverse and shuffled, and blocks in other orders, are all met within a few launches. */
+/* Every thread runs once; threads in order, in reverse and shuffled, and blocks in other orders,
+ * are all met within a few launches. */
 static void test_orders_vary(void **state)
 {
     (void)state;

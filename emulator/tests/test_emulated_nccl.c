@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fake NCCL (README.md) moves, between processes and threads, in splits, groups and on several streams; what it tells of that; and
- * that nothing of it is left. A case is this program again, once a rank. */
+/* What the fake NCCL (README.md) moves, between processes and threads, in splits, groups and on
+ * several streams; what it tells of that; and that nothing of it is left. A case is this program
+ * again, once a rank. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -200,8 +201,8 @@ static void test_splits(void **state)
 
 /* ---- several communicators, streams and threads ---- */
 
-/* The same collectives of two communicators, each on its stream, in another order on every second rank; many of them, so that the streams are
- * deep in work. */
+/* The same collectives of two communicators, each on its stream, in another order on every second
+ * rank; many of them, so that the streams are deep in work. */
 static int interleaves(const ranks_self *self)
 {
     enum { N = 40 };
@@ -238,7 +239,8 @@ static void test_two_communicators(void **state)
     ranks_assert_fine(&o, 4);
 }
 
-/* One communicator on two streams: the second broadcast is sent from what the first received, and no event says so. */
+/* One communicator on two streams: the second broadcast is sent from what the first received, and
+ * no event says so. */
 static int orders_streams(const ranks_self *self)
 {
     ncclComm_t comm = ranks_comm(self, 0);
@@ -299,8 +301,8 @@ static void test_threads(void **state)
 
 /* ---- groups ---- */
 
-/* In a group: two gathers, and sends and receives around them, of two communicators, each rank naming them in another order; two parts to the
- * same peer, which arrive in order. */
+/* In a group: two gathers, and sends and receives around them, of two communicators, each rank
+ * naming them in another order; two parts to the same peer, which arrive in order. */
 static int groups(const ranks_self *self)
 {
     ncclComm_t comms[2] = {ranks_comm(self, 0), ranks_comm(self, 1)};
@@ -378,7 +380,8 @@ static void test_log_and_counts(void **state)
         read_text(path, text[rank], sizeof text[rank]);
         unlink(path);
     }
-    /* From the communicator's name on all is the same on both ranks, until one sends and the other receives. */
+    /* From the communicator's name on all is the same on both ranks, until one sends and the other
+     * receives. */
     char *first = strstr(text[0], "launch"), *second = strstr(text[1], "launch");
     assert_true(first && second);
     char *end = strstr(first, "pairs");

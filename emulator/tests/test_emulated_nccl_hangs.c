@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the fake NCCL (README.md) waits for ever, what an abort does then, and what becomes of ranks whose peers die. That something hangs is
- * seen by a while in which it does not end; after an abort it must. */
+/* When the fake NCCL (README.md) waits for ever, what an abort does then, and what becomes of ranks
+ * whose peers die. That something hangs is seen by a while in which it does not end; after an abort
+ * it must. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -200,7 +201,8 @@ static void *abort_call(void *argument)
     return NULL;
 }
 
-/* Rank 0 waits, in the launch where the mode is strict and for its stream otherwise; rank 1 never comes. */
+/* Rank 0 waits, in the launch where the mode is strict and for its stream otherwise; rank 1 never
+ * comes. */
 static int is_aborted(const ranks_self *self)
 {
     pthread_t thread;
@@ -344,7 +346,8 @@ static void test_destroy_waits(void **state)
 
 /* ---- deaths ---- */
 
-/* Rank 1 is killed where the others gather for the second time. They hang; where that is reported, one error says so; an abort ends it. */
+/* Rank 1 is killed where the others gather for the second time. They hang; where that is reported,
+ * one error says so; an abort ends it. */
 static int loses_one(const ranks_self *self)
 {
     const char *errors = getenv("BALLAST_EMULATED_NCCL_ERRORS");
@@ -509,7 +512,8 @@ static void test_deaths_in_calls(void **state)
     }
 }
 
-/* Rank 1 stops where the second gather is; it goes on when it is told to, and so do the others. Where it is slow only, it goes on by itself. */
+/* Rank 1 stops where the second gather is; it goes on when it is told to, and so do the others.
+ * Where it is slow only, it goes on by itself. */
 static int stops(const ranks_self *self)
 {
     rank r = open_rank(self);

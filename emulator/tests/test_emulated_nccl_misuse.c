@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fake NCCL (README.md) refuses, as the real one does, and what it ends a program for with a line; windows; and how a program finds
- * the library. */
+/* What the fake NCCL (README.md) refuses, as the real one does, and what it ends a program for with
+ * a line; windows; and how a program finds the library. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -23,7 +23,8 @@ enum { BYTES = 1000, PAGE = NCCL_WIN_REQUIRED_ALIGNMENT };
 
 /* ---- refusals ---- */
 
-/* 10 + the result of a start on the GPU that the environment's DEVICE_OF_ALL names, or on one's own. */
+/* 10 + the result of a start on the GPU that the environment's DEVICE_OF_ALL names, or on one's
+ * own. */
 static int tells_init(const ranks_self *self)
 {
     ncclComm_t comm;

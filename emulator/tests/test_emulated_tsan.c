@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On the emulated GPU ThreadSanitizer reports what two streams, or a stream and the host, do to the same memory without an event between
- * them, kernels included, and nothing else. Each case is this program again, as it exits with TSAN_OPTIONS' code after a report. */
+/* On the emulated GPU ThreadSanitizer reports what two streams, or a stream and the host, do to the
+ * same memory without an event between them, kernels included, and nothing else. Each case is this
+ * program again, as it exits with TSAN_OPTIONS' code after a report. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -88,9 +89,10 @@ __attribute__((no_sanitize("thread"))) static float peek(const volatile float *a
     return *at;
 }
 
-/* Waits until an operation has changed a value, in a way that ThreadSanitizer does not see: no order comes of it. With a fault planted
- * the second access comes when the first is over, and what the host does next comes after both. Otherwise the operation of a stream that is
- * late would follow whatever the host had waited for meanwhile: in order, though nobody meant it. */
+/* Waits until an operation has changed a value, in a way that ThreadSanitizer does not see: no
+ * order comes of it. With a fault planted the second access comes when the first is over, and what
+ * the host does next comes after both. Otherwise the operation of a stream that is late would
+ * follow whatever the host had waited for meanwhile: in order, though nobody meant it. */
 __attribute__((no_sanitize("thread"))) static void await_change(const volatile float *at, float old)
 {
     while (peek(at) == old) usleep(100);

@@ -21,7 +21,8 @@
 #include <unistd.h>
 
 enum { BOARD_FD = 40, PINNED_BYTES = 4 << 20, NAP_MS = 300 };
-/* After HANG_S a rank's alarm ends it; after KILL_S the parent does: a process that is stopped takes no alarm. */
+/* After HANG_S a rank's alarm ends it; after KILL_S the parent does: a process that is stopped
+ * takes no alarm. */
 enum { HANG_S = 180, KILL_S = 240 };
 
 static const char DEVICES[] = "BALLAST_EMULATED_DEVICES=8";
@@ -199,7 +200,8 @@ void ranks_await(const ranks_self *self, int mark, int n)
     while (atomic_load(&self->board->marks[mark]) < n) nap_ms(1);
 }
 
-/* Of a process that is gone, and of a zombie, 'Z': the parent looks at the ranks one after the other. */
+/* Of a process that is gone, and of a zombie, 'Z': the parent looks at the ranks one after the
+ * other. */
 static void await_state(const ranks_self *self, int rank, char wanted)
 {
     const atomic_int *pid = &self->board->pids[rank];

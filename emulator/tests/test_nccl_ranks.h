@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_nccl_ranks.h -- a function as N processes, each with an emulated GPU: this program again, once a rank (the emulated GPU has threads,
- * so that a fork alone would not do). For tests of the fake NCCL. */
+/* test_nccl_ranks.h -- a function as N processes, each with an emulated GPU: this program again,
+ * once a rank (the emulated GPU has threads, so that a fork alone would not do). For tests of the
+ * fake NCCL. */
 #ifndef BALLAST_TESTS_EMULATE_TEST_NCCL_RANKS_H
 #define BALLAST_TESTS_EMULATE_TEST_NCCL_RANKS_H
 
@@ -36,8 +37,9 @@ typedef struct ranks_outcome {
     char text[RANKS_MAX][RANKS_TEXT_BYTES]; /* stderr */
 } ranks_outcome;
 
-/* The case as n_ranks processes with these settings ("NAME=value", then NULL). Returns when all have ended; those that hang are killed after
- * three minutes, and those that stand still after four: the test fails. */
+/* The case as n_ranks processes with these settings ("NAME=value", then NULL). Returns when all
+ * have ended; those that hang are killed after three minutes, and those that stand still after
+ * four: the test fails. */
 ranks_outcome ranks_run(const char *name, int n_ranks, const char *const *settings);
 #define RANKS(name, n_ranks, ...) ranks_run(name, n_ranks, (const char *const[]){__VA_ARGS__, NULL})
 
@@ -91,7 +93,8 @@ ncclResult_t ranks_gather(const ranks_self *self, char *all, size_t bytes, ncclC
 
 /* Whether the stream's work is over; false may also be said of a stream that only now ends. */
 bool ranks_is_idle(cudaStream_t stream);
-/* A while, in which what does not hang would have ended: long enough to see a fault mostly, never a reason to fail. */
+/* A while, in which what does not hang would have ended: long enough to see a fault mostly, never a
+ * reason to fail. */
 void ranks_nap(void);
 
 #endif

@@ -281,7 +281,8 @@ static bl_status norm_forward(bl_stream *stream, const bl_block *block, int64_t 
                                            .rstd = ws->rstd});
 }
 
-/* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of norm_forward */
+/* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of
+ * norm_forward */
 static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t T,
                                bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
                                bl_tensor d)

@@ -1,10 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block.h -- one decoder layer on one micro-batch, forward and backward, with a choice of what is kept between the two.
+/* block.h -- one decoder layer on one micro-batch, forward and backward, with a choice of what is
+ * kept between the two.
  *
  * Touvron et al. 2023, arXiv:2302.13971; pre-norm residual layer:
- *   qkv = RoPE(norm1(x) W_qkv^T);  a = attention(qkv);  mid = x + a W_o^T;  g|u = norm2(mid) W_gate_up^T;  out = mid + (silu(g) u) W_down^T
- * each W with its LoRA update. What is not kept is computed again in backward by the same ops in the same order: any choice gives
- * the same bits. Norms and SwiGLU are always computed again; the output of W_down never (nobody reads it). */
+ *   qkv = RoPE(norm1(x) W_qkv^T)
+ *   a   = attention(qkv)
+ *   mid = x + a W_o^T
+ *   g|u = norm2(mid) W_gate_up^T
+ *   out = mid + (silu(g) u) W_down^T
+ * each W with its LoRA update. What is not kept is computed again in backward by the same ops in
+ * the same order: any choice gives the same bits. Norms and SwiGLU are always computed again; the
+ * output of W_down never (nobody reads it). */
 #ifndef BALLAST_ARCH_BLOCK_H
 #define BALLAST_ARCH_BLOCK_H
 
@@ -13,7 +19,8 @@
 #include "arch/config.h"
 #include "arch/lora.h"
 
-/* What a block keeps beside its input, and the bytes a token costs (fp32 here, bf16 on a GPU): a mask. */
+/* What a block keeps beside its input, and the bytes a token costs (fp32 here, bf16 on a GPU): a
+ * mask. */
 typedef enum bl_save {
     BL_SAVE_ATTENTION = 1, /* mid, attention output, log-sum-exp */
     BL_SAVE_QKV = 2,
@@ -24,8 +31,8 @@ typedef enum bl_save {
     BL_SAVE_S4 = BL_SAVE_S3 | BL_SAVE_GATE_UP
 } bl_save;
 
-/* A micro-batch in device memory: a flat token stream without padding (a pass pads it: model/feed_internal.h). Arrays of T elements,
- * cu_seqlens of n_documents + 1. */
+/* A micro-batch in device memory: a flat token stream without padding (a pass pads it:
+ * model/feed_internal.h). Arrays of T elements, cu_seqlens of n_documents + 1. */
 typedef struct bl_micro_batch {
     int64_t T, n_documents;
     int32_t *ids;      /* < vocab_size */
@@ -51,11 +58,12 @@ typedef struct bl_block_dims {
     int64_t vector_offset[BL_LAYER_VECTORS]; /* in a layer's vectors */
     int64_t vector_floats;                   /* of a layer's vectors */
     bl_device_kind kind;                     /* of the device it runs on: sizes of scratch */
-    /* How products with the frozen matrices are made on CUDA, and whether these are all stored as bf16, so
-     * that products make nothing of them. */
+    /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
+     * bf16, so that products make nothing of them. */
     bl_matmul_mode mode;
     bool is_dense;
-    /* Of the memory that a block's `prepared` gives each matrix; 0: none, what is made is scratch. */
+    /* Of the memory that a block's `prepared` gives each matrix; 0: none, what is made is
+     * scratch. */
     size_t prepared_bytes[BL_LAYER_MATRICES];
     bl_dtype act;                       /* of activations there */
     const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
@@ -64,8 +72,8 @@ typedef struct bl_block_dims {
 /* Without the tables. */
 bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind);
 
-/* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated; attention (T,q);
- * mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
+/* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated;
+ * attention (T,q); mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
 typedef struct bl_block_tensors {
     bl_tensor x, qkv, attention, mid, gate_up;
     float *lse;
@@ -74,14 +82,14 @@ typedef struct bl_block_tensors {
 /* T rounded up so that any tensor of so many rows ends on a boundary of 256 bytes. */
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T);
 
-/* Bytes a row of what `save` keeps beside x: bl_block_rows(T_max) of them are needed. place_saved places the
- * kept tensors of T_max tokens at `memory` (members that are not kept are none). */
+/* Bytes a row of what `save` keeps beside x: bl_block_rows(T_max) of them are needed. place_saved
+ * places the kept tensors of T_max tokens at `memory` (members that are not kept are none). */
 int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save);
 void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
                           bl_block_tensors *tensors);
 
-/* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within one
- * call, in so many buffers. */
+/* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within
+ * one call, in so many buffers. */
 enum { BL_BLOCK_SCRATCH_BUFFERS = 7 };
 typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
@@ -111,26 +119,27 @@ typedef struct bl_block {
     bl_tensor lora_weights;     /* the layer's flat vector, gathered, of dtype dims->act */
     bl_lora_dropout dropout;    /* layer, matrix, sample and position are filled in here */
     unsigned bf16_matrices;     /* bit m: bl_layer_matrix m is an exception from dims->mode */
-    /* Of dims->prepared_bytes: what products make of the layer's matrices, kept until it is forgotten;
-     * NULL: each product makes it. */
+    /* Of dims->prepared_bytes: what products make of the layer's matrices, kept until it is
+     * forgotten; NULL: each product makes it. */
     bl_linear_prepared *prepared;
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */
 
-/* out (T,H) = the layer's output; it overlaps none of `tensors`. Tensors that `tensors` has go there, the others to the workspace. */
+/* out (T,H) = the layer's output; it overlaps none of `tensors`. Tensors that `tensors` has go
+ * there, the others to the workspace. */
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                            bl_tensor out);
 
-/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector, fp32, overwritten where there are
- * adapters. Kept tensors are consumed: gate_up is overwritten. */
+/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector,
+ * fp32, overwritten where there are adapters. Kept tensors are consumed: gate_up is overwritten. */
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients);
 
-/* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache (capacity, kv) of this layer get the
- * T new rows appended; x (T,H) becomes the output. */
+/* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache
+ * (capacity, kv) of this layer get the T new rows appended; x (T,H) becomes the output. */
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                           int64_t n_past, bl_tensor k_cache, bl_tensor v_cache,
                           const bl_block_workspace *workspace, bl_tensor x);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config.h -- the configuration of a model (bl_model_config), from config.json or by name.
  *
- * Read is what transformers means (configuration_*.py, modeling_rope_utils.py), in its older spelling
- * (rope_theta, rope_scaling with `type`) and its newer one (rope_parameters). What Ballast does not
- * compute is refused by key and value, never ignored. */
+ * Read is what transformers means (configuration_*.py, modeling_rope_utils.py), in its older
+ * spelling (rope_theta, rope_scaling with `type`) and its newer one (rope_parameters). What Ballast
+ * does not compute is refused by key and value, never ignored. */
 #ifndef BALLAST_ARCH_CONFIG_H
 #define BALLAST_ARCH_CONFIG_H
 
@@ -12,12 +12,13 @@
 #include "arch/arch.h"
 #include "store/hf_model.h"
 
-/* Reads `path`, a config.json or the folder that holds it. Absent keys take the defaults of
- * its model_type; the sizes of the model itself must be there. BL_EINPUT "file: key K: expected ..., got V". */
+/* Reads `path`, a config.json or the folder that holds it. Absent keys take the defaults of its
+ * model_type; the sizes of the model itself must be there. BL_EINPUT "file: key K: expected ...,
+ * got V". */
 bl_status bl_model_config_load(const char *path, bl_model_config *out);
 
-/* A known model's shape, by the name of a preset of some architecture (llama3.1-8b), or with a hyphen
- * behind the family (llama-3.1-8b). BL_EUSAGE for another name, listing them. */
+/* A known model's shape, by the name of a preset of some architecture (llama3.1-8b), or with a
+ * hyphen behind the family (llama-3.1-8b). BL_EUSAGE for another name, listing them. */
 bl_status bl_model_config_preset(const char *name, bl_model_config *out);
 
 /* Old 405B files say num_key_value_heads 16 over weights of 8, or the reverse: k_proj of layer 0

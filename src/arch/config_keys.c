@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* config_keys.c -- keys of config.json that change the forward pass of some model. One that the
  * architecture's reader does not read must have the value that changes nothing: a file that sets it
- * was written for another architecture, and its model_type was edited, or needs what Ballast lacks. */
+ * was written for another architecture, and its model_type was edited, or needs what Ballast
+ * lacks. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decoder.c -- the part of config.json that pre-norm decoders have in common: sizes, token ids, RoPE. */
+/* decoder.c -- the part of config.json that pre-norm decoders have in common: sizes, token ids,
+ * RoPE. */
 #include "arch/decoder_internal.h"
 
 #include <inttypes.h>

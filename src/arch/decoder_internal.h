@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decoder_internal.h -- `read` and `describe` of pre-norm decoders, for entries of the table: an entry
- * uses them, or calls them and adds its own keys. */
+/* decoder_internal.h -- `read` and `describe` of pre-norm decoders, for entries of the table: an
+ * entry uses them, or calls them and adds its own keys. */
 #ifndef BALLAST_ARCH_DECODER_INTERNAL_H
 #define BALLAST_ARCH_DECODER_INTERNAL_H
 

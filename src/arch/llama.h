@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama.h -- Llama's entry, and the list of projections that its kin have, too. For the files of arch/
- * and for tests: other modules take the entry from a configuration. */
+/* llama.h -- Llama's entry, and the list of projections that its kin have, too. For the files of
+ * arch/ and for tests: other modules take the entry from a configuration. */
 #ifndef BALLAST_ARCH_LLAMA_H
 #define BALLAST_ARCH_LLAMA_H
 

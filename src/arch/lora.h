@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.h -- the LoRA weights of a model: which projections have them, and where they are in a layer's flat vector.
+/* lora.h -- the LoRA weights of a model: which projections have them, and where they are in a
+ * layer's flat vector.
  *
- * Flat order: layer, then the architecture's projections (PEFT's module order), A (r,K) before B (N,r). A stacked layout has, matrix
- * by matrix, the A's of all projections before their B's: what bl_lora_linear's is_stacked wants of devices with bf16 activations.
- * Layers are alike, so one layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks: rank i
- * holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
+ * Flat order: layer, then the architecture's projections (PEFT's module order), A (r,K) before B
+ * (N,r). A stacked layout has, matrix by matrix, the A's of all projections before their B's: what
+ * bl_lora_linear's is_stacked wants of devices with bf16 activations. Layers are alike, so one
+ * layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks:
+ * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
 #ifndef BALLAST_ARCH_LORA_H
 #define BALLAST_ARCH_LORA_H
 
@@ -41,13 +43,14 @@ void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *o
 /* Moves the projections of a layout between the two orders. */
 void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
 
-/* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one layer, gradients NULL in a
- * forward. Leaves weight, dropout and workspace alone. */
+/* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one
+ * layer, gradients NULL in a forward. Leaves weight, dropout and workspace alone. */
 void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear);
 
-/* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of projection p in layer l is a function of
- * (seed, l, p, i) alone. Writes floats [begin, begin + count) of the layer's flat vector to out; past n_floats: 0. */
+/* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of
+ * projection p in layer l is a function of (seed, l, p, i) alone. Writes floats [begin, begin +
+ * count) of the layer's flat vector to out; past n_floats: 0. */
 void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int64_t layer,
                                int64_t begin, int64_t count, float *out);
 

@@ -5,7 +5,8 @@
 
 #include "arch/arch.h"
 
-/* The i-th entry; NULL: there are no more. The first is that of a config.json without model_type. */
+/* The i-th entry; NULL: there are no more. The first is that of a config.json without
+ * model_type. */
 const bl_arch *bl_arch_at(size_t i);
 
 /* For keys that are read before the model: what `name` selects in some architecture, as

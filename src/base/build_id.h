@@ -4,7 +4,8 @@
 #define BALLAST_BASE_BUILD_ID_H
 
 /* 16 hexadecimal digits of a hash of the sources, the compiler with its version, and its options
- * (cmake/build_id.cmake). Two builds with one id compute the same bits on the same machine. Static. */
+ * (cmake/build_id.cmake). Two builds with one id compute the same bits on the same machine.
+ * Static. */
 const char *bl_build_id(void);
 
 #endif

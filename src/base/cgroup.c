@@ -47,8 +47,8 @@ static bool has_name(const char *list, const char *name)
     }
 }
 
-/* The path of this process's cgroup below the mount point: "/a/b", or "" for the root of what it can see.
- * Lines are "NUMBER:CONTROLLERS:PATH". */
+/* The path of this process's cgroup below the mount point: "/a/b", or "" for the root of what it
+ * can see. Lines are "NUMBER:CONTROLLERS:PATH". */
 static void read_path(const char *controller, const char *root, char path[PATH_BYTES])
 {
     char name[PATH_BYTES], line[PATH_BYTES];

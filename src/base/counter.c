@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two sides meet as in Dekker's algorithm: a waiter announces its target and then looks at the value once
- * more, the advancer sets the value and then looks for announced targets, each with a full fence in between,
- * so at least one of them sees the other. Clearing wake_at may drop a target that was announced meanwhile;
- * n_wakes grows after that, so its owner, who read n_wakes before announcing, does not fall asleep. */
+/* The two sides meet as in Dekker's algorithm: a waiter announces its target and then looks at the
+ * value once more, the advancer sets the value and then looks for announced targets, each with a
+ * full fence in between, so at least one of them sees the other. Clearing wake_at may drop a target
+ * that was announced meanwhile; n_wakes grows after that, so its owner, who read n_wakes before
+ * announcing, does not fall asleep. */
 #include "base/counter.h"
 
 #include <linux/futex.h>
@@ -13,8 +14,8 @@
 
 #include "base/pause.h"
 
-/* ThreadSanitizer knows no fences, and needs none here: the order of other memory is carried by `value`
- * alone. */
+/* ThreadSanitizer knows no fences, and needs none here: the order of other memory is carried by
+ * `value` alone. */
 __attribute__((no_sanitize("thread"))) static void full_fence(void)
 {
     atomic_thread_fence(memory_order_seq_cst);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dir_lock.c -- the lock of a folder, files.h: flock on a file in it, which names its holder.
  *
- * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared after
- * locking and by bl_dir_lock_check. A file system without flock is no reason to end a run: a warning, and the rest as with it. */
+ * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared
+ * after locking and by bl_dir_lock_check. A file system without flock is no reason to end a run: a
+ * warning, and the rest as with it. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -106,7 +107,8 @@ static bl_status take_lock(const char *dir, const char *path, int *fd)
     return BL_FAIL(BL_EIO, "%s: is removed again and again", path);
 }
 
-/* A file with other content has its name by mistake, or by another name as well: it is not written to. */
+/* A file with other content has its name by mistake, or by another name as well: it is not written
+ * to. */
 static bl_status check_content(const char *path, int fd)
 {
     char holder[HOLDER_BYTES];

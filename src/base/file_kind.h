@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file_kind.h -- files that are given by mistake: compressed, of another format, another encoding, or what a
- * download left instead. Recognised by their first bytes, so that the error says what they are and what to
- * do. */
+/* file_kind.h -- files that are given by mistake: compressed, of another format, another encoding,
+ * or what a download left instead. Recognised by their first bytes, so that the error says what
+ * they are and what to do. */
 #ifndef BALLAST_BASE_FILE_KIND_H
 #define BALLAST_BASE_FILE_KIND_H
 
@@ -12,17 +12,20 @@
 
 enum { BL_FILE_KIND_BYTES = 512 }; /* that are looked at; a shorter file has fewer */
 
-/* BL_EINPUT "path: is KIND, not EXPECTED: what to do" when the file that begins with bytes[0..n_bytes) is of
- * a kind that is known here. None of them begins as JSON does. `expected`: "JSON", "a safetensors file". */
+/* BL_EINPUT "path: is KIND, not EXPECTED: what to do" when the file that begins with
+ * bytes[0..n_bytes) is of a kind that is known here. None of them begins as JSON does. `expected`:
+ * "JSON", "a safetensors file". */
 bl_status bl_file_kind_refuse(const char *path, const void *bytes, size_t n_bytes,
                               const char *expected);
 
-/* Whether a file that is not JSON is likely a table of text: by the name .csv or .tsv, or by a first line of
- * column names, one of them a name that training data use. line[0..n_bytes) has no newline. */
+/* Whether a file that is not JSON is likely a table of text: by the name .csv or .tsv, or by a
+ * first line of column names, one of them a name that training data use. line[0..n_bytes) has no
+ * newline. */
 bool bl_file_kind_is_table(const char *path, const char *line, size_t n_bytes);
 
-/* A file that the program writes in a place of the user's choice, the value of `key`: BL_EUSAGE where another kind of file is,
- * one that is not empty and whose first 4 KiB lack `mark`. What is not there, or not a regular file, passes. */
+/* A file that the program writes in a place of the user's choice, the value of `key`: BL_EUSAGE
+ * where another kind of file is, one that is not empty and whose first 4 KiB lack `mark`. What is
+ * not there, or not a regular file, passes. */
 bl_status bl_file_check_kind(const char *key, const char *path, const char *mark);
 
 #endif

@@ -69,7 +69,8 @@ bl_status bl_file_list_adopt(bl_file_list *list, const char *path)
 
 /* ---- reading ---- */
 
-/* Names that leave the directory are not a program's own: they end the reading of a damaged list. */
+/* Names that leave the directory are not a program's own: they end the reading of a damaged
+ * list. */
 static bool is_name(const char *name)
 {
     return name[0] != '\0' && name[0] != '/' && !strstr(name, "..");

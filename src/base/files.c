@@ -239,7 +239,8 @@ static void writer_free(bl_writer *writer)
     free(writer);
 }
 
-/* A crash's, or a link, whose target is nobody's rubbish. Anything else stays, and creating the file fails. */
+/* A crash's, or a link, whose target is nobody's rubbish. Anything else stays, and creating the
+ * file fails. */
 static void remove_stale_tmp(const char *tmp_path)
 {
     struct stat info;

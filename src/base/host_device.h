@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_device.h -- the mark of a static inline function that C compiles for the host, and nvcc for the GPU as
- * well: one source for arithmetic that must not differ between them. Such functions call only each other. */
+/* host_device.h -- the mark of a static inline function that C compiles for the host, and nvcc for
+ * the GPU as well: one source for arithmetic that must not differ between them. Such functions call
+ * only each other. */
 #ifndef BALLAST_BASE_HOST_DEVICE_H
 #define BALLAST_BASE_HOST_DEVICE_H
 

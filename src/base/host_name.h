@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-/* Writes the host's name, cut to the buffer, and its NUL; "?" where the system has none. n_bytes > 0. Bytes
- * after the NUL stay as they are. */
+/* Writes the host's name, cut to the buffer, and its NUL; "?" where the system has none. n_bytes >
+ * 0. Bytes after the NUL stay as they are. */
 void bl_host_name(char *name, size_t n_bytes);
 
 #endif

@@ -7,13 +7,15 @@
 
 #include "base/status.h"
 
-/* BL_EINPUT, with the command that downloads it: nothing is at `path`, which has the form "owner/name", nor at "owner". */
+/* BL_EINPUT, with the command that downloads it: nothing is at `path`, which has the form
+ * "owner/name", nor at "owner". */
 bl_status bl_hub_check_path(const char *path);
 
 /* The same for a directory; also BL_EINPUT: a file is there. */
 bl_status bl_hub_check_dir(const char *path);
 
-/* The same for a model's directory or its JSON file `name`; also BL_EINPUT: another file is there. *is_dir: which. */
+/* The same for a model's directory or its JSON file `name`; also BL_EINPUT: another file is there.
+ * *is_dir: which. */
 bl_status bl_hub_check_json(const char *path, const char *name, bool *is_dir);
 
 #endif

@@ -42,8 +42,8 @@ static bl_status refuse_nul(const char *file, int64_t first_line, const char *te
     return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%td: NUL byte", file, line, nul - line_start + 1);
 }
 
-/* Writes the integer literal of n bytes at `at` as a real in its place: the 17 digits that give the nearest
- * double back, an exponent, and spaces, so that every line and column stays. */
+/* Writes the integer literal of n bytes at `at` as a real in its place: the 17 digits that give the
+ * nearest double back, an exponent, and spaces, so that every line and column stays. */
 static void write_as_real(char *at, size_t n)
 {
     char digits[32], real[32], after = at[n];
@@ -60,8 +60,8 @@ static void write_as_real(char *at, size_t n)
     memset(at + n_real, ' ', n - n_real);
 }
 
-/* Writes each integer outside int64 as a real, in place; text[n_bytes] is ours and not a digit. Text that is
- * no JSON stays none. */
+/* Writes each integer outside int64 as a real, in place; text[n_bytes] is ours and not a digit.
+ * Text that is no JSON stays none. */
 static void widen_big_integers(char *text, size_t n_bytes)
 {
     char *end = text + n_bytes;
@@ -86,8 +86,8 @@ static void widen_big_integers(char *text, size_t n_bytes)
     }
 }
 
-/* bl_json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such texts are rare,
- * so they are parsed twice and all others as they are. */
+/* bl_json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such
+ * texts are rare, so they are parsed twice and all others as they are. */
 static json_t *load_text(const char *text, size_t n_bytes, json_error_t *error)
 {
     static const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json.h -- reading JSON that comes from outside: strict, size-limited, and with errors that name the place.
+/* json.h -- reading JSON that comes from outside: strict, size-limited, and with errors that name
+ * the place.
  *
- * Documents are jansson's json_t (borrowed and owned as jansson says: json_decref the root). Refused beyond
- * RFC 8259's errors: duplicate keys, reals outside double, lone surrogates, NUL in a
- * key, and nesting deeper than 2048 (jansson's bound). A top-level scalar is accepted. Different threads may
- * use different documents; jansson seeds its hash atomically on the first object, and keys keep the order of
- * the file.
+ * Documents are jansson's json_t (borrowed and owned as jansson says: json_decref the root).
+ * Refused beyond RFC 8259's errors: duplicate keys, reals outside double, lone surrogates, NUL in a
+ * key, and nesting deeper than 2048 (jansson's bound). A top-level scalar is accepted. Different
+ * threads may use different documents; jansson seeds its hash atomically on the first object, and
+ * keys keep the order of the file.
  *
- * An integer outside int64 is read as a real, the nearest double (the largest where none is near), so that a
- * key nobody reads stops nothing; whoever reads it as an integer refuses it, as any real. Integers of int64
- * are exact. */
+ * An integer outside int64 is read as a real, the nearest double (the largest where none is near),
+ * so that a key nobody reads stops nothing; whoever reads it as an integer refuses it, as any real.
+ * Integers of int64 are exact. */
 #ifndef BALLAST_BASE_JSON_H
 #define BALLAST_BASE_JSON_H
 
@@ -20,27 +21,28 @@
 
 #include "base/status.h"
 
-/* Parses n_bytes of text. `file` and `first_line` (1 for a whole file, the line's number for a row of JSONL)
- * only name the place in errors: "file:line:column: reason". *out is owned by the caller. BL_EINPUT,
- * BL_ENOMEM. */
+/* Parses n_bytes of text. `file` and `first_line` (1 for a whole file, the line's number for a row
+ * of JSONL) only name the place in errors: "file:line:column: reason". *out is owned by the caller.
+ * BL_EINPUT, BL_ENOMEM. */
 bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, size_t n_bytes,
                         json_t **out);
 
-/* Parses a whole regular file of at most max_bytes, with or without a byte order mark; as bl_json_parse, and
- * the errors of bl_file_read_all and bl_text_skip_mark. */
+/* Parses a whole regular file of at most max_bytes, with or without a byte order mark; as
+ * bl_json_parse, and the errors of bl_file_read_all and bl_text_skip_mark. */
 bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out);
 
-/* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, and some leave a
- * value out. bl_json_ran_out says whether any of them could not allocate on this thread since
- * bl_json_watch_memory. */
+/* For building documents. Of jansson's functions some return NULL or -1 when memory runs out, and
+ * some leave a value out. bl_json_ran_out says whether any of them could not allocate on this
+ * thread since bl_json_watch_memory. */
 void bl_json_watch_memory(void);
 bool bl_json_ran_out(void);
 
 /* Whether a getter accepts that the key is absent or null, and then leaves *out as it was. */
 typedef enum bl_json_need { BL_JSON_REQUIRED, BL_JSON_OPTIONAL } bl_json_need;
 
-/* Typed getters of object[key]. A value of another type or outside [min, max] is BL_EINPUT:
- * "file: key K: expected an integer in [a, b], got V". Returned pointers are borrowed from the document. */
+/* Typed getters of object[key]. A value of another type or outside [min, max] is BL_EINPUT: "file:
+ * key K: expected an integer in [a, b], got V". Returned pointers are borrowed from the
+ * document. */
 bl_status bl_json_get_int(const char *file, const json_t *object, const char *key,
                           bl_json_need need, int64_t min, int64_t max, int64_t *out);
 bl_status bl_json_get_real(const char *file, const json_t *object, const char *key,
@@ -56,8 +58,8 @@ bl_status bl_json_get_array(const char *file, const json_t *object, const char *
 bl_status bl_json_get_object(const char *file, const json_t *object, const char *key,
                              bl_json_need need, const json_t **out);
 
-/* The text of a string without NUL inside; NULL for any other value. For values a getter does not reach:
- * json_string_value shows only what is before the NUL. */
+/* The text of a string without NUL inside; NULL for any other value. For values a getter does not
+ * reach: json_string_value shows only what is before the NUL. */
 const char *bl_json_text(const json_t *value);
 
 /* Fails with "file: expected a JSON object, got V" when `value` is none. */

@@ -25,8 +25,8 @@ static const cgroup_version versions[] = {
      "total_active_file "},
 };
 
-/* What is left to the cgroup itself; -1: it has no limit. Version 1 writes "none" as almost 2^63, and knows
- * the least limit of all parents, also of those that a container does not see. */
+/* What is left to the cgroup itself; -1: it has no limit. Version 1 writes "none" as almost 2^63,
+ * and knows the least limit of all parents, also of those that a container does not see. */
 static int64_t cgroup_left_bytes(const char *folder, const void *context)
 {
     const cgroup_version *version = context;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pause.h -- how long a thread looks again before it goes to sleep. A wake-up costs about 5 us on either
- * side, so looking for about as long is never much worse than sleeping at once; threads of several ranks
- * often share a core, so never longer. */
+/* pause.h -- how long a thread looks again before it goes to sleep. A wake-up costs about 5 us on
+ * either side, so looking for about as long is never much worse than sleeping at once; threads of
+ * several ranks often share a core, so never longer. */
 #ifndef BALLAST_BASE_PAUSE_H
 #define BALLAST_BASE_PAUSE_H
 

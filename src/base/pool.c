@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open, and the
- * caller closes it as soon as no item is left: a worker that wakes up late, because other ranks hold the
- * cores, is not waited for. Idle workers look around for a few microseconds (the next loop of a step usually
- * follows at once), then sleep. */
+/* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open,
+ * and the caller closes it as soon as no item is left: a worker that wakes up late, because other
+ * ranks hold the cores, is not waited for. Idle workers look around for a few microseconds (the
+ * next loop of a step usually follows at once), then sleep. */
 #include "base/pool.h"
 
 #include <errno.h>

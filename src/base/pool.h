@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pool.h -- a rank's worker threads: a parallel loop over independent items, with a fixed scratch buffer a worker.
+/* pool.h -- a rank's worker threads: a parallel loop over independent items, with a fixed scratch
+ * buffer a worker.
  *
- * How items are handed to workers varies from run to run; an item's result must depend on its index alone. Callers split
- * work into items by shape, never by the number of workers, so that results are the same bits for any thread count. */
+ * How items are handed to workers varies from run to run; an item's result must depend on its index
+ * alone. Callers split work into items by shape, never by the number of workers, so that results
+ * are the same bits for any thread count. */
 #ifndef BALLAST_BASE_POOL_H
 #define BALLAST_BASE_POOL_H
 
@@ -19,16 +21,19 @@ typedef struct bl_pool bl_pool;
 /* A worker's scratch. */
 enum { BL_POOL_SCRATCH_BYTES = 1 << 20 };
 
-/* Runs item `index`; `scratch` is this worker's BL_POOL_SCRATCH_BYTES, 64-byte aligned, of undefined content. */
+/* Runs item `index`; `scratch` is this worker's BL_POOL_SCRATCH_BYTES, 64-byte aligned, of
+ * undefined content. */
 typedef void (*bl_pool_fn)(void *arg, int64_t index, void *scratch);
 
-/* n_threads >= 1 counts the caller of bl_pool_run: n_threads - 1 threads are started. Owned by the caller. */
+/* n_threads >= 1 counts the caller of bl_pool_run: n_threads - 1 threads are started. Owned by the
+ * caller. */
 BL_API bl_status bl_pool_create(int n_threads, bl_pool **out);
 BL_API void bl_pool_destroy(bl_pool *pool); /* NULL is fine */
 BL_API int bl_pool_threads(const bl_pool *pool);
 
-/* Calls fn(arg, i, scratch) for each i in [0, n_items), on any of the threads, and returns when all are done. Calls from
- * several threads take turns. fn must not call bl_pool_run of the same pool. */
+/* Calls fn(arg, i, scratch) for each i in [0, n_items), on any of the threads, and returns when all
+ * are done. Calls from several threads take turns. fn must not call bl_pool_run of the same
+ * pool. */
 BL_API void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg);
 
 #ifdef __cplusplus

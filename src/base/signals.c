@@ -9,7 +9,8 @@
 
 static const int stop_signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP};
 
-/* A blocked signal stays pending even where the process ignores it, so an ignored SIGHUP is left out. */
+/* A blocked signal stays pending even where the process ignores it, so an ignored SIGHUP is left
+ * out. */
 void bl_stop_signals_list(sigset_t *signals)
 {
     struct sigaction action;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* signals.h -- the signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1, SIGXCPU and, unless the
- * process ignores it, SIGHUP. nohup makes a process ignore SIGHUP; it then stays ignored. */
+/* signals.h -- the signals that ask a run to stop: SIGTERM, SIGINT, SIGUSR1, SIGXCPU and, unless
+ * the process ignores it, SIGHUP. nohup makes a process ignore SIGHUP; it then stays ignored. */
 #ifndef BALLAST_BASE_SIGNALS_H
 #define BALLAST_BASE_SIGNALS_H
 
@@ -13,8 +13,8 @@ void bl_stop_signals_list(sigset_t *signals);
 /* Installs `handler` for each of them. */
 void bl_stop_signals_handle(void (*handler)(int signal_number));
 
-/* Whether one request may raise the signal several times. A terminal that closes sends SIGHUP, and so
- * does its shell; the limit of CPU time sends SIGXCPU each second. */
+/* Whether one request may raise the signal several times. A terminal that closes sends SIGHUP, and
+ * so does its shell; the limit of CPU time sends SIGXCPU each second. */
 bool bl_stop_signal_repeats(int signal_number);
 
 /* Takes pending repetitions off a thread that blocks `signals`, those of bl_stop_signals_list. */

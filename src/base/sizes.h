@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sizes.h -- arithmetic on sizes that come from files or shapes; every product of such numbers goes through here. */
+/* sizes.h -- arithmetic on sizes that come from files or shapes; every product of such numbers goes
+ * through here. */
 #ifndef BALLAST_BASE_SIZES_H
 #define BALLAST_BASE_SIZES_H
 

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* status.h -- how a function says that it failed, and why.
  *
- * Every fallible function returns bl_status; outputs go through pointers. The place where a failure is first seen calls
- * BL_FAIL once, with the file, key, tensor or system call at fault; callers pass the status on (BL_TRY, BL_TRY_GOTO).
- * The text is kept per thread, so nothing is shared; a stream or a communicator that carries a failure to another thread
- * carries the text along (bl_error_save, bl_error_restore). Library code never prints and never exits. */
+ * Every fallible function returns bl_status; outputs go through pointers. The place where a failure
+ * is first seen calls BL_FAIL once, with the file, key, tensor or system call at fault; callers
+ * pass the status on (BL_TRY, BL_TRY_GOTO). The text is kept per thread, so nothing is shared; a
+ * stream or a communicator that carries a failure to another thread carries the text along
+ * (bl_error_save, bl_error_restore). Library code never prints and never exits. */
 #ifndef BALLAST_BASE_STATUS_H
 #define BALLAST_BASE_STATUS_H
 
@@ -47,14 +48,17 @@ typedef struct bl_error {
 #define BL_PRINTF(text_index, first_index)
 #endif
 
-/* Records `status` and the formatted text for this thread and returns `status`. Does not touch errno. The text of BL_ENOMEM may be the
- * object alone: "out of memory: " comes before it, in place of an article, where "memory" is not in it. */
+/* Records `status` and the formatted text for this thread and returns `status`. Does not touch
+ * errno. The text of BL_ENOMEM may be the object alone: "out of memory: " comes before it, in place
+ * of an article, where "memory" is not in it. */
 BL_API bl_status bl_fail(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
-/* As bl_fail, and appends ": " and strerror(errno). ENOMEM, ENOSPC, EDQUOT and EMFILE turn BL_EIO into the status that fits. */
+/* As bl_fail, and appends ": " and strerror(errno). ENOMEM, ENOSPC, EDQUOT and EMFILE turn BL_EIO
+ * into the status that fits. */
 BL_API bl_status bl_fail_errno(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
-/* Puts the formatted text and ": " before the text recorded on this thread. Returns `status` unchanged. */
+/* Puts the formatted text and ": " before the text recorded on this thread. Returns `status`
+ * unchanged. */
 BL_API bl_status bl_error_prefix(bl_status status, const char *format, ...) BL_PRINTF(2, 3);
 
 /* The text of this thread's last failure; valid until its next one. Never NULL. */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes a conversation as ids and labels.
  *
- * Text gathers until a special token or a border between learned and masked ends it, and is then tokenized as
- * one: the same ids as tokenizing the whole rendered text, wherever no token of the vocabulary reaches across
- * a border. */
+ * Text gathers until a special token or a border between learned and masked ends it, and is then
+ * tokenized as one: the same ids as tokenizing the whole rendered text, wherever no token of the
+ * vocabulary reaches across a border. */
 #include "chat/internal.h"
 
 #include <string.h>
@@ -98,7 +98,8 @@ static bl_status append_plain(bl_bytes *bytes, const bl_chat_text *text)
     return BL_OK;
 }
 
-/* Llama 2: the system message is the beginning of the first user's content, and both are stripped as one. */
+/* Llama 2: the system message is the beginning of the first user's content, and both are stripped
+ * as one. */
 static bl_status add_nested(writer *w, const char *system, const char *content)
 {
     bl_bytes whole = {0};
@@ -139,8 +140,8 @@ static bl_status add_learned(writer *w, const bl_chat_message *message)
     return chat->learns_suffix ? set_border(w, true) : BL_OK;
 }
 
-/* What a template makes of a system message at the start, or of its absence; *n gets the messages that it
- * took. */
+/* What a template makes of a system message at the start, or of its absence; *n gets the messages
+ * that it took. */
 static bl_status add_start(writer *w, const bl_chat_message *messages, size_t *n)
 {
     static const bl_chat_message no_system = {BL_CHAT_SYSTEM, ""};

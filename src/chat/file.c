@@ -5,8 +5,10 @@
  *   trim: false             strip white space around each content    (default: false)
  *   roles:                  user and assistant; system if there may be one
  *     user: {prefix: "...", suffix: "..."}
- *   end_token: "<|im_end|>" what ends an assistant's turn, always learned: its suffix begins with it
- *   train_suffix: false     whether the rest of that suffix is learned too; without end_token, all of it */
+ *   end_token: "<|im_end|>" what ends an assistant's turn, always learned: its suffix begins with
+ *     it
+ *   train_suffix: false     whether the rest of that suffix is learned too; without end_token, all
+ *                           of it */
 #include <stdlib.h>
 #include <string.h>
 

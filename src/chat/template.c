@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which template a conversation is written with: by name, by file, or by what the model says of itself. */
+/* Which template a conversation is written with: by name, by file, or by what the model says of
+ * itself. */
 #include "chat/template.h"
 
 #include <ctype.h>
@@ -167,8 +168,8 @@ static bool has_special(const bl_tokenizer *tokenizer, const char *token)
     return bl_tokenizer_is_special(tokenizer, bl_tokenizer_token_to_id(tokenizer, token));
 }
 
-/* The family whose jinja text this is, without its blanks, by the lines that write its messages; FAMILY_FILE:
- * none. A default system message makes it another template. */
+/* The family whose jinja text this is, without its blanks, by the lines that write its messages;
+ * FAMILY_FILE: none. A default system message makes it another template. */
 static family find_family_of(const char *text)
 {
     static const char llama3_message[] =
@@ -216,8 +217,8 @@ static bl_status recognise(const bl_tokenizer *tokenizer, family *found)
             BL_EUSAGE,
             "chat_template: the model's own template is none that Ballast knows; give " NAMES);
     }
-    /* A base model: its special tokens tell, since Llama 3.1's and 3.2's are the same and so is what their
-     * templates write. */
+    /* A base model: its special tokens tell, since Llama 3.1's and 3.2's are the same and so is
+     * what their templates write. */
     bool llama3 = has_special(tokenizer, "<|begin_of_text|>") &&
                   has_special(tokenizer, "<|start_header_id|>") &&
                   has_special(tokenizer, "<|end_header_id|>") &&

@@ -1,24 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* template.h -- a conversation as token ids, and which of them a model learns.
  *
- * Known by name, each with the ids that Hugging Face's apply_chat_template gives for the model's own jinja
- * text (no tools):
- * - llama2: <s>[INST] <<SYS>>\n{system}\n<</SYS>>\n\n{user} [/INST] {assistant} </s>; roles must alternate
- * - llama3: <|begin_of_text|>, then <|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|> each
+ * Known by name, each with the ids that Hugging Face's apply_chat_template gives for the model's
+ * own jinja text (no tools):
+ * - llama2: <s>[INST] <<SYS>>\n{system}\n<</SYS>>\n\n{user} [/INST] {assistant} </s>; roles must
+ *   alternate
+ * - llama3: <|begin_of_text|>, then
+ *   <|start_header_id|>{role}<|end_header_id|>\n\n{content}<|eot_id|> each
  * - llama3.1: as llama3, with a system message always, which begins with
  *   "Cutting Knowledge Date: December 2023\nToday Date: {date}\n\n"
  * - llama3.2: the same
  *
- * The date is template_date, "26 Jul 2024" unless given: what both jinja texts fall back to. Llama 3.2's
- * writes the day it runs where it can; what a run trains must not depend on the day it is started.
+ * The date is template_date, "26 Jul 2024" unless given: what both jinja texts fall back to. Llama
+ * 3.2's writes the day it runs where it can; what a run trains must not depend on the day it is
+ * started.
  *
- * Anything else is the path of a file of role prefixes and suffixes, docs/data.md. Without a name the model's
- * own text decides (tokenizer_config.json, chat_template.jinja) if it is one of the above, else special
- * tokens that only one of them has; where neither is certain, the caller is told to name one.
+ * Anything else is the path of a file of role prefixes and suffixes, docs/data.md. Without a name
+ * the model's own text decides (tokenizer_config.json, chat_template.jinja) if it is one of the
+ * above, else special tokens that only one of them has; where neither is certain, the caller is
+ * told to name one.
  *
- * Masks are exact by construction: an assistant's content is tokenized apart from its header and joined as
- * ids. Learned are the content and the token that ends the turn, never a header. Text in a message never
- * becomes a special token. */
+ * Masks are exact by construction: an assistant's content is tokenized apart from its header and
+ * joined as ids. Learned are the content and the token that ends the turn, never a header. Text in
+ * a message never becomes a special token. */
 #ifndef BALLAST_CHAT_TEMPLATE_H
 #define BALLAST_CHAT_TEMPLATE_H
 
@@ -50,10 +54,10 @@ typedef struct bl_chat_message {
 /* Never changes once loaded: any thread may use it. */
 typedef struct bl_chat_template bl_chat_template;
 
-/* name: NULL for the model's own. date: NULL, or "DD Mon YYYY" for a template that writes one. `tokenizer` is
- * borrowed until bl_chat_template_destroy. BL_EUSAGE: an unknown name, a date without use, a template that
- * this tokenizer lacks tokens for, no name and no certain choice, a file that does not follow the format
- * ("file:line: key: reason"); BL_EIO, BL_ENOMEM. */
+/* name: NULL for the model's own. date: NULL, or "DD Mon YYYY" for a template that writes one.
+ * `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an unknown name, a date
+ * without use, a template that this tokenizer lacks tokens for, no name and no certain choice, a
+ * file that does not follow the format ("file:line: key: reason"); BL_EIO, BL_ENOMEM. */
 bl_status bl_chat_template_load(const char *name, const char *date, const bl_tokenizer *tokenizer,
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
@@ -62,19 +66,21 @@ void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
 const char *bl_chat_template_name(const bl_chat_template *chat);
 bool bl_chat_template_was_recognised(const bl_chat_template *chat); /* loaded without a name */
 
-/* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of it. */
+/* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of
+ * it. */
 uint64_t bl_chat_template_hash(const bl_chat_template *chat);
 
-/* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs: every id
- * is its label. Content is stripped of white space at both ends where the template does it. BL_EINPUT: no
- * messages, an empty user's or assistant's message, a role that the template lacks or has no place for there;
- * BL_ENOMEM. Both lists may have grown after a failure. */
+/* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs:
+ * every id is its label. Content is stripped of white space at both ends where the template does
+ * it. BL_EINPUT: no messages, an empty user's or assistant's message, a role that the template
+ * lacks or has no place for there; BL_ENOMEM. Both lists may have grown after a failure. */
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
                                   size_t n_messages, bool train_on_inputs, bl_ids *ids,
                                   bl_ids *labels);
 
-/* Appends what the model is given to answer the last message, of a user: the conversation and what precedes
- * an assistant's content. Errors as above; an assistant's message at the end is BL_EINPUT. */
+/* Appends what the model is given to answer the last message, of a user: the conversation and what
+ * precedes an assistant's content. Errors as above; an assistant's message at the end is
+ * BL_EINPUT. */
 bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const bl_chat_message *messages, size_t n_messages,
                                          bl_ids *ids);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cli.h -- what a subcommand is. Each has a file of its own with one constant; main.c lists them. */
+/* cli.h -- what a subcommand is. Each has a file of its own with one constant; main.c lists
+ * them. */
 #ifndef BALLAST_CLI_CLI_H
 #define BALLAST_CLI_CLI_H
 
@@ -19,8 +20,8 @@ typedef struct bl_command {
     void (*print_options)(FILE *out, bool as_markdown);
     /* Its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored). */
     bool is_job;
-    /* argv without the program and the command; --help has been dealt with. Output goes to stdout; the caller
-     * reports a failure. */
+    /* argv without the program and the command; --help has been dealt with. Output goes to stdout;
+     * the caller reports a failure. */
     bl_status (*run)(int argc, char *const *argv);
 } bl_command;
 
@@ -33,21 +34,22 @@ extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
 extern const bl_command bl_command_config;
 
-/* The options of a command with a small table of its own, whose rows have .commands = BL_CLI_ANY. */
+/* The options of a command with a small table of its own, whose rows have .commands =
+ * BL_CLI_ANY. */
 enum { BL_CLI_ANY = 1 };
 #define BL_CLI_OPTIONS(rows, struct_pointer, origin_array)                                         \
     {                                                                                              \
         .table = (rows), .n_options = sizeof(rows) / sizeof((rows)[0]), .command = BL_CLI_ANY,     \
         .values = (struct_pointer), .origins = (origin_array)                                      \
     }
-/* Defaults, then argv, then the check for what is required; other words go to words[max_words]. The caller
- * clears `options`, also after a failure. */
+/* Defaults, then argv, then the check for what is required; other words go to words[max_words]. The
+ * caller clears `options`, also after a failure. */
 bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
                       const char **words, int *n_words);
 void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown);
 
-/* This process as the parent of its host's ranks (bl_launch_run_ranks), which are given the same command and
- * words. deadline_s: of their communicator; 0: none. */
+/* This process as the parent of its host's ranks (bl_launch_run_ranks), which are given the same
+ * command and words. deadline_s: of their communicator; 0: none. */
 bl_status bl_cli_start_ranks(bl_launch *launch, int n_here, const char *command, int argc,
                              char *const *argv, bool takes_requests, double deadline_s);
 

@@ -211,7 +211,8 @@ static bool is_end(const session *s, int32_t id)
     return false;
 }
 
-/* Prints what the decoded text has grown by; a character whose bytes are not all there yet is held back. */
+/* Prints what the decoded text has grown by; a character whose bytes are not all there yet is held
+ * back. */
 static bl_status print_growth(session *s, size_t *printed, bool last)
 {
     char *text;

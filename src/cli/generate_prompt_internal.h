@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_prompt_internal.h -- what `ballast generate` continues: a text, a file, messages or ids. */
+/* generate_prompt_internal.h -- what `ballast generate` continues: a text, a file, messages or
+ * ids. */
 #ifndef BALLAST_CLI_GENERATE_PROMPT_INTERNAL_H
 #define BALLAST_CLI_GENERATE_PROMPT_INTERNAL_H
 
@@ -17,8 +18,8 @@ typedef struct bl_generate_prompt {
 /* BL_EUSAGE unless exactly one is given, with what belongs to it. */
 bl_status bl_generate_prompt_check(const bl_generate_prompt *prompt);
 
-/* Appends the ids. *end: the token that ends an answer to messages; -1: none but the model's. The tokenizer may be NULL with
- * input_ids. BL_EUSAGE, BL_EINPUT, BL_EIO, BL_ENOMEM. */
+/* Appends the ids. *end: the token that ends an answer to messages; -1: none but the model's. The
+ * tokenizer may be NULL with input_ids. BL_EUSAGE, BL_EINPUT, BL_EIO, BL_ENOMEM. */
 bl_status bl_generate_prompt_read(const bl_generate_prompt *prompt, const bl_tokenizer *tokenizer,
                                   bl_ids *ids, int32_t *end);
 

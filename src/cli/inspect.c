@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast inspect: what a safetensors file, a model, an adapter or a checkpoint holds, after the same checks
- * that training does before it reads one. */
+/* ballast inspect: what a safetensors file, a model, an adapter or a checkpoint holds, after the
+ * same checks that training does before it reads one. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -125,8 +125,8 @@ static bl_status report_file(json_t *report, const char *path)
     return st;
 }
 
-/* Checks every FP8 weight with its scales and adds "fp8", the number of weights by how fine their scales are.
- */
+/* Checks every FP8 weight with its scales and adds "fp8", the number of weights by how fine their
+ * scales are. */
 static bl_status report_fp8(json_t *report, const bl_hf_model *model)
 {
     static const char *const names[N_SCALE_KINDS] = {"none", "tensor", "row", "block"};
@@ -150,7 +150,8 @@ static bl_status report_fp8(json_t *report, const bl_hf_model *model)
     return BL_OK;
 }
 
-/* Reports what can be reported, then checks as training does before it reads weights, in its order. */
+/* Reports what can be reported, then checks as training does before it reads weights, in its
+ * order. */
 static bl_status report_model(json_t *report, const char *dir)
 {
     bl_model_config config;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program: finds the command, prints help, and turns a failure into one line on stderr and an exit code.
- */
+/* The program: finds the command, prints help, and turns a failure into one line on stderr and an
+ * exit code. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -165,8 +165,9 @@ static bl_status dispatch(int argc, char *const *argv)
     return command->run(argc - 2, argv + 2);
 }
 
-/* A standard stream that is closed when the program starts stays useless, but nothing else gets its number: what is
- * written to it would end up in that file. Read-only, so that a result which nobody takes is still an error. */
+/* A standard stream that is closed when the program starts stays useless, but nothing else gets its
+ * number: what is written to it would end up in that file. Read-only, so that a result which nobody
+ * takes is still an error. */
 static void occupy_standard_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -181,8 +182,9 @@ static _Noreturn void leave_by_signal(int signal_number)
     _exit(128 + signal_number);
 }
 
-/* The kernel keeps signals without a handler from process 1, which the program is in a container: it would not hear a request to stop. A command
- * that has handlers of its own sets them later; processes that this one starts have none of these. */
+/* The kernel keeps signals without a handler from process 1, which the program is in a container:
+ * it would not hear a request to stop. A command that has handlers of its own sets them later;
+ * processes that this one starts have none of these. */
 static void take_signals_as_process_1(void)
 {
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
@@ -195,7 +197,8 @@ static void take_signals_as_process_1(void)
             sigaction(signals[i], &leave, NULL);
 }
 
-/* Each thread's stack has the size of the limit, and an overflow is SIGSEGV. A training needs between 64 and 128 KiB. */
+/* Each thread's stack has the size of the limit, and an overflow is SIGSEGV. A training needs
+ * between 64 and 128 KiB. */
 #define STACK_NEEDED_BYTES ((rlim_t)256 * 1024)
 
 static bl_status check_stack_limit(void)

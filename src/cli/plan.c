@@ -101,7 +101,8 @@ static const bl_option *own_option(const char *word)
     return NULL;
 }
 
-/* Deals the words out: own ones to the front, the training's behind them. Returns the number of own ones. */
+/* Deals the words out: own ones to the front, the training's behind them. Returns the number of own
+ * ones. */
 static int deal_out(int argc, char *const *argv, char **words)
 {
     int n_own = 0, n_others = 0;
@@ -238,7 +239,8 @@ static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan
         remedies[0] ? "it fits with " : "no single change makes it fit", remedies);
 }
 
-/* Keys that are not given are chosen by time; with a file, those alone that a training would choose. */
+/* Keys that are not given are chosen by time; with a file, those alone that a training would
+ * choose. */
 static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
 {
     bl_plan_choice choice;

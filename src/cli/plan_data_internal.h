@@ -6,12 +6,14 @@
 
 #include "plan/case.h"
 
-/* Reads the data that the configuration names, where train_file and what it needs are there, and gives the plan the
- * lengths of the rows. Else the plan keeps what it has. Errors of the data as a training's. */
+/* Reads the data that the configuration names, where train_file and what it needs are there, and
+ * gives the plan the lengths of the rows. Else the plan keeps what it has. Errors of the data as a
+ * training's. */
 bl_status bl_cli_plan_read_data(bl_plan_case *c);
 
-/* Of a case of this machine: where it computes on its processor, gives the plan the rates that were measured now or before
- * (plan/measure.h). Logs them with their scatter, or how uncertain those of a preset are. */
+/* Of a case of this machine: where it computes on its processor, gives the plan the rates that were
+ * measured now or before (plan/measure.h). Logs them with their scatter, or how uncertain those of
+ * a preset are. */
 bl_status bl_cli_plan_measure(bl_plan_case *c, bool wanted, bool again);
 
 #endif

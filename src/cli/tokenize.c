@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast tokenize: JSON lines with a text in, JSON lines with its token ids out; or a data set, as a
- * training run sees it. */
+/* ballast tokenize: JSON lines with a text in, JSON lines with its token ids out; or a data set, as
+ * a training run sees it. */
 #include <stdlib.h>
 #include <string.h>
 

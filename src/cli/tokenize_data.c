@@ -40,8 +40,8 @@ static void print_json(const bl_sample *row)
 
 /* ---- a table ---- */
 
-/* The text that `id` adds behind other text, quoted: with the space that a decoder strips from the beginning
- * of a text. */
+/* The text that `id` adds behind other text, quoted: with the space that a decoder strips from the
+ * beginning of a text. */
 static bl_status print_token(const bl_tokenizer *tokenizer, int32_t id)
 {
     const int32_t pair[] = {bl_tokenizer_token_to_id(tokenizer, "a"), id};

@@ -19,8 +19,8 @@ static void print_train_options(FILE *out, bool as_markdown)
         bl_train_config_print_help(BL_CONFIG_TRAIN, out);
 }
 
-/* A request to stop before or after training, and a second one during it: there is nothing to finish, all
- * files are whole. */
+/* A request to stop before or after training, and a second one during it: there is nothing to
+ * finish, all files are whole. */
 static void leave_at_once(int signal_number)
 {
     if (signal_number == SIGINT) bl_log_note_echo();
@@ -28,8 +28,8 @@ static void leave_at_once(int signal_number)
     _exit(bl_status_exit_code(BL_ESTOPPED));
 }
 
-/* A job of several processes: who started them ends them by a signal when one has failed, which has said why; and a parent speaks for its
- * children. */
+/* A job of several processes: who started them ends them by a signal when one has failed, which has
+ * said why; and a parent speaks for its children. */
 static void leave_silently(int signal_number)
 {
     (void)signal_number;
@@ -57,7 +57,8 @@ static bl_status run_config(const bl_train_config *config, bl_launch *launch, co
     return run(config, launch, user);
 }
 
-/* One job: what is wrong with its configuration is told once, too, however many processes it has. The configuration is read before there are threads. */
+/* One job: what is wrong with its configuration is told once, too, however many processes it has.
+ * The configuration is read before there are threads. */
 static bl_status run_job(bl_config_command which, const char *command, int argc, char *const *argv,
                          job_fn run, void *user)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h -- what a kind of communicator implements. comm.c checks arguments and passes them on; a
- * kind's struct begins with struct bl_comm. */
+/* backend.h -- what a kind of communicator implements. comm.c checks arguments and passes them on;
+ * a kind's struct begins with struct bl_comm. */
 #ifndef BALLAST_COMM_BACKEND_H
 #define BALLAST_COMM_BACKEND_H
 
@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* A collective with its arguments, which comm.c has checked. It fits into a stream's ring of arguments.
+/* A collective with its arguments, which comm.c has checked. It fits into a stream's ring of
+ * arguments.
  *
  *   kind            send -> recv                        call.bytes    call.detail   n
  *   ALL_GATHER      bytes -> size * bytes               of one rank

@@ -37,7 +37,8 @@ typedef struct bl_comm_call {
     int detail; /* element type or root */
     size_t bytes;
     bl_comm_label label;
-    /* Its place among the calls of its rank, whose thread makes those of all communicators in one order. Not compared; set by the wire only. */
+    /* Its place among the calls of its rank, whose thread makes those of all communicators in one
+     * order. Not compared; set by the wire only. */
     uint64_t number;
 } bl_comm_call;
 

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of the calling
- * rank; all ranks of a group call the same collectives in the same order with the same sizes. A communicator
- * is used by one stream at a time. Reductions are an all-to-all and a sum in rank order (((0 + x_0) + x_1) +
- * ...), in the element type: the bits depend on the number of ranks and never on timing. Buffers are memory
- * that the stream's device reads and writes (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream
- * has passed the collective; other ranks read them, too.
+/* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of
+ * the calling rank; all ranks of a group call the same collectives in the same order with the same
+ * sizes. A communicator is used by one stream at a time. Reductions are an all-to-all and a sum in
+ * rank order (((0 + x_0) + x_1) + ...), in the element type: the bits depend on the number of ranks
+ * and never on timing. Buffers are memory that the stream's device reads and writes
+ * (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream has passed the collective;
+ * other ranks read them, too.
  *
- * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits for a rank,
- * and every later one, on any rank of the job then ends with BL_ECANCELLED (sticky on its stream). A rank
- * that does not arrive within the deadline makes its group fail with BL_ERANK, naming it by its rank in the
- * job, and aborts the job. Ranks that call different collectives or sizes all get BL_EINTERNAL, which aborts
- * the job as well. */
+ * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits
+ * for a rank, and every later one, on any rank of the job then ends with BL_ECANCELLED (sticky on
+ * its stream). A rank that does not arrive within the deadline makes its group fail with BL_ERANK,
+ * naming it by its rank in the job, and aborts the job. Ranks that call different collectives or
+ * sizes all get BL_EINTERNAL, which aborts the job as well. */
 #ifndef BALLAST_COMM_COMM_H
 #define BALLAST_COMM_COMM_H
 
@@ -30,18 +31,20 @@ typedef struct bl_comm bl_comm;
 BL_API int bl_comm_rank(const bl_comm *comm);
 BL_API int bl_comm_size(const bl_comm *comm);
 
-/* What later collectives of this rank are of, for errors: with ("layer", 17) a deadline says "rank 3 did not reach all_gather of layer
- * 17". The text (at most 47 characters) is copied; index < 0: no number; what NULL: of nothing in particular. For
- * the thread that calls the collectives; it costs some hundred nanoseconds. Ranks need not agree, except where a communicator compares calls
+/* What later collectives of this rank are of, for errors: with ("layer", 17) a deadline says "rank
+ * 3 did not reach all_gather of layer 17". The text (at most 47 characters) is copied; index < 0:
+ * no number; what NULL: of nothing in particular. For the thread that calls the collectives; it
+ * costs some hundred nanoseconds. Ranks need not agree, except where a communicator compares calls
  * before it launches them (bl_comm_trust_order): there another label is another call. */
 BL_API void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
 
-/* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank * bytes. */
+/* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank *
+ * bytes. */
 BL_API bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                                     size_t bytes);
 
-/* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats, recv n
- * floats. send is not changed. recv must not overlap send. */
+/* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats,
+ * recv n floats. send is not changed. recv must not overlap send. */
 BL_API bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
                                             float *recv, int64_t n);
 
@@ -58,40 +61,44 @@ BL_API bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffe
 /* Ends when all ranks' barriers have begun. */
 BL_API bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
 
-/* Device memory, zero-filled, for what is gathered again and again (the gather ring): such as the communicator moves fastest, in NCCL's
- * case registered with all ranks where its options ask for that; otherwise the device's own. It counts in bl_device_bytes. All ranks of the
- * group call these in the same order with the same sizes, from their own threads. Freed before the communicator is destroyed, when no
- * stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
+/* Device memory, zero-filled, for what is gathered again and again (the gather ring): such as the
+ * communicator moves fastest, in NCCL's case registered with all ranks where its options ask for
+ * that; otherwise the device's own. It counts in bl_device_bytes. All ranks of the group call these
+ * in the same order with the same sizes, from their own threads. Freed before the communicator is
+ * destroyed, when no stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
 BL_API bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes,
                                const char *what, void **out);
 BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* memory NULL is fine */
 
-/* Collective, from the rank's own thread: the ranks have shown that they call the same collectives in one order, by a whole step say. Communicators
- * that would have to stop for it compare calls until then, before each, across all communicators split from the same first one (NCCL, where a
- * wrong order hangs); others compare every call, and this does nothing. BL_EINTERNAL: the ranks do not come to it together. */
+/* Collective, from the rank's own thread: the ranks have shown that they call the same collectives
+ * in one order, by a whole step say. Communicators that would have to stop for it compare calls
+ * until then, before each, across all communicators split from the same first one (NCCL, where a
+ * wrong order hangs); others compare every call, and this does nothing. BL_EINTERNAL: the ranks do
+ * not come to it together. */
 BL_API bl_status bl_comm_trust_order(bl_comm *comm);
 
-/* Called by a rank that gives up, from any thread: `error` (not BL_OK) is what the other ranks report as the
- * reason. Idempotent; the first error of the job is kept. It reaches every communicator of the same job
- * (split ones too). */
+/* Called by a rank that gives up, from any thread: `error` (not BL_OK) is what the other ranks
+ * report as the reason. Idempotent; the first error of the job is kept. It reaches every
+ * communicator of the same job (split ones too). */
 BL_API void bl_comm_abort(bl_comm *comm, const bl_error *error);
 
 /* The first error given to bl_comm_abort in this job, or status BL_OK. */
 BL_API void bl_comm_first_error(bl_comm *comm, bl_error *out);
 
-/* Collective among all ranks of `comm` (call from the rank's own thread, not as a task): ranks of equal
- * `color` form a new group, ordered by rank in `comm`. Owned by the caller. */
+/* Collective among all ranks of `comm` (call from the rank's own thread, not as a task): ranks of
+ * equal `color` form a new group, ordered by rank in `comm`. Owned by the caller. */
 BL_API bl_status bl_comm_split(bl_comm *comm, int color, bl_comm **out);
 BL_API void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
 
-/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator a rank; each
- * is destroyed by its owner when its streams no longer use it, the shared state goes with the last.
- * deadline_s: how long a rank waits for another inside one collective (0 = for ever). */
+/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator a
+ * rank; each is destroyed by its owner when its streams no longer use it, the shared state goes
+ * with the last. deadline_s: how long a rank waits for another inside one collective (0 = for
+ * ever). */
 BL_API bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
 
-/* Runs fn as each of n_ranks ranks, on a thread of its own, with a communicator that it borrows, and waits
- * for all. A rank whose fn fails aborts the others. Returns the first such error, or BL_OK. BL_ELIMIT: a
- * thread could not be started. */
+/* Runs fn as each of n_ranks ranks, on a thread of its own, with a communicator that it borrows,
+ * and waits for all. A rank whose fn fails aborts the others. Returns the first such error, or
+ * BL_OK. BL_ELIMIT: a thread could not be started. */
 typedef bl_status (*bl_rank_fn)(bl_comm *comm, void *user);
 BL_API bl_status bl_comm_run_local(int n_ranks, double deadline_s, bl_rank_fn fn, void *user);
 

@@ -17,8 +17,8 @@
 #include "base/memory.h"
 #include "base/sizes.h"
 
-/* What a rank asks for, in the header of the file; a cache line. There are two of each rank: one is written while
- * slower ranks still compare the other. */
+/* What a rank asks for, in the header of the file; a cache line. There are two of each rank: one is
+ * written while slower ranks still compare the other. */
 typedef struct request {
     uint64_t number; /* of the call, from 1 */
     uint64_t offset_bytes, n_bytes;
@@ -150,7 +150,8 @@ static bl_status make_header(bl_host_memory *m)
     return BL_OK;
 }
 
-/* Its thread lives as long as a training, and takes no signals: they are for threads that wait for them. */
+/* Its thread lives as long as a training, and takes no signals: they are for threads that wait for
+ * them. */
 static bl_status open_stream(bl_host_memory *m)
 {
     sigset_t all, old;

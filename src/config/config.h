@@ -2,8 +2,9 @@
 /* config.h -- a run's configuration: one struct, filled from a YAML file and a command line
  * (options/options.h).
  *
- * Fields are named as their keys; docs/options.md says what each means, its range and its default. Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig
- * for lora_*). */
+ * Fields are named as their keys; docs/options.md says what each means, its range and its default.
+ * Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig for
+ * lora_*). */
 #ifndef BALLAST_CONFIG_CONFIG_H
 #define BALLAST_CONFIG_CONFIG_H
 
@@ -106,7 +107,8 @@ typedef struct bl_train_config {
     char *trace;          /* NULL: no */
     char *dump_gradients; /* NULL: no */
 
-    /* execution; device, compute_dtype, ranks, rank_processes, threads and shard_size are resolved by bl_train_config_load */
+    /* execution; device, compute_dtype, ranks, rank_processes, threads and shard_size are resolved
+     * by bl_train_config_load */
     bl_config_device device;
     bl_compute_dtype compute_dtype;
     bl_string_list compute_bf16_modules; /* empty: none; bl_train_config_bf16_matrices */
@@ -132,21 +134,24 @@ typedef struct bl_train_config {
     uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS];
 } bl_train_config;
 
-/* Puts in place of auto what this build and this machine have, logs which device that is and why, and checks that both fit. *gpu is a GPU of
- * *device cuda: this process's, if it is a child of bl_launch_run_ranks; another process may be about to start such children, so the first
- * one's answer comes by bl_device_probe_cuda, before there are threads. BL_EUSAGE: they do not fit; BL_ELIMIT: device cuda without a usable GPU
- * (bl_device_find_cuda), or without one that has FP8; device auto where the search ends with BL_GPU_BROKEN. */
+/* Puts in place of auto what this build and this machine have, logs which device that is and why,
+ * and checks that both fit. *gpu is a GPU of *device cuda: this process's, if it is a child of
+ * bl_launch_run_ranks; another process may be about to start such children, so the first one's
+ * answer comes by bl_device_probe_cuda, before there are threads. BL_EUSAGE: they do not fit;
+ * BL_ELIMIT: device cuda without a usable GPU (bl_device_find_cuda), or without one that has FP8;
+ * device auto where the search ends with BL_GPU_BROKEN. */
 bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
                                   bl_gpu_info *gpu);
 
-/* The GPU that this process's ranks compute on, and CUDA's number of it: 0 in a job of one process, and where the process is shown
- * one GPU only (CUDA_VISIBLE_DEVICES); else each process of a host has the GPU of its place among them (bl_launch_info.local_rank). BL_ELIMIT: as
+/* The GPU that this process's ranks compute on, and CUDA's number of it: 0 in a job of one process,
+ * and where the process is shown one GPU only (CUDA_VISIBLE_DEVICES); else each process of a host
+ * has the GPU of its place among them (bl_launch_info.local_rank). BL_ELIMIT: as
  * bl_device_find_cuda, or there are more processes than GPUs. */
 bl_status bl_config_find_gpu(bl_gpu_info *gpu, int *index);
 
-/* Reads, resolves (bl_config_choose_device) and validates. yaml_path may be NULL; argv holds "--key value" and, when yaml_path is NULL,
- * at most one other word, the YAML file. argc may be 0. Free *out with bl_train_config_free; NULL after a
- * failure. BL_EUSAGE names the file, line and key. */
+/* Reads, resolves (bl_config_choose_device) and validates. yaml_path may be NULL; argv holds "--key
+ * value" and, when yaml_path is NULL, at most one other word, the YAML file. argc may be 0. Free
+ * *out with bl_train_config_free; NULL after a failure. BL_EUSAGE names the file, line and key. */
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
                                char *const *argv, bl_train_config **out);
 /* A machine to plan for, which need not be this one. */
@@ -158,17 +163,18 @@ typedef struct bl_config_machine {
     const char *gpu;         /* its name, borrowed for the call */
     int capability;          /* its compute capability, 10 x major + minor */
 } bl_config_machine;
-/* As bl_train_config_load for a training on that machine, but no key is required, and this machine is not
- * looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that one. */
+/* As bl_train_config_load for a training on that machine, but no key is required, and this machine
+ * is not looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that
+ * one. */
 bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
                                    bl_train_config **out);
-/* What bl_train_config_write_resolved has written, of a run that may have had another machine: this one is not looked at, and the keys'
- * values are taken as they are. */
+/* What bl_train_config_write_resolved has written, of a run that may have had another machine: this
+ * one is not looked at, and the keys' values are taken as they are. */
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out);
 void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 
-/* Ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them as threads. Of a
- * configuration that bl_train_config_load has resolved here. */
+/* Ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them
+ * as threads. Of a configuration that bl_train_config_load has resolved here. */
 int bl_train_config_starts_ranks(const bl_train_config *config);
 
 /* Whether the user set the key (in the file or on the line), be it to the default. */
@@ -177,12 +183,13 @@ bool bl_train_config_given(const bl_train_config *config, const char *key);
 /* Whether lora_target_modules is a regular expression, not names. */
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
 
-/* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is bl_layer_matrix m. BL_EUSAGE: a layer that the
- * model does not have. */
+/* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is
+ * bl_layer_matrix m. BL_EUSAGE: a layer that the model does not have. */
 bl_status bl_train_config_bf16_matrices(const bl_train_config *config, int64_t n_layers,
                                         uint8_t *masks);
 
-/* Whether allow_resume_mismatch has the name (a key that differs from the checkpoint's), or true. */
+/* Whether allow_resume_mismatch has the name (a key that differs from the checkpoint's), or
+ * true. */
 bool bl_train_config_allows(const bl_train_config *config, const char *name);
 
 typedef enum bl_resume { BL_RESUME_NO, BL_RESUME_NEWEST, BL_RESUME_PATH } bl_resume;
@@ -195,20 +202,20 @@ bl_resume bl_train_config_resume(const bl_train_config *config);
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
 
-/* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations have equal
- * numbers. */
+/* A number (FNV-1a, 64 bits) over the keys of one effect and their values; equal configurations
+ * have equal numbers. */
 bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect effect,
                                uint64_t *hash);
 
-/* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; "" when none
- * does. The caller frees *text. */
+/* "lora_r: 8 -> 16" a line for each key of that effect in which `now` differs from `before`; ""
+ * when none does. The caller frees *text. */
 bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
                                bl_option_effect effect, char **text);
 
-/* Writes the configuration of another program as Ballast's YAML: what has a counterpart, that program's defaults
- * where they differ, and comments on the rest, of which what changes training is logged as warnings, too. `tool`:
- * axolotl, llamafactory, trl, torchtune; NULL: detected by the keys. BL_EUSAGE: it cannot be, or the file is not
- * YAML. */
+/* Writes the configuration of another program as Ballast's YAML: what has a counterpart, that
+ * program's defaults where they differ, and comments on the rest, of which what changes training is
+ * logged as warnings, too. `tool`: axolotl, llamafactory, trl, torchtune; NULL: detected by the
+ * keys. BL_EUSAGE: it cannot be, or the file is not YAML. */
 bl_status bl_train_config_convert(const char *path, const char *tool, FILE *out);
 
 /* The options of one command for --help, and all of them for docs/options.md. */

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.c -- other programs' configurations as Ballast's. The rows of aliases.c say what a name means; here are
- * the values that a program takes for a key that its file does not give, where they are not Ballast's.
+/* convert.c -- other programs' configurations as Ballast's. The rows of aliases.c say what a name
+ * means; here are the values that a program takes for a key that its file does not give, where they
+ * are not Ballast's.
  *
- * Sources: axolotl's schemas (sequence_len, num_epochs, ...) and its trainer builder (eval_strategy); LLaMA-Factory's
- * data_args.py and finetuning_args.py; SFTConfig and ModelConfig of TRL 1.16.0 and PEFT's target modules of Llama;
- * torchtune's LoRA builders and alpaca_dataset, and torch.optim.AdamW. */
+ * Sources: axolotl's schemas (sequence_len, num_epochs, ...) and its trainer builder
+ * (eval_strategy); LLaMA-Factory's data_args.py and finetuning_args.py; SFTConfig and ModelConfig
+ * of TRL 1.16.0 and PEFT's target modules of Llama; torchtune's LoRA builders and alpaca_dataset,
+ * and torch.optim.AdamW. */
 #include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +53,8 @@ static const marker markers[] = {
 
 static const char *const tools[] = {"axolotl", "llamafactory", "trl", "torchtune"};
 
-/* The program's value for a key that is not given. `when`: only with that key, "key" (not 0) or "key=value". */
+/* The program's value for a key that is not given. `when`: only with that key, "key" (not 0) or
+ * "key=value". */
 typedef struct tool_default {
     const char *tool, *key, *value, *when;
 } tool_default;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.c -- the keys that say where a run computes and in which arithmetic: device, compute_dtype,
- * compute_bf16_modules. */
+/* device.c -- the keys that say where a run computes and in which arithmetic: device,
+ * compute_dtype, compute_bf16_modules. */
 #include "device/device.h"
 
 #include <stdio.h>
@@ -61,7 +61,8 @@ static bl_status look_for_gpu(const bl_launch_info *launch, bl_gpu_info *gpu)
     return check_gpus(launch, gpu);
 }
 
-/* What device auto means without a usable GPU: the CPU, but not where somebody expects a GPU to work and it does not. */
+/* What device auto means without a usable GPU: the CPU, but not where somebody expects a GPU to
+ * work and it does not. */
 static bl_status do_without_gpu(bl_gpu_state state, bl_status st)
 {
     bl_error error;
@@ -112,7 +113,8 @@ static bl_status compute_on_cpu(bl_compute_dtype *dtype)
     return BL_OK;
 }
 
-/* What FP8 products are asked of a GPU without them: below Hopper the run ends; behind it, where they may come, bf16. */
+/* What FP8 products are asked of a GPU without them: below Hopper the run ends; behind it, where
+ * they may come, bf16. */
 static bl_status do_without_fp8(const char *gpu, int capability, bl_compute_dtype *dtype)
 {
     static const char why[] =

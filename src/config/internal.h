@@ -11,23 +11,27 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 
-/* ranks.c: ranks, rank_processes, threads, and what follows from them, by who has started this process. n_gpus: of this machine, for
- * device cuda. BL_EUSAGE: numbers that do not fit together. */
+/* ranks.c: ranks, rank_processes, threads, and what follows from them, by who has started this
+ * process. n_gpus: of this machine, for device cuda. BL_EUSAGE: numbers that do not fit
+ * together. */
 bl_status config_place_ranks(bl_train_config *config, int n_gpus);
 
-/* device.c. Puts in place of auto what the device computes in, and checks that it can: of this machine, and of one that is described. gpu: its
- * name; capability: 10 x major + minor. With a warning, FP8 becomes bf16 on a GPU later than Hopper, and bf16 becomes fp32 on a CPU. BL_EUSAGE: the device does not
- * compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
+/* device.c. Puts in place of auto what the device computes in, and checks that it can: of this
+ * machine, and of one that is described. gpu: its name; capability: 10 x major + minor. With a
+ * warning, FP8 becomes bf16 on a GPU later than Hopper, and bf16 becomes fp32 on a CPU. BL_EUSAGE:
+ * the device does not compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
 bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,
                               bl_compute_dtype *dtype);
 
-/* Cores for one of the n_on_host processes that a launcher has started on this host. This one is bound to n_usable, what started it to n_starter, and its cgroup has n_allowed. Where all
- * such sets together fit in, they are the processes' own; otherwise it shares its set with the others. At least 1. */
+/* Cores for one of the n_on_host processes that a launcher has started on this host. This one is
+ * bound to n_usable, what started it to n_starter, and its cgroup has n_allowed. Where all such
+ * sets together fit in, they are the processes' own; otherwise it shares its set with the others.
+ * At least 1. */
 int64_t config_cores_of_task(int64_t n_usable, int64_t n_starter, int64_t n_allowed,
                              int64_t n_on_host);
 
-/* Those of a rank's n_cores that the quota of CPU time of its container leaves it, which the n_on_host ranks of this host share; -1: no
- * quota. At least 1. */
+/* Those of a rank's n_cores that the quota of CPU time of its container leaves it, which the
+ * n_on_host ranks of this host share; -1: no quota. At least 1. */
 int64_t config_cores_within(int64_t quota, int64_t n_cores, int64_t n_on_host);
 
 /* Whether something carries the weights between GPUs of several processes. */

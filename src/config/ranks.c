@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks.c -- the keys that say how many ranks a job has and what they are: ranks, rank_processes, threads. What they mean depends on
- * who has started this process:
+/* ranks.c -- the keys that say how many ranks a job has and what they are: ranks, rank_processes,
+ * threads. What they mean depends on who has started this process:
  *
  * | started by | processes | ranks auto | a rank is |
  * | a user | 1 | visible GPUs, or 1 | a thread; a child, with a GPU each or rank_processes true |
- * | mpirun, srun: one task per host | hosts | hosts x its visible GPUs, or hosts | a child of the task; the task, if there are no more ranks |
+ * | mpirun, srun: one task per host | hosts | hosts x its visible GPUs, or hosts | a child of the
+ *   task; the task, if there are no more ranks |
  * | mpirun, srun, torchrun: more | P | P | the task |
  * | a parent | ranks | ranks | this process | */
 #include <string.h>
@@ -22,7 +23,8 @@ bool config_has_gpu_processes(void)
     return bl_comm_has_nccl();
 }
 
-/* What the process that started this one is bound to: no more than this one where its tasks share its set. */
+/* What the process that started this one is bound to: no more than this one where its tasks share
+ * its set. */
 static int64_t cores_of_starter(int64_t n_unknown)
 {
     pid_t starter = getppid(); /* 0: outside of the container */
@@ -42,7 +44,8 @@ static bool is_task(const bl_launch_info *launch)
     return launch->kind == BL_LAUNCH_MPI || launch->kind == BL_LAUNCH_TORCHRUN;
 }
 
-/* A process that is one of its host's ranks may have been bound by what started it; its own ranks, threads or children, share what it has. */
+/* A process that is one of its host's ranks may have been bound by what started it; its own ranks,
+ * threads or children, share what it has. */
 static int64_t cores_of_rank(const bl_launch_info *launch, int64_t n_children, int64_t n_on_host)
 {
     int64_t n = bl_cores_bound();
@@ -56,7 +59,8 @@ int64_t config_cores_within(int64_t quota, int64_t n_cores, int64_t n_on_host)
     return quota < 0 ? n_cores : bl_min_i64(n_cores, bl_max_i64(1, quota / n_on_host));
 }
 
-/* What a rank is bound to may be its own; the quota of a container is shared by all of its processes. */
+/* What a rank is bound to may be its own; the quota of a container is shared by all of its
+ * processes. */
 static int64_t auto_threads(const bl_launch_info *launch, int64_t n_children, int64_t n_on_host)
 {
     int64_t n_cores = cores_of_rank(launch, n_children, n_on_host),
@@ -105,7 +109,8 @@ static bl_status check_gpus(const bl_train_config *c, int64_t n_here, int n_gpus
     return BL_OK;
 }
 
-/* Without NCCL ranks on several GPUs cannot be, and one GPU of several is not what was left to `auto`. */
+/* Without NCCL ranks on several GPUs cannot be, and one GPU of several is not what was left to
+ * `auto`. */
 static bl_status check_nccl(const bl_train_config *c, bool is_auto, int n_gpus)
 {
     if (c->device != BL_CONFIG_DEVICE_CUDA || n_gpus < 2 || config_has_gpu_processes() ||

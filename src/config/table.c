@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The keys of a run: their names, defaults, ranges and one-line meanings. docs/options.md is generated from
- * this table.
+/* The keys of a run: their names, defaults, ranges and one-line meanings. docs/options.md is
+ * generated from this table.
  *
- * A key of a feature that this version does not have is in the table all the same, with `available` naming
- * the values that work: another value is refused, never ignored. */
+ * A key of a feature that this version does not have is in the table all the same, with `available`
+ * naming the values that work: another value is refused, never ignored. */
 #include "config/table_internal.h"
 
 #include "base/sizes.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- between quantize.c, which deals with folders, and quantize_shard.c, which deals with
- * one file. */
+/* internal.h -- between quantize.c, which deals with folders, and quantize_shard.c, which deals
+ * with one file. */
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
@@ -8,8 +8,8 @@
 #include "convert/quantize.h"
 #include "store/hf_model.h"
 
-/* What a shard of the source becomes: two specs for a projection (its codes, its scales), one for any other
- * tensor. */
+/* What a shard of the source becomes: two specs for a projection (its codes, its scales), one for
+ * any other tensor. */
 typedef struct bl_shard_plan {
     const bl_safetensors *source;
     bl_stored_tensor_spec *specs;

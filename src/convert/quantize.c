@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize.c -- the folders: what is refused, what is there already, what is copied, and in which order. */
+/* quantize.c -- the folders: what is refused, what is there already, what is copied, and in which
+ * order. */
 #include "convert/quantize.h"
 
 #include <errno.h>
@@ -176,7 +177,8 @@ static bl_status note_finished(quantization *q, size_t index, const char *path)
     return save_json(q, MANIFEST, q->manifest);
 }
 
-/* A finished shard was made of the bytes that its source has now: size and time of change do not show all. */
+/* A finished shard was made of the bytes that its source has now: size and time of change do not
+ * show all. */
 static bl_status check_source(const quantization *q, size_t index)
 {
     const char *path = bl_safetensors_path(bl_hf_file(q->model, index));
@@ -249,7 +251,8 @@ static bl_status refuse_same_folder(const quantization *q)
     return BL_OK;
 }
 
-/* A folder without our manifest must be empty, but for what a run that was killed before it had one leaves. */
+/* A folder without our manifest must be empty, but for what a run that was killed before it had one
+ * leaves. */
 static bl_status refuse_other_content(const quantization *q)
 {
     char **names;
@@ -284,7 +287,8 @@ static bool is_copied(const char *name)
     return name[0] != '.' && strcmp(name, CONFIG) != 0 && strcmp(name, MANIFEST) != 0;
 }
 
-/* Files beside the weights that a run which ended has written: where they are still there, they may have been edited since. */
+/* Files beside the weights that a run which ended has written: where they are still there, they may
+ * have been edited since. */
 static const char BESIDE[] = "beside";
 
 static bool is_kept(const quantization *q, const char *name)
@@ -333,8 +337,8 @@ done:
     return st;
 }
 
-/* Copies the other files of the source, or, with `n_bytes`, only adds up how large they are. Folders stay
- * behind. */
+/* Copies the other files of the source, or, with `n_bytes`, only adds up how large they are.
+ * Folders stay behind. */
 static bl_status copy_others(const quantization *q, int64_t *n_bytes)
 {
     char **names, *from = NULL, *to = NULL;
@@ -423,7 +427,8 @@ done:
     return st;
 }
 
-/* Only a model in several files, or in one of another name, has an index. The source's may be gone by now. */
+/* Only a model in several files, or in one of another name, has an index. The source's may be gone
+ * by now. */
 static bl_status write_index(const quantization *q)
 {
     json_int_t total = 0;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* quantize.h -- a Hugging Face folder in, the same model with FP8 projections out.
  *
- * The seven projections of each layer become E4M3 codes with F32 scales beside them (X.weight_scale: [rows,
- * 1], or the grid of 128 x 128 blocks), with the bits that training from the source with that base_format
- * would use; everything else is copied. config.json gets a quantization_config of compressed-tensors
- * ("float-quantized", activations quantised as they come, lm_head ignored), as vLLM and store/hf_model.h read
- * it.
+ * The seven projections of each layer become E4M3 codes with F32 scales beside them
+ * (X.weight_scale: [rows, 1], or the grid of 128 x 128 blocks), with the bits that training from
+ * the source with that base_format would use; everything else is copied. config.json gets a
+ * quantization_config of compressed-tensors ("float-quantized", activations quantised as they come,
+ * lm_head ignored), as vLLM and store/hf_model.h read it.
  *
- * A shard of the source becomes a shard of the same name, written piece by piece and put in place whole;
- * ballast_quantize.json in the target names the finished ones with their checksums. Run again after an
- * interruption, finished shards are verified and kept. config.json comes last: without it the folder is no
- * model. */
+ * A shard of the source becomes a shard of the same name, written piece by piece and put in place
+ * whole; ballast_quantize.json in the target names the finished ones with their checksums. Run
+ * again after an interruption, finished shards are verified and kept. config.json comes last:
+ * without it the folder is no model. */
 #ifndef BALLAST_CONVERT_QUANTIZE_H
 #define BALLAST_CONVERT_QUANTIZE_H
 
@@ -30,9 +30,9 @@ typedef struct bl_quantize_result {
     int64_t n_bytes_read, n_bytes_written; /* of the shards made now */
 } bl_quantize_result;
 
-/* BL_EINPUT: the source is no Llama model, FP8 already, or has a weight that is not finite. BL_EUSAGE: the
- * target is the source, holds something else, or was begun from another source or in another format.
- * BL_ELIMIT: no space for what is to come. */
+/* BL_EINPUT: the source is no Llama model, FP8 already, or has a weight that is not finite.
+ * BL_EUSAGE: the target is the source, holds something else, or was begun from another source or in
+ * another format. BL_ELIMIT: no space for what is to come. */
 bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out);
 
 #endif

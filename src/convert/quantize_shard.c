@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize_shard.c -- one file of a model. Codes are written as they are made, piece by piece; a projection's
- * scales, which come first in the file, when its last piece is done. */
+/* quantize_shard.c -- one file of a model. Codes are written as they are made, piece by piece; a
+ * projection's scales, which come first in the file, when its last piece is done. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that hold a conversation: {"messages": [{"role", "content"}]} and ShareGPT's {"conversations":
- * [{"from", "value"}]}. */
+/* Rows that hold a conversation: {"messages": [{"role", "content"}]} and ShareGPT's
+ * {"conversations": [{"from", "value"}]}. */
 #include <stdlib.h>
 #include <string.h>
 

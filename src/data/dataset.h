@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* dataset.h -- training rows from a JSONL file or a file that is one JSON array of objects.
  *
- * Formats, by the keys of a row (B, E: the ids the tokenizer's post-processor puts before a text, and EOS;
- * [.]: no loss); docs/data.md has an example of each:
- * - tokens: input_ids; labels (default: the ids), document_ids and weights are optional; no other key
+ * Formats, by the keys of a row (B, E: the ids the tokenizer's post-processor puts before a text,
+ * and EOS; [.]: no loss); docs/data.md has an example of each:
+ * - tokens: input_ids; labels (default: the ids), document_ids and weights are optional; no other
+ *   key
  * - text: text; B text E
  * - prompt_completion: prompt, completion; [B prompt] completion E
  * - alpaca: instruction, input, output; [B Stanford Alpaca's prompt] output E
  * - messages: messages of role and content; as chat/template.h says
  * - sharegpt: conversations of from (human, gpt, system) and value; the same
  *
- * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the border and the
- * mask is exact by construction; the border is where it lies when a model is asked (prompt encoded,
- * completion generated). The completion is encoded as a continuation: decoding the whole gives prompt and
- * completion without a space between that the data has not. Text in a row never becomes a special token.
+ * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the
+ * border and the mask is exact by construction; the border is where it lies when a model is asked
+ * (prompt encoded, completion generated). The completion is encoded as a continuation: decoding the
+ * whole gives prompt and completion without a space between that the data has not. Text in a row
+ * never becomes a special token.
  *
- * Opening reads the file once and builds each sample once, so that every error and every count is known
- * before training starts; kept are 24 bytes a row, a checksum of its bytes among them. Samples are built again
- * when they are asked for. Peak memory is that of 1 MiB of rows, or of the longest one. */
+ * Opening reads the file once and builds each sample once, so that every error and every count is
+ * known before training starts; kept are 24 bytes a row, a checksum of its bytes among them.
+ * Samples are built again when they are asked for. Peak memory is that of 1 MiB of rows, or of the
+ * longest one. */
 #ifndef BALLAST_DATA_DATASET_H
 #define BALLAST_DATA_DATASET_H
 
@@ -51,7 +54,8 @@ typedef struct bl_dataset_options {
     int64_t max_seq_length; /* tokens; 0: no limit */
     bl_overlong overlong;
     bool train_on_inputs; /* prompts carry loss too */
-    /* Leave out rows that cannot be used, and list them on the log; else the first is an error /. */
+    /* Leave out rows that cannot be used, and list them on the log; else the first is an
+     * error. */
     bool skip_bad;
     bool add_eos;       /* texts and completions end with EOS */
     int32_t eos_id;     /* -1: the tokenizer's first */
@@ -61,19 +65,20 @@ typedef struct bl_dataset_options {
     /* Why there is no tokenizer: fails a format that needs one; NULL: none was asked for. */
     const bl_error *no_tokenizer;
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
-    /* Ranks of a host that open the same data set together: the first one reads the file, and all have one
-     * index (comm/host_memory.h; borrowed until bl_dataset_close and the last bl_dataset_pack). What fails for
-     * the first one, it alone reports: it must abort the job. NULL: this process reads for itself. */
+    /* Ranks of a host that open the same data set together: the first one reads the file, and all
+     * have one index (comm/host_memory.h; borrowed until bl_dataset_close and the last
+     * bl_dataset_pack). What fails for the first one, it alone reports: it must abort the job.
+     * NULL: this process reads for itself. */
     bl_host_memory *host;
 } bl_dataset_options;
 
-/* format auto, no length limit, truncate, loss on completions only, bad rows are errors, EOS added and the
- * tokenizer's, the model's own chat template. */
+/* format auto, no length limit, truncate, loss on completions only, bad rows are errors, EOS added
+ * and the tokenizer's, the model's own chat template. */
 bl_dataset_options bl_dataset_default_options(const char *path);
 
 /* One row as token ids. labels[t] belongs to ids[t], as in Hugging Face's code: the trainer shifts.
- * document_ids and weights are NULL unless a `tokens` row brought them. All four have n_tokens elements and
- * are freed by bl_sample_free. */
+ * document_ids and weights are NULL unless a `tokens` row brought them. All four have n_tokens
+ * elements and are freed by bl_sample_free. */
 typedef struct bl_sample {
     int64_t n_tokens;
     int32_t *ids, *labels, *document_ids;
@@ -91,11 +96,12 @@ typedef struct bl_dataset_stats {
 
 typedef struct bl_dataset bl_dataset;
 
-/* Opens and checks options->path. `tokenizer` is borrowed until bl_dataset_close and may be NULL for
- * `tokens`, which then need vocab_size. Errors: BL_EINPUT "file:line:column: reason" or "file:line: reason"
- * for malformed JSON, bytes that are not UTF-8, NUL, a missing key, a wrong type, an id out of range, a
- * sample without any label that carries loss, an overlong sample under BL_OVERLONG_ERROR, and for a file
- * without usable rows; BL_EUSAGE for options that do not fit; BL_EIO, BL_ENOMEM. */
+/* Opens and checks options->path. `tokenizer` is borrowed until bl_dataset_close and may be NULL
+ * for `tokens`, which then need vocab_size. Errors: BL_EINPUT "file:line:column: reason" or
+ * "file:line: reason" for malformed JSON, bytes that are not UTF-8, NUL, a missing key, a wrong
+ * type, an id out of range, a sample without any label that carries loss, an overlong sample under
+ * BL_OVERLONG_ERROR, and for a file without usable rows; BL_EUSAGE for options that do not fit;
+ * BL_EIO, BL_ENOMEM. */
 bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
                           bl_dataset **out);
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */
@@ -116,42 +122,46 @@ typedef enum bl_packing {
 
 const char *bl_packing_name(bl_packing packing); /* "none", "pack", "concatenate" */
 
-/* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long as *out:
- * both are closed by themselves, in any order, by one thread. Deterministic. Ranks that opened `samples` together
- * pack together: the first one makes the index.
- * - pack: rows of at most row_tokens tokens, filled by first-fit decreasing (Johnson 1973) within windows of
- *   8192 samples; rows are in the order of their first samples, samples of a row in file order. Each sample
- * is a document, the label of its first token is -100: the loss of a row is the sum of its samples' losses.
- *   Documents inside a sample stay documents. Memory: 4 bytes a sample and 8 a row.
- * - concatenate: rows of row_tokens tokens, labels as they are; what is left at the end is dropped. As
- *   concatenate_data of optimum-habana's run_lora_clm.py, and group_texts of transformers' run_clm.py over
- * all samples as one batch. Memory: 8 bytes a sample.
+/* A data set whose rows are made of samples [first, first + n) of `samples`, which lives on as long
+ * as *out: both are closed by themselves, in any order, by one thread. Deterministic. Ranks that
+ * opened `samples` together pack together: the first one makes the index.
+ * - pack: rows of at most row_tokens tokens, filled by first-fit decreasing (Johnson 1973) within
+ *   windows of 8192 samples; rows are in the order of their first samples, samples of a row in file
+ *   order. Each sample is a document, the label of its first token is -100: the loss of a row is
+ *   the sum of its samples' losses. Documents inside a sample stay documents. Memory: 4 bytes a
+ *   sample and 8 a row.
+ * - concatenate: rows of row_tokens tokens, labels as they are; what is left at the end is dropped.
+ *   As concatenate_data of optimum-habana's run_lora_clm.py, and group_texts of transformers'
+ *   run_clm.py over all samples as one batch. Memory: 8 bytes a sample.
  *
- * bl_dataset_get_stats goes on telling of all of `samples`. Errors: BL_EUSAGE for a sample longer than
- * row_tokens (pack) or samples with document_ids (concatenate); BL_EINPUT for less than one row
- * (concatenate); BL_ENOMEM. */
+ * bl_dataset_get_stats goes on telling of all of `samples`. Errors: BL_EUSAGE for a sample longer
+ * than row_tokens (pack) or samples with document_ids (concatenate); BL_EINPUT for less than one
+ * row (concatenate); BL_ENOMEM. */
 bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
                           int64_t first, int64_t n, bl_dataset **out);
 
-/* Builds row `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT if the
- * row's bytes are not those that were scanned, BL_EIO if the file ends before it, BL_ENOMEM; *out is then empty. */
+/* Builds row `index`, 0 <= index < count. Any number of threads may ask at once. Errors: BL_EINPUT
+ * if the row's bytes are not those that were scanned, BL_EIO if the file ends before it, BL_ENOMEM;
+ * *out is then empty. */
 bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *out);
 void bl_sample_free(bl_sample *sample); /* an empty one is fine */
 
-/* XXH3-64 of the file's bytes, of the options but the path, and of all ids and labels: equal when a resumed
- * run would see the same samples, wherever the file lies now. */
+/* XXH3-64 of the file's bytes, of the options but the path, and of all ids and labels: equal when a
+ * resumed run would see the same samples, wherever the file lies now. */
 uint64_t bl_dataset_fingerprint(const bl_dataset *dataset);
 
-/* What the index takes, of packed rows with that of their samples, bytes: of this process, or of the host. */
+/* What the index takes, of packed rows with that of their samples, bytes: of this process, or of
+ * the host. */
 int64_t bl_dataset_index_bytes(const bl_dataset *dataset);
 
 /* The first *n_validation of n_rows are for validation: percentage * n_rows / 100, half to even, as
- * optimum-habana's validation_split_percentage takes them, before shuffling. BL_EUSAGE: not in [0, 100), or
- * one of the two parts is empty though the percentage is not 0. */
+ * optimum-habana's validation_split_percentage takes them, before shuffling. BL_EUSAGE: not in [0,
+ * 100), or one of the two parts is empty though the percentage is not 0. */
 bl_status bl_dataset_split(int64_t n_rows, double percentage, int64_t *n_validation);
 
-/* The messages of {"messages": [{"role", "content"}]}, a row or not: *out, of *n, is the caller's to free; its
- * texts are borrowed from `object`. `place` goes before errors. BL_EINPUT as for a row; BL_ENOMEM. */
+/* The messages of {"messages": [{"role", "content"}]}, a row or not: *out, of *n, is the caller's
+ * to free; its texts are borrowed from `object`. `place` goes before errors. BL_EINPUT as for a
+ * row; BL_ENOMEM. */
 bl_status bl_messages_read(const char *place, const json_t *object, bl_chat_message **out,
                            size_t *n);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c), all samples of a file (scan.c,
- * samples.c), rows packed of them (pack.c); dataset.c is the interface over both. */
+/* internal.h -- rows as bytes (rows.c), one row to a sample (sample.c), all samples of a file
+ * (scan.c, samples.c), rows packed of them (pack.c); dataset.c is the interface over both. */
 #ifndef BALLAST_DATA_INTERNAL_H
 #define BALLAST_DATA_INTERNAL_H
 
@@ -58,8 +58,8 @@ typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
 
 bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out);
 
-/* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy skip; *out
- * is empty then. */
+/* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy
+ * skip; *out is empty then. */
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
                           bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
 /* Labels that carry loss after the shift. */
@@ -67,8 +67,8 @@ int64_t bl_sample_count_labels(const bl_sample *sample);
 
 /* ---- keys.c ---- */
 
-/* Refuses a row with a key that changes what is said or learned and that its format does not understand:
- * BL_EINPUT "place: key K: reason". Null and empty values are fine. */
+/* Refuses a row with a key that changes what is said or learned and that its format does not
+ * understand: BL_EINPUT "place: key K: reason". Null and empty values are fine. */
 bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row);
 /* The same of a message; has_loss: whether it will carry loss. */
 bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
@@ -127,8 +127,8 @@ int64_t bl_samples_n_tokens(const bl_samples *samples, int64_t index);
 /* As bl_dataset_get, of an index that there is. */
 bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *out);
 
-/* Gives all ranks of the host the first one's memory: what it has in index->bytes becomes a piece, which the
- * others get. Nothing happens where nobody shares. */
+/* Gives all ranks of the host the first one's memory: what it has in index->bytes becomes a piece,
+ * which the others get. Nothing happens where nobody shares. */
 bl_status bl_index_share(bl_host_memory *host, const char *what, bl_index_memory *index);
 void bl_index_free(bl_index_memory *index);
 
@@ -136,7 +136,8 @@ void bl_index_free(bl_index_memory *index);
 
 typedef struct bl_pack bl_pack;
 
-/* As bl_dataset_pack; samples, of which [first, first + n) are there, are borrowed until it is freed. */
+/* As bl_dataset_pack; samples, of which [first, first + n) are there, are borrowed until it is
+ * freed. */
 bl_status bl_pack_create(const bl_samples *samples, bl_packing packing, int64_t row_tokens,
                          int64_t first, int64_t n, bl_pack **out);
 void bl_pack_free(bl_pack *pack); /* NULL is fine */

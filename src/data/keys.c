@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys of a row that change what is said or learned, and that its format does not understand: they are
- * refused, since leaving them out would train something else. All other keys a row has besides its format's
- * are ignored (ids, sources, scores). Where the keys come from: LLaMA-Factory's alpaca and sharegpt formats
- * (system, history, tools, images, kto_tag), TRL's unpaired preferences (label), OpenAI's messages
- * (tool_calls, weight), axolotl's (train, train_detail) and ms-swift's (loss). */
+/* Keys of a row that change what is said or learned, and that its format does not understand: they
+ * are refused, since leaving them out would train something else. All other keys a row has besides
+ * its format's are ignored (ids, sources, scores). Where the keys come from: LLaMA-Factory's alpaca
+ * and sharegpt formats (system, history, tools, images, kto_tag), TRL's unpaired preferences
+ * (label), OpenAI's messages (tool_calls, weight), axolotl's (train, train_detail) and ms-swift's
+ * (loss). */
 #include <string.h>
 
 #include "base/sizes.h"
@@ -57,7 +58,8 @@ static const refused_key message_keys[] = {
 /* Whether a message is learned; a value that says what happens anyway is fine. */
 static const char *const loss_keys[] = {"train", "training", "trainable", "loss"};
 
-/* Absent, null and empty values say nothing; nor does a list of tools that is written as text and empty. */
+/* Absent, null and empty values say nothing; nor does a list of tools that is written as text and
+ * empty. */
 static bool is_silent(const json_t *value)
 {
     const char *text = json_string_value(value);

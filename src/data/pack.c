@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pack.c -- samples packed into rows: an index over those of a file; the tokens stay where they are. */
+/* pack.c -- samples packed into rows: an index over those of a file; the tokens stay where they
+ * are. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,8 +27,8 @@ struct bl_pack {
 
 /* ---- pack: the index ---- */
 
-/* First-fit over the bins of one window: a tree of the largest room below each node; bin b is leaf WINDOW +
- * b. */
+/* First-fit over the bins of one window: a tree of the largest room below each node; bin b is leaf
+ * WINDOW + b. */
 typedef struct window {
     int32_t room[2 * WINDOW];
     int32_t bin[WINDOW]; /* of each sample */
@@ -44,7 +45,8 @@ static int by_length(const void *a, const void *b)
     return x[1] < y[1] ? -1 : 1;
 }
 
-/* The first bin with room for n_tokens; there always is one, since there are as many bins as samples. */
+/* The first bin with room for n_tokens; there always is one, since there are as many bins as
+ * samples. */
 static int32_t place(window *w, int32_t n_tokens)
 {
     int32_t node = 1;
@@ -71,8 +73,8 @@ static void pack_window(bl_pack *pack, window *w, int64_t begin, int32_t n)
     }
     qsort(w->sorted, (size_t)n, sizeof w->sorted[0], by_length);
     for (int32_t i = 0; i < n; i++) w->bin[w->sorted[i].sample] = place(w, w->sorted[i].n_tokens);
-    /* Rows by their first sample, then samples by number: start[row + 1] counts, becomes the place to write,
-     * ends as the end. */
+    /* Rows by their first sample, then samples by number: start[row + 1] counts, becomes the place
+     * to write, ends as the end. */
     for (int32_t i = 0; i < n; i++) {
         int32_t *row = &w->row[w->bin[i]];
         if (*row < 0) start[(*row = n_rows++) + 1] = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cuts a file into rows: lines of JSONL, or the elements of one JSON array. Only what finding the borders
- * takes is looked at here; whether a row is good JSON is the parser's to say. */
+/* Cuts a file into rows: lines of JSONL, or the elements of one JSON array. Only what finding the
+ * borders takes is looked at here; whether a row is good JSON is the parser's to say. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,7 +19,8 @@ static bl_status fail_at(const bl_row_reader *reader, const char *reason)
                    reader->column, reason);
 }
 
-/* Reads on behind the bytes held; those before `keep` are given up, and positions move down by it. */
+/* Reads on behind the bytes held; those before `keep` are given up, and positions move down by
+ * it. */
 static bl_status fill(bl_row_reader *reader, size_t *keep)
 {
     memmove(reader->buffer, reader->buffer + *keep, reader->n - *keep);
@@ -171,8 +172,8 @@ static bl_status next_element(bl_row_reader *reader, bl_row *row)
     return BL_OK;
 }
 
-/* Reads the comma or bracket behind an element, so that the next call finds an element. The row moves with
- * the buffer. */
+/* Reads the comma or bracket behind an element, so that the next call finds an element. The row
+ * moves with the buffer. */
 static bl_status end_element(bl_row_reader *reader, bl_row *row)
 {
     int byte;

@@ -23,8 +23,8 @@ static bl_status parse_row(const char *path, const bl_row *row, json_t **out)
             "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row",
             path);
     if (st == BL_OK || row->column <= 1) return st;
-    /* An element inside a line: parse it again behind as many blanks as stand before it, for the true column.
-     */
+    /* An element inside a line: parse it again behind as many blanks as stand before it, for the
+     * true column. */
     size_t n_before = (size_t)row->column - 1;
     char *padded = malloc(n_before + row->n_bytes);
     if (!padded) return st;
@@ -222,7 +222,8 @@ static bl_status build_text(const bl_sample_rules *rules, const char *place, con
 
 /* ---- tokens ---- */
 
-/* row[key] as *n integers of [min, max], or `also`; *n < 0 takes any length. The caller frees *out. */
+/* row[key] as *n integers of [min, max], or `also`; *n < 0 takes any length. The caller frees
+ * *out. */
 static bl_status read_integers(const char *place, const json_t *row, const char *key, int64_t min,
                                int64_t max, int64_t also, int64_t *n, int32_t **out)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* samples.c -- the samples of a file: an index of where each usable row lies and how long its sample
- * is, made by scan.c; processes of a host may share it. */
+/* samples.c -- the samples of a file: an index of where each usable row lies and how long its
+ * sample is, made by scan.c; processes of a host may share it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -154,8 +154,8 @@ bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *ou
         bl_file_read_full(samples->fd, samples->path, text, row.n_bytes, row.offset_bytes);
     bool same = st == BL_OK && bl_row_hash(&row) == entry->hash;
     if (same) st = bl_sample_build(&samples->rules, samples->path, &row, out, &verdict, &n_lost);
-    /* The row was good when the file was scanned. The count bounds what packing copies: no hash vouches for
-     * that. */
+    /* The row was good when the file was scanned. The count bounds what packing copies: no hash
+     * vouches for that. */
     same = same && verdict == BL_ROW_USED && out->n_tokens == entry->n_tokens;
     if (st == BL_EINPUT || (st == BL_OK && !same)) {
         bl_sample_free(out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pass over a file that opening a data set is: each row is built once, by several threads, a batch of
- * rows at a time; what the samples are is then taken down in file order, so that nothing depends on the
- * threads. */
+/* The pass over a file that opening a data set is: each row is built once, by several threads, a
+ * batch of rows at a time; what the samples are is then taken down in file order, so that nothing
+ * depends on the threads. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,8 +194,8 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 
 /* ---- the file ---- */
 
-/* The format must be known before the first row is built; a bad first row is then the format's problem only
- * if it cannot be read at all and may not be skipped. */
+/* The format must be known before the first row is built; a bad first row is then the format's
+ * problem only if it cannot be read at all and may not be skipped. */
 static bl_status settle_format(bl_samples *samples, const bl_row *row, bool *settled)
 {
     bl_dataset_options *options = &samples->rules.options;

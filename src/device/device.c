@@ -53,7 +53,8 @@ bool bl_device_host_writes(const bl_device *device)
     return device->backend->host_writes(device);
 }
 
-/* Makes room for one more block, so that nothing can fail once the memory is there. Under the lock. */
+/* Makes room for one more block, so that nothing can fail once the memory is there. Under the
+ * lock. */
 static bool reserve_block(bl_device *device)
 {
     if (device->n_blocks < device->max_blocks) return true;

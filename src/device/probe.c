@@ -18,8 +18,8 @@ typedef struct answer {
 
 _Static_assert(sizeof(answer) <= 4096, "a pipe takes it in one piece");
 
-/* The question's process: it leaves by _exit, so that nothing of the parent's is flushed or freed twice. A driver may keep it for long: it ends
- * with its parent. */
+/* The question's process: it leaves by _exit, so that nothing of the parent's is flushed or freed
+ * twice. A driver may keep it for long: it ends with its parent. */
 static void answer_and_leave(int index, int fd, pid_t parent)
 {
     answer a;

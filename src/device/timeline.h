@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* timeline.h -- what a rank's streams did and when: spans of work in lanes, the time that compute stalled on another lane,
- * and bytes. A span is two stamps; nothing waits for it and nothing is allocated after create.
+/* timeline.h -- what a rank's streams did and when: spans of work in lanes, the time that compute
+ * stalled on another lane, and bytes. A span is two stamps; nothing waits for it and nothing is
+ * allocated after create.
  *
- * One thread, the rank's, calls everything here. A timeline may be NULL: nothing is recorded then. */
+ * One thread, the rank's, calls everything here. A timeline may be NULL: nothing is recorded
+ * then. */
 #ifndef BALLAST_DEVICE_TIMELINE_H
 #define BALLAST_DEVICE_TIMELINE_H
 
@@ -41,13 +43,15 @@ typedef void (*bl_span_sink)(void *user, const bl_span *span);
 
 typedef struct bl_timeline bl_timeline;
 
-/* Room for max_spans that are not collected yet; spans beyond are dropped and counted. sink may be NULL. */
+/* Room for max_spans that are not collected yet; spans beyond are dropped and counted. sink may be
+ * NULL. */
 BL_API bl_status bl_timeline_create(bl_device *device, int max_spans, bl_span_sink sink,
                                     void *sink_user, bl_timeline **out);
 BL_API void
 bl_timeline_destroy(bl_timeline *timeline); /* after the streams are idle; NULL is fine */
 
-/* A span begins and ends where `stream` is at the time of the call. *span is for end; the name is kept, not copied. */
+/* A span begins and ends where `stream` is at the time of the call. *span is for end; the name is
+ * kept, not copied. */
 BL_API bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name,
                                    int64_t unit, int item, bl_stream *stream, int *span);
 BL_API bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* codec.h -- one FP8 code at a time: the definition that every vector kernel must meet bit for bit.
  *
- * E4M3 of "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, table 1: bias 7, 2^-9 .. 448, no
- * infinities, NaN is 0x7f and 0xff.
- * Encoding rounds to nearest, ties to even, and saturates (section 5.2.1: infinities become the largest
- * finite value); a NaN becomes 0x7f with its sign. Decoding is exact. The default rounding mode and
- * subnormals must be on. The functions compile for the GPU, too. */
+ * E4M3 of "OCP 8-bit Floating Point Specification (OFP8)", revision 1.0, table 1: bias 7, 2^-9 ..
+ * 448, no infinities, NaN is 0x7f and 0xff. Encoding rounds to nearest, ties to even, and saturates
+ * (section 5.2.1: infinities become the largest finite value); a NaN becomes 0x7f with its sign.
+ * Decoding is exact. The default rounding mode and subnormals must be on. The functions compile for
+ * the GPU, too. */
 #ifndef BALLAST_FP8_CODEC_H
 #define BALLAST_FP8_CODEC_H
 
@@ -39,8 +39,8 @@ BL_HOST_DEVICE float bl_f32_from_bits(uint32_t bits)
     return value;
 }
 
-/* Below the smallest normal code the rounding is left to an addition: in the binade of `magic` one ulp is one
- * code. */
+/* Below the smallest normal code the rounding is left to an addition: in the binade of `magic` one
+ * ulp is one code. */
 BL_HOST_DEVICE uint8_t bl_f32_to_e4m3(float value)
 {
     uint32_t bits = bl_f32_bits(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_uring.c -- one thread with one ring. The ring is created, fed and emptied by that thread alone, as
- * IORING_SETUP_SINGLE_ISSUER demands. Whoever has work for it writes to an eventfd that the ring always
- * reads. */
+/* engine_uring.c -- one thread with one ring. The ring is created, fed and emptied by that thread
+ * alone, as IORING_SETUP_SINGLE_ISSUER demands. Whoever has work for it writes to an eventfd that
+ * the ring always reads. */
 #include <errno.h>
 #include <inttypes.h>
 #include <liburing.h>
@@ -32,9 +32,9 @@ typedef struct uring_state {
     bl_io_piece **batch; /* [queue_depth] */
 } uring_state;
 
-/* liburing maps and unmaps a ring by system calls that ThreadSanitizer does not see: a ring at addresses that
- * another thread used before would look like a race. What liburing's inline functions touch is
- * shared with the kernel only, never between threads. */
+/* liburing maps and unmaps a ring by system calls that ThreadSanitizer does not see: a ring at
+ * addresses that another thread used before would look like a race. What liburing's inline
+ * functions touch is shared with the kernel only, never between threads. */
 #if defined(__SANITIZE_THREAD__)
 const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
@@ -169,8 +169,8 @@ static void request_event(uring_state *state)
     io_uring_sqe_set_data(sqe, NULL);
 }
 
-/* A first read, of the eventfd: a kernel before 5.6 cannot, and a filter of system calls may let a ring be made
- * that nothing can be asked of. */
+/* A first read, of the eventfd: a kernel before 5.6 cannot, and a filter of system calls may let a
+ * ring be made that nothing can be asked of. */
 static bl_status try_ring(uring_state *state)
 {
     struct io_uring_cqe *cqe;

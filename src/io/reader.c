@@ -25,8 +25,8 @@ static int64_t align_down(int64_t offset)
 
 /* ---- what comes next ---- */
 
-/* Where the bytes of a piece go: to `dst` itself where the file takes such a request, else through the
- * buffer. */
+/* Where the bytes of a piece go: to `dst` itself where the file takes such a request, else through
+ * the buffer. */
 static void place_piece(const bl_reader *reader, bl_io_piece *piece, char *dst)
 {
     bool is_direct = atomic_load(&reader->files->file[piece->file].is_direct);
@@ -111,9 +111,9 @@ bl_io_piece *bl_reader_take(bl_reader *reader)
 
 /* ---- what came ---- */
 
-/* A file whose direct requests are refused, or end where no direct request can go on, is read through the
- * page cache from now on. False: it was already. Requests of other threads may be under way; they are right
- * either way. */
+/* A file whose direct requests are refused, or end where no direct request can go on, is read
+ * through the page cache from now on. False: it was already. Requests of other threads may be under
+ * way; they are right either way. */
 static bool leave_direct(bl_io_file *file)
 {
     return atomic_exchange(&file->is_direct, false) && fcntl(file->fd, F_SETFL, 0) == 0;
@@ -164,8 +164,8 @@ static bool take_result(bl_io_piece *piece, bl_io_file *file, int64_t result)
     return false;
 }
 
-/* The piece of a read leaves its slot at once, that of a stream when its chunk has been consumed. The lock is
- * held. */
+/* The piece of a read leaves its slot at once, that of a stream when its chunk has been consumed.
+ * The lock is held. */
 static void land_piece(bl_reader *reader, bl_io_piece *piece)
 {
     bl_io_read *read = piece->read;

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reader.h -- reading byte ranges of files with a deep queue: many requests in the kernel at a time, past the
- * page cache (O_DIRECT), through io_uring or, where that is refused, a pool of threads that call pread.
+/* reader.h -- reading byte ranges of files with a deep queue: many requests in the kernel at a
+ * time, past the page cache (O_DIRECT), through io_uring or, where that is refused, a pool of
+ * threads that call pread.
  *
  * Two forms, one at a time on a reader:
- *   reads   bl_reader_submit ... bl_reader_wait: any number of ranges, each into memory of the caller's
- *   stream  bl_reader_stream ... bl_reader_next: ranges in order, chunk by chunk, through the reader's
+ *   reads   bl_reader_submit ... bl_reader_wait: any number of ranges, each into memory of the
+ *           caller's
+ *   stream  bl_reader_stream ... bl_reader_next: ranges in order, chunk by chunk, through the
+ *           reader's
  * buffers; while one chunk is worked on, the queue stays full
  *
- * The engine never changes a byte of what is read. Ranges may begin and end anywhere: where O_DIRECT needs
- * aligned requests, the aligned superset is read. A file system without O_DIRECT is read through the page
- * cache. Short reads and EINTR are asked again. Errors name file, offset and errno; a file that ends early is
- * BL_EIO.
+ * The engine never changes a byte of what is read. Ranges may begin and end anywhere: where
+ * O_DIRECT needs aligned requests, the aligned superset is read. A file system without O_DIRECT is
+ * read through the page cache. Short reads and EINTR are asked again. Errors name file, offset and
+ * errno; a file that ends early is BL_EIO.
  *
- * All memory is the host's. One thread at a time uses a reader; the completion hook runs on the reader's
- * threads. */
+ * All memory is the host's. One thread at a time uses a reader; the completion hook runs on the
+ * reader's threads. */
 #ifndef BALLAST_IO_READER_H
 #define BALLAST_IO_READER_H
 
@@ -27,7 +30,8 @@
 extern "C" {
 #endif
 
-/* AUTO is io_uring where the kernel grants it, pread elsewhere. URING where it is refused is pread, too. */
+/* AUTO is io_uring where the kernel grants it, pread elsewhere. URING where it is refused is pread,
+ * too. */
 typedef enum bl_io_engine { BL_IO_AUTO, BL_IO_URING, BL_IO_PREAD } bl_io_engine;
 
 enum {
@@ -38,14 +42,16 @@ enum {
 
 /* ---- files ---- */
 
-/* Open files, named by their index; read-only, and any number of readers on any threads may share them. */
+/* Open files, named by their index; read-only, and any number of readers on any threads may share
+ * them. */
 typedef struct bl_io_files bl_io_files;
 
-/* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has it. */
+/* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has
+ * it. */
 BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct,
                                   bl_io_files **out);
-/* How files are read is warned of once; with this, once for both. `other` must outlive `files`; before readers
- * of `files` are made. */
+/* How files are read is warned of once; with this, once for both. `other` must outlive `files`;
+ * before readers of `files` are made. */
 BL_API void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
 /* Of file `index`, to ask what it is: borrowed. */
 BL_API int bl_io_files_descriptor(const bl_io_files *files, int index);
@@ -54,8 +60,8 @@ bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that b
 
 /* ---- the reader ---- */
 
-/* One attempt to read, as it completes: n_bytes were asked for at offset_bytes, `result` came: bytes, or
- * -errno. */
+/* One attempt to read, as it completes: n_bytes were asked for at offset_bytes, `result` came:
+ * bytes, or -errno. */
 typedef struct bl_io_completion {
     const char *path;
     int64_t offset_bytes;
@@ -63,17 +69,17 @@ typedef struct bl_io_completion {
     int64_t result;
 } bl_io_completion;
 
-/* Returns what the reader is to believe instead of completion->result: the same, fewer bytes, or -errno. It
- * may sleep, which paces the reader: the io_uring engine calls it from one thread, the pread engine from
- * several. */
+/* Returns what the reader is to believe instead of completion->result: the same, fewer bytes, or
+ * -errno. It may sleep, which paces the reader: the io_uring engine calls it from one thread, the
+ * pread engine from several. */
 typedef int64_t (*bl_io_hook)(void *arg, const bl_io_completion *completion);
 
 typedef struct bl_reader_options {
     bl_io_engine engine;
     int queue_depth;    /* requests in the kernel; 0: BL_IO_QUEUE_DEPTH */
     size_t chunk_bytes; /* of a request, a multiple of BL_IO_ALIGN_BYTES; 0: BL_IO_CHUNK_BYTES */
-    /* Memory that reads will go to, registered with the kernel beside the reader's own buffers;
-     * /. */
+    /* Memory that reads will go to, registered with the kernel beside the reader's own
+     * buffers. */
     void *memory;
     size_t memory_bytes; /* NULL, 0: none. Borrowed as long as the reader lives */
     bl_io_hook hook;     /* NULL: none */
@@ -82,9 +88,9 @@ typedef struct bl_reader_options {
 
 typedef struct bl_reader bl_reader;
 
-/* `files` is borrowed as long as the reader lives. Owns queue_depth buffers of chunk_bytes and a little.
- * The first of the readers of `files` warns when io_uring or the registration of memory is refused.
- * BL_ENOMEM, BL_ELIMIT. */
+/* `files` is borrowed as long as the reader lives. Owns queue_depth buffers of chunk_bytes and a
+ * little. The first of the readers of `files` warns when io_uring or the registration of memory is
+ * refused. BL_ENOMEM, BL_ELIMIT. */
 BL_API bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files,
                                   bl_reader **out);
 /* Waits for the requests that are in the kernel and drops those that are not; NULL is fine. */
@@ -103,7 +109,8 @@ BL_API void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
 
 /* ---- reads into memory of the caller's ---- */
 
-/* The first four fields are the caller's; the struct and dst are borrowed until bl_reader_wait returns. */
+/* The first four fields are the caller's; the struct and dst are borrowed until bl_reader_wait
+ * returns. */
 typedef struct bl_io_read {
     int file;
     int64_t offset_bytes;
@@ -138,9 +145,9 @@ typedef struct bl_io_chunk {
     int64_t offset_bytes; /* inside the range */
 } bl_io_chunk;
 
-/* Begins to read the ranges, which are borrowed until bl_reader_stream_end. A range of at most chunk_bytes
- * arrives as one chunk; an empty one does not arrive. BL_EINTERNAL while another stream or a read is under
- * way. */
+/* Begins to read the ranges, which are borrowed until bl_reader_stream_end. A range of at most
+ * chunk_bytes arrives as one chunk; an empty one does not arrive. BL_EINTERNAL while another stream
+ * or a read is under way. */
 BL_API bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_ranges);
 /* The next chunk; the one before is handed back. A failure ends the stream. */
 BL_API bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);

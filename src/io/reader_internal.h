@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reader_internal.h -- between reader.c, which knows what is to be read, and the engines, which read it.
+/* reader_internal.h -- between reader.c, which knows what is to be read, and the engines, which
+ * read it.
  *
  * A piece is one request: a slot of the reader with its buffer. Its life:
  *
  *   state    | by                    | next
  *   FREE     | bl_reader_take        | FLYING: an engine owns it and attempts bytes [at, end)
- *   FLYING   | bl_reader_finish      | FLYING again (true: attempt the rest), READY (of a stream), FREE (of a read)
+ *   FLYING   | bl_reader_finish      | FLYING again (true: attempt the rest), READY (of a stream),
+ *                                    FREE (of a read)
  *   READY    | bl_reader_next, _end  | FREE, once its chunk has been handed back
  *
- * Invariants, under the lock: n_free + n_flying + READY pieces = queue_depth; a piece of a stream is READY or
- * FLYING from its place in `order` on; a read is done when all its bytes were issued (or it failed) and none
- * of its pieces flies. */
+ * Invariants, under the lock: n_free + n_flying + READY pieces = queue_depth; a piece of a stream
+ * is READY or FLYING from its place in `order` on; a read is done when all its bytes were issued
+ * (or it failed) and none of its pieces flies. */
 #ifndef BALLAST_IO_READER_INTERNAL_H
 #define BALLAST_IO_READER_INTERNAL_H
 
@@ -89,8 +91,8 @@ struct bl_reader {
 
 /* The next piece to attempt, or NULL. The lock is held. */
 bl_io_piece *bl_reader_take(bl_reader *reader);
-/* Takes an attempt's result in: bytes, or -errno. True: attempt bytes [at, end) of the piece again. No lock
- * is held. */
+/* Takes an attempt's result in: bytes, or -errno. True: attempt bytes [at, end) of the piece again.
+ * No lock is held. */
 bool bl_reader_finish(bl_reader *reader, bl_io_piece *piece, int64_t result);
 
 #endif

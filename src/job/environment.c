@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* environment.c -- what the environment says about a process's place in a job. Nothing is opened. */
+/* environment.c -- what the environment says about a process's place in a job. Nothing is
+ * opened. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,9 +66,11 @@ static bool read_child(bl_launch_info *out)
 
 void bl_launch_read(bl_launch_info *out)
 {
-    /* Whoever started this process last comes first: mpirun's daemons and torchrun are a step of Slurm's themselves, or torchrun a task of mpirun, and
-     * their processes inherit its variables. PMI's size and rank are also set by `srun --mpi=pmi2`; MPICH and Intel MPI add the local
-     * ones. Kubernetes sets torchrun's variables, but neither the local ones nor the name of the run. */
+    /* Whoever started this process last comes first: mpirun's daemons and torchrun are a step of
+     * Slurm's themselves, or torchrun a task of mpirun, and their processes inherit its variables.
+     * PMI's size and rank are also set by `srun --mpi=pmi2`; MPICH and Intel MPI add the local
+     * ones. Kubernetes sets torchrun's variables, but neither the local ones nor the name of the
+     * run. */
     static const variables all[] = {
         {BL_LAUNCH_TORCHRUN, "torchrun", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK",
          "TORCHELASTIC_RUN_ID"},

@@ -7,7 +7,8 @@
 #include "job/tcp/key.h"
 #include "comm/wire.h"
 
-/* What a parent hands to a child, by one variable of its environment; descriptors are the child's from its start. */
+/* What a parent hands to a child, by one variable of its environment; descriptors are the child's
+ * from its start. */
 typedef struct bl_launch_child {
     int parent;        /* process */
     int rank, n_ranks; /* of the job */
@@ -27,8 +28,9 @@ bl_status job_child_read(bl_launch_child *out);
 void job_child_free(bl_launch_child *child);
 int job_child_control(void); /* its control_fd; -1: this process is not a child. Takes no memory */
 
-/* What a child tells its parent: the job's error, in place of printing it; or BL_OK, when it has closed its wire and nothing but its exit is
- * left, of all ranks of the job then; or BL_ESTOPPED without a text, when it stops and all ranks of the job know. */
+/* What a child tells its parent: the job's error, in place of printing it; or BL_OK, when it has
+ * closed its wire and nothing but its exit is left, of all ranks of the job then; or BL_ESTOPPED
+ * without a text, when it stops and all ranks of the job know. */
 typedef struct job_message {
     bl_error error;
 } job_message;
@@ -37,7 +39,8 @@ typedef struct job_message {
 
 /* Prints the job's error, or has the parent print it: the last line of this process. */
 void job_report(const bl_error *error);
-/* The job has been reported, if there was something to report. A child's parent hears that it has closed. Returns st, without a text. */
+/* The job has been reported, if there was something to report. A child's parent hears that it has
+ * closed. Returns st, without a text. */
 bl_status job_end_report(bl_status st);
 
 struct bl_launch {
@@ -46,8 +49,8 @@ struct bl_launch {
     bl_launch_leave_fn leave;
     job_key key;   /* of the job, where mpirun or srun has started its processes */
     int memory_fd; /* -1: none */
-    double
-        told_s; /* when this process's main thread first saw that the job has failed; 0: it has not */
+    /* when this process's main thread first saw that the job has failed; 0: it has not */
+    double told_s;
 };
 
 #endif

@@ -40,7 +40,8 @@ static bl_status begin_child(void)
 bl_status bl_launch_begin(bl_launch_info *out)
 {
     bl_launch_read(out);
-    /* A launcher that is killed cannot end us. torchrun's variables may also be set by a shell that does not wait. */
+    /* A launcher that is killed cannot end us. torchrun's variables may also be set by a shell that
+     * does not wait. */
     if (out->kind == BL_LAUNCH_MPI || out->kind == BL_LAUNCH_CHILD)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (out->rank > 0 || out->kind == BL_LAUNCH_CHILD) bl_log_set_silent(true);
@@ -98,8 +99,9 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
     return st;
 }
 
-/* A build without MPI, or a launcher that does not know it: all processes of a host find that, and the first of them says so. A launcher may
- * end the others when one has left: this one gives it time to speak. */
+/* A build without MPI, or a launcher that does not know it: all processes of a host find that, and
+ * the first of them says so. A launcher may end the others when one has left: this one gives it
+ * time to speak. */
 static bl_status leave_text_to_first(bl_status st)
 {
     const struct timespec time_to_speak = {2, 0};
@@ -172,7 +174,8 @@ bool bl_launch_should_leave(bl_launch *launch)
     return bl_now_s() - launch->told_s > PATIENCE_S;
 }
 
-/* mpirun sends SIGTERM as soon as one process has left with a failure; this one has its own way to end. */
+/* mpirun sends SIGTERM as soon as one process has left with a failure; this one has its own way to
+ * end. */
 static void block_sigterm(void)
 {
     sigset_t set;
@@ -184,8 +187,8 @@ static void block_sigterm(void)
 /* By bl_wire_close, or bl_wire_end where threads still run. */
 static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_wire)(bl_wire *))
 {
-    /* The first process to leave with a failure has mpirun end the others, and drop what it has not yet read.
-     */
+    /* The first process to leave with a failure has mpirun end the others, and drop what it has not
+     * yet read. */
     const struct timespec time_to_read = {0, 200 * 1000 * 1000};
     bl_error own, first;
 
@@ -241,7 +244,8 @@ void bl_launch_leave(bl_launch *launch)
     bl_launch_leave_fn leave = launch->leave;
 
     while (atomic_flag_test_and_set(&is_leaving)) pause(); /* the other one ends the process */
-    /* Neither the wire nor the launch is freed: this process's other threads use them until it ends. */
+    /* Neither the wire nor the launch is freed: this process's other threads use them until it
+     * ends. */
     leave(end_job(launch, BL_ECANCELLED, bl_wire_end));
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* links_internal.h -- the connections of a host's ranks, before they are started: a socket per local rank and rank of the job. */
+/* links_internal.h -- the connections of a host's ranks, before they are started: a socket per
+ * local rank and rank of the job. */
 #ifndef BALLAST_JOB_LINKS_INTERNAL_H
 #define BALLAST_JOB_LINKS_INTERNAL_H
 
@@ -13,7 +14,8 @@ typedef struct job_host_links {
     int *sockets; /* [n_on_host * n_ranks]: of each local rank to each rank of the job; -1: none */
 } job_host_links;
 
-/* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a call that opens one reports. */
+/* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a
+ * call that opens one reports. */
 void job_host_allow_descriptors(size_t n);
 
 /* All -1. BL_ENOMEM. Close it after a failure, too. */

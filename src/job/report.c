@@ -3,19 +3,22 @@
  *
  * | the end | is printed by | through |
  * | a job of one process | that process | bl_launch_print_error |
- * | before the processes are connected | each process that has an error's text | bl_launch_print_error |
+ * | before the processes are connected | each process that has an error's text |
+ *   bl_launch_print_error |
  * | a rank has failed | the lowest rank that answers: its wire asks for it | job_report |
  * | all ranks have agreed to stop | rank 0 | job_report |
- * | any of these in a child | its parent, which judges (parent/verdict.c) | a message, bl_launch_print_error |
+ * | any of these in a child | its parent, which judges (parent/verdict.c) | a message,
+ *   bl_launch_print_error |
  *
- * After job_report a process prints nothing more, and its error's text is empty, so that its last words are. */
+ * After job_report a process prints nothing more, and its error's text is empty, so that its last
+ * words are. */
 #include <sys/socket.h>
 
 #include "base/log.h"
 #include "job/internal.h"
 
-/* False: this process is not a child, or its parent does not listen. Takes no memory: the error may be that there is none, for a new thread
- * before others. */
+/* False: this process is not a child, or its parent does not listen. Takes no memory: the error may
+ * be that there is none, for a new thread before others. */
 static bool tell_parent(const bl_error *error)
 {
     job_message message = {.error = *error};

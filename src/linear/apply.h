@@ -21,13 +21,14 @@ typedef struct bl_linear_use {
     int matrix;
     bl_linear_prepared *prepared; /* borrowed; NULL: nothing is kept between calls */
     /* As for bl_lora_linear_forward and _backward. The calls below use their own weight and
-     * prepared, and unit and matrix as layer and matrix of the dropout: these members are not read. */
+     * prepared, and unit and matrix as layer and matrix of the dropout: these members are not
+     * read. */
     bl_lora_linear lora;
 } bl_linear_use;
 
-/* bl_lora_linear_forward and bl_lora_linear_backward with the matrix acquired for `stream`. The unit
- * stays acquired: releasing it is the caller's (bl_base_release, and bl_linear_prepared_forget). Errors: those of bl_base_acquire
- * and of the products. */
+/* bl_lora_linear_forward and bl_lora_linear_backward with the matrix acquired for `stream`. The
+ * unit stays acquired: releasing it is the caller's (bl_base_release, and
+ * bl_linear_prepared_forget). Errors: those of bl_base_acquire and of the products. */
 BL_API bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T,
                                  bl_tensor x, bl_tensor y);
 BL_API bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T,

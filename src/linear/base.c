@@ -6,7 +6,8 @@
 
 #include "base/sizes.h"
 
-/* Far above any model, and so far below 2^63 that no sum over a unit's parts, and no rounding up, overflows. */
+/* Far above any model, and so far below 2^63 that no sum over a unit's parts, and no rounding up,
+ * overflows. */
 static const size_t LARGEST_PART_BYTES = INT64_MAX / 64;
 
 static bl_status too_large(const bl_weight *w)

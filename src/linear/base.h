@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base.h -- where frozen weights come from: the one small interface that the linear layer's callers see.
+/* base.h -- where frozen weights come from: the one small interface that the linear layer's callers
+ * see.
  *
- * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES matrices.
- * acquire gives a matrix as the GEMM wants it; release says that the unit is no longer needed. A resident
- * base is whole in device memory. A paged one (base_paged.h) has a row shard per rank, in device memory,
- * host memory or on disk; a ring (ring/gather_ring.h) gathers its units, and the calls here are the
- * ring's. */
+ * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES
+ * matrices. acquire gives a matrix as the GEMM wants it; release says that the unit is no longer
+ * needed. A resident base is whole in device memory. A paged one (base_paged.h) has a row shard per
+ * rank, in device memory, host memory or on disk; a ring (ring/gather_ring.h) gathers its units,
+ * and the calls here are the ring's. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 
@@ -22,7 +23,8 @@ extern "C" {
 /* Most matrices of a unit, and most segments of a matrix. */
 enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 
-/* Rows that are gathered together: neighbouring segments whose rows have the same number of bytes. */
+/* Rows that are gathered together: neighbouring segments whose rows have the same number of
+ * bytes. */
 typedef struct bl_base_part {
     int first_segment, n_segments;
     int64_t rows, row_bytes;
@@ -56,11 +58,12 @@ typedef struct bl_base_layout {
     size_t shard_bytes;  /* of the whole base, one rank */
 } bl_base_layout;
 
-/* Fills parts, offsets and sizes from n_shards, n_units, n_matrices and each weight's rows, cols and segments. BL_EINPUT when a size
- * overflows. */
+/* Fills parts, offsets and sizes from n_shards, n_units, n_matrices and each weight's rows, cols
+ * and segments. BL_EINPUT when a size overflows. */
 BL_API bl_status bl_base_layout_finish(bl_base_layout *layout);
 
-/* The parts of a layout one after the other: of a matrix, of the matrices of a unit, of unit after unit.
+/* The parts of a layout one after the other: of a matrix, of the matrices of a unit, of unit after
+ * unit.
  *   for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) use(w.part); */
 typedef struct bl_base_walk {
     const bl_base_layout *layout;
@@ -80,29 +83,33 @@ BL_API void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begi
 
 typedef struct bl_base bl_base;
 
-/* layout and shards (layout->shard_bytes, device memory) are borrowed until the base is destroyed. Resident: n_shards must be 1. */
+/* layout and shards (layout->shard_bytes, device memory) are borrowed until the base is destroyed.
+ * Resident: n_shards must be 1. */
 BL_API bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards,
                                          bl_base **out);
 
-/* Of a base whose weights have checksums (base_paged.h): BL_EINPUT names the first page that has changed since it was loaded. With the
- * streams idle. Other bases: BL_OK. */
+/* Of a base whose weights have checksums (base_paged.h): BL_EINPUT names the first page that has
+ * changed since it was loaded. With the streams idle. Other bases: BL_OK. */
 BL_API bl_status bl_base_verify(bl_base *base);
 
 BL_API void bl_base_destroy(bl_base *base); /* NULL is fine */
 
-/* For benchmarks of models that are larger than memory: in the calls that follow, unit u < n_layers is this
- * base's unit u % n_distinct, and unit n_layers, the head, is its unit n_distinct. n_distinct: at least two
- * more than the ring has slots. */
+/* For benchmarks of models that are larger than memory: in the calls that follow, unit u < n_layers
+ * is this base's unit u % n_distinct, and unit n_layers, the head, is its unit n_distinct.
+ * n_distinct: at least two more than the ring has slots. */
 BL_API void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_distinct);
 
-/* The three return at once; the work is on streams. Errors: BL_EINTERNAL for a unit or matrix that there is none of, or an order against
- * the rules; a failed stream's error; of a reader or communicator, as offload/pager.h and comm/comm.h say. */
+/* The three return at once; the work is on streams. Errors: BL_EINTERNAL for a unit or matrix that
+ * there is none of, or an order against the rules; a failed stream's error; of a reader or
+ * communicator, as offload/pager.h and comm/comm.h say. */
 
-/* A hint that `unit` comes soon, given in the order of use and never for a unit that comes after a whole_ring one which is still to
- * be acquired: that one needs every slot. All ranks of a shard group make the same calls in the same order. */
+/* A hint that `unit` comes soon, given in the order of use and never for a unit that comes after a
+ * whole_ring one which is still to be acquired: that one needs every slot. All ranks of a shard
+ * group make the same calls in the same order. */
 BL_API bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
-/* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream` until the unit's release. */
+/* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream`
+ * until the unit's release. */
 BL_API bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
                                  bl_weight *out);
 BL_API bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);

@@ -15,7 +15,8 @@ typedef struct bl_base_store {
 
 struct bl_base {
     const bl_base_layout *layout;
-    /* Item i of unit u is part i of the unit's matrices. NULL: all units are resident, in `shards`. */
+    /* Item i of unit u is part i of the unit's matrices. NULL: all units are resident, in
+     * `shards`. */
     bl_gather_ring *ring;
     const char *shards;
     bl_base_store store;

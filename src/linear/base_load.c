@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base_load.c -- a rank's rows of a base into its pages.
  *
- * Pages are filled one after the other, each by the jobs of its segments. A page in memory that the host can
- * write is written by whoever makes the rows; all others pass through one staging buffer, whose size does not
- * depend on the base: their jobs are cut to fit it. Scales are made in host memory, a segment's at a time, and
- * those that a job set are copied to the device after it. */
+ * Pages are filled one after the other, each by the jobs of its segments. A page in memory that the
+ * host can write is written by whoever makes the rows; all others pass through one staging buffer,
+ * whose size does not depend on the base: their jobs are cut to fit it. Scales are made in host
+ * memory, a segment's at a time, and those that a job set are copied to the device after it. */
 #include "linear/base_load.h"
 
 #include <stdlib.h>
@@ -92,8 +92,8 @@ static bl_status reserve_job(bl_base_load *load)
     return BL_OK;
 }
 
-/* The rows of one segment in this rank's shard of a part, job->begin to end, from `offset` of the page. Cuts are
- * at multiples of 128 rows: no row of blocks is read twice. */
+/* The rows of one segment in this rank's shard of a part, job->begin to end, from `offset` of the
+ * page. Cuts are at multiples of 128 rows: no row of blocks is read twice. */
 static bl_status plan_segment(bl_base_load *load, const bl_base_walk *at, const bl_base_job *whole,
                               size_t offset)
 {

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_load.h -- one rank's shard of a base, from rows of its weights into pages. Whoever has the rows
- * gives them job by job: model/load_base.c from a checkpoint's files, layer_load.c from a caller's memory.
+/* base_load.h -- one rank's shard of a base, from rows of its weights into pages. Whoever has the
+ * rows gives them job by job: model/load_base.c from a checkpoint's files, layer_load.c from a
+ * caller's memory.
  *
  *   bl_base_create_pages    the pages of a layout, and one for scales where any page is on disk
- *   bl_base_load_create     jobs: the rows of each segment in this rank's shard, in the order of pages
+ *   bl_base_load_create     jobs: the rows of each segment in this rank's shard, in the order of
+ *                           pages
  *   bl_base_load_run        each job's codes into its page, its scales to the device */
 #ifndef BALLAST_LINEAR_BASE_LOAD_H
 #define BALLAST_LINEAR_BASE_LOAD_H
@@ -19,9 +21,9 @@ typedef void (*bl_page_name_fn)(void *user, const bl_base_walk *at, char name[BL
 
 bool bl_base_has_disk(const bl_base_layout *layout, const bl_tier *tiers);
 
-/* The parts of the layout are the first pages, tiers[bl_base_part_count(layout)] theirs. A page file also
- * has the rank's n_scales scales, which stay in device memory, for the next run. Errors: those of
- * bl_pages_create. */
+/* The parts of the layout are the first pages, tiers[bl_base_part_count(layout)] theirs. A page
+ * file also has the rank's n_scales scales, which stay in device memory, for the next run. Errors:
+ * those of bl_pages_create. */
 bl_status bl_base_create_pages(const bl_base_layout *layout, const bl_tier *tiers, int64_t n_scales,
                                const bl_pages_options *options, bl_page_name_fn name, void *user,
                                bl_pages **out);
@@ -33,8 +35,8 @@ typedef struct bl_base_job {
     bl_format format;
     int64_t cols, begin, end;
     void *codes; /* host memory */
-    /* Of the whole segment, host memory; only those are set whose row, or whose block's first row, lies
-     * in [begin, end). */
+    /* Of the whole segment, host memory; only those are set whose row, or whose block's first row,
+     * lies in [begin, end). */
     float *scales;
 } bl_base_job;
 
@@ -44,8 +46,8 @@ typedef struct bl_base_load_options {
     const bl_base_layout *layout;
     bl_pages *pages; /* of bl_base_create_pages */
     int shard;
-    /* Jobs for memory that the host cannot write, and for disks, go through a buffer of this size at most,
-     * but at least 128 rows. */
+    /* Jobs for memory that the host cannot write, and for disks, go through a buffer of this size
+     * at most, but at least 128 rows. */
     size_t staging_bytes;
     bl_staging *staging; /* for scales */
 } bl_base_load_options;
@@ -59,29 +61,30 @@ void bl_base_load_destroy(bl_base_load *load); /* NULL is fine */
 /* In the order in which run asks for them. */
 const bl_base_job *bl_base_load_jobs(const bl_base_load *load, size_t *n_jobs);
 
-/* Sets a job's codes and scales. *checksum, 0 at first: of its rows; the sum over a page's jobs is its tag. */
+/* Sets a job's codes and scales. *checksum, 0 at first: of its rows; the sum over a page's jobs is
+ * its tag. */
 typedef bl_status (*bl_base_rows_fn)(void *user, size_t idx_job, uint64_t *checksum);
 
-/* Fills all pages but those that were found on disk, rows beyond the last with zeros, and n_scales scales at
- * `scales` (device memory, zero before). Seals the pages. */
+/* Fills all pages but those that were found on disk, rows beyond the last with zeros, and n_scales
+ * scales at `scales` (device memory, zero before). Seals the pages. */
 bl_status bl_base_load_run(bl_base_load *load, bl_base_rows_fn rows, void *user, float *scales,
                            int64_t n_scales);
 
-/* Rows [row, stop) of a job in an FP8 format, from rows [first, last) of a weight in `dtype`, which for
- * BL_FORMAT_FP8_BLOCK are whole rows of blocks. */
+/* Rows [row, stop) of a job in an FP8 format, from rows [first, last) of a weight in `dtype`, which
+ * for BL_FORMAT_FP8_BLOCK are whole rows of blocks. */
 typedef struct bl_base_rows {
     bl_dtype dtype;
     const void *bytes;
     int64_t first, last, row, stop;
 } bl_base_rows;
 
-/* The next rows of a job to quantize, of at most `most` (rounded down to blocks, at least one): the weight
- * has n_rows rows. */
+/* The next rows of a job to quantize, of at most `most` (rounded down to blocks, at least one): the
+ * weight has n_rows rows. */
 bl_base_rows bl_base_rows_at(bl_format format, int64_t n_rows, int64_t row, int64_t end,
                              int64_t most);
 
-/* Their codes and scales, into the job's. grid: scratch, a scale for each block of the rows. BL_EINPUT names
- * the first row and column that is not finite. */
+/* Their codes and scales, into the job's. grid: scratch, a scale for each block of the rows.
+ * BL_EINPUT names the first row and column that is not finite. */
 bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_rows *rows,
                            float *grid);
 

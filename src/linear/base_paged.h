@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_paged.h -- a base whose shards may lie outside device memory: the pager of offload/ brings and gathers
- * them. A library of its own (bl_linear_paged) over linear and offload, which do not know each other. */
+/* base_paged.h -- a base whose shards may lie outside device memory: the pager of offload/ brings
+ * and gathers them. A library of its own (bl_linear_paged) over linear and offload, which do not
+ * know each other. */
 #ifndef BALLAST_LINEAR_BASE_PAGED_H
 #define BALLAST_LINEAR_BASE_PAGED_H
 
@@ -11,18 +12,18 @@
 extern "C" {
 #endif
 
-/* The parts of the layout are the first pages of `pages`, in order, each of
- * its part's shard_bytes. pages (sealed) and layout are borrowed until the base is destroyed; options->comm is the shard group (NULL when
- * n_shards is 1). */
+/* The parts of the layout are the first pages of `pages`, in order, each of its part's shard_bytes.
+ * pages (sealed) and layout are borrowed until the base is destroyed; options->comm is the shard
+ * group (NULL when n_shards is 1). */
 BL_API bl_status bl_base_create_paged(const bl_base_layout *layout, bl_pages *pages,
                                       const bl_pager_options *options, bl_base **out);
-/* The tier of each part (offload/tier.h): `ratio` of the bytes in `tier`, of which with BL_TIER_DISK
- * host_part in host memory after all. BL_ENOMEM. */
+/* The tier of each part (offload/tier.h): `ratio` of the bytes in `tier`, of which with
+ * BL_TIER_DISK host_part in host memory after all. BL_ENOMEM. */
 BL_API bl_status bl_base_assign_tiers(const bl_base_layout *layout, bl_tier tier, double ratio,
                                       double host_part, bl_tier *tiers);
 
-/* For plans: bytes of the parts by tier, of the ring (device memory) and of the reader of parts on disk (host
- * memory). ring, reader: SIZE_MAX for more than a size_t can count. */
+/* For plans: bytes of the parts by tier, of the ring (device memory) and of the reader of parts on
+ * disk (host memory). ring, reader: SIZE_MAX for more than a size_t can count. */
 typedef struct bl_base_paged_bytes {
     size_t device, host, disk, ring, reader;
 } bl_base_paged_bytes;

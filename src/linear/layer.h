@@ -5,20 +5,21 @@
  *   y  = x W^T + s (D x A^T) B^T     s = alpha / r; equations and papers: linear/lora_linear.h
  *   dx = dy W  + D (s (dy B) A)
  *
- * A stack is a sequence of layers that share one ring of device memory. Each rank of the group stores
- * 1/n of the rows of every W, in device memory, host memory or page files; a call gathers its
- * layer's W just in time while the next layer's is in flight. Neither tier, ratio, ring depth nor
- * the number of ranks changes a bit of y, dx, dA or dB.
+ * A stack is a sequence of layers that share one ring of device memory. Each rank of the group
+ * stores 1/n of the rows of every W, in device memory, host memory or page files; a call gathers
+ * its layer's W just in time while the next layer's is in flight. Neither tier, ratio, ring depth
+ * nor the number of ranks changes a bit of y, dx, dA or dB.
  *
  * A and B (fp32) and their gradients are on every rank, whole: the caller sums gradients over the
  * ranks (bl_comm_all_reduce_f32 over bl_linear_stack_gradients) and updates the weights.
  *
- * Order of calls. The stack expects a pass over its layers to go up and then down (forward, backward;
- * with forward_only: up, and again from the start) and prefetches in that order; it follows the
- * direction that calls take. Another order is right, too, but waits for its gathers. Ranks of a group
- * make the same calls in the same order.
+ * Order of calls. The stack expects a pass over its layers to go up and then down (forward,
+ * backward; with forward_only: up, and again from the start) and prefetches in that order; it
+ * follows the direction that calls take. Another order is right, too, but waits for its gathers.
+ * Ranks of a group make the same calls in the same order.
  *
- * Nothing is allocated after creation but by bl_linear_stack_verify. One thread at a time calls a stack's functions. */
+ * Nothing is allocated after creation but by bl_linear_stack_verify. One thread at a time calls a
+ * stack's functions. */
 #ifndef BALLAST_LINEAR_LAYER_H
 #define BALLAST_LINEAR_LAYER_H
 
@@ -43,16 +44,16 @@ typedef struct bl_linear_lora {
     double dropout;  /* p of its input, in [0, 1); with forward_only: not applied */
 } bl_linear_lora;
 
-/* A layer, and where its frozen weight W (rows, cols) comes from: memory or a function. Both are read
- * by bl_linear_stack_create only, each rank its own rows; for BL_FORMAT_FP8_BLOCK whole blocks of 128
- * rows, of which its neighbours have a part. */
+/* A layer, and where its frozen weight W (rows, cols) comes from: memory or a function. Both are
+ * read by bl_linear_stack_create only, each rank its own rows; for BL_FORMAT_FP8_BLOCK whole blocks
+ * of 128 rows, of which its neighbours have a part. */
 typedef struct bl_linear_spec {
     int64_t rows, cols;
     bl_format format;   /* how W is stored */
     bl_dtype dtype;     /* of the rows given: BL_F32, BL_F16 or BL_BF16 */
     const void *weight; /* row-major and dense, host memory; NULL: */
-    /* writes rows [begin, end) of W, dense, to `out` (host memory). From the thread of create. For a
-     * tensor of a checkpoint: bl_stored_tensor_read_rows (store/safetensors.h). */
+    /* writes rows [begin, end) of W, dense, to `out` (host memory). From the thread of create. For
+     * a tensor of a checkpoint: bl_stored_tensor_read_rows (store/safetensors.h). */
     bl_status (*read_rows)(void *user, int64_t begin, int64_t end, void *out);
     void *user;
     bl_matmul_mode mode; /* of products with W on CUDA (ops/matmul.h) */
@@ -90,15 +91,16 @@ typedef struct bl_linear_memory {
     size_t disk;   /* page files */
 } bl_linear_memory;
 
-/* What create takes, without taking it. Errors: as bl_linear_stack_create's for specs and options. */
+/* What create takes, without taking it. Errors: as bl_linear_stack_create's for specs and
+ * options. */
 BL_API bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
                                       const bl_linear_spec *specs, bl_linear_memory *out);
 
-/* Reads, quantizes and stores this rank's rows. A is uniform in [-1/sqrt(cols), 1/sqrt(cols)), B zero.
- * Collective over the group; specs and options are equal on all ranks but for where rows come from,
- * dir and pin. A rank that fails aborts its job (bl_comm_abort), so that no other waits for it.
- * BL_EUSAGE: an option or spec, or ranks that differ; BL_EINPUT: a weight that is not finite, dir;
- * BL_ENOMEM, BL_ELIMIT, BL_EIO: memory and files; the error of read_rows. */
+/* Reads, quantizes and stores this rank's rows. A is uniform in [-1/sqrt(cols), 1/sqrt(cols)), B
+ * zero. Collective over the group; specs and options are equal on all ranks but for where rows come
+ * from, dir and pin. A rank that fails aborts its job (bl_comm_abort), so that no other waits for
+ * it. BL_EUSAGE: an option or spec, or ranks that differ; BL_EINPUT: a weight that is not finite,
+ * dir; BL_ENOMEM, BL_ELIMIT, BL_EIO: memory and files; the error of read_rows. */
 BL_API bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,
                                         const bl_linear_spec *specs, bl_linear_stack **out);
 /* After the streams of its calls are idle; NULL is fine. Page files stay, for the next start. */
@@ -107,16 +109,16 @@ BL_API void bl_linear_stack_destroy(bl_linear_stack *stack);
 /* Borrowed until the stack is destroyed; NULL unless layer is in [0, n_layers). */
 BL_API bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer);
 
-/* All layers' LoRA weights, A before B in order of layers, each from a multiple of 64 floats on with
- * zeros between: *n_floats (may be NULL) of device memory. Gradients likewise; NULL with
+/* All layers' LoRA weights, A before B in order of layers, each from a multiple of 64 floats on
+ * with zeros between: *n_floats (may be NULL) of device memory. Gradients likewise; NULL with
  * forward_only. */
 BL_API float *bl_linear_stack_weights(bl_linear_stack *stack, int64_t *n_floats);
 BL_API float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_floats);
 
-/* Dropout's keys in the calls that follow: a mask depends on the seed, `step`, the layer, and of each
- * token its sample and position. forward and backward of a step need the same. sample, position:
- * device memory, of T elements each in every call, borrowed until the next such call; NULL: 0, and the
- * token's index. At first: step 0, NULL, NULL. */
+/* Dropout's keys in the calls that follow: a mask depends on the seed, `step`, the layer, and of
+ * each token its sample and position. forward and backward of a step need the same. sample,
+ * position: device memory, of T elements each in every call, borrowed until the next such call;
+ * NULL: 0, and the token's index. At first: step 0, NULL, NULL. */
 BL_API void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step,
                                         const int64_t *sample, const int32_t *position);
 
@@ -128,14 +130,12 @@ typedef struct bl_linear_lora_view {
 } bl_linear_lora_view;
 BL_API bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
 
-/* Queue themselves on `stream`, of the stack's device, and return. x, dx (T, cols), y, dy (T, rows):
- * device memory, row-major, fp32 on the CPU and bf16 on CUDA. Calls on different streams are ordered
- * by the caller.
- * forward: y is overwritten; x and y do not overlap.
- * backward: x is the forward's input. dx, dA and dB are overwritten; no dx skips it; dx overlaps
- * neither x nor dy.
- * BL_EUSAGE: an argument that is NULL or of another dtype, by its name; T beyond max_tokens; backward with
- * forward_only. Else the error of stream or group. */
+/* Queue themselves on `stream`, of the stack's device, and return. x, dx (T, cols), y, dy (T,
+ * rows): device memory, row-major, fp32 on the CPU and bf16 on CUDA. Calls on different streams are
+ * ordered by the caller. forward: y is overwritten; x and y do not overlap. backward: x is the
+ * forward's input. dx, dA and dB are overwritten; no dx skips it; dx overlaps neither x nor dy.
+ * BL_EUSAGE: an argument that is NULL or of another dtype, by its name; T beyond max_tokens;
+ * backward with forward_only. Else the error of stream or group. */
 BL_API bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
                                          bl_tensor x, bl_tensor y);
 BL_API bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_load.c -- a rank's rows of a stack's weights, from where the caller has them, for linear/base_load.h.
+/* layer_load.c -- a rank's rows of a stack's weights, from where the caller has them, for
+ * linear/base_load.h.
  *
- * Rows are read and brought into their format in chunks of whole rows of 128 x 128 blocks. A block's scale
- * needs all of its rows, so up to 127 rows of the neighbors are read as well; the rank that stores
- * a block's first row contributes its scale. Scales are zero where another rank contributes them, so
- * that their sum over the ranks is exact. */
+ * Rows are read and brought into their format in chunks of whole rows of 128 x 128 blocks. A
+ * block's scale needs all of its rows, so up to 127 rows of the neighbors are read as well; the
+ * rank that stores a block's first row contributes its scale. Scales are zero where another rank
+ * contributes them, so that their sum over the ranks is exact. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -102,7 +103,8 @@ static bl_status load_rows(void *user, size_t idx_job, uint64_t *checksum)
 
 /* ---- pages ---- */
 
-/* Of what this rank's page file holds: the layers' shapes and formats and the rows they are made of. */
+/* Of what this rank's page file holds: the layers' shapes and formats and the rows they are made
+ * of. */
 static bl_status hash_rows(const load *l, uint64_t *key)
 {
     const bl_linear_stack *stack = l->stack;

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | the scratch of the products, where the device
- * needs one. u is made again in backward instead of kept: its r K T multiplications are N / r times fewer
- * than the layer's own.
+/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | the scratch of the products, where the
+ *   device
+ * needs one. u is made again in backward instead of kept: its r K T multiplications are N / r times
+ * fewer than the layer's own.
  *
- * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that lie one behind the other are taken as
- * one, (r_1 + r_2 + ..., K), for these products, with u and du in columns side by side: the parts are a stack. Else each is its own.
+ * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that
+ * lie one behind the other are taken as one, (r_1 + r_2 + ..., K), for these products, with u and
+ * du in columns side by side: the parts are a stack. Else each is its own.
  *
- * The LoRA terms go first and the frozen product is added to them: where y is bf16, the small term is the one that is rounded twice. Rows of
- * W without a LoRA term start at zero. Where cuBLASLt has no FP8 product that adds to its result, the frozen product goes first, and where
- * it has none at all, it is in bf16 (`way`). Which of the three depends on the shape alone: a refusal that shows only when the product is
- * called has the call start again in the next way. */
+ * The LoRA terms go first and the frozen product is added to them: where y is bf16, the small term
+ * is the one that is rounded twice. Rows of W without a LoRA term start at zero. Where cuBLASLt has
+ * no FP8 product that adds to its result, the frozen product goes first, and where it has none at
+ * all, it is in bf16 (`way`). Which of the three depends on the shape alone: a refusal that shows
+ * only when the product is called has the call start again in the next way. */
 #include "linear/lora_linear.h"
 
 #include "base/sizes.h"
@@ -351,8 +354,8 @@ static bl_status pull_terms(bl_stream *stream, const pass *p, float beta)
     return BL_OK;
 }
 
-/* The mask is the LoRA terms' alone. When they are not the first to be in dx, the frozen product takes the place of D x, which
- * is not needed any more. */
+/* The mask is the LoRA terms' alone. When they are not the first to be in dx, the frozen product
+ * takes the place of D x, which is not needed any more. */
 static bl_status run_backward(bl_stream *stream, const pass *p, order way, bool *is_refused)
 {
     const bl_lora_linear *linear = p->linear;

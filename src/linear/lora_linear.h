@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_linear.h -- a frozen, possibly quantised weight with trainable low-rank updates.
  *
- *   y  = x W^T + s (D x A^T) B^T        Hu et al. 2021, arXiv:2106.09685, eq. 3; D is the dropout mask of the LoRA path's input
+ *   y  = x W^T + s (D x A^T) B^T        Hu et al. 2021, arXiv:2106.09685, eq. 3; D is the dropout
+ *                                       mask of the LoRA path's input
  *   dx = dy W  + D (s (dy B) A)         W gets no gradient
  *   dA = (s dy B)^T (D x)   dB = s dy^T (D x A^T)
  *
- * Row-major: x, dx (T,K)  y, dy (T,N)  W (N,K)  A (r,K)  B (n,r). A fused matrix (q|k|v, gate|up) has up to BL_LORA_PARTS updates, each on
+ * Row-major: x, dx (T,K)  y, dy (T,N)  W (N,K)  A (r,K)  B (n,r). A fused matrix (q|k|v, gate|up)
+ *                                                        has up to BL_LORA_PARTS updates, each on
  * its own rows [row_begin, row_begin + n) of W, all reading the same D x.
  *
- * A call borrows everything: the frozen matrix (bl_base_acquire), the LoRA weights, the gradients' place, the workspace, the
- * stream. So one frozen matrix can serve several adapters, or none (n_parts 0: the plain base). The stream's device decides where it runs;
- * all pointers are memory of that device.
+ * A call borrows everything: the frozen matrix (bl_base_acquire), the LoRA weights, the gradients'
+ * place, the workspace, the stream. So one frozen matrix can serve several adapters, or none
+ * (n_parts 0: the plain base). The stream's device decides where it runs; all pointers are memory
+ * of that device.
  *
- * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (A and B are then compute copies made by
- * bl_cast); dA and dB are fp32 everywhere. */
+ * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (A and B are then compute
+ * copies made by bl_cast); dA and dB are fp32 everywhere. */
 #ifndef BALLAST_LINEAR_LORA_LINEAR_H
 #define BALLAST_LINEAR_LORA_LINEAR_H
 
@@ -37,7 +40,8 @@ typedef struct bl_lora_part {
     float *dA, *dB; /* overwritten by backward */
 } bl_lora_part;
 
-/* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not read. */
+/* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not
+ * read. */
 typedef struct bl_lora_dropout {
     float p;
     uint64_t seed, step;
@@ -55,19 +59,21 @@ typedef struct bl_lora_linear {
     bool is_stacked;
     bl_lora_dropout dropout;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
-    bl_matmul_prepared *
-        prepared; /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */
+    /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */
+    bl_matmul_prepared *prepared;
     void *workspace;        /* bl_lora_linear_workspace_bytes(...), 256-byte aligned on CUDA */
     size_t workspace_bytes; /* not looked at on the CPU */
 } bl_lora_linear;
 
-/* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in [-1/sqrt(K), 1/sqrt(K)) (PEFT's
- * kaiming_uniform with a = sqrt 5), a function of (seed, layer, projection, element) alone. Host memory. */
+/* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in
+ * [-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), a function of (seed, layer,
+ * projection, element) alone. Host memory. */
 BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K,
                                int64_t begin, int64_t count, float *out);
 
-/* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and formats, the
- * parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes are read; on the CPU the weight's columns alone. */
+/* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and
+ * formats, the parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes are read; on the
+ * CPU the weight's columns alone. */
 BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear,
                                              int64_t T);
 
@@ -75,8 +81,8 @@ BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_
 BL_API bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                         bl_tensor x, bl_tensor y);
 
-/* dx (T,K) and the parts' dA, dB are overwritten; none for dx skips it. x is the forward's input. dx overlaps neither x nor dy.
- * T = 0 sets dA and dB to zero. */
+/* dx (T,K) and the parts' dA, dB are overwritten; none for dx skips it. x is the forward's input.
+ * dx overlaps neither x nor dy. T = 0 sets dA and dB to zero. */
 BL_API bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                          bl_tensor x, bl_tensor dy, bl_tensor dx);
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* prepared.h -- what products make of a unit's frozen matrices (bl_matmul_prepared, ops/matmul.h), kept from
- * the first use of a visit to its end, in forward as in backward.
+/* prepared.h -- what products make of a unit's frozen matrices (bl_matmul_prepared, ops/matmul.h),
+ * kept from the first use of a visit to its end, in forward as in backward.
  *
- * The micro-batches of a visit go through all matrices of the unit one after the other, so a single place for
- * all of them would be made anew by every call, as without this object. Each matrix has its own place here, or
- * none: nothing on the CPU, for matrices that are stored in bf16, and for those that are in bf16 by exception
- * from FP8 (`bf16_matrices`). Bits do not depend on it.
+ * The micro-batches of a visit go through all matrices of the unit one after the other, so a single
+ * place for all of them would be made anew by every call, as without this object. Each matrix has
+ * its own place here, or none: nothing on the CPU, for matrices that are stored in bf16, and for
+ * those that are in bf16 by exception from FP8 (`bf16_matrices`). Bits do not depend on it.
  *
- * Per rank for 405B's layers, stored in FP8: 6.4 GB for products in bf16, which then need no scratch for the
- * largest matrix (3.5 GB); 3.2 GB for products in FP8. */
+ * Per rank for 405B's layers, stored in FP8: 6.4 GB for products in bf16, which then need no
+ * scratch for the largest matrix (3.5 GB); 3.2 GB for products in FP8. */
 #ifndef BALLAST_LINEAR_PREPARED_H
 #define BALLAST_LINEAR_PREPARED_H
 
@@ -24,8 +24,9 @@ typedef struct bl_linear_prepared {
     bl_matmul_prepared matrix[BL_BASE_MATRICES];
 } bl_linear_prepared;
 
-/* Fills in memory_bytes of each matrix: enough for the units [0, n_units) of `layout` with products in `mode`, each a multiple of 256.
- * bf16_matrices[u], bit m: matrix m of unit u is in bf16 all the same; NULL: none. */
+/* Fills in memory_bytes of each matrix: enough for the units [0, n_units) of `layout` with products
+ * in `mode`, each a multiple of 256. bf16_matrices[u], bit m: matrix m of unit u is in bf16 all the
+ * same; NULL: none. */
 BL_API void bl_linear_prepared_measure(bl_device_kind kind, const bl_base_layout *layout,
                                        int64_t n_units, bl_matmul_mode mode,
                                        const uint8_t *bf16_matrices, bl_linear_prepared *out);
@@ -33,11 +34,12 @@ BL_API void bl_linear_prepared_measure(bl_device_kind kind, const bl_base_layout
 /* Of all matrices. */
 BL_API size_t bl_linear_prepared_bytes(const bl_linear_prepared *prepared);
 
-/* Gives what bl_linear_prepared_measure filled in its memory: bl_linear_prepared_bytes of device memory, 256-byte aligned, borrowed. */
+/* Gives what bl_linear_prepared_measure filled in its memory: bl_linear_prepared_bytes of device
+ * memory, 256-byte aligned, borrowed. */
 BL_API void bl_linear_prepared_place(bl_linear_prepared *prepared, void *memory);
 
-/* For a product with the unit's matrix on the stream that all of them use; another unit than that of the call before forgets what was
- * made of it. NULL when the matrix has no place. */
+/* For a product with the unit's matrix on the stream that all of them use; another unit than that
+ * of the call before forgets what was made of it. NULL when the matrix has no place. */
 BL_API bl_matmul_prepared *bl_linear_prepared_at(bl_linear_prepared *prepared, int64_t unit,
                                                  int matrix);
 

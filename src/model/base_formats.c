@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_formats.c -- in which formats a checkpoint stores the projections and in which they are held, counted
- * and put into words. */
+/* base_formats.c -- in which formats a checkpoint stores the projections and in which they are
+ * held, counted and put into words. */
 #include <stdio.h>
 
 #include "model/weights.h"

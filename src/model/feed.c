@@ -41,7 +41,8 @@ static int64_t padded_tokens(const bl_block_dims *dims, int64_t T)
     return pads(dims) ? bl_block_rows(dims, T) : T;
 }
 
-/* The padded arrays of a micro-batch of T tokens at `memory`, the widest type first. Returns their bytes. */
+/* The padded arrays of a micro-batch of T tokens at `memory`, the widest type first. Returns their
+ * bytes. */
 static int64_t place_arrays(char *memory, int64_t T, bl_micro_batch *out)
 {
     int64_t at = 0;

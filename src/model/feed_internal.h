@@ -3,12 +3,12 @@
  *
  * A CPU takes them as they are, and reads the embedding table where it is, in host memory.
  *
- * A device with bf16 activations gets their tokens in tiles of bl_block_rows: products then have few
- * shapes. What fills the last tile is a document of its own whose rows are zero, have weight 0 and stay
- * zero in every layer: norms, products, attention and their gradients of zeros are zeros. So it adds
- * nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are gathered on the
- * host, rounded to bf16 there, and copied from pinned memory, all of a group's side by side: while the
- * device still has the visits of the group before. */
+ * A device with bf16 activations gets their tokens in tiles of bl_block_rows: products then have
+ * few shapes. What fills the last tile is a document of its own whose rows are zero, have weight 0
+ * and stay zero in every layer: norms, products, attention and their gradients of zeros are zeros.
+ * So it adds nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are
+ * gathered on the host, rounded to bf16 there, and copied from pinned memory, all of a group's side
+ * by side: while the device still has the visits of the group before. */
 #ifndef BALLAST_MODEL_FEED_INTERNAL_H
 #define BALLAST_MODEL_FEED_INTERNAL_H
 
@@ -24,8 +24,8 @@ typedef struct bl_feed_size {
 /* For groups of max_group micro-batches of T_max tokens. */
 bl_feed_size bl_feed_measure(const bl_block_dims *dims, int64_t T_max, int max_group);
 
-/* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are. Takes the
- * host memory itself. */
+/* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are.
+ * Takes the host memory itself. */
 bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int64_t T_max,
                          int max_group, void *memory, bl_feed **out);
 void bl_feed_destroy(bl_feed *feed); /* after the stream is idle; NULL is fine */
@@ -33,13 +33,14 @@ void bl_feed_destroy(bl_feed *feed); /* after the stream is idle; NULL is fine *
 /* A new group begins. Waits until the host memory of the last one has been read. */
 bl_status bl_feed_begin(bl_feed *feed);
 
-/* *out: micro-batch `index` of the group, padded to bl_block_rows tokens on a GPU, for tasks queued on `stream` from
- * now on until the next group's. */
+/* *out: micro-batch `index` of the group, padded to bl_block_rows tokens on a GPU, for tasks queued
+ * on `stream` from now on until the next group's. */
 bl_status bl_feed_pad(bl_feed *feed, bl_stream *stream, int index, const bl_micro_batch *batch,
                       bl_micro_batch *out);
 
-/* y (tokens of bl_feed_pad's result, H) = the embeddings of the batch's ids, then zeros. first_row: of y in its group,
- * whose micro-batches do not overlap. BL_EINTERNAL: no host_ids on a device that needs them. */
+/* y (tokens of bl_feed_pad's result, H) = the embeddings of the batch's ids, then zeros. first_row:
+ * of y in its group, whose micro-batches do not overlap. BL_EINTERNAL: no host_ids on a device that
+ * needs them. */
 bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
                         int64_t first_row, bl_tensor y);
 

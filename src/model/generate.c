@@ -224,7 +224,8 @@ static int32_t most_likely(const float *logits, int64_t vocab)
     return (int32_t)best;
 }
 
-/* The largest probability p such that tokens at least as likely reach top_p, found by bisection: no sorting, no memory. */
+/* The largest probability p such that tokens at least as likely reach top_p, found by bisection: no
+ * sorting, no memory. */
 static double nucleus_threshold(const float *logits, int64_t vocab, double temperature, double max,
                                 double sum, double top_p)
 {

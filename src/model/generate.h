@@ -9,22 +9,25 @@
 
 typedef struct bl_generator bl_generator;
 
-/* A cache for `capacity` tokens; long prompts go through the layers in pieces. lora_weights: all layers' flat vectors one after the other
- * (lora->n_floats each, device memory, bl_lora_read_all), none when the layout has no adapter. All arguments are borrowed. BL_EUSAGE when
- * the model was opened for fewer positions. */
+/* A cache for `capacity` tokens; long prompts go through the layers in pieces. lora_weights: all
+ * layers' flat vectors one after the other (lora->n_floats each, device memory, bl_lora_read_all),
+ * none when the layout has no adapter. All arguments are borrowed. BL_EUSAGE when the model was
+ * opened for fewer positions. */
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_model_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out);
 void bl_generator_destroy(bl_generator *generator); /* NULL is fine */
 
-/* Appends n tokens to the sequence; logits (vocab, host memory) of the token that follows the last one, valid until the next call.
- * BL_EUSAGE when the capacity is exceeded, BL_EINPUT for an id outside the vocabulary: nothing is appended then. BL_ENUMERIC when a
- * logit is not finite. Synchronous. */
+/* Appends n tokens to the sequence; logits (vocab, host memory) of the token that follows the last
+ * one, valid until the next call. BL_EUSAGE when the capacity is exceeded, BL_EINPUT for an id
+ * outside the vocabulary: nothing is appended then. BL_ENUMERIC when a logit is not finite.
+ * Synchronous. */
 bl_status bl_generator_extend(bl_generator *generator, const int32_t *ids, int64_t n,
                               const float **logits);
 
-/* The token to append: the most likely (temperature 0; the lowest id of equals), or drawn from the smallest set of tokens whose
- * probabilities at `temperature` reach top_p (Holtzman et al. 2020, arXiv:1904.09751). The draw is a function of (seed, position). */
+/* The token to append: the most likely (temperature 0; the lowest id of equals), or drawn from the
+ * smallest set of tokens whose probabilities at `temperature` reach top_p (Holtzman et al. 2020,
+ * arXiv:1904.09751). The draw is a function of (seed, position). */
 int32_t bl_generator_choose(const float *logits, int64_t vocab, double temperature, double top_p,
                             uint64_t seed, int64_t position);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_base.c -- a rank's rows of the frozen base, from the model's files into pages: what the pages are
- * called, which page files are this model's, and where each row is read. linear/base_load.h has the rest. */
+/* load_base.c -- a rank's rows of the frozen base, from the model's files into pages: what the
+ * pages are called, which page files are this model's, and where each row is read.
+ * linear/base_load.h has the rest. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -74,8 +75,9 @@ static bl_status load_rows(void *user, size_t idx_job, uint64_t *checksum)
     return bl_row_loader_next(plan->loader, is_table ? NULL : checksum);
 }
 
-/* When the model's files were last changed: the fingerprint does not see every byte of them. A change that keeps size and time of
- * writing (cp -p, rsync -t, touch -r) still shows in the time of the inode's change, which no program can set. */
+/* When the model's files were last changed: the fingerprint does not see every byte of them. A
+ * change that keeps size and time of writing (cp -p, rsync -t, touch -r) still shows in the time of
+ * the inode's change, which no program can set. */
 static bl_status hash_times(const bl_hf_model *files, uint64_t *hash)
 {
     *hash = 0;

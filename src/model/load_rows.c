@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs need is
- * one stream of ranges: while rows of one job are quantized, those that follow are being read. */
+/* load_rows.c -- some rows of stored weights, in the format they will be kept in. All that the jobs
+ * need is one stream of ranges: while rows of one job are quantized, those that follow are being
+ * read. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,8 +236,8 @@ uint64_t bl_model_tensor_seed(const char *name)
 
 /* ---- jobs ---- */
 
-/* Whether none of the n_bytes of weights is NaN or infinite: loops that the compiler can turn into vectors.
- */
+/* Whether none of the n_bytes of weights is NaN or infinite: loops that the compiler can turn into
+ * vectors. */
 static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_bytes)
 {
     unsigned n_bad = 0;
@@ -260,8 +261,9 @@ static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_byte
     return n_bad == 0;
 }
 
-/* A chunk on its way to its place, by the piece: what of it goes to one huge page. Threads that come to an untouched
- * one together would have the kernel clear it for each of them, and keep one. */
+/* A chunk on its way to its place, by the piece: what of it goes to one huge page. Threads that
+ * come to an untouched one together would have the kernel clear it for each of them, and keep
+ * one. */
 typedef struct placement {
     bl_dtype dtype;
     const unsigned char *from;
@@ -414,8 +416,8 @@ bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_fi
     return st;
 }
 
-/* The loaders of a host share one queue. 64 MiB cover a disk's latency and what the threads do between two chunks; more
- * would take longer to get than to fill. */
+/* The loaders of a host share one queue. 64 MiB cover a disk's latency and what the threads do
+ * between two chunks; more would take longer to get than to fill. */
 static int64_t queue_depth(int n_readers)
 {
     enum { MIN_DEPTH = 4, LOAD_DEPTH = 16 };

@@ -12,12 +12,14 @@ void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out);
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options);
 bl_peft_base bl_lora_peft_base(const bl_model_config *config); /* with its modules */
 
-/* Floats [begin, begin + count) of layer `layer`'s flat vector from an open adapter, as float, to out; past n_floats: 0. */
+/* Floats [begin, begin + count) of layer `layer`'s flat vector from an open adapter, as float, to
+ * out; past n_floats: 0. */
 bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
                              int64_t layer, int64_t begin, int64_t count, float *out);
 
-/* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers * layout->n_floats, device memory, of the dtype of
- * activations there) is the caller's, to be freed with bl_device_free. */
+/* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers *
+ * layout->n_floats, device memory, of the dtype of activations there) is the caller's, to be freed
+ * with bl_device_free. */
 bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights);
 

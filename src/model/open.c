@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c -- what a host holds once: configuration, open files, embedding, and the format of each projection. */
+/* open.c -- what a host holds once: configuration, open files, embedding, and the format of each
+ * projection. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,7 +133,8 @@ static const bl_stored_tensor *find_embedding(const bl_model *model)
     return t ? t : find_module(model, model->config.arch->head);
 }
 
-/* Each rank of the host reads and checks its part of the rows; the first one makes the checksum, of all. */
+/* Each rank of the host reads and checks its part of the rows; the first one makes the checksum, of
+ * all. */
 static bl_status read_embedding(bl_model *model, bl_host_memory *host)
 {
     const bl_stored_tensor *t = find_embedding(model);

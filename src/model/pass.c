@@ -196,8 +196,8 @@ static bl_tensor boundary_gradient(const bl_pass *pass, int m)
     return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
 }
 
-/* What a layer's forward leaves for its backward. Only the head comes between those of the last layer, so with a single micro-batch
- * the workspace still holds all that it computed. */
+/* What a layer's forward leaves for its backward. Only the head comes between those of the last
+ * layer, so with a single micro-batch the workspace still holds all that it computed. */
 static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *input, int64_t layer,
                                      int m)
 {
@@ -281,7 +281,8 @@ static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
-/* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room for more tokens. */
+/* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room
+ * for more tokens. */
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
 {
     bool has_backward = false;

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pass.h -- the model run layer-major: each layer is visited once for a group of micro-batches.
  *
- * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches through it one after the
- * other, and releases them. Gathers are paid once a group; layer-internal memory is one micro-batch's; layer inputs, saved tensors and
- * the boundary gradients are the whole group's. Layer inputs and saved tensors are two stacks (offload/spill.h): with offload_activations
- * device memory has those of two layers, host memory the others. The order of visits is known (bl_pass: 0..L-1, head, L-1..0, and from the
- * start again), so each visit prefetches the ones to come.
+ * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches
+ * through it one after the other, and releases them. Gathers are paid once a group; layer-internal
+ * memory is one micro-batch's; layer inputs, saved tensors and the boundary gradients are the whole
+ * group's. Layer inputs and saved tensors are two stacks (offload/spill.h): with
+ * offload_activations device memory has those of two layers, host memory the others. The order of
+ * visits is known (bl_pass: 0..L-1, head, L-1..0, and from the start again), so each visit
+ * prefetches the ones to come.
  *
  * Micro-batches are padded where the device wants whole tiles of tokens (model/feed_internal.h).
  *
- * The size of the group never changes a bit: micro-batches do not mix, the loss is summed micro-batch by micro-batch, and gradients are
- * handed out per layer and micro-batch. */
+ * The size of the group never changes a bit: micro-batches do not mix, the loss is summed
+ * micro-batch by micro-batch, and gradients are handed out per layer and micro-batch. */
 #ifndef BALLAST_MODEL_PASS_H
 #define BALLAST_MODEL_PASS_H
 
@@ -21,23 +23,26 @@
 #include "arch/lora.h"
 #include "model/weights.h"
 
-/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory, valid until end) that backward overwrites; end says that the tasks queued
- * on `stream` so far complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
+/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory,
+ * valid until end) that backward overwrites; end says that the tasks queued on `stream` so far
+ * complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
 typedef struct bl_gradient_sink {
     void *user;
     bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
 } bl_gradient_sink;
 
-/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one item, in the dtype of the device's activations. lora and ring are borrowed. */
+/* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one
+ * item, in the dtype of the device's activations. lora and ring are borrowed. */
 typedef struct bl_pass_adapter {
     const bl_lora_layout *lora;
     bl_gather_ring *ring;
     bl_lora_dropout dropout; /* p, seed, step; of micro-batches with gradients alone */
 } bl_pass_adapter;
 
-/* A micro-batch, what it goes through and where its results go. Neighbours may differ in all of it: one visit serves
- * several adapters, an evaluation and the frozen base alone, at one transfer of the weights. */
+/* A micro-batch, what it goes through and where its results go. Neighbours may differ in all of it:
+ * one visit serves several adapters, an evaluation and the frozen base alone, at one transfer of
+ * the weights. */
 typedef struct bl_pass_micro {
     const bl_micro_batch *batch;    /* T = 0 is legal: the rank only takes part in the gathers */
     const bl_pass_adapter *adapter; /* NULL: the frozen base alone */
@@ -54,8 +59,8 @@ typedef struct bl_pass_options {
     bl_matmul_mode mode;
     const uint8_t *bf16_matrices;
     bool is_dense; /* all frozen projections are stored as bf16; create looks at its weights */
-    /* Bytes of what products make of a layer's matrices and a visit keeps: bl_linear_prepared_measure
-     * of the base. Zeros: each product makes its own. */
+    /* Bytes of what products make of a layer's matrices and a visit keeps:
+     * bl_linear_prepared_measure of the base. Zeros: each product makes its own. */
     bl_linear_prepared prepared;
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
@@ -76,13 +81,14 @@ typedef struct bl_pass_options {
 
 typedef struct bl_pass bl_pass;
 
-/* Takes all the memory the pass will ever need. weights, base, streams and timeline are borrowed. */
+/* Takes all the memory the pass will ever need. weights, base, streams and timeline are
+ * borrowed. */
 bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_base *base,
                          bl_stream *compute, const bl_pass_options *options, bl_pass **out);
 void bl_pass_destroy(bl_pass *pass); /* after the streams are idle; NULL is fine */
 
-/* Bytes that create takes, by purpose. Device memory: the members up to feed; host memory: the others, of
- * offloaded activations, and on a GPU of the embeddings of a group. */
+/* Bytes that create takes, by purpose. Device memory: the members up to feed; host memory: the
+ * others, of offloaded activations, and on a GPU of the embeddings of a group. */
 typedef struct bl_pass_bytes {
     int64_t inputs;    /* layer inputs: all, or the slots of their stack */
     int64_t saved;     /* what layers keep beside their inputs, likewise */
@@ -95,8 +101,9 @@ typedef struct bl_pass_bytes {
 } bl_pass_bytes;
 bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_options *options);
 
-/* What of it is touched where pages take memory when they are first written, on a CPU: by micro-batches with
- * gradients of at most T_train tokens, and evaluations of at most T_evaluation; 0: there are none. */
+/* What of it is touched where pages take memory when they are first written, on a CPU: by
+ * micro-batches with gradients of at most T_train tokens, and evaluations of at most T_evaluation;
+ * 0: there are none. */
 bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
                               int64_t T_train, int64_t T_evaluation);
 
@@ -109,17 +116,20 @@ typedef struct bl_pass_input {
     void *stop_user;
 } bl_pass_input;
 
-/* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients. The work is queued, at most two
- * visits ahead of the device: a visit waits for the end of the one two before it. So the call returns its first error, or a stop,
- * within two visits, and while the last two still run. BL_EINTERNAL: more
- * micro-batches, a larger LoRA rank, dropout or gradients than the options said. */
+/* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients.
+ * The work is queued, at most two visits ahead of the device: a visit waits for the end of the one
+ * two before it. So the call returns its first error, or a stop, within two visits, and while the
+ * last two still run. BL_EINTERNAL: more micro-batches, a larger LoRA rank, dropout or gradients
+ * than the options said. */
 bl_status bl_pass_run(bl_pass *pass, const bl_pass_input *input);
 
-/* After a loss that is not finite and with compute idle: the first layer of the group `input`, which must be the last, whose output
- * holds a NaN or infinity (-1: the embedding), and the micro-batch of the group. False: none of them does, or they cannot be read. */
+/* After a loss that is not finite and with compute idle: the first layer of the group `input`,
+ * which must be the last, whose output holds a NaN or infinity (-1: the embedding), and the
+ * micro-batch of the group. False: none of them does, or they cannot be read. */
 bool bl_pass_find_bad(const bl_pass *pass, const bl_pass_input *input, int64_t *layer, int *micro);
 
-/* The invariants of its stacks (offload/spill.h), at any time between two calls that queue work; BL_EINTERNAL says which is broken. */
+/* The invariants of its stacks (offload/spill.h), at any time between two calls that queue work;
+ * BL_EINTERNAL says which is broken. */
 bl_status bl_pass_validate(const bl_pass *pass);
 
 #endif

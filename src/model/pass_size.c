@@ -85,17 +85,17 @@ bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_optio
                            .host_embeddings = m.feed.host_bytes};
 }
 
-/* Of n buffers of `size` bytes each, of which the first `used` are written: where they begin in a page is chance, and so
- * they reach a page more. */
+/* Of n buffers of `size` bytes each, of which the first `used` are written: where they begin in a
+ * page is chance, and so they reach a page more. */
 static int64_t touched(int64_t n, int64_t size, int64_t used)
 {
     if (used <= 0) return 0;
     return n * bl_min_i64(size, used + bl_memory_touched_page_bytes());
 }
 
-/* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace has room for
- * every tensor of a layer; those that are kept for backward are used there by evaluations alone. The arena of
- * host memory is touched when it is made. */
+/* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace
+ * has room for every tensor of a layer; those that are kept for backward are used there by
+ * evaluations alone. The arena of host memory is touched when it is made. */
 bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
                               int64_t T_train, int64_t T_evaluation)
 {

@@ -16,7 +16,9 @@ typedef struct bl_placement {
     bool pin;         /* the host tier's memory */
     const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
     int index,
-        n; /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the calling thread's node */
+        /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the
+         * calling thread's node */
+        n;
     /* What loading passes through on the way to memory the host cannot write, and to disk; 0: 32
      * MiB for the n ranks, but 4 MiB each. At least 128 rows are taken at a time, whatever they
      * need. */
@@ -29,14 +31,16 @@ typedef struct bl_placement {
 /* staging_bytes, chosen. */
 size_t bl_model_staging_bytes(const bl_placement *placement);
 
-/* The tier of each page of the layout (bl_base_part_count of them; offload/tier.h says how they are chosen). */
+/* The tier of each page of the layout (bl_base_part_count of them; offload/tier.h says how they are
+ * chosen). */
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
                               bl_tier *tiers);
 
-/* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through (device memory, 0 when nothing has to
- * be brought), and the buffers of the reader that brings disk pages (host memory), which depend on placement->n; and what pages are
- * written through that the host cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, when none of the
- * ring is there yet. */
+/* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through
+ * (device memory, 0 when nothing has to be brought), and the buffers of the reader that brings disk
+ * pages (host memory), which depend on placement->n; and what pages are written through that the
+ * host cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, when
+ * none of the ring is there yet. */
 typedef struct bl_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
     size_t ring_used; /* of ring: what is ever written, which is what it takes on a CPU */
@@ -44,17 +48,21 @@ typedef struct bl_placed_bytes {
 bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out);
 
-/* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep queue. */
+/* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep
+ * queue. */
 int bl_model_pager_queue_depth(int n);
 
-/* The NUMA node that rank `index` of `n` ranks of this host belongs to: next to its GPU, if it has one that says where it is (NULL: none),
- * or as ranks are dealt out to nodes. -1: to none in particular. */
+/* The NUMA node that rank `index` of `n` ranks of this host belongs to: next to its GPU, if it has
+ * one that says where it is (NULL: none), or as ranks are dealt out to nodes. -1: to none in
+ * particular. */
 int bl_model_node_of_rank(int index, int n, const char *gpu_bus_id);
-/* Keeps the calling thread, and those it starts from now on, on the cores of that node: next to the host tier's memory. Nothing happens
- * where there is one node, or fewer ranks without GPU than nodes. */
+/* Keeps the calling thread, and those it starts from now on, on the cores of that node: next to the
+ * host tier's memory. Nothing happens where there is one node, or fewer ranks without GPU than
+ * nodes. */
 bl_status bl_model_bind_rank(int index, int n, const char *gpu_bus_id);
 
-/* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what a page holds this rank's rows of. */
+/* "model.layers.3.self_attn.q_proj+k_proj+v_proj", "model.layers.3.mlp.down_proj", "lm_head": what
+ * a page holds this rank's rows of. */
 void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
                         char name[BL_PAGE_NAME_BYTES]);
 

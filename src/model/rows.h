@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows.h -- rows of stored weights, read ahead and kept in a format: for load_base.c here and for convert/. */
+/* rows.h -- rows of stored weights, read ahead and kept in a format: for load_base.c here and for
+ * convert/. */
 #ifndef BALLAST_MODEL_ROWS_H
 #define BALLAST_MODEL_ROWS_H
 
 #include "device/staging.h"
 #include "model/weights.h"
 
-/* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with their
- * shapes. */
+/* BL_EINPUT lists all that is wrong: exactly the tensors of the configuration must be there, with
+ * their shapes. */
 bl_status bl_model_check_tensors(const bl_model_config *config, const bl_hf_model *model);
 
 /* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
@@ -30,23 +31,24 @@ uint64_t bl_model_tensor_seed(const char *name); /* of checksums of its rows */
 /* Carries out jobs in their order while the rows of the next ones are being read. */
 typedef struct bl_row_loader bl_row_loader;
 
-/* The model's files, opened for readers: in the order of bl_hf_file. `direct`: past the page cache. BL_EINPUT, too, when one
- * was replaced since its header was read. */
+/* The model's files, opened for readers: in the order of bl_hf_file. `direct`: past the page cache.
+ * BL_EINPUT, too, when one was replaced since its header was read. */
 bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out);
 
-/* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time, which
- * share the depth of the queue and the memory for it. The loader `reports` its progress, and its rate when it
- * took long. */
+/* All is borrowed until the loader is destroyed. n_readers: loaders at work on this host at a time,
+ * which share the depth of the queue and the memory for it. The loader `reports` its progress, and
+ * its rate when it took long. */
 bl_status bl_row_loader_create(const bl_hf_model *model, bl_io_files *files, bl_io_engine engine,
                                int n_readers, bl_pool *pool, const bl_row_job *jobs, size_t n_jobs,
                                bool reports, bl_row_loader **out);
-/* The next job; BL_EINTERNAL after the last. *checksum (NULL: none is made): a sum modulo 2^64 over the job's rows of XXH3-64 of a
- * row's stored bytes, seeded by tensor and row, and over the scales that the job sets: over all rows of a tensor the same however they
- * are dealt out to jobs. */
+/* The next job; BL_EINTERNAL after the last. *checksum (NULL: none is made): a sum modulo 2^64 over
+ * the job's rows of XXH3-64 of a row's stored bytes, seeded by tensor and row, and over the scales
+ * that the job sets: over all rows of a tensor the same however they are dealt out to jobs. */
 bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum);
 void bl_row_loader_destroy(bl_row_loader *loader); /* NULL is fine */
 
-/* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or infinite. */
+/* Rows [begin, end) of a stored tensor, `bytes`: BL_EINPUT names the first place that is NaN or
+ * infinite. */
 bl_status bl_model_check_finite(const bl_stored_tensor *tensor, int64_t begin, int64_t end,
                                 const void *bytes);
 

@@ -44,8 +44,8 @@ static bl_status prefetch(const emitter *e)
 
     for (int64_t at = e->visit; at < e->visit + s->ring_depth; at++) {
         int64_t unit = unit_at(s, at);
-        if (unit ==
-            s->n_layers) { /* nothing may be gathered beyond a head that still needs the whole ring */
+        /* nothing may be gathered beyond a head that still needs the whole ring */
+        if (unit == s->n_layers) {
             if (s->head_is_tied) continue;
             return emit(e, BL_ACTION_PREFETCH_BASE, unit);
         }

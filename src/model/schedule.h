@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.h -- the order of a pass: what it does for one group of micro-batches, action by action.
  *
- * No device, no memory, no time. pass.c carries the actions out on streams; plan/ carries them out on
- * a model of the machine. So a plan foresees the program that runs. src/model/README.md has the
+ * No device, no memory, no time. pass.c carries the actions out on streams; plan/ carries them out
+ * on a model of the machine. So a plan foresees the program that runs. src/model/README.md has the
  * table of visits. */
 #ifndef BALLAST_MODEL_SCHEDULE_H
 #define BALLAST_MODEL_SCHEDULE_H
@@ -12,9 +12,9 @@
 
 #include "base/status.h"
 
-/* Where an action names a unit it is a layer, or n_layers for the head. Entries of the stacks (offload/spill.h):
- * inputs[l] is the group's input of layer l, inputs[n_layers] that of the final norm; saved[l] is what
- * layer l's forward keeps. */
+/* Where an action names a unit it is a layer, or n_layers for the head. Entries of the stacks
+ * (offload/spill.h): inputs[l] is the group's input of layer l, inputs[n_layers] that of the final
+ * norm; saved[l] is what layer l's forward keeps. */
 typedef enum bl_action_kind {
     BL_ACTION_VISIT,         /* visit `visit` begins; nothing of it has been queued */
     BL_ACTION_PREFETCH_LORA, /* the unit's trainable weights come soon */
@@ -56,8 +56,8 @@ typedef struct bl_schedule {
     bool head_is_tied;
 } bl_schedule;
 
-/* n_layers + 1, and n_layers more with a backward pass: visits of layers 0..L-1, of the head, unit L, and of
- * layers L-1..0. */
+/* n_layers + 1, and n_layers more with a backward pass: visits of layers 0..L-1, of the head, unit
+ * L, and of layers L-1..0. */
 int64_t bl_schedule_n_visits(const bl_schedule *schedule);
 
 /* Carries out one action; what is not BL_OK ends the pass. */

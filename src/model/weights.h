@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* weights.h -- a checkpoint brought into memory: what a host holds once, and what each rank holds.
  *
- * Once a host (bl_model): the configuration, the open files, the embedding table in its stored dtype (and
- * the tied head, which is the same table), and the format chosen for each projection. Each rank
- * (bl_model_weights): its row-shard of every frozen matrix, quantised as it was read; all scales; the norms;
- * RoPE tables.
+ * Once a host (bl_model): the configuration, the open files, the embedding table in its stored
+ * dtype (and the tied head, which is the same table), and the format chosen for each projection.
+ * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantised as it was read; all
+ * scales; the norms; RoPE tables.
  *
- * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU a tied head
- * is no unit: it is multiplied as the embedding table, in host memory. */
+ * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU
+ * a tied head is no unit: it is multiplied as the embedding table, in host memory. */
 #ifndef BALLAST_MODEL_WEIGHTS_H
 #define BALLAST_MODEL_WEIGHTS_H
 
@@ -22,7 +22,8 @@
 #include "model/placement.h"
 #include "store/hf_model.h"
 
-/* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row. STORED keeps everything as it is. */
+/* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row.
+ * STORED keeps everything as it is. */
 typedef enum bl_base_format {
     BL_BASE_AUTO,
     BL_BASE_FP8_ROW,
@@ -30,8 +31,9 @@ typedef enum bl_base_format {
     BL_BASE_STORED
 } bl_base_format;
 
-/* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT + a bl_scale_kind of FP8][bl_format].
- * Norms, embedding and head are always held as they are stored and not counted. */
+/* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT
+ * + a bl_scale_kind of FP8][bl_format]. Norms, embedding and head are always held as they are
+ * stored and not counted. */
 enum {
     BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_BLOCK + 1,
     BL_BASE_FORMATS_TEXT_BYTES = 512
@@ -44,8 +46,8 @@ typedef struct bl_model {
     bl_model_config config;
     bl_hf_model *files; /* NULL: there is no checkpoint */
     bl_dtype embedding_dtype;
-    void *
-        embedding; /* (vocab, hidden); host memory, read-only; one for all ranks of a host that share it */
+    /* (vocab, hidden); host memory, read-only; one for all ranks of a host that share it */
+    void *embedding;
     size_t embedding_bytes;
     uint64_t embedding_checksum;
     bl_dtype head_dtype;          /* as stored; of a tied head the table's */
@@ -56,21 +58,25 @@ typedef struct bl_model {
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
 } bl_model;
 
-/* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales; reads no
- * weights. Sets config->n_kv_heads as bl_model_config_fit_kv_heads. BL_EINPUT lists all that is wrong. */
+/* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales;
+ * reads no weights. Sets config->n_kv_heads as bl_model_config_fit_kv_heads. BL_EINPUT lists all
+ * that is wrong. */
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model);
 
-/* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with their shapes (all that is wrong is
- * listed in one BL_EINPUT), chooses formats and reads the embedding. max_positions: the longest sequence that will be seen. */
+/* Opens a Hugging Face directory, checks that exactly the tensors of config.json are there with
+ * their shapes (all that is wrong is listed in one BL_EINPUT), chooses formats and reads the
+ * embedding. max_positions: the longest sequence that will be seen. */
 bl_status bl_model_open(const char *dir, bl_base_format format, int64_t max_positions,
                         bl_model **out);
-/* The same by all ranks of a host, each of which calls it with the host's memory: the embedding is there once, and each rank reads
- * and checks a part of it. A failure of one must abort the job (comm/host_memory.h). NULL: as bl_model_open. n_replicas: how many copies
- * of the base the ranks of this host will load. With several, the files are read through the page cache: a disk reads each row once, not once
- * a copy. */
+/* The same by all ranks of a host, each of which calls it with the host's memory: the embedding is
+ * there once, and each rank reads and checks a part of it. A failure of one must abort the job
+ * (comm/host_memory.h). NULL: as bl_model_open. n_replicas: how many copies of the base the ranks
+ * of this host will load. With several, the files are read through the page cache: a disk reads
+ * each row once, not once a copy. */
 bl_status bl_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
                                bl_host_memory *host, int n_replicas, bl_model **out);
-/* As bl_model_open, from config.json and the headers of the tensors' files alone: neither the embedding nor io_files is there. */
+/* As bl_model_open, from config.json and the headers of the tensors' files alone: neither the
+ * embedding nor io_files is there. */
 bl_status bl_model_open_headers(const char *dir, bl_base_format format, int64_t max_positions,
                                 bl_model **out);
 void bl_model_close(bl_model *model); /* NULL is fine */
@@ -78,12 +84,14 @@ void bl_model_close(bl_model *model); /* NULL is fine */
  * bl_model_open. */
 bl_status bl_model_set_format(bl_model *model, bl_base_format format);
 const char *bl_base_format_name(bl_base_format format); /* "auto" */
-/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantised again; names `what`. */
+/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantised again; names
+ * `what`. */
 bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
                                 const char *what, bl_format *out);
 
-/* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described: "bf16 in the checkpoint, fp8_row in
- * WHERE", a mixture pair by pair, each with its matrices. Text that is longer than the buffer is cut. */
+/* base_formats.c: the counts in words. Held, stored: "fp8_row", or "26 fp8_row, 2 bf16". Described:
+ * "bf16 in the checkpoint, fp8_row in WHERE", a mixture pair by pair, each with its matrices. Text
+ * that is longer than the buffer is cut. */
 void bl_base_formats_count(bl_base_formats *f, bl_scale_kind stored, bl_dtype stored_dtype,
                            bl_format held);
 void bl_base_formats_list_held(const bl_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
@@ -118,26 +126,30 @@ typedef struct bl_model_weights {
     uint64_t checksum;
 } bl_model_weights;
 
-/* The memory of a rank's weights but for the base's pages, with what needs no checkpoint: the layout, RoPE
- * tables, a tied head. Scales and norms hold anything, pages is NULL. `model` is borrowed until they are freed. */
+/* The memory of a rank's weights but for the base's pages, with what needs no checkpoint: the
+ * layout, RoPE tables, a tied head. Scales and norms hold anything, pages is NULL. `model` is
+ * borrowed until they are freed. */
 bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
                                   bl_model_weights **out);
 
-/* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are there already are not read again.
- * placement NULL: all in device memory. Collective over `shard_group`: scales are exchanged there. `model` is borrowed until the
- * weights are freed. BL_EINPUT names tensor, row and column of a weight that is not finite. BL_ESTOPPED: placement->stop. After a failure
- * no incomplete page file is left. */
+/* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are
+ * there already are not read again. placement NULL: all in device memory. Collective over
+ * `shard_group`: scales are exchanged there. `model` is borrowed until the weights are freed.
+ * BL_EINPUT names tensor, row and column of a weight that is not finite. BL_ESTOPPED:
+ * placement->stop. After a failure no incomplete page file is left. */
 bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_comm *shard_group,
                                 bl_stream *stream, const bl_placement *placement,
                                 bl_model_weights **out);
 
-/* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls. Streams and comm are borrowed. */
+/* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls.
+ * Streams and comm are borrowed. */
 struct bl_pager_hooks;
 typedef struct bl_model_base_options {
     bl_comm *shard_group;
     bl_stream *copy, *gather; /* different ones */
     int ring_depth;
-    int queue_depth; /* of the reader of disk pages: bl_model_pager_queue_depth; 0: as for a host's only rank */
+    /* of the reader of disk pages: bl_model_pager_queue_depth; 0: as for a host's only rank */
+    int queue_depth;
     bool verify_always;
     bl_timeline *timeline;              /* may be NULL */
     const struct bl_pager_hooks *hooks; /* may be NULL: offload/pager.h */
@@ -145,32 +157,35 @@ typedef struct bl_model_base_options {
 bl_status bl_model_base_create(const bl_model_weights *weights,
                                const bl_model_base_options *options, bl_base **out);
 
-/* What the frozen model is, as far as can be said before it is read: a number over the configuration (bl_model_config_describe) and over every
- * tensor's name, stored format and shape, its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
- * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to read so many places of a larger one.
- * bl_model_weights.checksum covers every byte, once they are read. */
+/* What the frozen model is, as far as can be said before it is read: a number over the
+ * configuration (bl_model_config_describe) and over every tensor's name, stored format and shape,
+ * its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
+ * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to
+ * read so many places of a larger one. bl_model_weights.checksum covers every byte, once they are
+ * read. */
 bl_status bl_model_fingerprint(const bl_model *model, int64_t probe_bytes, uint64_t *fingerprint);
 
-/* What loading depends on: bytes of all tensors as they are stored, and of the longest row of a matrix; whether projections are held in
- * blocks. */
+/* What loading depends on: bytes of all tensors as they are stored, and of the longest row of a
+ * matrix; whether projections are held in blocks. */
 typedef struct bl_model_stored_size {
     int64_t n_bytes, row_bytes;
     bool is_in_blocks;
 } bl_model_stored_size;
 bl_model_stored_size bl_model_measure_stored(const bl_model *model);
-/* About the most memory that a rank takes while it loads, beside what it loads into; given back at the end. */
+/* About the most memory that a rank takes while it loads, beside what it loads into; given back at
+ * the end. */
 int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards);
 void bl_model_weights_free(bl_model_weights *weights); /* NULL is fine */
 
 /* Whether the head is no unit of the base: a tied one, on a device that reads host memory. */
 bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind);
-/* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded (model/feed_internal.h), enough for the padding's
- * document. */
+/* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded
+ * (model/feed_internal.h), enough for the padding's document. */
 int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions);
 /* The vectors of layer `layer`; of layer n_layers: the final norm. */
 const float *bl_model_layer_vectors(const bl_model_weights *weights, int64_t layer);
-/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the vectors
- * (norms), and of RoPE's tables of n_positions. */
+/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the
+ * vectors (norms), and of RoPE's tables of n_positions. */
 typedef struct bl_model_whole_bytes {
     int64_t scales, vectors, rope_tables;
 } bl_model_whole_bytes;
@@ -178,7 +193,8 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *config,
                                             const bl_base_layout *layout, bl_device_kind kind,
                                             int64_t n_positions);
 
-/* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with bl_base_layout_free. */
+/* The layout alone, as a rank of n_shards would have it: for plans. Scales stay NULL. Free with
+ * bl_base_layout_free. */
 bl_status bl_model_layout(const bl_model_config *config, const bl_format *formats,
                           bl_dtype head_dtype, bl_device_kind kind, int n_shards,
                           bl_base_layout *out);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Under AddressSanitizer what has not been taken is poisoned, the rest of a piece's last page included. */
+/* Under AddressSanitizer what has not been taken is poisoned, the rest of a piece's last page
+ * included. */
 #include "offload/arena.h"
 
 #include <assert.h>
@@ -32,9 +33,8 @@
 
 enum {
     HUGE_PAGE_BYTES = 2 << 20,
-    TOUCH_BYTES =
-        32
-        << 20, /* an item of the threads: many huge pages, and enough items of a large arena to share */
+    /* an item of the threads: many huge pages, and enough items of a large arena to share */
+    TOUCH_BYTES = 32 << 20,
     TOUCH_THREADS = 4, /* of a device that has none: the kernel clears about 10 GB/s in each */
     TOUCH_ITEMS = 256, /* at a time: a second or two, then progress is told */
 };
@@ -56,8 +56,8 @@ size_t bl_arena_piece_bytes(size_t n_bytes)
 
 /* ---- the block ---- */
 
-/* Whole pages that begin at a huge page's boundary: elsewhere the parts of huge pages at both ends would stay
- * small pages. What was mapped in excess to find the boundary is given back. */
+/* Whole pages that begin at a huge page's boundary: elsewhere the parts of huge pages at both ends
+ * would stay small pages. What was mapped in excess to find the boundary is given back. */
 static char *map_pages(size_t size_bytes)
 {
     size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE), mapped_bytes;
@@ -125,8 +125,8 @@ static bl_status pin(bl_arena *arena, const bl_arena_options *options)
     return BL_OK;
 }
 
-/* Before a page is touched: afterwards the system would end a process instead of saying that there is too
- * little. */
+/* Before a page is touched: afterwards the system would end a process instead of saying that there
+ * is too little. */
 static bl_status check_available(const bl_arena_options *options)
 {
     int64_t available = bl_memory_available_bytes();
@@ -220,8 +220,8 @@ void *bl_arena_take(bl_arena *arena, size_t n_bytes)
 
 /* ---- what became of it ---- */
 
-/* AnonHugePages of the mappings that hold the block. A mapping may be larger than the block, so its part is
- * at most what lies in it. */
+/* AnonHugePages of the mappings that hold the block. A mapping may be larger than the block, so its
+ * part is at most what lies in it. */
 static size_t read_huge_bytes(uintptr_t begin, uintptr_t end)
 {
     char line[512];

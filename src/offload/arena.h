@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena.h -- one block of host memory for everything a rank keeps outside its device: exact in size, near the rank, pinned, touched in
- * parallel before the first step.
+/* arena.h -- one block of host memory for everything a rank keeps outside its device: exact in
+ * size, near the rank, pinned, touched in parallel before the first step.
  *
- * Ask for the bytes first and allocate once: pieces are taken from the front and live as long as the arena.
- * Memory comes from mmap in whole pages (no rounding to powers of two), with huge pages where the system grants them (MADV_HUGEPAGE),
- * preferably of a NUMA node (hwloc), touched by the threads of the pool, then pinned by the device (bl_device_pin).
- * Where pinning is refused (RLIMIT_MEMLOCK) the arena works unpinned: one warning names the limit and the need. */
+ * Ask for the bytes first and allocate once: pieces are taken from the front and live as long as
+ * the arena. Memory comes from mmap in whole pages (no rounding to powers of two), with huge pages
+ * where the system grants them (MADV_HUGEPAGE), preferably of a NUMA node (hwloc), touched by the
+ * threads of the pool, then pinned by the device (bl_device_pin). Where pinning is refused
+ * (RLIMIT_MEMLOCK) the arena works unpinned: one warning names the limit and the need. */
 #ifndef BALLAST_OFFLOAD_ARENA_H
 #define BALLAST_OFFLOAD_ARENA_H
 
@@ -23,20 +24,24 @@ typedef struct bl_arena_options {
     bl_device *device; /* borrowed as long as the arena lives */
     size_t size_bytes; /* of all that will be taken: the sum of bl_arena_piece_bytes */
     const char *what;  /* in messages: "offloaded weights of rank 3" */
-    int node; /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
+    /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
+    int node;
     bool pin;      /* lock and register it */
     bool must_pin; /* the same, and BL_ELIMIT instead of the unpinned fallback */
 } bl_arena_options;
 
-/* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is touched, but other arenas being made at the
- * same time are not in it: plan first. BL_EUSAGE: no such node. */
+/* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is
+ * touched, but other arenas being made at the same time are not in it: plan first. BL_EUSAGE: no
+ * such node. */
 BL_API bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
 BL_API void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
 
-/* What a piece takes of the arena: n_bytes rounded up to BL_DEVICE_ALIGNMENT_BYTES. SIZE_MAX on overflow. */
+/* What a piece takes of the arena: n_bytes rounded up to BL_DEVICE_ALIGNMENT_BYTES. SIZE_MAX on
+ * overflow. */
 BL_API size_t bl_arena_piece_bytes(size_t n_bytes);
-/* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than was asked for. What follows its n_bytes
- * up to bl_arena_piece_bytes belongs to nobody: AddressSanitizer reports an access. */
+/* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than
+ * was asked for. What follows its n_bytes up to bl_arena_piece_bytes belongs to nobody:
+ * AddressSanitizer reports an access. */
 BL_API void *bl_arena_take(bl_arena *arena, size_t n_bytes);
 
 /* Where the block came from, as the system says afterwards. */
@@ -51,14 +56,17 @@ BL_API void *bl_arena_memory(const bl_arena *arena); /* the whole block */
 
 /* NUMA nodes are those that have cores, in hwloc's logical order, from 0 on.
  *
- * The node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order, evenly. -1 when there are more nodes
- * than ranks (a rank then has cores of several), when the calling thread may not run on all of them (taskset, mpirun's binding, an earlier
- * bind_thread: it stays where it was put), or the host does not say. */
+ * The node of rank `index` of `n` ranks of this host: ranks are dealt out to the nodes in order,
+ * evenly. -1 when there are more nodes than ranks (a rank then has cores of several), when the
+ * calling thread may not run on all of them (taskset, mpirun's binding, an earlier bind_thread: it
+ * stays where it was put), or the host does not say. */
 BL_API int bl_arena_node_of(int index, int n);
-/* The node next to a device of the PCI bus ("0000:1b:00.0"). -1: the host does not say, or says several; or it has one node. */
+/* The node next to a device of the PCI bus ("0000:1b:00.0"). -1: the host does not say, or says
+ * several; or it has one node. */
 BL_API int bl_arena_node_of_pci(const char *bus_id);
-/* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the node's. Does nothing for -1, for a node
- * that has none of its cores, and on a host with one node; a refusal by the system is logged. BL_EUSAGE: no such node. */
+/* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the
+ * node's. Does nothing for -1, for a node that has none of its cores, and on a host with one node;
+ * a refusal by the system is logged. BL_EUSAGE: no such node. */
 BL_API bl_status bl_arena_bind_thread(int node);
 
 #ifdef __cplusplus

@@ -7,10 +7,10 @@
 
 #include <stddef.h>
 
-/* Before the first touch: prefers the node for these pages; a full node spills over instead of ending the
- * process. `node` as in bl_arena_options. *bound is the node, or -1: the host has only one, the thread's
- * cores belong to several, or the system refused (logged with `what`). BL_EUSAGE: the host has no such node.
- */
+/* Before the first touch: prefers the node for these pages; a full node spills over instead of
+ * ending the process. `node` as in bl_arena_options. *bound is the node, or -1: the host has only
+ * one, the thread's cores belong to several, or the system refused (logged with `what`). BL_EUSAGE:
+ * the host has no such node. */
 bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const char *what,
                                int *bound);
 

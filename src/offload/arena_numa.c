@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes are counted where their cores are: memory without cores of its own (high-bandwidth memory, a GPU's,
- * CXL) is no place for a rank. */
+/* Nodes are counted where their cores are: memory without cores of its own (high-bandwidth memory,
+ * a GPU's, CXL) is no place for a rank. */
 #include <errno.h>
 #include <hwloc.h>
 #include <pthread.h>
@@ -11,7 +11,8 @@
 #include "offload/arena.h"
 #include "offload/arena_internal.h"
 
-/* One thread at a time: looking for PCI devices libudev seeds its hash tables in a static variable, without a lock. */
+/* One thread at a time: looking for PCI devices libudev seeds its hash tables in a static variable,
+ * without a lock. */
 static int load_alone(hwloc_topology_t topology)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,7 +43,8 @@ static bl_status load_topology(hwloc_topology_t *out)
     return load_topology_with(HWLOC_TYPE_FILTER_KEEP_NONE, out);
 }
 
-/* Where things lie is advice: a host that does not say what it looks like is used without, after a warning. */
+/* Where things lie is advice: a host that does not say what it looks like is used without, after a
+ * warning. */
 static bool find_topology(hwloc_topology_t *out)
 {
     bool found = load_topology(out) == BL_OK;
@@ -51,8 +53,8 @@ static bool find_topology(hwloc_topology_t *out)
     return found;
 }
 
-/* The first node of each set of cores, in logical order: the one numbered `index`, or NULL after the last.
- * *n_nodes: how many up to there. */
+/* The first node of each set of cores, in logical order: the one numbered `index`, or NULL after
+ * the last. *n_nodes: how many up to there. */
 static hwloc_obj_t find_node(hwloc_topology_t topology, int index, int *n_nodes)
 {
     hwloc_obj_t node = NULL;
@@ -123,8 +125,8 @@ done:
     return st;
 }
 
-/* Cores that the thread may not run on (taskset, isolated ones) stay out; a node that has no others is not
- * gone to. */
+/* Cores that the thread may not run on (taskset, isolated ones) stay out; a node that has no others
+ * is not gone to. */
 static void bind_to_cores_of(hwloc_topology_t topology, hwloc_obj_t object, int node)
 {
     hwloc_bitmap_t cores = hwloc_bitmap_alloc();

@@ -86,8 +86,8 @@ static bl_status tmp_create(const char *path, tmp_file *out)
             tmp_abandon(out);
             return st;
         }
-        /* Between open and lock another process may have taken it for a stale one; then it is gone. A file
-         * system without locks is no reason to stop: nothing is taken for stale there. */
+        /* Between open and lock another process may have taken it for a stale one; then it is gone.
+         * A file system without locks is no reason to stop: nothing is taken for stale there. */
         if (out->fd >= 0 &&
             (lock_file(out->fd, LOCK_EX) != 0 || fstat(out->fd, &info) != 0 || info.st_nlink > 0))
             return BL_OK;
@@ -223,7 +223,8 @@ static bl_status place_pages(bl_page_file *file, size_t n_places, bl_page_place 
     return BL_OK;
 }
 
-/* The file that was rejected stays until another has its name, unless the disk lacks its space and no more. */
+/* The file that was rejected stays until another has its name, unless the disk lacks its space and
+ * no more. */
 static bl_status measure_space(bl_page_file *file, int64_t *free_bytes)
 {
     struct stat rejected;
@@ -237,7 +238,8 @@ static bl_status measure_space(bl_page_file *file, int64_t *free_bytes)
     return of_folder(bl_dir_free_bytes(file->dir, free_bytes));
 }
 
-/* Ranks that share a disk would all find the same bytes free: taking them at once settles who has them. */
+/* Ranks that share a disk would all find the same bytes free: taking them at once settles who has
+ * them. */
 static bl_status take_space(bl_page_file *file)
 {
     int64_t free_bytes;

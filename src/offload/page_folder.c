@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_folder.c -- sums the page files of other keys in a directory, for a hint about disk space. */
+/* page_folder.c -- sums the page files of other keys in a directory, for a hint about disk
+ * space. */
 #include "offload/page_folder.h"
 
 #include <inttypes.h>

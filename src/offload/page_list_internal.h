@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_list_internal.h -- the list of a page file: a JSON document that says which page lies where, and with which
- * checksum.
+/* page_list_internal.h -- the list of a page file: a JSON document that says which page lies where,
+ * and with which checksum.
  *
- *   {"format": "ballast-pages-2", "key": "0123456789abcdef", "shard": 0, "n_shards": 8, "file_bytes": 12288,
- *    "pages": [{"name": "layer 3 qkv", "offset": 0, "bytes": 5000, "xxh3_64": "0123456789abcdef", "tag": "0123456789abcdef"}]}
+ *   {"format": "ballast-pages-2", "key": "0123456789abcdef", "shard": 0, "n_shards": 8,
+ *   "file_bytes": 12288,
+ *    "pages": [{"name": "layer 3 qkv", "offset": 0, "bytes": 5000, "xxh3_64": "0123456789abcdef",
+ *    "tag": "0123456789abcdef"}]}
  *
  * Offsets are multiples of BL_IO_ALIGN_BYTES, pages do not overlap, names are unique. The last
- * BL_IO_ALIGN_BYTES of the page file are its seal: the XXH3-64 of the list. A list that was damaged, or that
- * belongs to another file of the same name, does not fit it. */
+ * BL_IO_ALIGN_BYTES of the page file are its seal: the XXH3-64 of the list. A list that was
+ * damaged, or that belongs to another file of the same name, does not fit it. */
 #ifndef BALLAST_OFFLOAD_PAGE_LIST_INTERNAL_H
 #define BALLAST_OFFLOAD_PAGE_LIST_INTERNAL_H
 
@@ -29,14 +31,14 @@ typedef struct bl_page_place {
     uint64_t tag;     /* the writer's: offload/pages.h */
 } bl_page_place;
 
-/* The text of a list (the caller frees it) and its checksum. BL_ENOMEM; BL_EINTERNAL for a name that is no
- * UTF-8. */
+/* The text of a list (the caller frees it) and its checksum. BL_ENOMEM; BL_EINTERNAL for a name
+ * that is no UTF-8. */
 bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, size_t n_places,
                              const bl_page_place *places, char **text, uint64_t *xxh3_64);
 
-/* Reads a list that may hold anything. Of `places`, name and n_bytes are what is needed; the others are
- * filled in. BL_EINPUT says why the list cannot be used: damaged, of another owner, or without one of the
- * pages. */
+/* Reads a list that may hold anything. Of `places`, name and n_bytes are what is needed; the others
+ * are filled in. BL_EINPUT says why the list cannot be used: damaged, of another owner, or without
+ * one of the pages. */
 bl_status bl_page_list_read(const char *path, const bl_page_owner *owner, size_t n_places,
                             bl_page_place *places, int64_t *file_bytes, uint64_t *xxh3_64);
 

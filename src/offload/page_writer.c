@@ -16,8 +16,8 @@
 #include "base/sizes.h"
 #include "io/reader.h"
 
-/* The disk has a reader's whole queue before it meanwhile: a single write would wait for its turn most of the
- * time. */
+/* The disk has a reader's whole queue before it meanwhile: a single write would wait for its turn
+ * most of the time. */
 enum { MAX_BLOCKS = 8, MIN_BLOCKS = 2, MAX_THREADS = 4, BLOCK_BYTES = 4 << 20 };
 
 _Static_assert(BLOCK_BYTES % BL_IO_ALIGN_BYTES == 0, "what is written is whole blocks of the disk");
@@ -60,8 +60,8 @@ static block *block_of(bl_page_writer *writer, uint64_t number)
 
 /* ---- the threads ---- */
 
-/* A refusal, also of what follows a short write, ends O_DIRECT: the same bytes go through the page cache
- * then. */
+/* A refusal, also of what follows a short write, ends O_DIRECT: the same bytes go through the page
+ * cache then. */
 static bl_status write_block(bl_page_writer *writer, const block *b)
 {
     bool was_direct = atomic_load(&writer->is_direct);
@@ -75,8 +75,8 @@ static bl_status write_block(bl_page_writer *writer, const block *b)
     return st == BL_OK || !b->page ? st : bl_error_prefix(st, "page %s", b->page);
 }
 
-/* Takes the next block; writes it unless that is of no use any more. The lock is held, and let go of
- * meanwhile. */
+/* Takes the next block; writes it unless that is of no use any more. The lock is held, and let go
+ * of meanwhile. */
 static void take_block(bl_page_writer *writer)
 {
     uint64_t number = writer->n_taken++;
@@ -114,7 +114,8 @@ static void *thread_main(void *argument)
 
 /* ---- the caller ---- */
 
-/* Once something has failed: when no earlier block can fail any more, the error. The lock is held. */
+/* Once something has failed: when no earlier block can fail any more, the error. The lock is
+ * held. */
 static bl_status report(bl_page_writer *writer)
 {
     if (writer->error.status == BL_OK) return BL_OK;

@@ -9,26 +9,32 @@
  *   in the arena    -              [check *], copy, [pace]
  *   on the device   nothing: it is lent, or copied by the ring itself
  *
- * Those with a * are host work, which waits for the disk. Where the host cannot write device memory, and with a
- * bounce buffer, they run on a host stream of the pager's own, `disk`, since a GPU's streams must not wait inside of a callback: the copy stream waits for its
- * `arrived`, and it for the copy stream's `bounced`. Else all of them run on the copy stream.
+ * Those with a * are host work, which waits for the disk. Where the host cannot write device
+ * memory, and with a bounce buffer, they run on a host stream of the pager's own, `disk`, since a
+ * GPU's streams must not wait inside of a callback: the copy stream waits for its `arrived`, and it
+ * for the copy stream's `bounced`. Else all of them run on the copy stream.
  *
  *   a unit's read   entered by                       left by
  *   IDLE            create; arrive                   submit
- *   READING         submit: the reader has it        arrive: it has let go of it; destroy: it is gone
+ *   READING         submit: the reader has it        arrive: it has let go of it; destroy: it is
+ *                                                    gone
  *
  *   a page          entered by                       left by
  *   UNSEEN          create; verify                   check_arrival: it agrees with its checksum
  *   TRUSTED         check_arrival                    verify, which looks again
  *
  * Invariants; bl_pager_validate checks those marked *, which the calling thread can see.
- *   1.  Reads and `trusted` belong to the tasks with a * (to verify, while the streams are idle): one at a
+ *   1.  Reads and `trusted` belong to the tasks with a * (to verify, while the streams are idle):
+ *       one at a
  *       time, in order, no lock. The bounce buffer is theirs from `bounced` to `arrived`.
- *   2.* A unit's items are all finished before the next unit's are started: so reads[i], of item i, is
- *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, is copied out before
- *       the next unit is read into it.
- *   3.* In a slot, items do not overlap and lie inside it; a unit's disk pages fit the bounce buffer.
- *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a disk
+ *   2.* A unit's items are all finished before the next unit's are started: so reads[i], of item i,
+ *   is
+ *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, is copied out
+ *       before the next unit is read into it.
+ *   3.* In a slot, items do not overlap and lie inside it; a unit's disk pages fit the bounce
+ *   buffer.
+ *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a
+ *       disk
  *       page that is TRUSTED (with verify_always: that agreed with its checksum just now).
  *   5.  Once their stream has failed, tasks are skipped and reads may stay READING: nothing looks
  *       at what they fill, and the reader is destroyed before any memory it writes to.
@@ -137,7 +143,8 @@ size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_d
     return n_bytes;
 }
 
-/* What of a unit's first n_items items lies on disk: the place of item n_items in the bounce buffer. */
+/* What of a unit's first n_items items lies on disk: the place of item n_items in the bounce
+ * buffer. */
 static size_t disk_bytes(const bl_page_spec *specs, const bl_pager_unit *unit, int n_items)
 {
     size_t sum = 0;
@@ -158,8 +165,8 @@ static size_t largest_disk_bytes(const bl_page_spec *specs, int64_t n_units,
     return largest;
 }
 
-/* The queue is as deep as the options say where the largest unit fills it with requests of the largest size,
- * and no deeper than one unit can fill: only one is read at a time. */
+/* The queue is as deep as the options say where the largest unit fills it with requests of the
+ * largest size, and no deeper than one unit can fill: only one is read at a time. */
 static void size_queue(size_t unit_bytes, int queue_depth, int *depth, size_t *chunk_bytes)
 {
     int64_t n_bytes = unit_bytes > INT64_MAX / 2 ? INT64_MAX / 2 : (int64_t)unit_bytes;
@@ -202,8 +209,8 @@ static bl_status wait_for_read(bl_pager *pager, int64_t page, bl_io_read *read)
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "page %s", pager->specs[page].name);
 }
 
-/* UNSEEN -> TRUSTED. Damage on the way, in memory or a cable, is gone when the page is read again; damage on
- * the disk is not. */
+/* UNSEEN -> TRUSTED. Damage on the way, in memory or a cable, is gone when the page is read again;
+ * damage on the disk is not. */
 static bl_status check_arrival(bl_pager *pager, int64_t page, bl_io_read *read)
 {
     if (pager->trusted[page] && !pager->options.verify_always) return BL_OK;
@@ -301,7 +308,8 @@ static void check_state(const bl_pager *pager)
 
 /* ---- the source: called by the ring, on the caller's thread ---- */
 
-/* Where the host has a page of a unit that is not in device memory: in the arena, or where its read goes. */
+/* Where the host has a page of a unit that is not in device memory: in the arena, or where its read
+ * goes. */
 static task_args describe(bl_pager *pager, int64_t unit, int item, void *dst)
 {
     const bl_pager_unit *u = &pager->units[unit];

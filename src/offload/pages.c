@@ -429,8 +429,8 @@ bl_status bl_pages_check(const bl_pages *pages, int64_t index, const void *bytes
     return compare(pages, page, XXH3_64bits(bytes, page->spec.n_bytes));
 }
 
-/* A page between `memory`, of either space, and the host, piece by piece through the staging buffer: read from the page file, or taken
- * from there. *found: the checksum of what passed. */
+/* A page between `memory`, of either space, and the host, piece by piece through the staging
+ * buffer: read from the page file, or taken from there. *found: the checksum of what passed. */
 static bl_status pass_page(const bl_pages *pages, const held_page *page, bl_staging *staging,
                            bool from_disk, void *memory, uint64_t *found)
 {

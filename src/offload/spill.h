@@ -1,28 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spill.h -- a stack whose lower entries lie in host memory: what a forward pass leaves for the backward pass, newest first.
+/* spill.h -- a stack whose lower entries lie in host memory: what a forward pass leaves for the
+ * backward pass, newest first.
  *
- * Entries 0, 1, 2, .. are put in this order and taken in the opposite one. Entry e always lies in slot e mod n_slots of device memory while
- * it is there. It is copied out when it is put, and comes back when entry e + n_slots is dropped: the order of the stack says when each
- * transfer is due, so nobody asks for one.
+ * Entries 0, 1, 2, .. are put in this order and taken in the opposite one. Entry e always lies in
+ * slot e mod n_slots of device memory while it is there. It is copied out when it is put, and comes
+ * back when entry e + n_slots is dropped: the order of the stack says when each transfer is due, so
+ * nobody asks for one.
  *
- * A transfer is queued when its slot is left and must have ended when the slot is wanted again. With two slots, entries of equal
- * size and one entry a visit, that is one visit later: transfers that take no longer than a visit cost no time, and a third slot would
- * only even out visits of different lengths.
+ * A transfer is queued when its slot is left and must have ended when the slot is wanted again.
+ * With two slots, entries of equal size and one entry a visit, that is one visit later: transfers
+ * that take no longer than a visit cost no time, and a third slot would only even out visits of
+ * different lengths.
  *
  *   slot state  its entry e is                           entered by           left by
  *   EMPTY       wanted by nobody (the bytes may be there) create, begin, drop  reserve
  *   OPEN        being written                            reserve(e)           put(e)
- *   KEPT        complete, on its way out if e < n_host   put(e)               take(e), reserve(e + n_slots)
+ *   KEPT        complete, on its way out if e < n_host   put(e)               take(e), reserve(e +
+ *                                                                             n_slots)
  *   COMING      on its way back                          drop(e + n_slots)    take(e)
  *   TAKEN       in use                                   take(e)              drop(e)
  *
  * Invariants (bl_spill_validate). Let `top` be the number of entries that were put and not dropped.
- *   (1) Slot s holds an entry e with e mod n_slots = s, or none.
- *   (2) OPEN is entry top, and before the first take only; TAKEN is entry top - 1; COMING comes after the first take only.
- *   (3) The newest n_slots entries below top (one less while one is OPEN) are KEPT, COMING or TAKEN, when the round keeps.
- *   (4) All older ones are in host memory or on their way there, when the round keeps.
- * Beyond what can be checked: (5) whatever writes into a slot waits for the transfer that last touched it, and a transfer waits for the
- * work that last touched its slot. */
+ *   (1) Slot s holds an entry e with e mod n_slots = s, or none. (2) OPEN is entry top, and before
+ *   the first take only; TAKEN is entry top - 1; COMING comes after the first take only. (3) The
+ *   newest n_slots entries below top (one less while one is OPEN) are KEPT, COMING or TAKEN, when
+ *   the round keeps. (4) All older ones are in host memory or on their way there, when the round
+ *   keeps.
+ * Beyond what can be checked: (5) whatever writes into a slot waits for the transfer that last
+ * touched it, and a transfer waits for the work that last touched its slot. */
 #ifndef BALLAST_OFFLOAD_SPILL_H
 #define BALLAST_OFFLOAD_SPILL_H
 
@@ -54,16 +59,18 @@ typedef struct bl_spill bl_spill;
 bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out);
 void bl_spill_destroy(bl_spill *spill); /* after both streams are idle; NULL is fine */
 
-/* An empty stack, whatever became of the last round. The first n_bytes of each entry (<= entry_bytes) are used and moved. keep false:
- * nothing will be taken, so nothing is moved and slots simply go round. */
+/* An empty stack, whatever became of the last round. The first n_bytes of each entry (<=
+ * entry_bytes) are used and moved. keep false: nothing will be taken, so nothing is moved and slots
+ * simply go round. */
 bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep);
 
-/* Where `entry` lies while it is in device memory: valid for tasks queued on compute between reserve and take, or take and drop. After put
- * the slot may still be read, until entry + n_slots is reserved. */
+/* Where `entry` lies while it is in device memory: valid for tasks queued on compute between
+ * reserve and take, or take and drop. After put the slot may still be read, until entry + n_slots
+ * is reserved. */
 void *bl_spill_at(const bl_spill *spill, int64_t entry);
 
-/* All four queue work and return. The wrong entry is BL_EINTERNAL; when the copy stream has failed by now, its error; a later failure of
- * it reaches compute. */
+/* All four queue work and return. The wrong entry is BL_EINTERNAL; when the copy stream has failed
+ * by now, its error; a later failure of it reaches compute. */
 bl_status bl_spill_reserve(bl_spill *spill,
                            int64_t entry); /* tasks queued on compute from now on may write it */
 bl_status bl_spill_put(bl_spill *spill, int64_t entry); /* those queued so far complete it */
@@ -72,8 +79,9 @@ bl_status bl_spill_take(bl_spill *spill,
 bl_status bl_spill_drop(bl_spill *spill,
                         int64_t entry); /* those queued so far were the last to use it */
 
-/* With both streams idle: where `entry` of the latest round is as it was put (or as its taker left it), in host or device memory: to be
- * copied from. NULL when there is no such copy any more. Valid until the next round. */
+/* With both streams idle: where `entry` of the latest round is as it was put (or as its taker left
+ * it), in host or device memory: to be copied from. NULL when there is no such copy any more. Valid
+ * until the next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
 /* BL_EINTERNAL says which invariant is broken. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element_internal.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA. The op's header has
- * the equation; here is the order of the roundings, in which both devices agree (CUDA files are compiled
- * without contraction). Only bl_exp differs. */
+/* element_internal.h -- the arithmetic of the element-wise ops on one element, for C and for CUDA.
+ * The op's header has the equation; here is the order of the roundings, in which both devices agree
+ * (CUDA files are compiled without contraction). Only bl_exp differs. */
 #ifndef BALLAST_OPS_ELEMENT_INTERNAL_H
 #define BALLAST_OPS_ELEMENT_INTERNAL_H
 
@@ -11,10 +11,12 @@
 
 #include "base/host_device.h"
 
-/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r with |r|
- * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite 1980),
- * Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp), and 2^n in two
- * factors so that the ends of the range round to denormals, 0 and infinity. NaN stays NaN. */
+/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r
+ *   with |r|
+ * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite
+ * 1980), Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp),
+ * and 2^n in two factors so that the ends of the range round to denormals, 0 and infinity. NaN
+ * stays NaN. */
 static inline float ops_expf(float x)
 {
     const float magic =
@@ -44,8 +46,10 @@ static inline float ops_expf(float x)
     return p * scale_low * scale_high;
 }
 
-/* On a GPU exp takes the special function unit: the polynomial would cost more than the memory leaves time
- * for. Its relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic functions: 2 +
+/* On a GPU exp takes the special function unit: the polynomial would cost more than the memory
+ * leaves time
+ * for. Its relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic
+ *   functions: 2 +
  * floor(|1.173 x|) ulp). */
 BL_HOST_DEVICE float bl_exp(float x)
 {
@@ -130,16 +134,16 @@ BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scal
                  f->step_size * (double)first / (sqrt((double)second) * f->inverse_root + f->eps));
 }
 
-/* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is no
- * clipping. */
+/* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is
+ * no clipping. */
 BL_HOST_DEVICE double bl_clip_factor(double max_norm, double norm)
 {
     double factor = max_norm / (norm + 1e-6);
     return max_norm > 0.0 && !(factor > 1.0) ? factor : 1.0;
 }
 
-/* The document that holds token t (or, where documents are empty, the last one that starts at or before t).
- */
+/* The document that holds token t (or, where documents are empty, the last one that starts at or
+ * before t). */
 BL_HOST_DEVICE int64_t bl_document_of(const int32_t *cu_seqlens, int64_t n_documents, int64_t t)
 {
     int64_t low = 0, high = n_documents - 1;

@@ -9,16 +9,16 @@
 extern "C" {
 #endif
 
-/* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 + exp(-g)).
- * gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
+/* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 +
+ * exp(-g)). gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
 typedef struct bl_swiglu_forward_args {
     int64_t T, I;
     bl_tensor gate_up, h;
 } bl_swiglu_forward_args;
 BL_API bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
-/* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be gate_up
- * itself. */
+/* dg = dh u sigma(g) (1 + g (1 - sigma(g))), du = dh silu(g). d_gate_up (T, 2I) overwritten; may be
+ * gate_up itself. */
 typedef struct bl_swiglu_backward_args {
     int64_t T, I;
     bl_tensor gate_up, dh, d_gate_up;
@@ -44,23 +44,23 @@ typedef struct bl_accumulate_args {
 } bl_accumulate_args;
 BL_API bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args);
 
-/* y_i = x_i for i < n, from one dtype to another (the compute copies of LoRA weights), rounded to nearest
- * even. Every device: fp32 or bf16 on either side. y does not overlap x. */
+/* y_i = x_i for i < n, from one dtype to another (the compute copies of LoRA weights), rounded to
+ * nearest even. Every device: fp32 or bf16 on either side. y does not overlap x. */
 typedef struct bl_cast_args {
     int64_t n;
     bl_tensor x, y;
 } bl_cast_args;
 BL_API bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
 
-/* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1 / (1 - p).
- * The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step, sample[t],
- * position[t], layer, matrix, c) alone, so forward, recompute and backward agree, and micro-batching does
- * not matter; philox.h defines the counters, and every device draws the same bits. Applying it to a gradient
- * is its own backward.
+/* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1
+ * / (1 - p). The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step,
+ * sample[t], position[t], layer, matrix, c) alone, so forward, recompute and backward agree, and
+ * micro-batching does not matter; philox.h defines the counters, and every device draws the same
+ * bits. Applying it to a gradient is its own backward.
  *
- * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the token's
- * index in the sample. BL_EUSAGE: p outside [0, 1). x and y are of one dtype; CUDA: fp32 or bf16, which is
- * scaled in fp32 and rounded once. */
+ * y (T, C) = mask(x); y may be x. sample, position (T): the sample's number in the step and the
+ * token's index in the sample. BL_EUSAGE: p outside [0, 1). x and y are of one dtype; CUDA: fp32 or
+ * bf16, which is scaled in fp32 and rounded once. */
 typedef struct bl_dropout_args {
     int64_t T, C;
     float p; /* in [0, 1); 0 copies */
@@ -72,8 +72,8 @@ typedef struct bl_dropout_args {
 } bl_dropout_args;
 BL_API bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
-/* y (T, H) = rows ids[t] of table (V, H), converted from its dtype (F32, F16, BF16). The ids are < V: the
- * caller has checked. The table may lie in host memory. */
+/* y (T, H) = rows ids[t] of table (V, H), converted from its dtype (F32, F16, BF16). The ids are <
+ * V: the caller has checked. The table may lie in host memory. */
 typedef struct bl_embedding_args {
     int64_t T, H;
     const int32_t *ids;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm.h -- matrix products on the CPU, as plain functions on a worker pool.
  *
- * Row-major fp32, host memory; leading dimensions are strides between stored rows, in elements. Outputs
- * overlap no input. With beta 0 the output is overwritten, whatever it held. Any size may be zero; with an
- * inner size of zero the product is zero. The output is cut into tiles by shape, and each tile's arithmetic
- * has one order: the bits are the same for any number of threads. Errors: BL_EINTERNAL for sizes that make no
- * sense, BL_ELIMIT for a dimension past INT_MAX, BL_ENOMEM. */
+ * Row-major fp32, host memory; leading dimensions are strides between stored rows, in elements.
+ * Outputs overlap no input. With beta 0 the output is overwritten, whatever it held. Any size may
+ * be zero; with an inner size of zero the product is zero. The output is cut into tiles by shape,
+ * and each tile's arithmetic has one order: the bits are the same for any number of threads.
+ * Errors: BL_EINTERNAL for sizes that make no sense, BL_ELIMIT for a dimension past INT_MAX,
+ * BL_ENOMEM. */
 #ifndef BALLAST_OPS_GEMM_H
 #define BALLAST_OPS_GEMM_H
 
@@ -25,8 +26,8 @@ BL_API bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int6
                                  int64_t K, float alpha, const float *A, int64_t lda,
                                  const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
 
-/* The frozen matrix W (N,K) = w (rows, cols) is decoded piece by piece into the workers' scratch; no fp32
- * copy of it exists. */
+/* The frozen matrix W (N,K) = w (rows, cols) is decoded piece by piece into the workers' scratch;
+ * no fp32 copy of it exists. */
 
 /* y (T,N) = x (T,K) W^T + beta y */
 BL_API bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
@@ -39,16 +40,18 @@ BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy
 /* The library underneath: "onednn" or "openblas". */
 BL_API const char *bl_cpu_gemm_library(void);
 
-/* Has the library take for good what its first products would take; without it, they do. Call it while memory is there: before
- * threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no memory be executed. */
+/* Has the library take for good what its first products would take; without it, they do. Call it
+ * while memory is there: before threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no
+ * memory be executed. */
 BL_API bl_status bl_cpu_gemm_prepare(void);
 
-/* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines where they differ may round products
- * differently. */
+/* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines
+ * where they differ may round products differently. */
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 BL_API void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
-/* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of bl_device_find_cuda. */
+/* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of
+ * bl_device_find_cuda. */
 enum { BL_CUDA_GEMM_TEXT_BYTES = 320 };
 BL_API bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_head.h -- the frozen language-model head and the weighted negative log-likelihood, without ever
- * holding all logits. */
+/* loss_head.h -- the frozen language-model head and the weighted negative log-likelihood, without
+ * ever holding all logits. */
 #ifndef BALLAST_OPS_LOSS_HEAD_H
 #define BALLAST_OPS_LOSS_HEAD_H
 
@@ -13,20 +13,21 @@ extern "C" {
 
 /* logits_t = W x_t;  logp_t = logits_t[target_t] - log sum_v exp(logits_tv)
  *   *loss_sum += - sum_t weight_t logp_t                                 (double, tokens in order)
- *   dx_t = scale weight_t W^T (softmax(logits_t) - onehot(target_t))     (scale = 1 / the step's labels)
- * A token of weight 0 costs nothing, adds nothing and gets dx_t = 0 and logp_t = 0; its target is not
- * looked at. Weights may be negative.
+ *   dx_t = scale weight_t W^T (softmax(logits_t) - onehot(target_t))     (scale = 1 / the step's
+ *                                                                        labels)
+ * A token of weight 0 costs nothing, adds nothing and gets dx_t = 0 and logp_t = 0; its target is
+ * not looked at. Weights may be negative.
  *
  * x (T,H); head (V,H), any format; targets, weights (T).
  * logits: scratch of bl_loss_head_scratch_bytes.
  * dx (T,H) overwritten, may be x; none for forward only. logp (T) overwritten, or NULL.
  * loss_sum: one double, added to, or NULL.
  *
- * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed inputs and
- * gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits where those are more. There is no
- * split over the vocabulary: the gradient would need each logit a second time.
- * A logit that is not finite makes the loss not finite; the caller checks. BL_EINPUT on the stream: a target
- * outside [0, V) of a token that counts. */
+ * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed
+ * inputs and gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits
+ * where those are more. There is no split over the vocabulary: the gradient would need each logit a
+ * second time. A logit that is not finite makes the loss not finite; the caller checks. BL_EINPUT
+ * on the stream: a target outside [0, V) of a token that counts. */
 typedef struct bl_loss_head_args {
     int64_t T, H, V;
     bl_weight head;

@@ -12,10 +12,11 @@
 extern "C" {
 #endif
 
-/* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when asked. Leading dimensions
- * are the strides between stored rows. With beta 0 C is overwritten, whatever it held. C overlaps neither A nor B.
- * CPU: all fp32. CUDA: A and B are bf16, C is bf16 or fp32; sums are fp32, rounded once.
- * scratch: BL_MATMUL_SCRATCH_BYTES or nothing (slower for some shapes); not looked at on the CPU. 256-byte aligned. */
+/* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when
+ * asked. Leading dimensions are the strides between stored rows. With beta 0 C is overwritten,
+ * whatever it held. C overlaps neither A nor B. CPU: all fp32. CUDA: A and B are bf16, C is bf16 or
+ * fp32; sums are fp32, rounded once. scratch: BL_MATMUL_SCRATCH_BYTES or nothing (slower for some
+ * shapes); not looked at on the CPU. 256-byte aligned. */
 enum { BL_MATMUL_SCRATCH_BYTES = 32 << 20 };
 typedef struct bl_matmul_args {
     bool transpose_a, transpose_b;
@@ -27,10 +28,10 @@ typedef struct bl_matmul_args {
 } bl_matmul_args;
 BL_API bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 
-/* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always.
- * BF16: the matrix is dequantized to bf16. The reference.
- * FP8: the codes are multiplied as they are with `in` quantized to E4M3 on the fly, a scale per token for fp8_row and a scale per token
- * and 128 channels for fp8_block. Where that cannot be, BF16 all the same: see bl_matmul_fallback. */
+/* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always. BF16: the matrix is
+ * dequantized to bf16. The reference. FP8: the codes are multiplied as they are with `in` quantized
+ * to E4M3 on the fly, a scale per token for fp8_row and a scale per token and 128 channels for
+ * fp8_block. Where that cannot be, BF16 all the same: see bl_matmul_fallback. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
 /* Why a product that was to be in FP8 is in bf16. */
@@ -46,18 +47,21 @@ typedef enum bl_matmul_fallback {
 /* The reason in words: "it is not stored in one FP8 format". */
 BL_API const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
 
-/* Whether a GPU of this compute capability (10 x major + minor) has the FP8 products: scales per row and per block are
- * Hopper's. The one owner of this decision: products, the configuration and plans ask here. */
+/* Whether a GPU of this compute capability (10 x major + minor) has the FP8 products: scales per
+ * row and per block are Hopper's. The one owner of this decision: products, the configuration and
+ * plans ask here. */
 BL_API bool bl_matmul_has_fp8(int capability);
 
-/* counts[reason] = how many products the device's streams were given so far that fell back, queued or run. The first of each reason is
- * logged. Zeros on the CPU. From any thread. */
+/* counts[reason] = how many products the device's streams were given so far that fell back, queued
+ * or run. The first of each reason is logged. Zeros on the CPU. From any thread. */
 BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
-/* What products make of a frozen matrix before they multiply: the matrix in bf16, or its codes transposed and its scales stacked. Two
- * products that are given the same object make each of these once, and compute the bits that they would have computed without. The object
- * belongs to one weight at a time: whoever gives it to another weight, or changes the weight, forgets first (made = 0).
- * Products on different streams that share one are ordered by the caller. Not looked at on the CPU. */
+/* What products make of a frozen matrix before they multiply: the matrix in bf16, or its codes
+ * transposed and its scales stacked. Two products that are given the same object make each of these
+ * once, and compute the bits that they would have computed without. The object belongs to one
+ * weight at a time: whoever gives it to another weight, or changes the weight, forgets first (made
+ * = 0). Products on different streams that share one are ordered by the caller. Not looked at on
+ * the CPU. */
 typedef struct bl_matmul_prepared {
     void *memory; /* device memory, 256-byte aligned, borrowed */
     /* From bl_matmul_prepared_bytes(...) on; with less, the object is as if it were not there. */
@@ -65,10 +69,12 @@ typedef struct bl_matmul_prepared {
     unsigned made; /* what there is: the products' own; 0: nothing yet */
 } bl_matmul_prepared;
 
-/* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W + beta dx.
- * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both are dense rows; W = weight (N,K), in
- * any format, dequantized on the fly: no fp32 copy of it is made.
- * scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T; 256-byte aligned. None on the CPU. */
+/* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W
+ *                                                                            + beta dx.
+ * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both
+ * are dense rows; W = weight (N,K), in any format, dequantized on the fly: no fp32 copy of it is
+ * made. scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T;
+ * 256-byte aligned. None on the CPU. */
 typedef struct bl_matmul_weight_args {
     bool forward;
     bl_matmul_mode mode;
@@ -79,29 +85,33 @@ typedef struct bl_matmul_weight_args {
     void *scratch;
     size_t scratch_bytes;
     bl_matmul_prepared *prepared; /* NULL: made in scratch, for this product alone */
-    /* NULL: what cuBLASLt has no FP8 product for is computed in bf16. Else that is not computed at all: nothing is queued and
-     * *is_refused = true. Not written otherwise. */
+    /* NULL: what cuBLASLt has no FP8 product for is computed in bf16. Else that is not computed at
+     * all: nothing is queued and *is_refused = true. Not written otherwise. */
     bool *is_refused;
 } bl_matmul_weight_args;
 BL_API bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
 
-/* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T decide it: no GPU is asked, and cuBLASLt may
- * still refuse. mode, T, the weight's shape and formats are read; codes NULL: segments without gaps. *reason (may be NULL): why FP8
- * became BF16; else not written. */
+/* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T
+ * decide it: no GPU is asked, and cuBLASLt may still refuse. mode, T, the weight's shape and
+ * formats are read; codes NULL: segments without gaps. *reason (may be NULL): why FP8 became BF16;
+ * else not written. */
 BL_API bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args,
                                             bl_matmul_fallback *reason);
 
-/* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16 is asked for: false. */
+/* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16
+ * is asked for: false. */
 BL_API bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
                                              bool *out);
 
-/* forward, mode, T, the weight's shape and formats and prepared->memory_bytes are read, other pointers are not. Does not shrink as T grows. */
+/* forward, mode, T, the weight's shape and formats and prepared->memory_bytes are read, other
+ * pointers are not. Does not shrink as T grows. */
 BL_API size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind,
                                              const bl_matmul_weight_args *args);
 
-/* Bytes of prepared memory for both directions; mode and the weight's shape and formats are read. 0 where nothing needs to be made: on
- * the CPU, and of a matrix that is stored in bf16. In the FP8 mode of any weight: what falls back
- * to bf16 is dequantized there where it is large enough (as that of BF16 would be), else in scratch. */
+/* Bytes of prepared memory for both directions; mode and the weight's shape and formats are read. 0
+ * where nothing needs to be made: on the CPU, and of a matrix that is stored in bf16. In the FP8
+ * mode of any weight: what falls back to bf16 is dequantized there where it is large enough (as
+ * that of BF16 would be), else in scratch. */
 BL_API size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.h -- RMSNorm. Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4, with epsilon inside the root as Llama
- * has it. */
+/* norm.h -- RMSNorm. Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4, with epsilon inside the root
+ * as Llama has it. */
 #ifndef BALLAST_OPS_NORM_H
 #define BALLAST_OPS_NORM_H
 
@@ -21,9 +21,9 @@ typedef struct bl_rmsnorm_forward_args {
 } bl_rmsnorm_forward_args;
 BL_API bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
 
-/* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). The weight is frozen: no dw.
- * x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H) overwritten when accumulate is 0, else
- * added to; dx may be dy when accumulate is 0. */
+/* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). The weight is frozen: no
+ * dw. x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H) overwritten when accumulate
+ * is 0, else added to; dx may be dy when accumulate is 0. */
 typedef struct bl_rmsnorm_backward_args {
     int64_t T, H;
     int accumulate;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public ops: each checks what every device checks and calls the table of its stream's device. This is
- * where ops tell the kinds of device apart; a new kind is a row of `tables`. */
+/* The public ops: each checks what every device checks and calls the table of its stream's device.
+ * This is where ops tell the kinds of device apart; a new kind is a row of `tables`. */
 #include "ops/ops_internal.h"
 
 #include <limits.h>
@@ -46,7 +46,8 @@ static bl_status check_dtypes(const char *what, bl_dtype dtype, const bl_tensor 
     check_dtypes(what, dtype, (const bl_tensor[]){__VA_ARGS__},                                    \
                  sizeof((const bl_tensor[]){__VA_ARGS__}) / sizeof(bl_tensor))
 
-/* The dtype that the tensors of an op must have which also takes fp32, when the first is `first`. */
+/* The dtype that the tensors of an op must have which also takes fp32, when the first is
+ * `first`. */
 static bl_dtype act_or_f32(const ops_table *ops, bl_tensor first)
 {
     return first.dtype == BL_F32 ? BL_F32 : ops->act;

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ops.h -- what the ops have in common.
  *
- * An op is a function bl_<op>(bl_stream *, const bl_<op>_args *): it copies its arguments, queues itself on
- * the stream and returns. Arguments that make no sense are refused at the call; a failure while running
- * surfaces as the stream's sticky error. All pointers are device memory of the stream's device and stay valid
- * until the op has run. Matrices are row-major and dense unless a leading dimension is named. Sums that decide
- * results are taken in a fixed order that depends on shapes alone. T is the number of tokens of a micro-batch;
- * T = 0 is legal everywhere and does nothing.
+ * An op is a function bl_<op>(bl_stream *, const bl_<op>_args *): it copies its arguments, queues
+ * itself on the stream and returns. Arguments that make no sense are refused at the call; a failure
+ * while running surfaces as the stream's sticky error. All pointers are device memory of the
+ * stream's device and stay valid until the op has run. Matrices are row-major and dense unless a
+ * leading dimension is named. Sums that decide results are taken in a fixed order that depends on
+ * shapes alone. T is the number of tokens of a micro-batch; T = 0 is legal everywhere and does
+ * nothing.
  *
  * Activations and their gradients are tensors, whose dtype is fp32 on the CPU and bf16 on CUDA
- * (bl_act_dtype). Everything declared `float *` is fp32 everywhere. Another dtype is BL_EINTERNAL, except
- * where an op says that it takes both on CUDA. Sizes of scratch and dtypes depend on the kind of device
- * alone, so that memory can be planned before there is a device.
+ * (bl_act_dtype). Everything declared `float *` is fp32 everywhere. Another dtype is BL_EINTERNAL,
+ * except where an op says that it takes both on CUDA. Sizes of scratch and dtypes depend on the
+ * kind of device alone, so that memory can be planned before there is a device.
  *
- * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of each
- * document and T at its end. Documents do not see each other, and positions start at 0 in each. */
+ * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of
+ * each document and T at its end. Documents do not see each other, and positions start at 0 in
+ * each. */
 #ifndef BALLAST_OPS_OPS_H
 #define BALLAST_OPS_OPS_H
 

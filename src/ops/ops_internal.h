@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_internal.h -- what a kind of device implements of the ops: one table, ops_<kind>_table, of functions
- * with the ops' own arguments. ops.c checks what every device checks and calls the entry of the stream's
- * device. Internal to ops/.
+/* ops_internal.h -- what a kind of device implements of the ops: one table, ops_<kind>_table, of
+ * functions with the ops' own arguments. ops.c checks what every device checks and calls the entry
+ * of the stream's device. Internal to ops/.
  *
- * A new op is a line of OPS_LIST, its public function in ops.c, and ops_<kind>_<op> for each kind. A missing
- * one does not link, one of another prototype does not compile. */
+ * A new op is a line of OPS_LIST, its public function in ops.c, and ops_<kind>_<op> for each kind.
+ * A missing one does not link, one of another prototype does not compile. */
 #ifndef BALLAST_OPS_OPS_INTERNAL_H
 #define BALLAST_OPS_OPS_INTERNAL_H
 
@@ -55,15 +55,16 @@ typedef struct ops_table {
     bl_status (*matmul_weight_is_refused)(bl_stream *stream, const bl_matmul_weight_args *args,
                                           bool *out);
     bl_status (*matmul_count_fallbacks)(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
-    /* The arguments have passed ops.c's checks. The entry queues the op on the stream and returns. */
+    /* The arguments have passed ops.c's checks. The entry queues the op on the stream and
+     * returns. */
 #define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
     OPS_LIST(OPS_MEMBER)
 #undef OPS_MEMBER
 } ops_table;
 
 extern const ops_table ops_cpu_table, ops_cuda_table;
-/* Of a device that is a model of either kind (device/model.h): without the functions of sizes, which are
- * asked by kind. */
+/* Of a device that is a model of either kind (device/model.h): without the functions of sizes,
+ * which are asked by kind. */
 extern const ops_table ops_model_cpu_table, ops_model_cuda_table;
 
 #ifdef __cplusplus

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* optimizer.h -- AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2, as torch.optim.AdamW orders
- * it) and norms. */
+/* optimizer.h -- AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101, algorithm 2, as
+ * torch.optim.AdamW orders it) and norms. */
 #ifndef BALLAST_OPS_OPTIMIZER_H
 #define BALLAST_OPS_OPTIMIZER_H
 
@@ -13,10 +13,10 @@ extern "C" {
 /* With g = grad_i * grad_scale (clipping):
  *   w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *   w -= lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
- * step counts from 1. State in fp32, coefficients in double. Each element is computed in double; m and v are
- * rounded once, and w, rounded once, moves by the rounded m and v: by the state alone.
- * w, m, v (n) updated; grad (n) read; grad_scale: one double in device memory (made on the stream before),
- * or NULL for 1. */
+ * step counts from 1. State in fp32, coefficients in double. Each element is computed in double; m
+ * and v are rounded once, and w, rounded once, moves by the rounded m and v: by the state alone. w,
+ * m, v (n) updated; grad (n) read; grad_scale: one double in device memory (made on the stream
+ * before), or NULL for 1. */
 typedef struct bl_adamw_args {
     int64_t n, step;
     double lr, beta1, beta2, eps, weight_decay;
@@ -34,8 +34,8 @@ typedef struct bl_sum_squares_args {
 } bl_sum_squares_args;
 BL_API bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args);
 
-/* torch.nn.utils.clip_grad_norm_: norm = sqrt(*sum_squares); *grad_scale = min(1, max_norm / (norm + 1e-6));
- * max_norm 0 = no clipping (1). */
+/* torch.nn.utils.clip_grad_norm_: norm = sqrt(*sum_squares); *grad_scale = min(1, max_norm / (norm
+ * + 1e-6)); max_norm 0 = no clipping (1). */
 typedef struct bl_clip_scale_args {
     double max_norm;
     const double *sum_squares;

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* philox.h -- Philox 4x32-10, Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"
- * (SC'11), section 3.3, and the counters of dropout. Usable from C and from CUDA, so that both devices draw
- * the same mask.
+/* philox.h -- Philox 4x32-10, Salmon, Moraes, Dror & Shaw 2011, "Parallel random numbers: as easy
+ * as 1, 2, 3" (SC'11), section 3.3, and the counters of dropout. Usable from C and from CUDA, so
+ * that both devices draw the same mask.
  *
  * Dropout's mask at row t, column c. Words are uint32; lo and hi are the halves of a 64-bit number.
  *
  *   once a call:  key' = words 0 and 1 of philox(counter = {step lo, step hi, layer, matrix},
  *                                                key = {seed lo, seed hi})
- *   random = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key = key')
- *   kept when random >= floor(p 2^32), p taken exactly; multiplied by (float)(1 / (1 - (double)p))
+ *   random = word c % 4 of philox(counter = {c / 4, position[t], sample[t] lo, sample[t] hi}, key =
+ *   key') kept when random >= floor(p 2^32), p taken exactly; multiplied by (float)(1 / (1 -
+ *   (double)p))
  *
  * Under one key' no two elements share a counter; c / 4 fits 32 bits since C < 2^34. */
 #ifndef BALLAST_OPS_PHILOX_H

@@ -13,8 +13,8 @@ extern "C" {
 /* In place on n_heads consecutive heads of d channels at x + t * row_stride, for each token t:
  *   (a, b) -> (a cos - b sin, b cos + a sin),  angle = (p_t + position_offset) inv_freq[i],
  * p_t the token's index in its document. direction -1 rotates back: the backward of the forward.
- * cos_table, sin_table: (n_positions, d/2) fp32, made from double angles by bl_rope_fill_tables; every
- * position used is < n_positions. */
+ * cos_table, sin_table: (n_positions, d/2) fp32, made from double angles by bl_rope_fill_tables;
+ * every position used is < n_positions. */
 typedef struct bl_rope_args {
     int64_t T, n_heads, d, row_stride, n_documents, position_offset;
     int direction; /* +1 or -1 */

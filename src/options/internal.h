@@ -20,8 +20,8 @@ typedef struct bl_option_value {
 /* dst = name with dashes turned into underscores; cut when longer than any key. */
 void bl_option_normalize(const char *name, char dst[BL_OPTION_KEY_BYTES]);
 
-/* The row of the aliases that this name has in the program that the options are read for; NULL: it is a key or
- * unknown. */
+/* The row of the aliases that this name has in the program that the options are read for; NULL: it
+ * is a key or unknown. */
 const bl_option_alias *bl_options_find_alias(const bl_options *options, const char *key);
 
 /* Whether names that begin with "key." are known. */
@@ -37,20 +37,21 @@ typedef struct bl_option_meaning {
     char texts[BL_OPTION_MAX_TRANSLATED][BL_OPTION_KEY_BYTES];
 } bl_option_meaning;
 
-/* The row that `name` means, and by an alias another value for it, which borrows *meaning. `where` begins the
- * errors: "FILE:LINE: " or "--". */
+/* The row that `name` means, and by an alias another value for it, which borrows *meaning. `where`
+ * begins the errors: "FILE:LINE: " or "--". */
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
                              bl_option_value *value, bl_option_meaning *meaning);
 
 /* A decimal number; neither infinite nor rounded to zero. */
 bool bl_option_parse_real(const char *text, double *value);
 
-/* Parses the value into the field and notes the origin. What came from the line stays when the origin is the
- * file. */
+/* Parses the value into the field and notes the origin. What came from the line stays when the
+ * origin is the file. */
 bl_status bl_options_assign(const bl_options *options, const char *where, int64_t index,
                             const bl_option_value *value, bl_option_origin origin);
 
-/* The word at `at` of "a|b|c": its length; *next is where the following one begins, NULL after the last. */
+/* The word at `at` of "a|b|c": its length; *next is where the following one begins, NULL after the
+ *   last. */
 size_t bl_option_next_name(const char *at, const char **next);
 
 void bl_option_print_names(const char *names, FILE *out); /* "a|b|c" as "a, b, c" */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The values of options: which row a name means, parsing a text into its field, and writing the field back as
- * text. */
+/* The values of options: which row a name means, parsing a text into its field, and writing the
+ * field back as text. */
 #include "options/options.h"
 
 #include <errno.h>
@@ -12,8 +12,8 @@
 #include "options/internal.h"
 #include "base/sizes.h"
 
-/* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound", and is
- * named to whoever goes beyond it. */
+/* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound",
+ * and is named to whoever goes beyond it. */
 static const double UNBOUNDED = 9007199254740992.0;
 
 /* ---- texts ---- */

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.h -- a table of options, and all that is derived from it: reading a YAML file and a command line,
- * --help, the reference page in docs/, and the file that records what a run was given.
+/* options.h -- a table of options, and all that is derived from it: reading a YAML file and a
+ * command line, --help, the reference page in docs/, and the file that records what a run was
+ * given.
  *
- * An option is a row of a constant table and a field of a struct of the caller's. Its key is the YAML key
- * and, behind two dashes, the command-line option; dashes and underscores are the same in both. Whatever
- * cannot be used exactly as written is refused with the place, the key, the value and what is allowed there;
- * nothing is rounded, ignored or guessed.
+ * An option is a row of a constant table and a field of a struct of the caller's. Its key is the
+ * YAML key and, behind two dashes, the command-line option; dashes and underscores are the same in
+ * both. Whatever cannot be used exactly as written is refused with the place, the key, the value
+ * and what is allowed there; nothing is rounded, ignored or guessed.
  *
  * Values are written alike in YAML and on the command line:
  *   string, path  any UTF-8 text
@@ -14,10 +15,12 @@
  *   bool          true false yes no on off, in any case
  *   enum          one of its names; `false` means the name "no" or "none"
  *   list          names: a YAML sequence, or separated by commas
- * An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins over the
- * file's, whichever is read first. A key that is given twice, in a file or on a command line, is an error.
+ * An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins over
+ * the file's, whichever is read first. A key that is given twice, in a file or on a command line,
+ * is an error.
  *
- * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a set. */
+ * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a
+ * set. */
 #ifndef BALLAST_OPTIONS_OPTIONS_H
 #define BALLAST_OPTIONS_OPTIONS_H
 
@@ -33,8 +36,8 @@ typedef struct bl_string_list {
     int64_t n_items;
 } bl_string_list;
 
-/* The type of the field an option fills. Strings and lists belong to the struct: bl_options_clear frees them.
- */
+/* The type of the field an option fills. Strings and lists belong to the struct: bl_options_clear
+ * frees them. */
 typedef enum bl_option_type {
     BL_OPTION_STRING, /* char *; NULL when the default is null */
     BL_OPTION_PATH,   /* char *; the same */
@@ -45,7 +48,8 @@ typedef enum bl_option_type {
     BL_OPTION_LIST    /* bl_string_list */
 } bl_option_type;
 
-/* What another value of the option does to a run's results: decides whether a run may be resumed with it. */
+/* What another value of the option does to a run's results: decides whether a run may be resumed
+ * with it. */
 typedef enum bl_option_effect {
     BL_EFFECT_NONE,   /* none: speed, place, reports */
     BL_EFFECT_RESULT, /* other numbers */
@@ -75,14 +79,15 @@ typedef struct bl_option {
         *fraction_key; /* int: the key that a value between 0 and 1 sets instead; NULL: none */
 } bl_option;
 
-/* A name that people paste from another program. With a key it is read as that option; without one it is
- * rejected with the hint. A hint is the key to use or, with "!" before it, why there is none.
+/* A name that people paste from another program. With a key it is read as that option; without one
+ * it is rejected with the hint. A hint is the key to use or, with "!" before it, why there is none.
  *
- * Nested keys have dots: "optimizer.lr"; the items of a sequence of mappings do not count: "datasets.path". A
- * name that ends in "*" is that of all names that begin so, and has no key.
+ * Nested keys have dots: "optimizer.lr"; the items of a sequence of mappings do not count:
+ * "datasets.path". A name that ends in "*" is that of all names that begin so, and has no key.
  *
- * `values` are rules, separated by blanks, of which the first that fits the value holds; no rule fits: the
- * value is rejected with the hint. NULL accepts every value. Patterns are those of fnmatch.
+ * `values` are rules, separated by blanks, of which the first that fits the value holds; no rule
+ * fits: the value is rejected with the hint. NULL accepts every value. Patterns are those of
+ * fnmatch.
  *   pattern=text  becomes that text; nothing after the sign: accepted, sets nothing
  *   pattern       accepted as it is
  *   !pattern      rejected
@@ -115,27 +120,28 @@ typedef struct bl_options {
     size_t n_aliases;
     const char *tool;          /* the program whose file is read; NULL: Ballast's own */
     bl_options_report *report; /* bl_options_read_yaml needs it */
-    /* The bit of the command that reads: an option of other commands is refused on its command line. */
+    /* The bit of the command that reads: an option of other commands is refused on its command
+     * line. */
     unsigned command;
     void *values;     /* the struct */
     uint8_t *origins; /* [n_options] bl_option_origin */
 } bl_options;
 
-/* Fills the struct with the defaults. `values` need not be initialized; bl_options_clear it, also after a
- * failure. */
+/* Fills the struct with the defaults. `values` need not be initialized; bl_options_clear it, also
+ * after a failure. */
 bl_status bl_options_init(const bl_options *options);
 /* Frees strings and lists and sets them to NULL. */
 void bl_options_clear(const bl_options *options);
 
-/* Reads a YAML mapping. Keys of other commands are checked and kept: one file serves every command. Keys that
- * cannot be used are listed in the report, and the others are read. BL_EUSAGE: the file cannot be read to its
- * end. */
+/* Reads a YAML mapping. Keys of other commands are checked and kept: one file serves every command.
+ * Keys that cannot be used are listed in the report, and the others are read. BL_EUSAGE: the file
+ * cannot be read to its end. */
 bl_status bl_options_read_yaml(const bl_options *options, const char *path);
 void bl_options_report_clear(bl_options_report *report);
 
-/* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command name. Other
- * words go to words[*n_words < max_words] (borrowed from argv); one too many is an error. After "--"
- * everything is a word. */
+/* Reads "--key value" and "--key=value"; a bool alone is true. argv has no program and no command
+ * name. Other words go to words[*n_words < max_words] (borrowed from argv); one too many is an
+ * error. After "--" everything is a word. */
 bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
                                int max_words, const char **words, int *n_words);
 
@@ -150,13 +156,14 @@ bl_option_origin bl_options_origin(const bl_options *options,
 /* The field of a row as YAML text that reads back as the same value. The caller frees *text. */
 bl_status bl_option_format(const bl_option *option, const void *values, char **text);
 
-/* Every key of the table with its value, atomically; bl_options_read_yaml gives the same struct back.
- * `comment` (may be NULL) is the first line. */
+/* Every key of the table with its value, atomically; bl_options_read_yaml gives the same struct
+ * back. `comment` (may be NULL) is the first line. */
 bl_status bl_options_write_yaml(const bl_options *options, const char *path, const char *comment);
 
 /* The options of options->command for a terminal, by group. */
 void bl_options_print_help(const bl_options *options, FILE *out);
-/* The same for a reference page: a Markdown table a group, and one of the aliases; headings "### Group". */
+/* The same for a reference page: a Markdown table a group, and one of the aliases; headings "###
+ * Group". */
 void bl_options_print_markdown(const bl_options *options, FILE *out);
 
 /* Adds a copy of the text. BL_ENOMEM. */
@@ -166,8 +173,9 @@ void bl_string_list_clear(bl_string_list *list);
 /* true, yes, on or false, no, off in any case; false: none of them. */
 bool bl_text_parse_bool(const char *text, bool *value);
 
-/* The name nearest to `word`, if it is near enough to be a misspelling: at most one letter in eight is wrong,
- * missing, added or swapped with the next one, or one in all. NULL otherwise. names[n_names]. */
+/* The name nearest to `word`, if it is near enough to be a misspelling: at most one letter in eight
+ * is wrong, missing, added or swapped with the next one, or one in all. NULL otherwise.
+ * names[n_names]. */
 const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names);
 
 #endif

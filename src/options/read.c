@@ -31,14 +31,15 @@ void bl_options_report_clear(bl_options_report *report)
 
 /* ---- what is given once ---- */
 
-/* A key is given once, under one name. lines[n_options + n_aliases] has the place of each, 0 = not yet; the
- * caller frees it. NULL: no memory. */
+/* A key is given once, under one name. lines[n_options + n_aliases] has the place of each, 0 = not
+ * yet; the caller frees it. NULL: no memory. */
 static int64_t *create_lines(const bl_options *options)
 {
     return calloc(options->n_options + options->n_aliases, sizeof(int64_t));
 }
 
-/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere, or it may be again. */
+/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere, or it
+ * may be again. */
 static int64_t note_given(const bl_options *options, int64_t *lines,
                           const bl_option_meaning *meaning, int64_t line)
 {
@@ -57,7 +58,8 @@ static int64_t note_given(const bl_options *options, int64_t *lines,
     return before;
 }
 
-/* A name that needs another: in a file of Ballast's own, and on a line. BL_EUSAGE: that one is missing. */
+/* A name that needs another: in a file of Ballast's own, and on a line. BL_EUSAGE: that one is
+ * missing. */
 static bl_status check_needs(const bl_options *options, const int64_t *lines, const char *path)
 {
     for (size_t i = 0; !options->tool && i < options->n_aliases; i++) {
@@ -101,7 +103,8 @@ static int64_t event_line(const reader *r)
     return (int64_t)r->event.start_mark.line + 1;
 }
 
-/* The text of the current scalar, which the caller frees. *is_null: unquoted and a null of YAML's. */
+/* The text of the current scalar, which the caller frees. *is_null: unquoted and a null of
+ * YAML's. */
 static bl_status take_scalar(const reader *r, const char *where, char **text, bool *is_null)
 {
     const char *value = (const char *)r->event.data.scalar.value;
@@ -138,7 +141,8 @@ static bl_status take_item(const reader *r, const char *where, char ***items, si
 
 static bl_status read_mapping(reader *r, const char *prefix);
 
-/* A mapping or a sequence inside the value of `name`: keys below it are read, where some are known. */
+/* A mapping or a sequence inside the value of `name`: keys below it are read, where some are
+ * known. */
 static bl_status take_nested(reader *r, const char *where, const char *name, bl_option_value *value)
 {
     char key[BL_OPTION_KEY_BYTES], *prefix = NULL;
@@ -263,7 +267,8 @@ static bl_status note_rejected(reader *r)
                    MAX_REJECTED);
 }
 
-/* The pairs of the mapping that the current event begins. A pair that cannot be used is noted, and passed over. */
+/* The pairs of the mapping that the current event begins. A pair that cannot be used is noted, and
+ * passed over. */
 static bl_status read_mapping(reader *r, const char *prefix)
 {
     int inside = r->depth;
@@ -337,8 +342,8 @@ done:
 
 /* ---- the command line ---- */
 
-/* Whether the option may stand alone, for true: bools, and aliases whose translation begins with one of a
- * bool's words. */
+/* Whether the option may stand alone, for true: bools, and aliases whose translation begins with
+ * one of a bool's words. */
 static bool is_switch(const bl_options *options, const char *name)
 {
     char key[BL_OPTION_KEY_BYTES];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of options: which row of the table a name means, what an alias makes of it, and what may have been
- * meant. */
+/* Names of options: which row of the table a name means, what an alias makes of it, and what may
+ * have been meant. */
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -161,7 +161,8 @@ static bool fits(const char *pattern, const char *text)
            truth == truth_of_pattern;
 }
 
-/* What `text` becomes by the rules of an alias: *out, which is `text` or in `buffer`; "": nothing to set. False: rejected. */
+/* What `text` becomes by the rules of an alias: *out, which is `text` or in `buffer`; "": nothing
+ * to set. False: rejected. */
 static bool translate(const char *values, const char *text, char buffer[BL_OPTION_KEY_BYTES],
                       const char **out)
 {

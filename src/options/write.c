@@ -50,8 +50,8 @@ static void write_text(FILE *out, const char *text, size_t n_bytes)
     fputc(has_control ? '"' : '\'', out);
 }
 
-/* The shortest text that reads back as the same double, with a point where YAML 1.1 needs one to see a
- * number. */
+/* The shortest text that reads back as the same double, with a point where YAML 1.1 needs one to
+ * see a number. */
 static void write_real(FILE *out, double value)
 {
     char text[64];
@@ -208,8 +208,8 @@ static void describe(const bl_options *options, const bl_option *option, FILE *o
     if (text[0]) fprintf(out, "; %s%s", strcmp(text, "required") == 0 ? "" : "default ", text);
 }
 
-/* Breaks the text at blanks so that it stands between HELP_COLUMN and HELP_WIDTH; the cursor is at `column`.
- */
+/* Breaks the text at blanks so that it stands between HELP_COLUMN and HELP_WIDTH; the cursor is at
+ * `column`. */
 static void print_wrapped(FILE *out, const char *text, int column)
 {
     if (column >= HELP_COLUMN) {

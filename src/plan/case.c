@@ -35,7 +35,8 @@ static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char 
     return BL_OK;
 }
 
-/* Hosts are filled one after the other. Here, ranks are threads of one process, as `ballast train` has them. */
+/* Hosts are filled one after the other. Here, ranks are threads of one process, as `ballast train`
+ * has them. */
 static bl_topology topology_of(const bl_hardware *h, bool is_here, const bl_train_config *c)
 {
     int n_ranks = (int)c->ranks;
@@ -49,8 +50,8 @@ static bl_topology topology_of(const bl_hardware *h, bool is_here, const bl_trai
                          .shares_memory = has_gpus && on_host > 1};
 }
 
-/* What programs find free on a GPU: its memory less the context and the communicator, which the ledger
- * counts as items of their own. */
+/* What programs find free on a GPU: its memory less the context and the communicator, which the
+ * ledger counts as items of their own. */
 static int64_t gpu_available_bytes(const bl_hardware *h, int n_ranks)
 {
     return (int64_t)h->device_memory_bytes.value - bl_plan_gpu_reserve_bytes(n_ranks);

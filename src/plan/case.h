@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* case.h -- a plan's input from names and keys alone: for a model that need not be there, on a machine
- * that need not be this one. */
+/* case.h -- a plan's input from names and keys alone: for a model that need not be there, on a
+ * machine that need not be this one. */
 #ifndef BALLAST_PLAN_CASE_H
 #define BALLAST_PLAN_CASE_H
 
@@ -29,12 +29,14 @@ bl_status bl_plan_case_open_on(const bl_plan_machine *machine, int64_t row_token
                                char *const *argv, bl_plan_case *out);
 
 /* argv: the keys of a training, and at most one YAML file. model_name_or_path is what
- * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens: of the
- * longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a CPU host
- * are threads of one, and so are those of this machine, which `ranks` counts. Close it, also after a failure. */
+ * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens:
+ * of the longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a
+ * CPU host are threads of one, and so are those of this machine, which `ranks` counts. Close it,
+ * also after a failure. */
 bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                             bl_plan_case *out);
-/* What training would end with, though the plan can be made: BL_EINPUT, the model is not supported; BL_ELIMIT, the GPU is not. */
+/* What training would end with, though the plan can be made: BL_EINPUT, the model is not supported;
+ * BL_ELIMIT, the GPU is not. */
 bl_status bl_plan_case_check(const bl_plan_case *c);
 void bl_plan_case_close(bl_plan_case *c);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choice.c -- which of the options that fit is chosen. By speed: of those within SLACK of the fastest the one that takes
- * least of a host's memory. By memory: the one that takes least of a GPU's, then of a host's. */
+/* choice.c -- which of the options that fit is chosen. By speed: of those within SLACK of the
+ * fastest the one that takes least of a host's memory. By memory: the one that takes least of a
+ * GPU's, then of a host's. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* draw.c -- what lies where, as a picture: a bar for a GPU, for a host's memory and for its disk, each as
- * long as what there is. */
+/* draw.c -- what lies where, as a picture: a bar for a GPU, for a host's memory and for its disk,
+ * each as long as what there is. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -82,7 +82,8 @@ static bool says(const json_t *entry, const char *key, const char *word)
     return text && strcmp(text, word) == 0;
 }
 
-/* The largest median of the list among entries whose key is word (NULL: all); at most once a figure. */
+/* The largest median of the list among entries whose key is word (NULL: all); at most once a
+ * figure. */
 static bl_status read_rate(reading *r, const char *list, const char *unit, const char *const *match,
                            double factor, bl_figure *figure)
 {
@@ -350,7 +351,8 @@ static void assume_gathers(bl_hardware *h)
     h->gather_latency_s = (bl_figure){30e-6, "assumed: 30 us"};
 }
 
-/* The preset's processor has been measured, this one has not: what compute does grows with the cores. */
+/* The preset's processor has been measured, this one has not: what compute does grows with the
+ * cores. */
 static void scale_cores(bl_hardware *h, int n_cores)
 {
     bl_figure *const rates[] = {&h->f32_gemm_flops_per_s, &h->attention_forward_flops_per_s,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hardware.h -- the machine that a plan is for: how much there is of each thing, how fast it is, and
- * from where each of these figures is known. Plain data: a bl_hardware is copied by assignment and
- * owns nothing. */
+/* hardware.h -- the machine that a plan is for: how much there is of each thing, how fast it is,
+ * and from where each of these figures is known. Plain data: a bl_hardware is copied by assignment
+ * and owns nothing. */
 #ifndef BALLAST_PLAN_HARDWARE_H
 #define BALLAST_PLAN_HARDWARE_H
 
@@ -33,7 +33,9 @@ typedef struct bl_hardware {
     int arch; /* compute capability, 10 x major + minor: 90; CPU: 0 */
     int n_hosts, n_devices;
     int n_cores; /* of a host */
-    int pcie_lanes; /* of a device's link to the host, which the rates of copies are for; 0: no PCIe, or not known */
+    /* of a device's link to the host, which the rates of copies are for; 0: no PCIe, or not
+     * known */
+    int pcie_lanes;
     bool gathers_by_pcie; /* between devices, too */
 
     /* ---- a device ---- */
@@ -81,13 +83,13 @@ extern const bl_figure_info bl_figures[];
 extern const size_t bl_n_figures;
 const bl_figure *bl_hardware_figure(const bl_hardware *hardware, size_t index);
 
-/* hardware_check.c. BL_EUSAGE: the value is outside of the figure's range, which the text has (0 is in all of them: none);
- * a sustained rate is above the peak of its kind. */
+/* hardware_check.c. BL_EUSAGE: the value is outside of the figure's range, which the text has (0 is
+ * in all of them: none); a sustained rate is above the peak of its kind. */
 bl_status bl_hardware_check_figure(const char *key, double value);
 bl_status bl_hardware_check_peaks(const bl_hardware *hardware);
 
-/* [HOSTSx]DEVICESxGPU: "8xh100", "2x8xh100", "1xgh200"; GPU alone is one; "cpu": a small CPU host. Case does not count. Any
- * counts of 1..1024. BL_EUSAGE lists the GPUs and names the nearest. */
+/* [HOSTSx]DEVICESxGPU: "8xh100", "2x8xh100", "1xgh200"; GPU alone is one; "cpu": a small CPU host.
+ * Case does not count. Any counts of 1..1024. BL_EUSAGE lists the GPUs and names the nearest. */
 bl_status bl_hardware_preset(const char *name, bl_hardware *out);
 
 /* Rates of the link, as for another number of lanes. BL_EUSAGE: pcie_lanes is 0. */
@@ -97,11 +99,12 @@ bl_status bl_hardware_set_lanes(bl_hardware *hardware, int lanes);
  * with figures of the user's own (docs/model.md). BL_EINPUT names file and key. */
 bl_status bl_hardware_load(const char *name, bl_hardware *out);
 
-/* This machine: its GPUs, or its processor where this build finds none, with the figures of the preset that is
- * nearest, and what the system says of its memory and cores. */
+/* This machine: its GPUs, or its processor where this build finds none, with the figures of the
+ * preset that is nearest, and what the system says of its memory and cores. */
 bl_status bl_hardware_find(bl_hardware *out);
 
-/* The same as a document that bl_hardware_load reads back. The caller's to json_decref; BL_ENOMEM. */
+/* The same as a document that bl_hardware_load reads back. The caller's to json_decref;
+ * BL_ENOMEM. */
 bl_status bl_hardware_describe(const bl_hardware *hardware, json_t **out);
 
 /* The names to choose from, one a line: "h100  NVIDIA H100 SXM5 80 GB". i from 0; NULL: no more. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hardware_check.c -- which figures a machine can have: the range of each, and rates below peaks. */
+/* hardware_check.c -- which figures a machine can have: the range of each, and rates below
+ * peaks. */
 #include <math.h>
 #include <string.h>
 
@@ -7,8 +8,9 @@
 #include "base/sizes.h"
 #include "plan/hardware.h"
 
-/* By the end of the key. The longest that matches counts. A rate at its least brings a layer of 405B in a month: a
- * slower one is a typing error, and its times are longer than the simulation's clock resolves. */
+/* By the end of the key. The longest that matches counts. A rate at its least brings a layer of
+ * 405B in a month: a slower one is a typing error, and its times are longer than the simulation's
+ * clock resolves. */
 static const struct {
     const char *end;
     double least, most;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hardware_presets.c -- machines by name: GPUs in the host that they are usually sold in. A name with
- * fewer devices than that host gets its share of what the devices of a host share. */
+/* hardware_presets.c -- machines by name: GPUs in the host that they are usually sold in. A name
+ * with fewer devices than that host gets its share of what the devices of a host share. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,8 +37,9 @@
     .network_bytes_per_s = ASSUMED(1.1 * GB, "10 Gb/s Ethernet"),                                  \
     .network_latency_s = ASSUMED(100e-6, "100 us"), .host_watts = ASSUMED(1200, "150 W per GPU")
 
-/* Products: the best shape of ml-engineering's table of achievable matrix products (stas00, 2026), less what long runs
- * lose to clocks and to shapes. FP8 loses more: sums are kept in full precision. */
+/* Products: the best shape of ml-engineering's table of achievable matrix products (stas00, 2026),
+ * less what long runs lose to clocks and to shapes. FP8 loses more: sums are kept in full
+ * precision. */
 #define GEMM_16(best) ASSUMED(0.88 * (best), "88 % of the best product in ml-engineering's table")
 #define GEMM_8(best)  ASSUMED(0.80 * (best), "80 % of the best product in ml-engineering's table")
 #define DECODE(memory_rate)                                                                        \
@@ -448,7 +449,8 @@ static const struct {
      {.device = "Intel Xeon 8490H, 2 x 60 cores",
       BIG_CPU_HOST(0.8 * 16 * 38.4 * GB),
       .n_cores = 120,
-      /* 64 fp32 operations per cycle and core; AMX has no fp32, in which Ballast computes on CPUs. */
+      /* 64 fp32 operations per cycle and core; AMX has no fp32, in which Ballast computes on
+       * CPUs. */
       .f32_gemm_flops_per_s =
           ASSUMED(0.6 * 120 * 64 * 2.3e9, "60 % of 120 cores x 64 per cycle x 2.3 GHz, no AMX"),
       .attention_forward_flops_per_s = ASSUMED(0.3 * 120 * 64 * 2.3e9, "half of the products'"),

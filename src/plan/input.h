@@ -9,8 +9,8 @@
 #include "plan/hardware.h"
 #include "plan/topology.h"
 
-/* The micro-batches that the data and the order of its rows give the ranks in a run; all 0: not known, each is
- * taken to be full. */
+/* The micro-batches that the data and the order of its rows give the ranks in a run; all 0: not
+ * known, each is taken to be full. */
 typedef struct bl_plan_rows {
     int64_t n_micro;        /* micro-batches that were counted, of all ranks */
     int64_t largest;        /* tokens of the largest of them */
@@ -47,7 +47,8 @@ typedef struct bl_plan_input {
     int64_t gpu_available_bytes;
     /* The rates by which a GPU's choices are weighed; NULL: those of this machine. */
     const bl_hardware *hardware;
-    /* Of a rank's operations, measured on this processor, before those of `hardware`; NULL: not measured. */
+    /* Of a rank's operations, measured on this processor, before those of `hardware`; NULL: not
+     * measured. */
     const struct bl_rates *measured;
 } bl_plan_input;
 

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder.h -- the classical ways to train a model on several devices, and what each of them takes: what
- * every device repeats (data parallelism), ZeRO's three stages, LoRA, FP8, a sharded frozen base, and that
- * base in host memory. For comparison: what Ballast itself takes comes from memory.h.
+/* ladder.h -- the classical ways to train a model on several devices, and what each of them takes:
+ * what every device repeats (data parallelism), ZeRO's three stages, LoRA, FP8, a sharded frozen
+ * base, and that base in host memory. For comparison: what Ballast itself takes comes from
+ * memory.h.
  *
- * Psi parameters in all, P of them in the seven projections, p trained ones, N devices. With mixed precision
- * and AdamW (Rajbhandari et al., ZeRO, 2020, section 3.1) a device holds 2 Psi bytes of weights, 2 Psi of
- * gradients and 12 Psi of optimizer state (fp32 weights, two moments); stage 1 divides the last by N, stage
- * 2 also the gradients, stage 3 also the weights. With LoRA the frozen weights have neither gradients nor
- * state, and the p trained ones are fp32: 4 p of weights, 4 p of gradients, 8 p of moments.
+ * Psi parameters in all, P of them in the seven projections, p trained ones, N devices. With mixed
+ * precision and AdamW (Rajbhandari et al., ZeRO, 2020, section 3.1) a device holds 2 Psi bytes of
+ * weights, 2 Psi of gradients and 12 Psi of optimizer state (fp32 weights, two moments); stage 1
+ * divides the last by N, stage 2 also the gradients, stage 3 also the weights. With LoRA the frozen
+ * weights have neither gradients nor state, and the p trained ones are fp32: 4 p of weights, 4 p of
+ * gradients, 8 p of moments.
  *
- * Activations without recomputation (Korthikanti et al., Reducing Activation Recomputation, 2022, equation
- * 2; fp16, one head dimension a head, attention's scores kept), s tokens a sequence, b sequences, h channels,
- * a heads: s b h (34 + 5 a s / h) bytes a layer. With it: 2 s b h a layer, and one whole layer. */
+ * Activations without recomputation (Korthikanti et al., Reducing Activation Recomputation, 2022,
+ * equation 2; fp16, one head dimension a head, attention's scores kept), s tokens a sequence, b
+ * sequences, h channels, a heads: s b h (34 + 5 a s / h) bytes a layer. With it: 2 s b h a layer,
+ * and one whole layer. */
 #ifndef BALLAST_PLAN_LADDER_H
 #define BALLAST_PLAN_LADDER_H
 
@@ -56,8 +59,8 @@ void bl_strategy_count(const bl_strategy *strategy, const bl_strategy_job *job,
 int64_t bl_strategy_states(const bl_strategy_memory *memory);
 int64_t bl_strategy_total(const bl_strategy_memory *memory); /* of the device */
 
-/* Seconds of a step of one micro-batch: products and attention at the sustained rate, then what travels
- * between the devices of a host, one after the other (nothing overlaps). */
+/* Seconds of a step of one micro-batch: products and attention at the sustained rate, then what
+ * travels between the devices of a host, one after the other (nothing overlaps). */
 double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *job,
                           const bl_hardware *hardware);
 
@@ -65,8 +68,8 @@ double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *jo
  * allocator's fragments). Both are assumed. */
 int64_t bl_strategy_room(const bl_hardware *hardware);
 
-/* The rungs, each with the ones before it but for a ZeRO stage, which takes the place of the last one:
- * none, ZeRO-1, -2, -3, LoRA under ZeRO-2, FP8, a sharded base, that base in host memory. */
+/* The rungs, each with the ones before it but for a ZeRO stage, which takes the place of the last
+ * one: none, ZeRO-1, -2, -3, LoRA under ZeRO-2, FP8, a sharded base, that base in host memory. */
 typedef struct bl_ladder_rung {
     const char *name;
     bl_strategy strategy;
@@ -74,8 +77,9 @@ typedef struct bl_ladder_rung {
 extern const bl_ladder_rung bl_ladder[];
 extern const size_t bl_ladder_length;
 
-/* The fastest of ZeRO stage 1..3 with LoRA, with and without recomputation, that fits: of those within 1 % of it the
- * smallest stage. False: none fits, and out is the one that takes least. job->n_devices is the hardware's. */
+/* The fastest of ZeRO stage 1..3 with LoRA, with and without recomputation, that fits: of those
+ * within 1 % of it the smallest stage. False: none fits, and out is the one that takes least.
+ * job->n_devices is the hardware's. */
 bool bl_strategy_choose(const bl_strategy_job *job, const bl_hardware *hardware, bl_strategy *out);
 
 #endif

@@ -19,13 +19,15 @@ typedef struct bl_ladder_case {
 
 /* Every rung for one model: GB of a device by kind, and whether it fits. At most 100 columns. */
 void bl_ladder_print(const bl_ladder_case *c, FILE *out);
-/* {"ladder": [{"strategy", "weights_bytes", ..., "fits"}, ...], "room_bytes"}. The caller's to json_decref; BL_ENOMEM. */
+/* {"ladder": [{"strategy", "weights_bytes", ..., "fits"}, ...], "room_bytes"}. The caller's to
+ * json_decref; BL_ENOMEM. */
 bl_status bl_ladder_describe(const bl_ladder_case *c, json_t **out);
-/* An SVG: a bar a rung on a logarithmic scale, beside what a device has. Errors as bl_file_write_atomic's. */
+/* An SVG: a bar a rung on a logarithmic scale, beside what a device has. Errors as
+ * bl_file_write_atomic's. */
 bl_status bl_ladder_draw(const bl_ladder_case *c, const char *path);
 
-/* For models (names of bl_plan_model_open) and lengths in tokens: bl_strategy_choose's, a line a model. BL_EUSAGE: a
- * model's name. */
+/* For models (names of bl_plan_model_open) and lengths in tokens: bl_strategy_choose's, a line a
+ * model. BL_EUSAGE: a model's name. */
 bl_status bl_family_print(const bl_hardware *hardware, const char *const *models, size_t n_models,
                           const int64_t *lengths, size_t n_lengths, int64_t lora_r, FILE *out);
 

@@ -57,7 +57,8 @@ bool bl_plan_can_measure(const bl_plan_input *in)
            (double)bl_arch_layer_weights(in->model) <= LAYER_WEIGHTS_MAX;
 }
 
-/* Rates change little with the number of tokens: it is rounded, so that similar data share a measurement. */
+/* Rates change little with the number of tokens: it is rounded, so that similar data share a
+ * measurement. */
 static bl_plan_measure_options options_of(const bl_plan_input *in)
 {
     const bl_train_config *c = in->config;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* measure.h -- the rates that a plan's time model wants, measured on this host's processor at the shapes of a run. */
+/* measure.h -- the rates that a plan's time model wants, measured on this host's processor at the
+ * shapes of a run. */
 #ifndef BALLAST_PLAN_MEASURE_H
 #define BALLAST_PLAN_MEASURE_H
 
@@ -13,13 +14,14 @@ typedef struct bl_plan_measure_options {
     int n_ranks, threads;    /* 1..16 ranks, all measuring at once */
     int64_t runs, queued;    /* at least so many runs of each operation, so many times in each */
     double seconds;          /* and at least so long */
-    /* A second is one of the processor's for each thread, which other jobs of the machine do not lengthen. */
+    /* A second is one of the processor's for each thread, which other jobs of the machine do not
+     * lengthen. */
     bool in_cpu_time;
     bool measures_head; /* else head_flops_per_s stays 0 */
 } bl_plan_measure_options;
 
-/* Of one of the ranks: products with a base in fp8_row, attention and the other operations of a layer. Rates of links
- * are 0. BL_EUSAGE, BL_ENOMEM, BL_ELIMIT. */
+/* Of one of the ranks: products with a base in fp8_row, attention and the other operations of a
+ * layer. Rates of links are 0. BL_EUSAGE, BL_ENOMEM, BL_ELIMIT. */
 bl_status bl_plan_measure_rates(const bl_plan_measure_options *options, bl_rates *out);
 
 /* Rates, how far three rounds of them lay apart, and when that was. */
@@ -30,10 +32,10 @@ typedef struct bl_plan_measured {
     bool is_cached;
 } bl_plan_measured;
 
-/* Of the run that `input` describes, for a few seconds; or as this host measured them before with the same processor,
- * build, ranks, threads and shapes: kept in $XDG_CACHE_HOME/ballast, or ~/.cache/ballast. What a cache holds is used
- * when all of it is plausible, and measured again otherwise, or when `again` asks. A cache that cannot be written is
- * warned of. */
+/* Of the run that `input` describes, for a few seconds; or as this host measured them before with
+ * the same processor, build, ranks, threads and shapes: kept in $XDG_CACHE_HOME/ballast, or
+ * ~/.cache/ballast. What a cache holds is used when all of it is plausible, and measured again
+ * otherwise, or when `again` asks. A cache that cannot be written is warned of. */
 bl_status bl_plan_measure(const bl_plan_input *input, bool again, bl_plan_measured *out);
 
 /* False: more ranks, or larger matrices, than a few seconds suffice for. */

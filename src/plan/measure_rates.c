@@ -43,8 +43,8 @@ static double clock_s(const rank_rates *m)
     return m->in_cpu_time ? bl_processor_s() / (m->n_ranks * m->threads) : bl_now_s();
 }
 
-/* Work a second, by the mean over m->options->seconds: a step, too, has its part of what disturbs the machine. As
- * in a step, the stream is not waited for after each operation. */
+/* Work a second, by the mean over m->options->seconds: a step, too, has its part of what disturbs
+ * the machine. As in a step, the stream is not waited for after each operation. */
 static bl_status measure(rank_rates *m, queue_fn queue, double work, double *rate)
 {
     double start = 0, now;

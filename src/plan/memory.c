@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.c -- the ledger of a run: every item calls the function that sizes the allocation itself. */
+/* memory.c -- the ledger of a run: every item calls the function that sizes the allocation
+ * itself. */
 #include "plan/memory.h"
 
 #include "base/pool.h"
@@ -195,7 +196,8 @@ bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
 
 bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
 {
-    /* In FP8 a layer that is recomputed multiplies codes as they are, and transposes them once, for dx. */
+    /* In FP8 a layer that is recomputed multiplies codes as they are, and transposes them once, for
+     * dx. */
     bool recomputes = in->is_training && pass->save != BL_SAVE_S4 && pass->mode == BL_MATMUL_BF16;
     return pass->kind == BL_DEVICE_CUDA && (pass->max_group > 1 || recomputes);
 }
@@ -210,7 +212,8 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
     return (n_train + n_evaluation) * bl_plan_micro_batch_bytes(T_max);
 }
 
-/* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and evaluations reach. */
+/* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and
+ * evaluations reach. */
 static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *pass,
                                 int64_t T_train)
 {

@@ -49,20 +49,22 @@ typedef struct bl_memory_ledger {
     int64_t tokenizer;       /* likewise */
     /* Of a host, what its processes share (topology.shares_memory): embedding and data; else 0. */
     int64_t shared;
-    /* Of a process with its ranks, host memory, its part of `shared` included: at the peak while it loads;
-     * at the peak. Of all processes of a host together it is what the host needs. */
+    /* Of a process with its ranks, host memory, its part of `shared` included: at the peak while it
+     * loads; at the peak. Of all processes of a host together it is what the host needs. */
     int64_t loading, total;
 } bl_memory_ledger;
 
-/* With the base placed and the pass's sizes as given: the bound, as if micro-batches were all full. BL_ENOMEM. */
+/* With the base placed and the pass's sizes as given: the bound, as if micro-batches were all full.
+ * BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
-/* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take no memory; a GPU's
- * are allocated: there it is the bound, as without known rows. */
+/* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take
+ * no memory; a GPU's are allocated: there it is the bound, as without known rows. */
 bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_placement *placement,
                                 const bl_pass_options *pass, bl_memory_ledger *out);
 
-/* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of `shared`. */
+/* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of
+ * `shared`. */
 int64_t bl_memory_own_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
 /* Of a host: one copy, or one a process. */
 int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
@@ -72,45 +74,46 @@ int bl_plan_processes_on_host(const bl_topology *topology);
 /* Of the configuration, which is resolved. */
 bl_device_kind bl_plan_device_kind(const bl_train_config *config);
 
-/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks ranks, which share it, without what
- * NCCL takes; 0 on a CPU. */
+/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks
+ * ranks, which share it, without what NCCL takes; 0 on a CPU. */
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 
 /* A GPU's context and, in a job of several ranks, communicator: what these items have. */
 int64_t bl_plan_gpu_reserve_bytes(int n_ranks);
 
-/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. The ledger's
- * bl_memory_gpu_bytes counts communicators' memory for sums beside it. */
+/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. The
+ * ledger's bl_memory_gpu_bytes counts communicators' memory for sums beside it. */
 int64_t bl_plan_communicator_bytes(const bl_topology *topology);
 
 /* Of items [first, last], device and host memory together. */
 int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_memory_item last);
 
-/* The sizes of the pass, without prepared weights. activations and timeline are a rank's own: NULL here. */
+/* The sizes of the pass, without prepared weights. activations and timeline are a rank's own: NULL
+ * here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 
-/* Gives each matrix of a layer memory for what the micro-batches of a visit share (linear/prepared.h).
- * BL_ENOMEM. */
+/* Gives each matrix of a layer memory for what the micro-batches of a visit share
+ * (linear/prepared.h). BL_ENOMEM. */
 bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);
-/* Whether products of a visit make the same thing of a matrix more than once: for another micro-batch or, in
- * bf16, to recompute; on a GPU. */
+/* Whether products of a visit make the same thing of a matrix more than once: for another
+ * micro-batch or, in bf16, to recompute; on a GPU. */
 bool bl_plan_uses_prepared(const bl_plan_input *input, const bl_pass_options *pass);
 
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);
 
-/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments, fp32, of all ranks. What
- * train/ writes. */
+/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments,
+ * fp32, of all ranks. What train/ writes. */
 enum { BL_CHECKPOINT_ARRAYS = 3 };
 int64_t bl_plan_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
 
-/* What train/ allocates by these very functions, bytes: a micro-batch of T_max tokens (in device memory,
- * and the same in host memory); */
+/* What train/ allocates by these very functions, bytes: a micro-batch of T_max tokens (in device
+ * memory, and the same in host memory); */
 int64_t bl_plan_micro_batch_bytes(int64_t T_max);
-/* one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed gradients
- * (shard), the part of a layer's (part) and a whole layer's, of which there are two (whole); in the dtype of
- * activations a copy of the shard (0 where that is fp32) and the ring of gathered layers; staging in
- * host memory, the rest in device memory. */
+/* one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed
+ * gradients (shard), the part of a layer's (part) and a whole layer's, of which there are two
+ * (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring of
+ * gathered layers; staging in host memory, the rest in device memory. */
 typedef struct bl_adapter_bytes {
     int64_t shard, part, whole, copy, ring, staging;
 } bl_adapter_bytes;

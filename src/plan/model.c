@@ -162,7 +162,8 @@ static bl_status open_folder(const char *dir, bl_base_format choice, bl_plan_mod
     return BL_OK;
 }
 
-/* Whether `name` has all letters of the preset's in a row, but for hyphens and case: "Meta-Llama-3.1-8B-Instruct". */
+/* Whether `name` has all letters of the preset's in a row, but for hyphens and case:
+ * "Meta-Llama-3.1-8B-Instruct". */
 static bool names_preset(const char *name, const char *preset)
 {
     for (; *name; name++) {

@@ -44,7 +44,8 @@ int64_t bl_plan_available_bytes(const bl_plan_input *in)
     return in->available_bytes != 0 ? in->available_bytes : bl_memory_available_bytes();
 }
 
-/* -1: not known. The ranks of a process share its GPU; what NCCL will take of that between processes is not there yet. */
+/* -1: not known. The ranks of a process share its GPU; what NCCL will take of that between
+ * processes is not there yet. */
 int64_t bl_plan_gpu_available_bytes(const bl_plan_input *in)
 {
     size_t free_bytes, total_bytes;
@@ -88,7 +89,8 @@ static room room_of(const bl_plan_input *in, const bl_plan *plan)
                : (room){"memory", plan->memory.total, bl_plan_available_bytes(in)};
 }
 
-/* The least with which the usable memory is enough. A CPU's device memory is host memory: only the disk tier makes room. */
+/* The least with which the usable memory is enough. A CPU's device memory is host memory: only the
+ * disk tier makes room. */
 static bl_status choose_ratio(const bl_plan_input *in, bl_plan *plan)
 {
     enum { N_TRIES = 20 };
@@ -166,7 +168,8 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
-/* Ranks that share a GPU gather by copies in its memory: each byte is read and written, by all of them. */
+/* Ranks that share a GPU gather by copies in its memory: each byte is read and written, by all of
+ * them. */
 static void add_shared_gathers(const bl_plan_input *in, bl_hardware *here)
 {
     bl_figure *gather = &here->gather_bytes_per_s;
@@ -177,7 +180,8 @@ static void add_shared_gathers(const bl_plan_input *in, bl_hardware *here)
              "assumed: copies in the memory of a GPU that %d ranks share", in->topology.n_ranks);
 }
 
-/* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing fits. */
+/* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing
+ * fits. */
 static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
 {
     unsigned free_keys = bl_plan_auto_keys(in->config);

@@ -16,8 +16,8 @@ typedef struct bl_plan {
 unsigned bl_plan_save_of(bl_activation_checkpointing key);
 const char *bl_plan_save_name(unsigned save);
 
-/* Of this host, and of the GPU that the ranks of a process share: as the input says, or what is available here
- * now. -1: not known. */
+/* Of this host, and of the GPU that the ranks of a process share: as the input says, or what is
+ * available here now. -1: not known. */
 int64_t bl_plan_available_bytes(const bl_plan_input *input);
 int64_t bl_plan_gpu_available_bytes(const bl_plan_input *input);
 
@@ -26,13 +26,12 @@ int64_t bl_plan_usable_bytes(int64_t available);
 
 /* A training on GPUs: of what is auto, the fastest that fits (search.h), by the rates of
  * input->hardware; when nothing fits, what takes the least memory. Otherwise:
- *   - placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits into
- *     the usable memory;
- *   - saved activations by activation_checkpointing; auto, in a training, saves the most with which this
- *     host's processes are predicted to take at most half of its memory;
- *   - prepared weights (bl_plan_prepare) where a GPU's visits use them more than once and its usable
- *     memory is still enough.
- * Logs what auto has chosen. BL_ENOMEM. */
+ *   - placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits
+ *     into the usable memory;
+ *   - saved activations by activation_checkpointing; auto, in a training, saves the most with which
+ *     this host's processes are predicted to take at most half of its memory;
+ *   - prepared weights (bl_plan_prepare) where a GPU's visits use them more than once and its
+ *     usable memory is still enough. Logs what auto has chosen. BL_ENOMEM. */
 bl_status bl_plan_choose(const bl_plan_input *input, bl_plan *out);
 
 /* Logs what this process will take and where it will be stored. */

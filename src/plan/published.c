@@ -7,16 +7,17 @@
 
 #include "base/sizes.h"
 
-/* What the recipe says: 4 rows of 512 + 512 padded tokens a GPU, LoRA of rank 64 on all projections, offload_ratio 0.75 on one
- * host (Snowflake-Labs/snowflake-arctic, training/llama3.1/run-llama.sh). */
+/* What the recipe says: 4 rows of 512 + 512 padded tokens a GPU, LoRA of rank 64 on all
+ * projections, offload_ratio 0.75 on one host (Snowflake-Labs/snowflake-arctic,
+ * training/llama3.1/run-llama.sh). */
 enum { GPUS = 8, ROWS = 4, ROW_TOKENS = 1024, RANK = 64 };
 static const double OFFLOADED = 0.75;
 
 /* 20 million tokens in 24 hours on one host, in 4 hours on two. */
 static const double ONE_HOST_TOKENS_PER_S = 231, TWO_HOSTS_TOKENS_PER_S = 1389;
 
-/* Not published: how much of the padded rows is padding. 20 M tokens that count padding would leave both jobs
- * slower than the model by the same factor (docs/model.md); this is that factor. */
+/* Not published: how much of the padded rows is padding. 20 M tokens that count padding would leave
+ * both jobs slower than the model by the same factor (docs/model.md); this is that factor. */
 static const double USEFUL_PART = 0.55;
 
 /* Device memory to memory that was allocated for the copy: PyTorch pull request 138018, an A100. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* published.h -- the speeds that another system published for LoRA on Llama 3.1 405B, explained: the time model is fed with what that
- * system does, and its choices are replaced by Ballast's one after the other. docs/model.md has the sources. */
+/* published.h -- the speeds that another system published for LoRA on Llama 3.1 405B, explained:
+ * the time model is fed with what that system does, and its choices are replaced by Ballast's one
+ * after the other. docs/model.md has the sources. */
 #ifndef BALLAST_PLAN_PUBLISHED_H
 #define BALLAST_PLAN_PUBLISHED_H
 

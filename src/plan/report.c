@@ -80,7 +80,8 @@ const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES])
     return text;
 }
 
-/* Words that are broken between them before column PLAN_COLUMN_LAST, by `separator` (", "; " " becomes " \" at an end). */
+/* Words that are broken between them before column PLAN_COLUMN_LAST, by `separator` (", "; " "
+ * becomes " \" at an end). */
 typedef struct word_list {
     FILE *out;
     const char *separator;

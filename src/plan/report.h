@@ -23,7 +23,8 @@ typedef struct bl_plan_report {
 /* Seconds and joules of total_tokens; energy 0: the machine's power is not known. */
 double bl_plan_report_seconds(const bl_plan_report *report);
 double bl_plan_report_joules(const bl_plan_report *report);
-/* Before the first step, at least: the checkpoint at the disk's rate, then the host's memory pinned. */
+/* Before the first step, at least: the checkpoint at the disk's rate, then the host's memory
+ * pinned. */
 double bl_plan_report_load_seconds(const bl_plan_report *report);
 
 /* Of loading and training; 0: no price per hour was given. */
@@ -37,8 +38,8 @@ void bl_plan_report_print(const bl_plan_report *report, bool has_details, FILE *
 /* docs/model.md lists the keys. The caller's to json_decref; BL_ENOMEM. */
 bl_status bl_plan_report_describe(const bl_plan_report *report, json_t **out);
 
-/* An SVG of where memory is taken: bars of a rank's device memory, a host's memory and its disk, to the scale of
- * what there is. Errors as bl_file_write_atomic's. */
+/* An SVG of where memory is taken: bars of a rank's device memory, a host's memory and its disk, to
+ * the scale of what there is. Errors as bl_file_write_atomic's. */
 bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path);
 
 /* An SVG of the streams of a rank during a layer's visits (time.h: bl_time_draw). */

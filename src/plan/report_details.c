@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase, rates and their sources. */
+/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase, rates and their
+ * sources. */
 #include "base/sizes.h"
 #include "plan/report_internal.h"
 

@@ -190,8 +190,9 @@ static bl_status try_ratio(const search *s, bl_plan_option *o, int i, bool *fits
     return BL_OK;
 }
 
-/* The least part offloaded with which the GPU's memory is enough: more is hardly ever faster (try_other_ratios) and
- * takes more of the host's. From the second step on a larger part takes less of the GPU; at the first a ring may come. */
+/* The least part offloaded with which the GPU's memory is enough: more is hardly ever faster
+ * (try_other_ratios) and takes more of the host's. From the second step on a larger part takes less
+ * of the GPU; at the first a ring may come. */
 static bl_status least_ratio(const search *s, bl_plan_option *o, bool *fits)
 {
     int low = 1, high = N_RATIOS;
@@ -256,7 +257,8 @@ static bl_status fill_host(const search *s, bl_plan_option *o)
     return predict(s, o);
 }
 
-/* A larger part of the base in host memory: where that takes less of what binds, of the fastest options. */
+/* A larger part of the base in host memory: where that takes less of what binds, of the fastest
+ * options. */
 static bl_status try_other_ratios(search *s)
 {
     bool fits;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search.h -- the fastest way that fits, or one near it that takes less: every combination of the free keys, by the ledger of memory.h
- * and the time of time.h. Results of a training never depend on any of these keys but
- * per_device_train_batch_size and gradient_accumulation_steps, whose product stays. */
+/* search.h -- the fastest way that fits, or one near it that takes less: every combination of the
+ * free keys, by the ledger of memory.h and the time of time.h. Results of a training never depend
+ * on any of these keys but per_device_train_batch_size and gradient_accumulation_steps, whose
+ * product stays. */
 #ifndef BALLAST_PLAN_SEARCH_H
 #define BALLAST_PLAN_SEARCH_H
 
@@ -21,8 +22,8 @@ typedef enum bl_plan_freedom {
     BL_FREE_HOST_PART = 256         /* offload_host_part, on the disk tier: the most that fits */
 } bl_plan_freedom;
 
-/* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the ones that
- * the user has not given. */
+/* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the
+ * ones that the user has not given. */
 unsigned bl_plan_auto_keys(const bl_train_config *config);
 unsigned bl_plan_keys_left_open(const bl_train_config *config);
 
@@ -37,18 +38,19 @@ typedef struct bl_plan_option {
 typedef struct bl_plan_choice {
     int64_t n_options, n_fit; /* tried; of these, that fit */
     bl_plan_option best;      /* n_fit 0: what needs the least memory; time is zero */
-    /* By speed: the fastest, if that is not chosen; else the fastest that differs in more than offload_ratio, ring_depth and
-     * how a step is divided. tokens_per_s 0: none. */
+    /* By speed: the fastest, if that is not chosen; else the fastest that differs in more than
+     * offload_ratio, ring_depth and how a step is divided. tokens_per_s 0: none. */
     bl_plan_option second;
 } bl_plan_choice;
 
-/* BY_SPEED: of the options within 5 % of the fastest the one that takes least of a host's memory; less than 5 % of that
- * memory is not worth any speed. Of options that are equally fast, to a thousandth, the one that offloads less of
- * the base is better, then the one that takes less memory. BY_MEMORY: the least of a GPU's memory, then of a host's. */
+/* BY_SPEED: of the options within 5 % of the fastest the one that takes least of a host's memory;
+ * less than 5 % of that memory is not worth any speed. Of options that are equally fast, to a
+ * thousandth, the one that offloads less of the base is better, then the one that takes less
+ * memory. BY_MEMORY: the least of a GPU's memory, then of a host's. */
 typedef enum bl_plan_objective { BL_PLAN_BY_SPEED, BL_PLAN_BY_MEMORY } bl_plan_objective;
 
-/* For a training on GPUs. Nine tenths of the GPU's and the host's memory may be taken. Deterministic. BL_ENOMEM; errors of
- * bl_time_predict. */
+/* For a training on GPUs. Nine tenths of the GPU's and the host's memory may be taken.
+ * Deterministic. BL_ENOMEM; errors of bl_time_predict. */
 bl_status bl_plan_search(const bl_plan_input *input, unsigned free_keys,
                          bl_plan_objective objective, bl_plan_choice *out);
 
@@ -58,8 +60,8 @@ bl_status bl_plan_estimate(const bl_plan_input *input, const bl_plan *plan, bl_t
 void bl_plan_time_input(const bl_plan_input *input, const bl_plan *plan, bl_time_run *runs,
                         bl_time_input *out);
 
-/* After a search that found nothing: single changes that would fit, the least of each kind: "offload_tier
- * disk, or 2 hosts of this kind, 16 ranks"; "" when there is none. */
+/* After a search that found nothing: single changes that would fit, the least of each kind:
+ * "offload_tier disk, or 2 hosts of this kind, 16 ranks"; "" when there is none. */
 enum { BL_PLAN_REMEDY_BYTES = 512 };
 bl_status bl_plan_find_remedies(const bl_plan_input *input, unsigned free_keys,
                                 char out[BL_PLAN_REMEDY_BYTES]);

@@ -10,7 +10,8 @@
 /* Text between two tags: & and < are written as XML wants them. */
 void plan_svg_text(FILE *out, const char *text);
 
-/* The head of a white picture with a title of two parts, the second may be "". Ends with "</svg>". */
+/* The head of a white picture with a title of two parts, the second may be "". Ends with
+ * "</svg>". */
 void plan_svg_begin(FILE *out, double width, double height, const char *title, const char *rest);
 
 /* Writes what draw(user, out) prints. BL_ENOMEM; errors of bl_file_write_atomic. */

@@ -10,7 +10,8 @@
 #include "base/sizes.h"
 #include "plan/time_internal.h"
 
-/* Of the datasheet's bytes a second, what kernels that only read and write reach (docs/model.md). */
+/* Of the datasheet's bytes a second, what kernels that only read and write reach
+ * (docs/model.md). */
 static const double MEMORY_EFFICIENCY = 0.85;
 
 const char *bl_time_phase_name(bl_time_phase phase)
@@ -218,8 +219,8 @@ static bl_time_phase phase_of(const plan_pass *pass, int64_t visit)
     return visit < head ? BL_TIME_FORWARD : visit == head ? BL_TIME_HEAD : BL_TIME_BACKWARD;
 }
 
-/* A stream's operations, each with the visit in which it began. Visit v is the time from the end of v - 1 to
- * its own; what comes after the last belongs to that. */
+/* A stream's operations, each with the visit in which it began. Visit v is the time from the end of
+ * v - 1 to its own; what comes after the last belongs to that. */
 static void account_stream(const plan_run *run, plan_stream stream, double times,
                            bl_time_estimate *out)
 {

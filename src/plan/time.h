@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time.h -- how long a training step takes, and what it waits for.
  *
- * The schedule of a step (model/schedule.h) is carried out on a model of one rank: streams that do their
- * work in order, events between them, and resources (links, memory, cores, disk) that streams share.
- * What each piece of work amounts to, and where the model is known to be wrong: docs/model.md. */
+ * The schedule of a step (model/schedule.h) is carried out on a model of one rank: streams that do
+ * their work in order, events between them, and resources (links, memory, cores, disk) that streams
+ * share. What each piece of work amounts to, and where the model is known to be wrong:
+ * docs/model.md. */
 #ifndef BALLAST_PLAN_TIME_H
 #define BALLAST_PLAN_TIME_H
 
@@ -18,8 +19,8 @@
 #include "ops/matmul.h"
 #include "plan/hardware.h"
 
-/* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they share the
- * host's cores, of which each computes with `threads`. */
+/* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they
+ * share the host's cores, of which each computes with `threads`. */
 bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
 
 /* Consecutive layers that are alike. */
@@ -97,8 +98,8 @@ typedef struct bl_time_estimate {
     double step_s;
     bl_time_part part[BL_TIME_PHASES]; /* their seconds are the step's */
     double tokens_per_s;               /* of all ranks, useful ones */
-    double
-        model_flops; /* of a step, all ranks: as mfu in metrics.jsonl counts them, no recomputation */
+    /* of a step, all ranks: as mfu in metrics.jsonl counts them, no recomputation */
+    double model_flops;
     bl_time_products products;
     double mfu; /* of the FP8 peak if any product is in FP8, else of the other; 0: not known */
     double bytes[BL_N_LANES]; /* a step and rank, received */
@@ -107,12 +108,13 @@ typedef struct bl_time_estimate {
 /* Simulates each visit of the step. BL_EUSAGE: a rate that is needed is 0; BL_ENOMEM. */
 bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
 
-/* The spans of a pass over a group, as the program's timeline gives them (device/timeline.h), in the same order, from
- * the time 0. is_first: nothing was prefetched; else it comes after a pass like it. */
+/* The spans of a pass over a group, as the program's timeline gives them (device/timeline.h), in
+ * the same order, from the time 0. is_first: nothing was prefetched; else it comes after a pass
+ * like it. */
 bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink sink, void *user);
 
-/* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title: what it is of. Errors also as
- * bl_file_write_atomic's. */
+/* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title:
+ * what it is of. Errors also as bl_file_write_atomic's. */
 bl_status bl_time_draw(const bl_time_input *input, const char *title, const char *path);
 
 /* Of the longest phase. */

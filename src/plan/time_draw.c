@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_draw.c -- a layer's forward and backward visit with their neighbors, as a picture: a line for each stream, a
- * box for each of its spans. */
+/* time_draw.c -- a layer's forward and backward visit with their neighbors, as a picture: a line
+ * for each stream, a box for each of its spans. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

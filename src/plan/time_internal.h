@@ -73,8 +73,8 @@ typedef struct plan_pass {
     const plan_amounts *amounts;
     bl_schedule schedule;
     const int *run_of_layer; /* [n_layers]: which run a layer belongs to */
-    const bl_tier *
-        tiers; /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
+    /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
+    const bl_tier *tiers;
     bool is_warm; /* after a pass like it: what that one prefetched is there */
     /* Results: of each visit, the operations of compute that begin and end it. */
     bl_simulation sim;

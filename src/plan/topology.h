@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* topology.h -- the ranks of a job: how many there are, and which belong to a process and a host. */
+/* topology.h -- the ranks of a job: how many there are, and which belong to a process and a
+ * host. */
 #ifndef BALLAST_PLAN_TOPOLOGY_H
 #define BALLAST_PLAN_TOPOLOGY_H
 
@@ -11,7 +12,8 @@ typedef struct bl_topology {
     /* The same among the ranks of this host, whose processes share its memory, disks and cores:
      * first_on_host counts them from 0. */
     int first_on_host, n_on_host;
-    /* Its processes have one memory file (comm/host_memory.h): what a host needs once is there once. */
+    /* Its processes have one memory file (comm/host_memory.h): what a host needs once is there
+     * once. */
     bool shares_memory;
     int gpu; /* of this process's ranks, which share it: CUDA's number */
 } bl_topology;

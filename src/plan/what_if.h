@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* what_if.h -- the same training with one thing otherwise: a key of the configuration, a figure of the machine, the
- * machine itself or the length of its rows, with each of several values. */
+/* what_if.h -- the same training with one thing otherwise: a key of the configuration, a figure of
+ * the machine, the machine itself or the length of its rows, with each of several values. */
 #ifndef BALLAST_PLAN_WHAT_IF_H
 #define BALLAST_PLAN_WHAT_IF_H
 
@@ -35,9 +35,10 @@ typedef struct bl_what_if {
     bl_what_if_row rows[BL_WHAT_IF_VALUES];
 } bl_what_if;
 
-/* spec: "KEY=a,b,c"; KEY is hardware, tokens, a figure of bl_figures or a key of a training, which takes the place
- * of one in argv. For each value what is left open is chosen anew (search.h); a CPU's plan is what a training
- * would choose. BL_EUSAGE names what is wrong with the spec; errors of bl_plan_case_open. */
+/* spec: "KEY=a,b,c"; KEY is hardware, tokens, a figure of bl_figures or a key of a training, which
+ * takes the place of one in argv. For each value what is left open is chosen anew (search.h); a
+ * CPU's plan is what a training would choose. BL_EUSAGE names what is wrong with the spec; errors
+ * of bl_plan_case_open. */
 bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if *out);
 
 /* At most 100 columns. */

@@ -36,7 +36,8 @@ static bool is_lent(const bl_gather_item *item, int group_size)
     return item->is_lent && group_size == 1;
 }
 
-/* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size succeeds. */
+/* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size
+ * succeeds. */
 static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
 {
     size_t end = 0;
@@ -269,7 +270,8 @@ bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit)
     return slot < 0 ? BL_OK : queue_gather(ring, unit, slot);
 }
 
-/* First for the own shard, then for the others': so each lane is charged with its own part of a stall. */
+/* First for the own shard, then for the others': so each lane is charged with its own part of a
+ * stall. */
 static bl_status wait_for_item(bl_gather_ring *ring, int64_t unit, int i, int slot,
                                bl_stream *stream)
 {

@@ -1,22 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_ring.h -- row-shards that are all-gathered into a fixed ring of slots just before they are needed.
+/* gather_ring.h -- row-shards that are all-gathered into a fixed ring of slots just before they are
+ * needed.
  *
- * A unit (a decoder layer, the head, a layer's LoRA weights) is a list of items; of each item every rank of the group owns one
- * shard of equal size. A gather brings the rank's own shard to its place in a slot and completes it with an in-place all-gather on the
- * ring's stream; an acquire makes another stream wait for exactly that item. Shards that lie in device memory are copied on the gather
- * stream; others are brought by a source (offload/pager.h) on a copy stream of their own, so that the next unit's bytes come while this
- * one's are gathered. The base (linear/base_paged.c) and the LoRA weights (train/) are all kept this way.
+ * A unit (a decoder layer, the head, a layer's LoRA weights) is a list of items; of each item every
+ * rank of the group owns one shard of equal size. A gather brings the rank's own shard to its place
+ * in a slot and completes it with an in-place all-gather on the ring's stream; an acquire makes
+ * another stream wait for exactly that item. Shards that lie in device memory are copied on the
+ * gather stream; others are brought by a source (offload/pager.h) on a copy stream of their own, so
+ * that the next unit's bytes come while this one's are gathered. The base (linear/base_paged.c) and
+ * the LoRA weights (train/) are all kept this way.
  *
- * All ranks of the group call prefetch, acquire and release in the same order: whether a call starts a gather depends on the
- * calls before it alone, so the collectives match without extra communication.
+ * All ranks of the group call prefetch, acquire and release in the same order: whether a call
+ * starts a gather depends on the calls before it alone, so the collectives match without extra
+ * communication.
  *
  *   slot state   unit    entered by                               left by
- *   EMPTY        -1      create, release                          prefetch, or acquire of a unit not in the ring
+ *   EMPTY        -1      create, release                          prefetch, or acquire of a unit
+ *                                                                 not in the ring
  *   FILLED       >= 0    a gather has been queued                 release
  *
- * Invariants (bl_gather_ring_validate): (1) a unit is in at most one slot, or in all of them when it is `whole_ring`;
- * (2) an EMPTY slot's `free` event covers every use of its memory by those who acquired it, its `gathered` event every gather into it,
- * also of items that nobody acquired; (3) whatever writes into a slot waits for both. */
+ * Invariants (bl_gather_ring_validate): (1) a unit is in at most one slot, or in all of them when
+ * it is `whole_ring`; (2) an EMPTY slot's `free` event covers every use of its memory by those who
+ * acquired it, its `gathered` event every gather into it, also of items that nobody acquired; (3)
+ * whatever writes into a slot waits for both. */
 #ifndef BALLAST_RING_GATHER_RING_H
 #define BALLAST_RING_GATHER_RING_H
 
@@ -57,9 +63,10 @@ typedef struct bl_gather_unit {
     bl_gather_item item[BL_GATHER_ITEMS];
 } bl_gather_unit;
 
-/* Brings shards that do not lie in device memory. Both functions queue work on `copy` that fills dst (shard_bytes of device memory, which
- * is free from then on) and return: start for every such item of a unit, then finish for each, in the same order. What finish has queued
- * ends when dst is filled. A failure of that work becomes the stream's. */
+/* Brings shards that do not lie in device memory. Both functions queue work on `copy` that fills
+ * dst (shard_bytes of device memory, which is free from then on) and return: start for every such
+ * item of a unit, then finish for each, in the same order. What finish has queued ends when dst is
+ * filled. A failure of that work becomes the stream's. */
 typedef struct bl_gather_source {
     void *user;
     bl_status (*start)(void *user, int64_t unit, int item, void *dst, bl_stream *copy);
@@ -82,8 +89,8 @@ typedef struct bl_gather_ring_options {
 
 typedef struct bl_gather_ring bl_gather_ring;
 
-/* units[n_units] is copied. The ring takes max(depth * slot bytes, the largest whole_ring unit) of device memory, where slot bytes
- * is the largest other unit. */
+/* units[n_units] is copied. The ring takes max(depth * slot bytes, the largest whole_ring unit) of
+ * device memory, where slot bytes is the largest other unit. */
 BL_API bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
                                        const bl_gather_unit *units, bl_gather_ring **out);
 BL_API void
@@ -92,16 +99,19 @@ bl_gather_ring_destroy(bl_gather_ring *ring); /* after all streams are idle; NUL
 /* Queues the gather of `unit` if it is not in the ring and a slot is EMPTY; else does nothing. */
 BL_API bl_status bl_gather_ring_prefetch(bl_gather_ring *ring, int64_t unit);
 
-/* *out = item `item` of `unit`, gathered: valid for tasks queued on `stream` after this call until the unit is released. Gathers it
- * now if it was not prefetched. BL_EINTERNAL when no slot is EMPTY: somebody did not release. When the gather or copy stream has failed
- * by now, its error; a later failure reaches `stream`. */
+/* *out = item `item` of `unit`, gathered: valid for tasks queued on `stream` after this call until
+ * the unit is released. Gathers it now if it was not prefetched. BL_EINTERNAL when no slot is
+ * EMPTY: somebody did not release. When the gather or copy stream has failed by now, its error; a
+ * later failure reaches `stream`. */
 BL_API bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item,
                                         bl_stream *stream, const void **out);
 
-/* The unit's slot may be overwritten once the tasks queued on `stream` so far have run. No-op if the unit is not in the ring. */
+/* The unit's slot may be overwritten once the tasks queued on `stream` so far have run. No-op if
+ * the unit is not in the ring. */
 BL_API bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream);
 
-/* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes the shards. */
+/* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes
+ * the shards. */
 BL_API bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
 
 /* The ring's memory, of bl_gather_ring_bytes: for those who register it with the kernel. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ring_slots.h -- which unit lies in which slot of a gather ring: no memory, no streams.
  *
- * gather_ring.c keeps its books with it, and plan/ those of a ring in simulated time, so both take the same slots.
- * gather_ring.h has the states. */
+ * gather_ring.c keeps its books with it, and plan/ those of a ring in simulated time, so both take
+ * the same slots. gather_ring.h has the states. */
 #ifndef BALLAST_RING_RING_SLOTS_H
 #define BALLAST_RING_RING_SLOTS_H
 
@@ -24,10 +24,12 @@ void bl_ring_slots_clear(bl_ring_slots *slots);
 /* The first slot that holds `unit`, or BL_NO_SLOT. A whole_ring unit is found in slot 0. */
 int bl_ring_slots_find(const bl_ring_slots *slots, int64_t unit);
 
-/* The slot that a gather would take, or BL_NO_SLOT: one that is EMPTY; with whole_ring the first of all, which must be EMPTY. */
+/* The slot that a gather would take, or BL_NO_SLOT: one that is EMPTY; with whole_ring the first of
+ * all, which must be EMPTY. */
 int bl_ring_slots_choose(const bl_ring_slots *slots, bool whole_ring);
 
-/* EMPTY -> FILLED: `unit` takes `slot`, which choose gave; whole_ring all of them. Returns the last slot taken. */
+/* EMPTY -> FILLED: `unit` takes `slot`, which choose gave; whole_ring all of them. Returns the last
+ * slot taken. */
 int bl_ring_slots_fill(bl_ring_slots *slots, int64_t unit, int slot, bool whole_ring);
 
 #endif

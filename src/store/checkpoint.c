@@ -287,8 +287,9 @@ done:
     return st;
 }
 
-/* Gives step-N.tmp its name. An older step-N changes places with it and is removed; where that cannot be done it
- * steps aside, and comes back when the rename fails, or in bl_checkpoint_clean. One of the two is always there. */
+/* Gives step-N.tmp its name. An older step-N changes places with it and is removed; where that
+ * cannot be done it steps aside, and comes back when the rename fails, or in bl_checkpoint_clean.
+ * One of the two is always there. */
 static bl_status publish(const bl_checkpoint *checkpoint)
 {
     bl_status st = BL_OK;
@@ -453,8 +454,8 @@ static int compare_steps_descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* N of exactly "step-N"; "step-07" or a number that does not fit would not find its way back to the folder.
- */
+/* N of exactly "step-N"; "step-07" or a number that does not fit would not find its way back to the
+ * folder. */
 bool store_checkpoint_parse_step(const char *name, int64_t *step)
 {
     char canonical[32];

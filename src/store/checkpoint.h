@@ -5,12 +5,12 @@
  *   DIR/step-N.old.tmp/   complete, being replaced by a new step-N
  *   DIR/step-N/       complete: its files, and manifest.json with the size and XXH3-64 of each
  *
- * The files are made durable first, the manifest after them, then the folder gets its final name and its
- * parent is made durable. "Latest" is the highest step whose manifest verifies: there is no pointer file that
- * could lie. The caller holds DIR's lock (base/files.h).
+ * The files are made durable first, the manifest after them, then the folder gets its final name
+ * and its parent is made durable. "Latest" is the highest step whose manifest verifies: there is no
+ * pointer file that could lie. The caller holds DIR's lock (base/files.h).
  *
- * Errors: BL_ECHECKPOINT for a checkpoint that cannot be used, BL_ELIMIT for a full disk (path and bytes),
- * BL_EIO for a system that cannot read or write; a failed fsync is final. */
+ * Errors: BL_ECHECKPOINT for a checkpoint that cannot be used, BL_ELIMIT for a full disk (path and
+ * bytes), BL_EIO for a system that cannot read or write; a failed fsync is final. */
 #ifndef BALLAST_STORE_CHECKPOINT_H
 #define BALLAST_STORE_CHECKPOINT_H
 
@@ -25,21 +25,21 @@
 
 typedef struct bl_checkpoint bl_checkpoint; /* one that is being written */
 
-/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes is what the caller is about
- * to write: BL_ELIMIT at once when the disk has less. */
+/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes is what the caller
+ * is about to write: BL_ELIMIT at once when the disk has less. */
 bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out);
 
 /* The folder for files that the caller writes itself; the checkpoint's. */
 const char *bl_checkpoint_path(const bl_checkpoint *checkpoint);
 
-/* Adds a file that the caller has finished writing in bl_checkpoint_path, and makes it durable; several
- * threads may call it at a time. `name` is a plain file name, used once. After a failure the checkpoint can
- * only be aborted: commit returns that failure. */
+/* Adds a file that the caller has finished writing in bl_checkpoint_path, and makes it durable;
+ * several threads may call it at a time. `name` is a plain file name, used once. After a failure
+ * the checkpoint can only be aborted: commit returns that failure. */
 bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name);
 
-/* A file that another process has written into the same folder, on a file system they share: that process
- * makes it durable and describes it, this one enters the description. BL_EIO when the file is not seen here
- * at that size; its content is not read again. */
+/* A file that another process has written into the same folder, on a file system they share: that
+ * process makes it durable and describes it, this one enters the description. BL_EIO when the file
+ * is not seen here at that size; its content is not read again. */
 typedef struct bl_checkpoint_file {
     int64_t n_bytes;
     uint64_t xxh3_64;
@@ -52,8 +52,9 @@ bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out)
 bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *name,
                                       const bl_checkpoint_file *file);
 
-/* Writes the manifest with `state` (any JSON object, borrowed: world size, seed, log offset, ...) and gives
- * the folder its final name; an older step-N is replaced. Frees the checkpoint in any case. */
+/* Writes the manifest with `state` (any JSON object, borrowed: world size, seed, log offset, ...)
+ * and gives the folder its final name; an older step-N is replaced. Frees the checkpoint in any
+ * case. */
 bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);
 void bl_checkpoint_abort(bl_checkpoint *checkpoint); /* removes step-N.tmp; NULL is fine */
 /* Gives it up and leaves the disk alone: the folder is somebody else's by now. NULL is fine. */
@@ -61,39 +62,44 @@ void bl_checkpoint_leave(bl_checkpoint *checkpoint);
 
 /* ---- finding ---- */
 
-/* Reads the checkpoint in `path` back, every byte, against its manifest. *state (may be NULL) is the caller's
- * to json_decref. BL_ECHECKPOINT names the file and what is wrong with it. */
+/* Reads the checkpoint in `path` back, every byte, against its manifest. *state (may be NULL) is
+ * the caller's to json_decref. BL_ECHECKPOINT names the file and what is wrong with it. */
 bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state);
 
-/* The steps of DIR/step-*, newest first, unverified; the caller frees *steps. An absent DIR has none. */
+/* The steps of DIR/step-*, newest first, unverified; the caller frees *steps. An absent DIR has
+ * none. */
 bl_status bl_checkpoint_list(const char *dir, int64_t **steps, size_t *n_steps);
 
-/* The newest checkpoint that verifies; damaged ones are warned about and passed over. *path is the caller's
- * to free, NULL when there is none. step and state may be NULL. */
+/* The newest checkpoint that verifies; damaged ones are warned about and passed over. *path is the
+ * caller's to free, NULL when there is none. step and state may be NULL. */
 bl_status bl_checkpoint_latest(const char *dir, char **path, int64_t *step, json_t **state);
 
 /* ---- tidying ----
  *
- * Only steps whose DIR/step-N `files` lists are the caller's: others are never removed. NULL: all of DIR are. */
+ * Only steps whose DIR/step-N `files` lists are the caller's: others are never removed. NULL: all
+ * of DIR are. */
 
 /* As bl_checkpoint_list, the caller's steps only. */
 bl_status bl_checkpoint_list_owned(const char *dir, const bl_file_list *files, int64_t **steps,
                                    size_t *n_steps);
 
-/* BL_EUSAGE: a step-N, or the name of one under construction, is there with N > `after`, and is not the caller's. */
+/* BL_EUSAGE: a step-N, or the name of one under construction, is there with N > `after`, and is not
+ * the caller's. */
 bl_status bl_checkpoint_check_others(const char *dir, const bl_file_list *files, int64_t after);
 
 /* Removes DIR/step-N and its step-N.tmp, whole or not at all under its name. */
 bl_status bl_checkpoint_remove(const char *dir, int64_t step);
 
-/* After saved_step was saved: reads it back, and only then removes checkpoints of higher steps, which the run
- * has left behind by starting before them, and old ones so that `limit` remain, and never fewer than two whole
- * ones while there are such. saved_step itself always stays; other steps may be damaged. When it is damaged nothing is
- * removed and its error returned, BL_EIO when it is gone. limit <= 0 keeps all. */
+/* After saved_step was saved: reads it back, and only then removes checkpoints of higher steps,
+ * which the run has left behind by starting before them, and old ones so that `limit` remain, and
+ * never fewer than two whole ones while there are such. saved_step itself always stays; other steps
+ * may be damaged. When it is damaged nothing is removed and its error returned, BL_EIO when it is
+ * gone. limit <= 0 keeps all. */
 bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_t saved_step,
                               int64_t limit);
 
-/* Removes what crashed saves left behind (step-N.tmp). A step-N.old.tmp becomes step-N again where there is none. */
+/* Removes what crashed saves left behind (step-N.tmp). A step-N.old.tmp becomes step-N again where
+ * there is none. */
 bl_status bl_checkpoint_clean(const char *dir, const bl_file_list *files);
 
 #endif

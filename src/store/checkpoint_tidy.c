@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_tidy.c -- checkpoints that are removed: old ones, what crashes left, all of a run. Only listed ones. */
+/* checkpoint_tidy.c -- checkpoints that are removed: old ones, what crashes left, all of a run.
+ * Only listed ones. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,8 @@
 
 enum { MIN_KEPT = 2 };
 
-/* Out of sight first: a crash in the middle must not leave half a checkpoint under a checkpoint's name. */
+/* Out of sight first: a crash in the middle must not leave half a checkpoint under a checkpoint's
+ * name. */
 bl_status bl_checkpoint_remove(const char *dir, int64_t step)
 {
     bl_status st = BL_OK;
@@ -78,8 +80,8 @@ bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_
     BL_TRY(verify_saved(dir, saved_step));
     BL_TRY_GOTO(st, done, bl_checkpoint_list_owned(dir, files, &steps, &n_steps));
     while (n_newer < n_steps && steps[n_newer] > saved_step) n_newer++;
-    /* Keep `limit` from the saved one on, and further ones until two are whole. The content of older ones was
-     * read when they were saved. */
+    /* Keep `limit` from the saved one on, and further ones until two are whole. The content of
+     * older ones was read when they were saved. */
     for (; n_newer + n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit);
          n_kept++) {
         char *path = NULL;
@@ -98,7 +100,8 @@ done:
     return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "checkpoints of this run") : st;
 }
 
-/* `path` ends with BL_CHECKPOINT_TMP: it goes, unless it is a step that stepped aside for one that never came. */
+/* `path` ends with BL_CHECKPOINT_TMP: it goes, unless it is a step that stepped aside for one that
+ * never came. */
 static bl_status clean_path(const char *path)
 {
     if (bl_text_ends_with(path, BL_CHECKPOINT_ASIDE)) {

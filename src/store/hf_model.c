@@ -27,7 +27,8 @@ static int compare_texts(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The distinct shard names of the weight_map, sorted and borrowed from it; *names is freed by the caller. */
+/* The distinct shard names of the weight_map, sorted and borrowed from it; *names is freed by the
+ * caller. */
 static bl_status list_shards(const char *index_path, const json_t *map, const char ***names,
                              size_t *n_names, bl_problems *problems)
 {
@@ -61,7 +62,8 @@ static bl_status list_shards(const char *index_path, const json_t *map, const ch
     return BL_OK;
 }
 
-/* Opens the named files; a file that cannot be used is a problem, a system that fails ends the search. */
+/* Opens the named files; a file that cannot be used is a problem, a system that fails ends the
+ * search. */
 static bl_status open_files(bl_hf_model *model, const char *const *names, size_t n_names,
                             bl_problems *problems)
 {

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hf_model.h -- a Hugging Face model folder: one view over its shards, and of its FP8 weights with their
- * scales.
+/* hf_model.h -- a Hugging Face model folder: one view over its shards, and of its FP8 weights with
+ * their scales.
  *
  * Read are model.safetensors, or else model.safetensors.index.json and the shards it names, and of
- * config.json the quantization_config. An open model is read-only and serves any number of threads. */
+ * config.json the quantization_config. An open model is read-only and serves any number of
+ * threads. */
 #ifndef BALLAST_STORE_HF_MODEL_H
 #define BALLAST_STORE_HF_MODEL_H
 
@@ -17,8 +18,9 @@
 typedef struct bl_hf_model bl_hf_model;
 
 /* Opens and checks the folder. BL_EINPUT lists all at once: shards that are missing or bad
- * (store/safetensors.h), tensors the index names but the shard lacks, tensors in two shards, shard names that
- * leave the folder; or names the quantization method that is not read. *out is closed with bl_hf_close. */
+ * (store/safetensors.h), tensors the index names but the shard lacks, tensors in two shards, shard
+ * names that leave the folder; or names the quantization method that is not read. *out is closed
+ * with bl_hf_close. */
 bl_status bl_hf_open(const char *dir, bl_hf_model **out);
 void bl_hf_close(bl_hf_model *model); /* NULL is fine */
 
@@ -28,7 +30,8 @@ const bl_safetensors *bl_hf_file(const bl_hf_model *model,
 size_t bl_hf_count(const bl_hf_model *model);
 const bl_stored_tensor *bl_hf_at(const bl_hf_model *model,
                                  size_t index); /* in the order of their names */
-/* NULL: no such tensor. The tensor is the model's; read it with bl_stored_tensor_read (any thread). */
+/* NULL: no such tensor. The tensor is the model's; read it with bl_stored_tensor_read (any
+ * thread). */
 const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
 
 /* ---- weights: a matrix and, when it is FP8, its scales ----
@@ -37,8 +40,8 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
  *   compressed-tensors         X.weight_scale [1], [rows, 1] or [ceil(rows/128), ceil(cols/128)]
  *   DeepSeek "fp8"             X.weight_scale_inv [ceil(rows/128), ceil(cols/128)]
  *   AutoFP8 "fp8"              X.weight_scale [] or [1]
- * The stored dtype decides whether a weight is FP8, the scale's shape how fine it is; config.json must agree.
- */
+ * The stored dtype decides whether a weight is FP8, the scale's shape how fine it is; config.json
+ * must agree. */
 typedef enum bl_scale_kind {
     BL_SCALE_NONE,
     BL_SCALE_TENSOR,
@@ -56,11 +59,13 @@ typedef struct bl_hf_weight {
     int64_t scale_rows, scale_cols; /* [1,1], [rows,1] or the block grid; 0 without a scale */
 } bl_hf_weight;
 
-/* Describes the 2-D weight `name` ("...q_proj.weight"). BL_EINPUT: absent, not 2-D, another dtype, FP8
- * without a scale or with two, a scale whose shape or dtype does not fit, or that contradicts config.json. */
+/* Describes the 2-D weight `name` ("...q_proj.weight"). BL_EINPUT: absent, not 2-D, another dtype,
+ * FP8 without a scale or with two, a scale whose shape or dtype does not fit, or that contradicts
+ * config.json. */
 bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_weight *out);
 
-/* dst[scale_rows * scale_cols], row-major, as float (exact). BL_EINPUT for a scale that is not finite. */
+/* dst[scale_rows * scale_cols], row-major, as float (exact). BL_EINPUT for a scale that is not
+ * finite. */
 bl_status bl_hf_read_scales(const bl_hf_weight *weight, float *dst);
 
 /* ---- the tensors a model must have ---- */
@@ -76,9 +81,9 @@ typedef struct bl_hf_expected {
 
 #define BL_DTYPE_BIT(dtype) (UINT32_C(1) << (dtype))
 
-/* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and wrong-dtype
- * tensor. Not extra: the scales of FP8 weights, and what inference keeps beside them (input_scale,
- * weight_zero_point, k_scale, v_scale, rotary_emb.inv_freq). */
+/* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and
+ * wrong-dtype tensor. Not extra: the scales of FP8 weights, and what inference keeps beside them
+ * (input_scale, weight_zero_point, k_scale, v_scale, rotary_emb.inv_freq). */
 bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected);
 
 #endif

@@ -144,8 +144,8 @@ static bool scale_fits(const bl_stored_tensor *scale, bl_scale_kind kind, int64_
            scale->shape[1] == bl_ceil_div(cols, BL_SCALE_BLOCK_SIZE);
 }
 
-/* Fills in the granularity. A shape that fits several kinds means the same under each; the config's word is
- * then taken. */
+/* Fills in the granularity. A shape that fits several kinds means the same under each; the config's
+ * word is then taken. */
 static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *weight)
 {
     const bl_stored_tensor *scale = weight->scale;

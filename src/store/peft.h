@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peft.h -- LoRA adapters as huggingface/peft stores them: adapter_config.json and adapter_model.safetensors.
+/* peft.h -- LoRA adapters as huggingface/peft stores them: adapter_config.json and
+ * adapter_model.safetensors.
  *
  *   y = base(x) + scale * B (A x)     Hu et al. 2021, arXiv:2106.09685, eq. 3
  *   scale = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023, arXiv:2312.03732)
- * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight [out, r]. */
+ * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight
+ * [out, r]. */
 #ifndef BALLAST_STORE_PEFT_H
 #define BALLAST_STORE_PEFT_H
 
@@ -43,9 +45,10 @@ bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int 
 /* N of "layers.N" or "model.layers.N", the first n bytes of `name`; false: it is neither. */
 bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t *layer);
 
-/* The modules that a list of such names selects, or a regular expression (matched as Python's re.fullmatch
- * does, by PCRE2, against each path): bit m of *targets, module m. Refused, with `refusal` and "where:
- * reason": a name that selects nothing, a module that is selected in some of the n_layers layers only. */
+/* The modules that a list of such names selects, or a regular expression (matched as Python's
+ * re.fullmatch does, by PCRE2, against each path): bit m of *targets, module m. Refused, with
+ * `refusal` and "where: reason": a name that selects nothing, a module that is selected in some of
+ * the n_layers layers only. */
 bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
                               const char *const *names, size_t n_names, int64_t n_layers,
                               uint32_t *targets);
@@ -72,36 +75,37 @@ typedef struct bl_peft_config {
 
 typedef struct bl_peft_adapter bl_peft_adapter;
 
-/* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a regular
- * expression; see bl_peft_match_names. BL_EINPUT names the key that is bad or not supported: DoRA, biases,
- * modules_to_save, per-layer ranks, alphas or targets, ... */
+/* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a
+ * regular expression; see bl_peft_match_names. BL_EINPUT names the key that is bad or not
+ * supported: DoRA, biases, modules_to_save, per-layer ranks, alphas or targets, ... */
 bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
                               bl_peft_config *out);
 
-/* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists all that
- * are missing, extra or of a wrong shape or dtype. *out is closed with bl_peft_close. */
+/* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists
+ * all that are missing, extra or of a wrong shape or dtype. *out is closed with bl_peft_close. */
 bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapter **out);
 void bl_peft_close(bl_peft_adapter *adapter); /* NULL is fine */
 
-/* What bl_peft_open checks, where no base is at hand: its sizes are those of the adapter's own tensors. */
+/* What bl_peft_open checks, where no base is at hand: its sizes are those of the adapter's own
+ * tensors. */
 bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules);
 
 const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
 
-/* One factor as float: A is dst[r, in_features], B is dst[out_features, r]. The module must be a target. Any
- * thread. */
+/* One factor as float: A is dst[r, in_features], B is dst[out_features, r]. The module must be a
+ * target. Any thread. */
 bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module,
                        bl_peft_factor factor, float *dst);
 
 /* ---- writing ---- */
 
-/* Fills dst with one factor, of the shape that bl_peft_read gives it. Called once for each, in the order of
- * the file. */
+/* Fills dst with one factor, of the shape that bl_peft_read gives it. Called once for each, in the
+ * order of the file. */
 typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, int module, bl_peft_factor factor,
                                      float *dst);
 
-/* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is held in
- * memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as
+/* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is
+ * held in memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as
  * base_model_name_or_path. The errors of base/files.h and of `fill`. */
 bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
                         const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill, void *arg);

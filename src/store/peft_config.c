@@ -117,7 +117,8 @@ static bl_status refuse_unsupported(const char *file, const json_t *root)
         if (!is_off(value))
             return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
     }
-    /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot tell. */
+    /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot
+     * tell. */
     const char *name = bl_json_text(init);
     if (init && !json_is_boolean(init) && !json_is_null(init) &&
         !(name &&
@@ -190,20 +191,18 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     for (int m = 0; m < modules->n; m++)
         if (config->targets >> m & 1)
             json_array_append_new(targets, json_string(bl_peft_last_name(modules->path[m])));
-    json_t *
-        root = /* without exclude_modules and lora_bias, at which PEFT before 0.14 stops; absent, they are
-                      off */
-        json_pack("{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
-                  "s:n, s:s, s:I, s:{}, s:n, "
-                  "s:o, s:s, s:b, s:b}",
-                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias",
-                  "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
-                  "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config",
-                  "lora_alpha", json_alpha(config->alpha), "lora_dropout", config->dropout,
-                  "megatron_config", "megatron_core", "megatron.core", "modules_to_save",
-                  "peft_type", "LORA", "r", (json_int_t)config->r, "rank_pattern", "revision",
-                  "target_modules", targets, "task_type", "CAUSAL_LM", "use_dora", 0, "use_rslora",
-                  (int)config->use_rslora);
+    /* Without exclude_modules and lora_bias, at which PEFT before 0.14 stops: absent means off. */
+    json_t *root = json_pack(
+        "{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
+        "s:n, s:s, s:I, s:{}, s:n, "
+        "s:o, s:s, s:b, s:b}",
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias", "none",
+        "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1, "layer_replication",
+        "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
+        json_alpha(config->alpha), "lora_dropout", config->dropout, "megatron_config",
+        "megatron_core", "megatron.core", "modules_to_save", "peft_type", "LORA", "r",
+        (json_int_t)config->r, "rank_pattern", "revision", "target_modules", targets, "task_type",
+        "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
     BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
     if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);

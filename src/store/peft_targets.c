@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* peft_targets.c -- modules by name, and which of them target_modules selects: as huggingface/peft
- * tuners/tuners_utils.py check_target_module_exists reads a list of names and a regular expression. */
+ * tuners/tuners_utils.py check_target_module_exists reads a list of names and a regular
+ * expression. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -11,8 +11,8 @@ void bl_problems_add(bl_problems *problems, const char *format, ...)
     size_t room = sizeof problems->text - problems->length;
 
     problems->n++;
-    /* After the first that did not fit, later and shorter ones would read as if nothing were missing between.
-     */
+    /* After the first that did not fit, later and shorter ones would read as if nothing were
+     * missing between. */
     if (problems->n_in_text + 1 < problems->n) return;
     int prefix =
         snprintf(problems->text + problems->length, room, "%s", problems->length ? "; " : "");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problems_internal.h -- collecting what is wrong with an input, so that one error names all of it (internal to
- * store/). */
+/* problems_internal.h -- collecting what is wrong with an input, so that one error names all of it
+ * (internal to store/). */
 #ifndef BALLAST_STORE_PROBLEMS_INTERNAL_H
 #define BALLAST_STORE_PROBLEMS_INTERNAL_H
 
@@ -22,7 +22,8 @@ void bl_problems_add(bl_problems *problems, const char *format, ...) BL_PRINTF(2
 /* BL_OK when there are none, else BL_EINPUT "subject: a; b; c (and 4 more)". */
 bl_status bl_problems_report(const bl_problems *problems, const char *subject);
 
-/* Text of a hostile file that would break the one-line rule, or the terminal, if an error showed it. */
+/* Text of a hostile file that would break the one-line rule, or the terminal, if an error showed
+ * it. */
 bool bl_has_controls(const char *text);
 
 #endif

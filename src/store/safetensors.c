@@ -145,8 +145,8 @@ static bl_status parse_shape(const bl_safetensors *file, bl_stored_tensor *tenso
     return BL_OK;
 }
 
-/* Fills in everything but the order and the tiling, which need all tensors. offset_bytes is the stored begin
- * here. */
+/* Fills in everything but the order and the tiling, which need all tensors. offset_bytes is the
+ * stored begin here. */
 static bl_status parse_tensor(const bl_safetensors *file, const char *name, const json_t *entry,
                               bl_stored_tensor *tensor)
 {
@@ -197,8 +197,8 @@ static bool shape_bytes(bl_dtype dtype, int n_dims, const int64_t *shape, int64_
     return !bl_mul_i64_overflows(*n_bytes, (int64_t)bl_dtype_bytes(dtype), n_bytes);
 }
 
-/* The tensors in data order must tile the data without holes or overlaps, each with the bytes of its shape.
- */
+/* The tensors in data order must tile the data without holes or overlaps, each with the bytes of
+ * its shape. */
 static bl_status check_tiling(bl_safetensors *file, int64_t data_start, int64_t file_bytes)
 {
     int64_t expected = 0, n_bytes;
@@ -372,8 +372,8 @@ typedef struct ordered_spec {
     size_t index;
 } ordered_spec;
 
-/* bl_dtype lists the types by width as the reference does, so that its descending order is the widest first.
- */
+/* bl_dtype lists the types by width as the reference does, so that its descending order is the
+ * widest first. */
 static int compare_specs(const void *a, const void *b)
 {
     const bl_stored_tensor_spec *x = ((const ordered_spec *)a)->spec,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Byte-pair encoding of one piece of text (Sennrich et al. 2016, arXiv:1508.07909, as huggingface/tokenizers
- * models/bpe does it).
+/* Byte-pair encoding of one piece of text (Sennrich et al. 2016, arXiv:1508.07909, as
+ * huggingface/tokenizers models/bpe does it).
  *
- * The piece starts as one symbol a character (byte-level: a byte). A min-heap on (rank, position) holds the
- * pairs that may merge; a popped pair is stale, and dropped, when its left symbol is gone or the pair there
- * now merges to another token. A merge pushes the two pairs it creates. O(n log n) in the piece's symbols,
- * which matters where a whole document is one piece. */
+ * The piece starts as one symbol a character (byte-level: a byte). A min-heap on (rank, position)
+ * holds the pairs that may merge; a popped pair is stale, and dropped, when its left symbol is gone
+ * or the pair there now merges to another token. A merge pushes the two pairs it creates. O(n log
+ * n) in the piece's symbols, which matters where a whole document is one piece. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -84,9 +84,9 @@ static bool add_byte_tokens(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t *
     return true;
 }
 
-/* The first symbols of a piece; never more than its bytes. A character outside the vocabulary becomes its
- * byte tokens, else unk, else nothing. A held-back unk comes out before the next known character, and so
- * after byte tokens: HF's order. */
+/* The first symbols of a piece; never more than its bytes. A character outside the vocabulary
+ * becomes its byte tokens, else unk, else nothing. A held-back unk comes out before the next known
+ * character, and so after byte tokens: HF's order. */
 static size_t split_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
                             size_t n_bytes)
 {

@@ -42,7 +42,8 @@ static void free_list(string_list *list)
     free(list->end);
 }
 
-/* Appends raw bytes as UTF-8, a U+FFFD for each maximal part of a bad sequence (Rust's from_utf8_lossy). */
+/* Appends raw bytes as UTF-8, a U+FFFD for each maximal part of a bad sequence (Rust's
+ * from_utf8_lossy). */
 static bl_status append_lossy(bl_bytes *out, const char *text, size_t n_bytes)
 {
     while (n_bytes) {
@@ -114,7 +115,8 @@ static int byte_token_value(const char *text, size_t n_bytes)
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 
-/* A run of byte tokens becomes its text, or, when the run as a whole is not UTF-8, a U+FFFD a byte. */
+/* A run of byte tokens becomes its text, or, when the run as a whole is not UTF-8, a U+FFFD a
+ * byte. */
 static bl_status end_byte_run(bl_bytes *run, string_list *out)
 {
     bl_status st = BL_OK;
@@ -151,8 +153,8 @@ done:
     return st;
 }
 
-/* Takes up to n_start times the character `content` off the front of each string, and up to n_stop times off
- * its end. */
+/* Takes up to n_start times the character `content` off the front of each string, and up to n_stop
+ * times off its end. */
 static bl_status decode_strip(const bl_decoder_step *step, const string_list *in, string_list *out)
 {
     size_t n_content = strlen(step->content);
@@ -175,8 +177,8 @@ static bl_status decode_strip(const bl_decoder_step *step, const string_list *in
     return BL_OK;
 }
 
-/* Each replacement is a space again, but for the first token's, which stand for the one that was put before
- * the text: all of them, as HF has it. */
+/* Each replacement is a space again, but for the first token's, which stand for the one that was
+ * put before the text: all of them, as HF has it. */
 static bl_status decode_metaspace(const bl_decoder_step *step, const string_list *in,
                                   string_list *out)
 {

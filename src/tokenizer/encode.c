@@ -66,8 +66,8 @@ static void free_context(bl_encode_context *context)
     free(context);
 }
 
-/* An idle context, its word cache warm from earlier calls, or a new one: as many exist as calls ever ran at
- * once. */
+/* An idle context, its word cache warm from earlier calls, or a new one: as many exist as calls
+ * ever ran at once. */
 static bl_status take_context(bl_context_pool *pool, bl_encode_context **out)
 {
     pthread_mutex_lock(&pool->mutex);

@@ -3,8 +3,9 @@
  * title.
  *
  * A text goes through them in this order (encode):
- *   added tokens that match the raw text -> normalizer on each gap -> added tokens that match normalized text
- *   -> pre-tokenizer on each gap -> BPE on each piece -> the post-processor's ids around it all. */
+ *   added tokens that match the raw text -> normalizer on each gap -> added tokens that match
+ *   normalized text -> pre-tokenizer on each gap -> BPE on each piece -> the post-processor's ids
+ *   around it all. */
 #ifndef BALLAST_TOKENIZER_INTERNAL_H
 #define BALLAST_TOKENIZER_INTERNAL_H
 
@@ -22,7 +23,8 @@ typedef struct bl_unicode_range {
     uint32_t first, last;
 } bl_unicode_range;
 
-/* What a general category has in the reference's Unicode version and lacks in PCRE2's and utf8proc's. */
+/* What a general category has in the reference's Unicode version and lacks in PCRE2's and
+ * utf8proc's. */
 typedef struct bl_unicode_addition {
     const char *category; /* two letters */
     const bl_unicode_range *added;
@@ -38,8 +40,8 @@ extern const size_t bl_n_unicode_unnormalized;
 
 /* ---- regex.c ---- */
 
-/* Translates a tokenizer.json regex (Oniguruma syntax) to PCRE2 and compiles it. BL_EINPUT: syntax the two
- * read differently. */
+/* Translates a tokenizer.json regex (Oniguruma syntax) to PCRE2 and compiles it. BL_EINPUT: syntax
+ * the two read differently. */
 bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
 
 /* ---- vocab.c: strings by id, ids by string; merges by pair ---- */
@@ -86,7 +88,8 @@ void bl_merges_free(bl_merges *merges);
 
 typedef struct bl_bpe {
     bl_strings text; /* the vocabulary as written, added tokens included */
-    /* The model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw bytes. */
+    /* The model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw
+     * bytes. */
     bl_strings piece;
     bl_merges merges;
     /* byte_level: the id of each single byte; else of each ASCII character; -1: none. */
@@ -153,8 +156,8 @@ typedef struct bl_added_match {
 
 bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
                       int32_t token); /* the first of equal texts stays */
-/* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end of the
- * last, is not its. False: no more. */
+/* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end
+ * of the last, is not its. False: no more. */
 bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
                   const char *text, size_t n_bytes, size_t *cursor, size_t floor,
                   bl_added_match *out);
@@ -174,7 +177,8 @@ typedef struct bl_normalizer_step {
     int utf8proc_options;    /* unicode form */
 } bl_normalizer_step;
 
-/* Before which pieces Metaspace puts its replacement: all, the one at the beginning of the text, none. */
+/* Before which pieces Metaspace puts its replacement: all, the one at the beginning of the text,
+ * none. */
 typedef enum bl_prepend_scheme {
     BL_PREPEND_ALWAYS,
     BL_PREPEND_FIRST,
@@ -245,8 +249,8 @@ typedef struct bl_context_pool {
 struct bl_tokenizer {
     bl_bpe bpe;
     bl_steps steps;
-    /* Set where a piece may be cut before each run of this string without changing any id; NULL: never. See
-     * bl_tokenizer_find_cut. */
+    /* Set where a piece may be cut before each run of this string without changing any id; NULL:
+     * never. See bl_tokenizer_find_cut. */
     const char *cut;
     bl_added_token *added;
     size_t n_added;
@@ -266,8 +270,8 @@ bl_status bl_tokenizer_load_added(const json_t *list,
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */
 bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer);
 
-/* Refuses a key of `object` that is not in the NULL-terminated list: what is not understood must not be
- * ignored. */
+/* Refuses a key of `object` that is not in the NULL-terminated list: what is not understood must
+ * not be ignored. */
 bl_status bl_tokenizer_check_keys(const json_t *object, const char *where,
                                   const char *const *known);
 

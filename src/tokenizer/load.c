@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads tokenizer.json: every component but the model and the added tokens. What is not understood is refused
- * by name. */
+/* Reads tokenizer.json: every component but the model and the added tokens. What is not understood
+ * is refused by name. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,8 +95,8 @@ static bl_status load_character(const json_t *step, const char *where, const cha
     return duplicate(text, out);
 }
 
-/* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that name. Files
- * of tokenizers before 0.15 say add_prefix_space, and str_rep once more. */
+/* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that
+ * name. Files of tokenizers before 0.15 say add_prefix_space, and str_rep once more. */
 static bl_status load_metaspace(const json_t *step, const char *where, char **replacement,
                                 bl_prepend_scheme *scheme, bool *split)
 {

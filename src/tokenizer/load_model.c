@@ -214,8 +214,8 @@ static bl_status read_added(const json_t *entry, const char *where, bl_added_tok
     return **content ? BL_OK : BL_FAIL(BL_EINPUT, "%s: content is empty", where);
 }
 
-/* HF gives a token its id in the vocabulary, or the next free one, whatever the file says; a file that says
- * otherwise is one whose ids cannot be trusted. */
+/* HF gives a token its id in the vocabulary, or the next free one, whatever the file says; a file
+ * that says otherwise is one whose ids cannot be trusted. */
 static bl_status check_added_id(const bl_bpe *bpe, const bl_added_token *token, const char *content,
                                 int32_t next_id)
 {
@@ -273,8 +273,8 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
         return BL_FAIL(BL_ENOMEM, "vocabulary");
     for (size_t i = 0; i < n; i++)
         bpe->is_special[tokenizer->added[i].id] = tokenizer->added[i].special;
-    /* Special ones first: where two normalize to one text, HF's automaton takes the one it was given first.
-     */
+    /* Special ones first: where two normalize to one text, HF's automaton takes the one it was
+     * given first. */
     for (int special = 1; special >= 0; special--)
         for (size_t i = 0; i < n; i++)
             if (tokenizer->added[i].special == special)
@@ -298,8 +298,8 @@ bl_status bl_tokenizer_load_added(const json_t *list, bl_tokenizer *tokenizer)
 
 /* ---- where a segment may be cut ---- */
 
-/* What stands for a space in pieces that no pre-tokenizer has cut: the last normalizer's Replace, or a lone
- * Metaspace. */
+/* What stands for a space in pieces that no pre-tokenizer has cut: the last normalizer's Replace,
+ * or a lone Metaspace. */
 static const char *space_mark(const bl_steps *steps)
 {
     const bl_normalizer_step *last =
@@ -311,10 +311,10 @@ static const char *space_mark(const bl_steps *steps)
     return last->content;
 }
 
-/* A segment that is one piece may be cut before each run of the character C that stands for a space, if
- * C is in the vocabulary (so a held-back unk ends there too) and no merge makes a token with C behind another
- * character: then no merge ever joins the two sides, and each side's merges depend on its own symbols only.
- * True of Llama 2; checked, not assumed. */
+/* A segment that is one piece may be cut before each run of the character C that stands for a
+ * space, if C is in the vocabulary (so a held-back unk ends there too) and no merge makes a token
+ * with C behind another character: then no merge ever joins the two sides, and each side's merges
+ * depend on its own symbols only. True of Llama 2; checked, not assumed. */
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer)
 {
     const bl_bpe *bpe = &tokenizer->bpe;
@@ -339,8 +339,8 @@ void bl_tokenizer_find_cut(bl_tokenizer *tokenizer)
 
 /* ---- BOS and EOS ---- */
 
-/* The id of "bos_token" or "eos_token", which is a text or {"content": text}; *id stays where it is null or
- * absent. */
+/* The id of "bos_token" or "eos_token", which is a text or {"content": text}; *id stays where it is
+ * null or absent. */
 static bl_status read_token_name(const char *file, const json_t *config, const char *key,
                                  const bl_tokenizer *tokenizer, int32_t *id)
 {
@@ -389,7 +389,8 @@ static bl_status read_token_ids(const char *file, const json_t *config, bl_token
     return BL_OK;
 }
 
-/* The parsed file `name` of `folder`, or NULL where there is none. *path is the caller's to free. */
+/* The parsed file `name` of `folder`, or NULL where there is none. *path is the caller's to
+ * free. */
 static bl_status load_beside(const char *folder, const char *name, char **path, json_t **out)
 {
     enum { MAX_CONFIG_BYTES = 64 << 20 };

@@ -23,7 +23,8 @@ static bl_status replace_all(const bl_normalizer_step *step, const char *text, s
     return bl_bytes_append(out, text + done, n_bytes - done);
 }
 
-/* Characters that the reference's normalizer has no data of stay as they are, and nothing composes or is reordered across them. */
+/* Characters that the reference's normalizer has no data of stay as they are, and nothing composes
+ * or is reordered across them. */
 static size_t before_unnormalized(const char *text, size_t n_bytes, size_t *n_char)
 {
     size_t at = 0;
@@ -92,8 +93,8 @@ bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffer
 
 /* ---- pre-tokenizer ---- */
 
-/* A piece may be a whole segment; where the vocabulary allows, it is cut into a word each, which the cache
- * then knows: runs of the cut string with what follows them. */
+/* A piece may be a whole segment; where the vocabulary allows, it is cut into a word each, which
+ * the cache then knows: runs of the cut string with what follows them. */
 static bl_status encode_words(const bl_tokenizer *tokenizer, bl_encode_context *context,
                               const char *text, size_t n_bytes, bl_ids *out)
 {
@@ -116,8 +117,8 @@ static unsigned piece_flags(unsigned flags, size_t offset)
     return offset ? (flags & ~(unsigned)BL_CONTINUATION) | BL_AFTER_TOKEN : flags;
 }
 
-/* huggingface/tokenizers pre_tokenizers/metaspace.rs: spaces become the replacement, one is put before, and
- * each begins a piece. */
+/* huggingface/tokenizers pre_tokenizers/metaspace.rs: spaces become the replacement, one is put
+ * before, and each begins a piece. */
 static bl_status apply_metaspace(const bl_tokenizer *tokenizer, bl_encode_context *context,
                                  size_t step, unsigned flags, const char *text, size_t n_bytes,
                                  bl_ids *out)

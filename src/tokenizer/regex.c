@@ -2,11 +2,12 @@
 /* The pre-tokenizer's regexes: Oniguruma's in tokenizer.json, PCRE2's here.
  *
  * Only syntax that both engines read alike is let through, with these rewrites: Oniguruma's \s is
- * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; general categories get the characters of a newer
- * Unicode version (unicode_additions.c). Refused: \w, \b (other character sets), scripts (PCRE2 takes script
- * extensions), \p{C} and \p{Cn} (what Unicode assigns leaves them), ^ and $ (line ends in Oniguruma's Ruby
- * syntax), nested classes, free-standing options, {,n} and }+. In (?i:...), what Oniguruma folds to or from
- * several characters, or by its own Unicode version: properties, text beyond ASCII, and ss, st, ff, fi, fl. */
+ * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; general categories get the characters of a
+ * newer Unicode version (unicode_additions.c). Refused: \w, \b (other character sets), scripts
+ * (PCRE2 takes script extensions), \p{C} and \p{Cn} (what Unicode assigns leaves them), ^ and $
+ * (line ends in Oniguruma's Ruby syntax), nested classes, free-standing options, {,n} and }+. In
+ * (?i:...), what Oniguruma folds to or from several characters, or by its own Unicode version:
+ * properties, text beyond ASCII, and ss, st, ff, fi, fl. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -62,7 +63,8 @@ static bool is_part_of(const char *category, const char *name)
     return category[0] == name[0] && (!name[1] || category[1] == name[1]);
 }
 
-/* The inside of a class: the category as PCRE2 has it and what it lacks, or all of it where PCRE2 has more. */
+/* The inside of a class: the category as PCRE2 has it and what it lacks, or all of it where PCRE2
+ * has more. */
 static bl_status emit_category(translation *t, const char *name)
 {
     char property[8];
@@ -199,7 +201,8 @@ static bl_status translate(translation *t)
     return bl_bytes_append(&t->out, "", 1);
 }
 
-/* Older than the additions: characters lack. Newer than the reference: it has some that the reference lacks. */
+/* Older than the additions: characters lack. Newer than the reference: it has some that the
+ * reference lacks. */
 static bl_status check_unicode_version(void)
 {
     enum { ADDED_TO = 14, REFERENCE = 16 };

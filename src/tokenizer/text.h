@@ -19,8 +19,8 @@ bool bl_unicode_is_space(uint32_t code);        /* White_Space */
 bool bl_unicode_is_word(uint32_t code);         /* \w of UTS 18 */
 bool bl_unicode_is_unnormalized(uint32_t code); /* newer than the reference's normalizer */
 
-/* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found soon: not
- * memmem, whose sanitizer twin looks at all of the text in each call. */
+/* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found
+ * soon: not memmem, whose sanitizer twin looks at all of the text in each call. */
 const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part);
 
 /* A growable byte buffer. */
@@ -32,8 +32,8 @@ typedef struct bl_bytes {
 bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes);
 void bl_bytes_free(bl_bytes *bytes);
 
-/* Appends the raw bytes that `text`, written in the byte alphabet, stands for. False: a character outside it
- * (nothing added). */
+/* Appends the raw bytes that `text`, written in the byte alphabet, stands for. False: a character
+ * outside it (nothing added). */
 bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes,
                                         bool *in_alphabet);
 

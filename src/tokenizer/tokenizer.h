@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer.h -- text to token ids and back, with the same ids as Hugging Face's `tokenizers` for the same
- * tokenizer.json.
+/* tokenizer.h -- text to token ids and back, with the same ids as Hugging Face's `tokenizers` for
+ * the same tokenizer.json.
  *
- * Source: huggingface/tokenizers (models/bpe, tokenizer/added_vocabulary.rs, pre_tokenizers/byte_level.rs,
- * decoders/). Read: BPE models (byte-level or by characters, byte_fallback, fuse_unk, ignore_merges);
- * normalizers Prepend, Replace, NFC/NFD/NFKC/NFKD; pre-tokenizers Split (regex, isolated), ByteLevel and
- * Metaspace; TemplateProcessing; decoders ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace. A
- * component not named here is refused by name: wrong ids are worse than none. `truncation` and `padding` are
- * call-time settings, which transformers sets anew at each call; they are not read.
+ * Source: huggingface/tokenizers (models/bpe, tokenizer/added_vocabulary.rs,
+ * pre_tokenizers/byte_level.rs, decoders/). Read: BPE models (byte-level or by characters,
+ * byte_fallback, fuse_unk, ignore_merges); normalizers Prepend, Replace, NFC/NFD/NFKC/NFKD;
+ * pre-tokenizers Split (regex, isolated), ByteLevel and Metaspace; TemplateProcessing; decoders
+ * ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace. A component not named here is refused
+ * by name: wrong ids are worse than none. `truncation` and `padding` are call-time settings, which
+ * transformers sets anew at each call; they are not read.
  *
- * A loaded tokenizer never changes: any number of threads may use it at once. All texts are UTF-8, lengths
- * are in bytes. */
+ * A loaded tokenizer never changes: any number of threads may use it at once. All texts are UTF-8,
+ * lengths are in bytes. */
 #ifndef BALLAST_TOKENIZER_TOKENIZER_H
 #define BALLAST_TOKENIZER_TOKENIZER_H
 
@@ -22,43 +23,45 @@
 
 typedef struct bl_tokenizer bl_tokenizer;
 
-/* A growable list of token ids. Zero-initialise it before first use; bl_ids_free releases it and makes it
- * empty again. */
+/* A growable list of token ids. Zero-initialise it before first use; bl_ids_free releases it and
+ * makes it empty again. */
 typedef struct bl_ids {
     int32_t *id;
     size_t n, capacity;
 } bl_ids;
 
 enum {
-    BL_ADD_SPECIAL =
-        1, /* put the post-processor's ids (BOS, for some models EOS) around the text */
-    BL_PARSE_SPECIAL =
-        2, /* a special token spelled out in the text becomes that token (the default of HF's encode);
-              without it, it is plain text (HF: encode_special_tokens = True), as user data must be */
-    BL_CONTINUATION =
-        4, /* the text goes on where another ended: no leading-space marker is put before it, so
-                            that decoding both id lists in a row gives both texts in a row */
+    /* put the post-processor's ids (BOS, for some models EOS) around the text */
+    BL_ADD_SPECIAL = 1,
+    /* a special token spelled out in the text becomes that token (the default of HF's encode);
+     * without it, it is plain text (HF: encode_special_tokens = True), as user data must be */
+    BL_PARSE_SPECIAL = 2,
+    /* the text goes on where another ended: no leading-space marker is put before it, so that
+     * decoding both id lists in a row gives both texts in a row */
+    BL_CONTINUATION = 4,
     BL_AFTER_TOKEN =
         8 /* a special token stands before the text, so it is not where a text begins (HF's
                             Metaspace   with prepend_scheme "first" asks) */
 };
 
-/* Reads `path`, a tokenizer.json or a folder that holds one; tokenizer_config.json, generation_config.json
- * and config.json beside it, where they exist, name BOS and EOS. *out is the caller's, freed by
- * bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason), BL_EIO, BL_ENOMEM. */
+/* Reads `path`, a tokenizer.json or a folder that holds one; tokenizer_config.json,
+ * generation_config.json and config.json beside it, where they exist, name BOS and EOS. *out is the
+ * caller's, freed by bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason), BL_EIO,
+ * BL_ENOMEM. */
 bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out);
 /* NULL is fine; no call on it may be in progress. */
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer);
 
-/* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL | BL_CONTINUATION |
- * BL_AFTER_TOKEN. Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it held
- * before. */
+/* Appends the ids of text[0..n_bytes) to *out. flags: BL_ADD_SPECIAL | BL_PARSE_SPECIAL |
+ *   BL_CONTINUATION |
+ * BL_AFTER_TOKEN. Errors: BL_EINPUT (not UTF-8, over 256 MiB), BL_ENOMEM; *out then holds what it
+ * held before. */
 bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
                               unsigned flags, bl_ids *out);
 
-/* The text of ids[0..n): *out is malloc'd, NUL-terminated UTF-8 of *n_bytes bytes (n_bytes may be NULL), the
- * caller's. Bytes that form no UTF-8 become U+FFFD, ids without a token give nothing, both as in HF.
- * skip_special leaves out special tokens. Errors: BL_ENOMEM. */
+/* The text of ids[0..n): *out is malloc'd, NUL-terminated UTF-8 of *n_bytes bytes (n_bytes may be
+ * NULL), the caller's. Bytes that form no UTF-8 become U+FFFD, ids without a token give nothing,
+ * both as in HF. skip_special leaves out special tokens. Errors: BL_ENOMEM. */
 bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
                               bool skip_special, char **out, size_t *n_bytes);
 
@@ -69,20 +72,22 @@ const char *bl_tokenizer_id_to_token(const bl_tokenizer *tokenizer,
 bool bl_tokenizer_is_special(const bl_tokenizer *tokenizer, int32_t id);
 int32_t bl_tokenizer_vocab_size(const bl_tokenizer *tokenizer); /* the largest id + 1 */
 
-/* BOS: tokenizer_config.json's, else generation_config.json's or config.json's, else a lone id that the
- * post-processor puts first; -1 where none is known. */
+/* BOS: tokenizer_config.json's, else generation_config.json's or config.json's, else a lone id that
+ * the post-processor puts first; -1 where none is known. */
 int32_t bl_tokenizer_bos(const bl_tokenizer *tokenizer);
 
-/* All ids that end a text; the tokenizer's own eos_token first (the one to train with), then the further ones
- * of generation_config.json or, without that file, config.json. *n may be 0. Borrowed from the tokenizer. */
+/* All ids that end a text; the tokenizer's own eos_token first (the one to train with), then the
+ * further ones of generation_config.json or, without that file, config.json. *n may be 0. Borrowed
+ * from the tokenizer. */
 const int32_t *bl_tokenizer_eos(const bl_tokenizer *tokenizer, size_t *n);
 
 /* The ids that BL_ADD_SPECIAL puts before and after a text. Borrowed from the tokenizer. */
 const int32_t *bl_tokenizer_prefix(const bl_tokenizer *tokenizer, size_t *n);
 const int32_t *bl_tokenizer_suffix(const bl_tokenizer *tokenizer, size_t *n);
 
-/* The model's chat template, jinja text: chat_template.jinja beside the tokenizer, else tokenizer_config.json's chat_template (of
- * a list, the one named "default"). NULL: none. Borrowed from the tokenizer. */
+/* The model's chat template, jinja text: chat_template.jinja beside the tokenizer, else
+ * tokenizer_config.json's chat_template (of a list, the one named "default"). NULL: none. Borrowed
+ * from the tokenizer. */
 const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer);
 
 /* A special token in text[0..n_bytes): bytes [start, end), whitespace that it strips included. */
@@ -91,8 +96,8 @@ typedef struct bl_special_match {
     int32_t id;
 } bl_special_match;
 
-/* The next special token at or after *cursor, which is moved behind it; whitespace before `floor`, the end of the last, is not its.
- * False: there is none. */
+/* The next special token at or after *cursor, which is moved behind it; whitespace before `floor`,
+ * the end of the last, is not its. False: there is none. */
 bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
                                size_t *cursor, size_t floor, bl_special_match *out);
 

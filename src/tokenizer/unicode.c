@@ -19,8 +19,8 @@ uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length)
     return code;
 }
 
-/* The length of the well-formed character at p[0..n), or 0; *n_good gets the bytes that could begin one
- * (Unicode 3.9, table 3-7). */
+/* The length of the well-formed character at p[0..n), or 0; *n_good gets the bytes that could begin
+ * one (Unicode 3.9, table 3-7). */
 static size_t char_length(const unsigned char *p, size_t n, size_t *n_good)
 {
     unsigned char low = 0x80, high = 0xbf;
@@ -120,8 +120,8 @@ static bool is_new_word(uint32_t code)
     return false;
 }
 
-/* Alphabetic, Mark, Decimal_Number, Connector_Punctuation, Join_Control. Alphabetic beyond the letters, Nl
- * and marks is Other_Alphabetic's circled and squared Latin letters. */
+/* Alphabetic, Mark, Decimal_Number, Connector_Punctuation, Join_Control. Alphabetic beyond the
+ * letters, Nl and marks is Other_Alphabetic's circled and squared Latin letters. */
 bool bl_unicode_is_word(uint32_t code)
 {
     switch (utf8proc_category((utf8proc_int32_t)code)) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the general categories have in Unicode 16, that of tokenizers' regex engines, and not in Unicode 14, that of PCRE2
- * 10.42 and utf8proc 2.8; made by tools/golden/text/make_unicode.py with tokenizers 0.23.3. */
+/* What the general categories have in Unicode 16, that of tokenizers' regex engines, and not in
+ * Unicode 14, that of PCRE2 10.42 and utf8proc 2.8; made by tools/golden/text/make_unicode.py with
+ * tokenizers 0.23.3. */
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
@@ -173,7 +174,8 @@ const bl_unicode_addition bl_unicode_additions[] = {
 };
 const size_t bl_n_unicode_additions = BL_COUNT(bl_unicode_additions);
 
-/* The normalizer's data are older, Unicode 9: it leaves these as they are, and composes nothing with them. */
+/* The normalizer's data are older, Unicode 9: it leaves these as they are, and composes nothing
+ * with them. */
 static const bl_unicode_range unnormalized[] = {
     {0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},

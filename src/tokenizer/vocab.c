@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vocabulary (strings by id, ids by string) and the merges (token pairs): two open-addressing tables that
- * are filled at load time and only read afterwards. */
+/* The vocabulary (strings by id, ids by string) and the merges (token pairs): two open-addressing
+ * tables that are filled at load time and only read afterwards. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -15,14 +15,16 @@ struct bl_adapter_state {
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
     bl_adapter_bytes bytes;  /* what is allocated */
     float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
-    /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is fp32. */
+    /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is
+     * fp32. */
     bl_tensor compute_copy;
     float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
     bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
     bl_event *joined;
     int turn;
-    double *
-        sums; /* device memory: loss sum, sum of squared gradients; then what the ranks report of their lanes */
+    /* device memory: loss sum, sum of squared gradients; then what the ranks report of their
+     * lanes */
+    double *sums;
     bl_twin *sums_twin;  /* of sums */
     double *clip;        /* [2], device memory: norm, clipping scale */
     bl_staging *staging; /* for what is read into the shards and written from them */
@@ -31,7 +33,8 @@ struct bl_adapter_state {
     bl_gradient_sink sink;
 };
 
-/* adapter_state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it. After every change of w. */
+/* adapter_state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it.
+ * After every change of w. */
 bl_status bl_adapter_state_publish(bl_adapter_state *state);
 
 #endif

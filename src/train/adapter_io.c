@@ -73,7 +73,8 @@ static int compare_numbers_as_text(const void *a, const void *b)
     return strcmp(left, right);
 }
 
-/* The part of the other ranks: the same gathers in the order in which the writer needs them, that of the tensors' names. */
+/* The part of the other ranks: the same gathers in the order in which the writer needs them, that
+ * of the tensors' names. */
 static bl_status follow(exporter *e)
 {
     int64_t n = e->state->n_layers, *layers = malloc((size_t)n * sizeof *layers);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's
- * holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the tensors
- * are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other layout, read
- * their parts out of them. */
+/* adapter_shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank
+ * R's holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the
+ * tensors are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other
+ * layout, read their parts out of them. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -75,7 +75,8 @@ static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int6
     return BL_OK;
 }
 
-/* A file of the shards that are read: rank `rank`'s, of `chunk` floats a layer in the order of `layout`. */
+/* A file of the shards that are read: rank `rank`'s, of `chunk` floats a layer in the order of
+ * `layout`. */
 typedef struct source {
     const bl_safetensors *file;
     int rank;
@@ -83,8 +84,8 @@ typedef struct source {
     bl_lora_layout layout;
 } source;
 
-/* Of the n floats that begin at `from` in the file's order and at `to` in this state's: those that both the
- * file's rank and this one hold. */
+/* Of the n floats that begin at `from` in the file's order and at `to` in this state's: those that
+ * both the file's rank and this one hold. */
 static bl_status load_piece(const bl_adapter_state *s, const source *in, int64_t from, int64_t to,
                             int64_t n)
 {

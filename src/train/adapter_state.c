@@ -10,7 +10,8 @@
 #include "ops/optimizer.h"
 #include "train/adapter_internal.h"
 
-/* sums: BL_N_LANES numbers of bytes, added up; BL_N_LANES stalls of each rank, which leaves the others' zero: a sum is enough. */
+/* sums: BL_N_LANES numbers of bytes, added up; BL_N_LANES stalls of each rank, which leaves the
+ * others' zero: a sum is enough. */
 enum { LOSS, SQUARES, LANE_BYTES, LANE_STALLS = LANE_BYTES + BL_N_LANES };
 enum { NORM, SCALE, N_CLIP }; /* clip */
 

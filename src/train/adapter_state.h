@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights, AdamW moments
- * and gradients, all fp32.
+/* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights,
+ * AdamW moments and gradients, all fp32.
  *
- * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c = ceil(n_floats / n).
- * Gradients arrive per layer and micro-batch, are reduce-scattered on the communication stream while backward
- * goes on, and are added to the shard in the order of micro-batches: the same bits for any grouping. Weights
- * are gathered layer by layer through a ring, as the base is, in the dtype of activations: where that is not
- * fp32, the shard has a copy that is made anew whenever the weights have changed. */
+ * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c =
+ * ceil(n_floats / n). Gradients arrive per layer and micro-batch, are reduce-scattered on the
+ * communication stream while backward goes on, and are added to the shard in the order of
+ * micro-batches: the same bits for any grouping. Weights are gathered layer by layer through a
+ * ring, as the base is, in the dtype of activations: where that is not fp32, the shard has a copy
+ * that is made anew whenever the weights have changed. */
 #ifndef BALLAST_TRAIN_ADAPTER_STATE_H
 #define BALLAST_TRAIN_ADAPTER_STATE_H
 
@@ -18,7 +19,8 @@
 
 typedef struct bl_adapter_state bl_adapter_state;
 
-/* Everything zero; bl_plan_adapter_bytes says how much. device, layout, comm, streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. */
+/* Everything zero; bl_plan_adapter_bytes says how much. device, layout, comm, streams and timeline
+ * (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
@@ -26,32 +28,35 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
 /* After both streams are idle; NULL is fine. */
 void bl_adapter_state_destroy(bl_adapter_state *state);
 
-/* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills its own
- * shard. */
+/* A fresh adapter (A random, B zero), or one read from a PEFT folder. Synchronous; each rank fills
+ * its own shard. */
 bl_status bl_adapter_state_initialize(bl_adapter_state *state, uint64_t seed);
 bl_status bl_adapter_state_read_peft(bl_adapter_state *state, const bl_model_config *config,
                                      const char *dir);
 
 /* What a pass takes micro-batches through; dropout is left zero. Where it puts their gradients, and
- * the sum of their losses (one double, device memory): until update. All live as long as the state. */
+ * the sum of their losses (one double, device memory): until update. All live as long as the
+ * state. */
 bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *state);
 const bl_gradient_sink *bl_adapter_state_sink(const bl_adapter_state *state);
 double *bl_adapter_state_loss_sum(const bl_adapter_state *state);
 
-/* Returns when what is queued of the step has run, its gradients are summed and its spans can be collected. */
+/* Returns when what is queued of the step has run, its gradients are summed and its spans can be
+ * collected. */
 bl_status bl_adapter_state_join(bl_adapter_state *state);
 
-/* After join: sums[0..1] = loss sum and squared gradient norm over all ranks, which are returned, too. lanes[BL_N_LANES], of this rank,
- * become those of all: stall_s the longest, n_bytes the sum; busy_s stays. One collective. */
+/* After join: sums[0..1] = loss sum and squared gradient norm over all ranks, which are returned,
+ * too. lanes[BL_N_LANES], of this rank, become those of all: stall_s the longest, n_bytes the sum;
+ * busy_s stays. One collective. */
 bl_status bl_adapter_state_reduce(bl_adapter_state *state, double *loss_sum, double *grad_norm,
                                   bl_lane_totals *lanes);
 
-/* After join, with gradients that are all zero: runs what reduce and update run, to no effect. Gradients, sums and the buffers of a layer's
- * gradients are zero after it. One collective. */
+/* After join, with gradients that are all zero: runs what reduce and update run, to no effect.
+ * Gradients, sums and the buffers of a layer's gradients are zero after it. One collective. */
 bl_status bl_adapter_state_warm_up(bl_adapter_state *state);
 
-/* Queues clipping, AdamW with step number `step` (from 1) and clearing the gradients and the loss sum for the
- * next step. */
+/* Queues clipping, AdamW with step number `step` (from 1) and clearing the gradients and the loss
+ * sum for the next step. */
 bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double lr, double beta1,
                                   double beta2, double eps, double weight_decay,
                                   double max_grad_norm);
@@ -59,13 +64,15 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
 /* In the metadata of a file of gradients: only such a file is replaced by another one. */
 #define BL_GRADIENTS_MARK "ballast-gradients"
 
-/* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the folder `dir`; the summed gradients of
- * the step under way go, under the adapter's tensor names, into the safetensors file `path`. */
+/* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the
+ * folder `dir`; the summed gradients of the step under way go, under the adapter's tensor names,
+ * into the safetensors file `path`. */
 bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_model_config *config,
                                       const char *dir, const char *base_model, bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 
-/* adapter_shards.c: the state as a checkpoint keeps it, a file for each rank, without communication. */
+/* adapter_shards.c: the state as a checkpoint keeps it, a file for each rank, without
+ * communication. */
 
 enum { BL_SHARD_NAME_BYTES = 64 };
 /* "state-00000-of-00002.safetensors" */

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adopt.c -- an output_dir without a list of files (base/file_list.h): of an earlier version, or a copy of parts of one.
- * Which files Ballast wrote, from their content; what is not recognized is somebody else's.
+/* adopt.c -- an output_dir without a list of files (base/file_list.h): of an earlier version, or a
+ * copy of parts of one. Which files Ballast wrote, from their content; what is not recognized is
+ * somebody else's.
  *
  *   config.resolved.yaml                 begins with the comment that Ballast writes
- *   metrics.jsonl                        is empty, or begins with a step or an evaluation as Ballast logs them
+ *   metrics.jsonl                        is empty, or begins with a step or an evaluation as
+ *                                        Ballast logs them
  *   README.md                            says "Trained with Ballast: " where Ballast writes it
  *   adapter_model.safetensors,
  *   adapter_config.json                  beside such a README.md
@@ -19,7 +21,8 @@
 
 enum { HEAD_BYTES = 4096 };
 
-/* The first bytes of a regular file, with a NUL after them; false: there is none that can be read. */
+/* The first bytes of a regular file, with a NUL after them; false: there is none that can be
+ * read. */
 static bool read_head(const char *path, char head[HEAD_BYTES])
 {
     struct stat info;

@@ -47,8 +47,8 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     return BL_OK;
 }
 
-/* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops nothing
- * before. */
+/* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops
+ * nothing before. */
 static bl_status open_tokenizer(const opening *o)
 {
     const bl_train_config *c = o->config;
@@ -130,8 +130,8 @@ static int64_t count_tokens(const bl_rows *rows, const bl_sampler *sampler, int6
     return n;
 }
 
-/* Micro-batches are a step's positions in pieces. A long run is much like its beginning: two epochs, or
- * MIN_ROWS of a small data set, are enough. */
+/* Micro-batches are a step's positions in pieces. A long run is much like its beginning: two
+ * epochs, or MIN_ROWS of a small data set, are enough. */
 bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *data)
 {
     enum { MIN_ROWS = 1 << 16, MAX_ROWS = 1 << 22 };

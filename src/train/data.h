@@ -21,14 +21,14 @@ typedef struct bl_run_data {
     bl_tokenizer *tokenizer;   /* NULL: there is none, or none that can be read */
     bl_error tokenizer_error;  /* why not; rows of tokens need none */
     bl_rows train, validation; /* validation.set may be train.set: a split */
-    /* Anonymous memory that opening left in the process beside the indices: the tokenizer's, and what the
-     * allocator keeps of reading it. */
+    /* Anonymous memory that opening left in the process beside the indices: the tokenizer's, and
+     * what the allocator keeps of reading it. */
     int64_t tokenizer_bytes;
 } bl_run_data;
 
 /* Opens what `config` names for a training, or for an evaluation: without training rows. `model` is
- * borrowed for the call, `host` (NULL: none) until the close: its ranks open the data together, and those of this
- * process are n_here. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
+ * borrowed for the call, `host` (NULL: none) until the close: its ranks open the data together, and
+ * those of this process are n_here. BL_EUSAGE, BL_EINPUT; close after a failure, too. */
 bl_status bl_run_data_open_training(const bl_train_config *config, const bl_model_config *model,
                                     bl_host_memory *host, int n_here, bl_run_data *data);
 bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_model_config *model,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* evaluate.c -- the loss over the validation rows: rank r of n takes rows (k n + r) b ... of micro-batch k, b =
- * per_device_eval_batch_size. All ranks visit equally often; one without rows left visits with no tokens. */
+/* evaluate.c -- the loss over the validation rows: rank r of n takes rows (k n + r) b ... of
+ * micro-batch k, b = per_device_eval_batch_size. All ranks visit equally often; one without rows
+ * left visits with no tokens. */
 #include <math.h>
 
 #include "base/sizes.h"

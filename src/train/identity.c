@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.c -- what a result depends on beside the run's own keys: the model's configuration and weights, the data. A checkpoint keeps it,
- * and the ranks compare their weights. Where it is another one when a run is resumed, what differs is named. */
+/* identity.c -- what a result depends on beside the run's own keys: the model's configuration and
+ * weights, the data. A checkpoint keeps it, and the ranks compare their weights. Where it is
+ * another one when a run is resumed, what differs is named. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -131,7 +132,8 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
 
 /* ---- weights, once they have been read ---- */
 
-/* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its host's files. */
+/* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its
+ * host's files. */
 bl_status bl_rank_compare_weights(bl_rank *r)
 {
     int n_ranks = r->job->topology.n_ranks, other = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job.h -- what both kinds of run have, training and evaluation: the model, the rows, the ranks, and
- * what was decided before they start. */
+/* job.h -- what both kinds of run have, training and evaluation: the model, the rows, the ranks,
+ * and what was decided before they start. */
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
@@ -53,12 +53,13 @@ void bl_job_measure_rows(bl_job *job);
 void bl_job_print_base_formats(const bl_job *job, const char *where);
 /* Of an evaluation: a training sets is_training. Needs all of the job but its plan. */
 bl_plan_input bl_job_plan_input(const bl_job *job);
-/* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory, or compute_bf16_modules
- * names a layer that the model does not have. */
+/* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory, or
+ * compute_bf16_modules names a layer that the model does not have. */
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input);
 void bl_job_close(bl_job *job);
 
-/* identity.c: the fingerprints of model and data; collective over processes that share their host's memory. */
+/* identity.c: the fingerprints of model and data; collective over processes that share their host's
+ * memory. */
 bl_status bl_job_identify(bl_job *job);
 /* bl_model_fingerprint of the model, whose bytes are read once a host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
@@ -70,17 +71,20 @@ bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *f
  * configuration. Of the model each host reads all, if it is small, or some blocks everywhere
  * (bl_model_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir);
-/* Gives `input` the memory that every process finds: the least of what is available to any of them, so that all choose alike. */
+/* Gives `input` the memory that every process finds: the least of what is available to any of them,
+ * so that all choose alike. */
 bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);
-/* BL_ELIMIT when some rank has chosen another plan than rank 0's: its layers would come in another order. */
+/* BL_ELIMIT when some rank has chosen another plan than rank 0's: its layers would come in another
+ * order. */
 bl_status bl_job_compare_plans(const bl_job *job);
 /* Warns of ranks whose products may round differently from rank 0's. */
 bl_status bl_job_compare_machines(const bl_job *job);
-/* Returns when all processes of the job have called it, or with the error of one that has failed. */
+/* Returns when all processes of the job have called it, or with the error of one that has
+ * failed. */
 bl_status bl_job_meet(const bl_job *job);
 
-/* run_evaluation.c: the mean loss over the validation rows of a job that has its plan, by ranks that
- * live as long as the call. *out is set in the process of rank 0. */
+/* run_evaluation.c: the mean loss over the validation rows of a job that has its plan, by ranks
+ * that live as long as the call. *out is set in the process of rank 0. */
 bl_status bl_job_evaluate(bl_job *job, bl_eval_result *out);
 
 #endif

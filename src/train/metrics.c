@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.c -- metrics.jsonl, cut back at a resume, and the lines and progress bar on the terminal. */
+/* metrics.c -- metrics.jsonl, cut back at a resume, and the lines and progress bar on the
+ * terminal. */
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -127,7 +128,8 @@ static bl_status append(bl_metrics *m, const char *line)
 static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK,
                                        BL_LANE_ACTIVATIONS, BL_LANE_LORA};
 
-/* "stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step; "" without any. */
+/* "stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step; ""
+ * without any. */
 static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes)
 {
     size_t used = 0;
@@ -166,7 +168,8 @@ static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line
                 (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
 }
 
-/* Leaves out parts, in the order of dispensable[], until the line has less than `columns`; 0: all fits. */
+/* Leaves out parts, in the order of dispensable[], until the line has less than `columns`; 0: all
+ * fits. */
 static void fit_parts(char part[MAX_PARTS][PART_BYTES], const int *dispensable, size_t n,
                       int columns, char *line, size_t line_bytes)
 {

@@ -20,12 +20,13 @@ typedef struct bl_step_metrics {
     bl_lane_totals lanes[BL_N_LANES];
     /* Products that were to be in FP8 and were made in bf16, of rank 0; -1: none was to be. */
     int64_t n_fallbacks;
-    double
-        peak_flops; /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
+    /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
+    double peak_flops;
 } bl_step_metrics;
 
-/* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is shorter is warned about and kept). logging_steps: how often a line is printed.
- * All: BL_EIO names the file. BL_ENOMEM. */
+/* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is
+ * shorter is warned about and kept). logging_steps: how often a line is printed. All: BL_EIO names
+ * the file. BL_ENOMEM. */
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
                           bl_metrics **out);
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c -- what both kinds of run do before their ranks start: ranks, model, plan; and their end. */
+/* open.c -- what both kinds of run do before their ranks start: ranks, model, plan; and their
+ * end. */
 #include <stdlib.h>
 
 #include "base/files.h"
@@ -7,7 +8,8 @@
 #include "base/sizes.h"
 #include "train/job.h"
 
-/* The ranks of a host are numbered one after the other. All processes of the job split, whatever is shared where. */
+/* The ranks of a host are numbered one after the other. All processes of the job split, whatever is
+ * shared where. */
 static bl_status open_host_memory(bl_job *job)
 {
     bl_topology *t = &job->topology;

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* paths.c -- before a run writes anything: whether what it will write is something that it reads, or another
- * file of its own, or no file at all. Names do not tell: links, "..", mounts; so device and inode do, and the
- * resolved path of what is not there yet.
+/* paths.c -- before a run writes anything: whether what it will write is something that it reads,
+ * or another file of its own, or no file at all. Names do not tell: links, "..", mounts; so device
+ * and inode do, and the resolved path of what is not there yet.
  *
- *   written         dump_gradients, trace (a file per process), the names below in output_dir; their NAME.tmp
+ *   written         dump_gradients, trace (a file per process), the names below in output_dir;
+ *                   their NAME.tmp
  *   removed         what is in output_dir/checkpoints
  *   not compared    offload_dir: page files are new files with names of their own
  *
- * output_dir/config.resolved.yaml may be the configuration itself: it is written to be read back. */
+ * output_dir/config.resolved.yaml may be the configuration itself: it is written to be read
+ * back. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processes.c -- what the processes of a job agree on before their ranks start: that they see the same folder, model, data and
- * configuration, where rank 0's has found the run, and what memory they plan with. */
+/* processes.c -- what the processes of a job agree on before their ranks start: that they see the
+ * same folder, model, data and configuration, where rank 0's has found the run, and what memory
+ * they plan with. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,8 @@
 #include "train/talk.h"
 #include "train/training_internal.h"
 
-/* Rank 0's file in output_dir that the others look for; its token is drawn, so that no host has looked for that name before. */
+/* Rank 0's file in output_dir that the others look for; its token is drawn, so that no host has
+ * looked for that name before. */
 static const char PROBE_PREFIX[] = ".ballast.probe";
 
 /* After QUICK_S it is said who waits. NFS keeps what it knows of a folder for a minute at most. */
@@ -58,7 +60,8 @@ static bl_status find_probe(const char *dir, const probe *p, double for_s, view 
     return BL_OK;
 }
 
-/* Also those that crashes have left. Links, and what is a folder by that name, are not followed and stay. */
+/* Also those that crashes have left. Links, and what is a folder by that name, are not followed and
+ * stay. */
 static void remove_probes(const char *dir)
 {
     char **names = NULL, *path;
@@ -88,8 +91,8 @@ static bl_status write_probe(const char *dir, probe *p)
     return st;
 }
 
-/* About this much of the model each host, or process that shares nothing, reads once more, so that hosts with different ones do not train
- * together. */
+/* About this much of the model each host, or process that shares nothing, reads once more, so that
+ * hosts with different ones do not train together. */
 enum { PROBE_BYTES = 128 << 20 };
 
 static uint64_t hash_schedule(const bl_train_config *c)

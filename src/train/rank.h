@@ -18,11 +18,12 @@ typedef struct bl_rank {
     bool (*stop)(void *user);
     void *stop_user;
 
-    /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as the rank. */
+    /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as
+     * the rank. */
     bl_comm *host_world;
     bl_talk talk;
-    /* Of device memory: of all ranks, on `communication`; of this rank's shard group, on `gather`. On a CPU
-     * `world` is `host_world` itself. */
+    /* Of device memory: of all ranks, on `communication`; of this rank's shard group, on `gather`.
+     * On a CPU `world` is `host_world` itself. */
     bl_comm *world, *shard_group;
     bl_device *device;
     bl_stream *compute, *copy, *activations; /* the last: NULL unless activations are offloaded */
@@ -51,8 +52,9 @@ bl_status bl_rank_load_base(bl_rank *rank);
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank); /* and what an evaluation needs */
-/* warm_up.c: after create_pass, with an evaluation's rows. Where GPUs of several processes work together, all that an evaluation
- * runs has then run once, while no rank waited for another; elsewhere nothing happens. Collective over the job. */
+/* warm_up.c: after create_pass, with an evaluation's rows. Where GPUs of several processes work
+ * together, all that an evaluation runs has then run once, while no rank waited for another;
+ * elsewhere nothing happens. Collective over the job. */
 bl_status bl_rank_warm_up(bl_rank *rank);
 /* Waits for its streams, whatever they say. */
 void bl_rank_drain(bl_rank *rank);

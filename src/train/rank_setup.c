@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rank_setup.c -- a rank's device, streams, weights and buffers, in the order in which they depend on each other. */
+/* rank_setup.c -- a rank's device, streams, weights and buffers, in the order in which they depend
+ * on each other. */
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "train/rank.h"
@@ -53,7 +54,8 @@ static void leave(void *user)
     bl_launch_leave(user);
 }
 
-/* The base is most of what moves: NCCL is asked to gather by copy engines, which take no multiprocessors from the products. */
+/* The base is most of what moves: NCCL is asked to gather by copy engines, which take no
+ * multiprocessors from the products. */
 static bl_status connect_gpus(bl_rank *r)
 {
     bl_nccl_options options = {.name = "ballast",
@@ -65,9 +67,9 @@ static bl_status connect_gpus(bl_rank *r)
     return bl_comm_create_nccl(r->host_world, r->device, &options, &r->world);
 }
 
-/* On a CPU all memory is the host's: what is small goes with LoRA's sums. On a GPU a stream of its own, which waits for no kernel.
- * The base has a communicator of its own also where one shard group has all ranks: what comes from a slow disk must not hold up
- * gradients (comm/README.md). */
+/* On a CPU all memory is the host's: what is small goes with LoRA's sums. On a GPU a stream of its
+ * own, which waits for no kernel. The base has a communicator of its own also where one shard group
+ * has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
 static bl_status create_communicators(bl_rank *r)
 {
     bool is_cpu = bl_device_get_kind(r->device) == BL_DEVICE_CPU;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rank_train.c -- the training loop of one rank.
  *
- * A step: count the labels of all ranks; forward, loss and backward, group by group; sum loss and gradient norm; check them; AdamW.
- * While a step runs, the rows of the next one are read and tokenized: some before each visit of its passes. */
+ * A step: count the labels of all ranks; forward, loss and backward, group by group; sum loss and
+ * gradient norm; check them; AdamW. While a step runs, the rows of the next one are read and
+ * tokenized: some before each visit of its passes. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -284,7 +285,8 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
     return BL_OK;
 }
 
-/* A base that has changed has spoilt the steps since the last checkpoint: none is made of them. Prefetches for the next step end first. */
+/* A base that has changed has spoilt the steps since the last checkpoint: none is made of them.
+ * Prefetches for the next step end first. */
 static bl_status verify_base(bl_trainer *t)
 {
     if (t->training->job.config->verify_base == BL_VERIFY_FIRST) return BL_OK;

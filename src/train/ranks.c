@@ -8,7 +8,8 @@
 #include "base/memory.h"
 #include "base/sizes.h"
 
-/* Waits for the gathers of a pass that does not come: a rank whose own has failed must say so, or the others wait for it. */
+/* Waits for the gathers of a pass that does not come: a rank whose own has failed must say so, or
+ * the others wait for it. */
 static bl_status end_gathers(bl_rank *r, bl_status st)
 {
     if (st == BL_OK || st == BL_ESTOPPED) BL_TRY(bl_stream_synchronize(r->gather));
@@ -93,7 +94,8 @@ bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number)
     return true;
 }
 
-/* How much a rank's failure says: cancelled ranks only heard of it; of those that see a loss that is not finite, some know why. */
+/* How much a rank's failure says: cancelled ranks only heard of it; of those that see a loss that
+ * is not finite, some know why. */
 static int failure_weight(const bl_rank_thread *t)
 {
     return t->status == BL_OK ? 0 : t->status == BL_ECANCELLED ? 1 : t->rank->is_at_fault ? 3 : 2;

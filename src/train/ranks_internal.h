@@ -29,7 +29,8 @@ typedef struct bl_ranks {
     bl_rank_main main;
     void *user;
     bl_rank_thread *thread; /* [n_here] */
-    /* They end of themselves, and remove what they have begun: the process does not leave before them. */
+    /* They end of themselves, and remove what they have begun: the process does not leave before
+     * them. */
     bool is_cleaning_up;
     atomic_int n_running;
     _Atomic int64_t peak_bytes; /* the largest RssAnon seen */
@@ -39,8 +40,8 @@ typedef struct bl_ranks {
 bl_status bl_ranks_create(bl_job *job, bl_ranks *ranks);
 /* After a failure those that did start are canceled: wait and join. */
 bl_status bl_ranks_start(bl_ranks *ranks, bl_rank_main main, void *user);
-/* Waits 20 ms, or until one of `signals` comes: then *signal_number is > 0. Both may be NULL. false:
- * no rank runs any more. */
+/* Waits 20 ms, or until one of `signals` comes: then *signal_number is > 0. Both may be NULL.
+ * false: no rank runs any more. */
 bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number);
 /* After the last wait. The failure that came first: `started`, which bl_ranks_start returned, or a
  * rank's. */

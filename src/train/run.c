@@ -117,7 +117,8 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     return bl_output_failure(output, begin_output(training, output));
 }
 
-/* Evaluates the adapter that was written by `stored`, if that takes no more than training by `job` has taken. */
+/* Evaluates the adapter that was written by `stored`, if that takes no more than training by `job`
+ * has taken. */
 static bl_status evaluate_job(const bl_job *job, bl_job *stored, bl_outcome *outcome)
 {
     const bl_memory_ledger *needed = &stored->plan.memory, *taken = &job->plan.memory;
@@ -157,7 +158,8 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     return st;
 }
 
-/* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent their communicator. */
+/* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent
+ * their communicator. */
 static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;

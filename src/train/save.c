@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save.c -- training checkpoints: what is in one, and how all ranks write it together. start.c: how one is resumed.
+/* save.c -- training checkpoints: what is in one, and how all ranks write it together. start.c: how
+ * one is resumed.
  *
  *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter_shards.c
  *   checkpoints/step-N/config.yaml                        the resolved configuration
- *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step, ranks, layout, fingerprints, log length
+ *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
+ *                                                         ranks, layout, fingerprints, log length
  *
- * There is no other state: the order of rows and dropout are functions of (seed, step, sample, position). */
+ * There is no other state: the order of rows and dropout are functions of (seed, step, sample,
+ * position). */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* start.c -- where a training starts, and what of output_dir may go.
  *
- * A name that the run will write, and that is there although no run in output_dir wrote it (base/file_list.h), is
- * exit 2 whatever the keys are: output.c for files, here for checkpoints/step-N that are not before the start.
- * Otherwise, by what runs in output_dir wrote:
+ * A name that the run will write, and that is there although no run in output_dir wrote it
+ * (base/file_list.h), is exit 2 whatever the keys are: output.c for files, here for
+ * checkpoints/step-N that are not before the start. Otherwise, by what runs in output_dir wrote and
+ * the key that is true:
  *
- *   output_dir holds              (neither key)   resume_from_checkpoint true   overwrite_output_dir true
- *   nothing, or an empty log      start           start                         start
- *   a log, nothing else           exit 2          start over                    start over
- *   an adapter, no checkpoint     exit 2          exit 2                        start over
- *   a whole checkpoint            exit 2          resume the newest whole one   start over
- *   damaged checkpoints only      exit 2          exit 5                        start over
+ *   output_dir holds            neither   resume_from_checkpoint        overwrite_output_dir
+ *   nothing, or an empty log    start     start                         start
+ *   a log, nothing else         exit 2    start over                    start over
+ *   an adapter, no checkpoint   exit 2    exit 2                        start over
+ *   a whole checkpoint          exit 2    resume the newest whole one   start over
+ *   damaged checkpoints only    exit 2    exit 5                        start over
  *
- * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes what runs in output_dir
- * wrote and nothing else: checkpoints one by one, never a directory that may hold more. */
+ * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes what runs
+ * in output_dir wrote and nothing else: checkpoints one by one, never a directory that may hold
+ * more. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -74,8 +76,8 @@ static bl_status delete_file(const char *path, int64_t *n_bytes)
     return bl_tree_remove(path);
 }
 
-/* Calls `f` for the files of the old run outside of checkpoints. The configuration is not among them: it is replaced,
- * and this run may have been started from it. */
+/* Calls `f` for the files of the old run outside of checkpoints. The configuration is not among
+ * them: it is replaced, and this run may have been started from it. */
 static bl_status for_old_files(const bl_train_config *c, const bl_output *output, file_fn f,
                                int64_t *n_bytes)
 {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stop.c -- the ranks of a training while they run, and the signals that end it: at once while ranks are set up, then after the step,
- * or inside it once the grace is over. A save is not ended by that: whoever ends the process in its middle leaves the checkpoint before
- * it, and nothing but its end keeps the step. */
+/* stop.c -- the ranks of a training while they run, and the signals that end it: at once while
+ * ranks are set up, then after the step, or inside it once the grace is over. A save is not ended
+ * by that: whoever ends the process in its middle leaves the checkpoint before it, and nothing but
+ * its end keeps the step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;
 
-/* The second signal is the process's own again: its handler or, without one, its end. No file on disk minds. */
+/* The second signal is the process's own again: its handler or, without one, its end. No file on
+ * disk minds. */
 static void give_back(const sigset_t *signals, int signal_number)
 {
     pthread_sigmask(SIG_UNBLOCK, signals, NULL);
@@ -35,8 +37,8 @@ typedef struct watch {
     bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
 } watch;
 
-/* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which need all of them: there is
- * nothing to lose. */
+/* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which
+ * need all of them: there is nothing to lose. */
 static bool is_before_steps(const watch *w)
 {
     bool is_before = false;
@@ -58,8 +60,8 @@ static bool is_saving(const watch *w)
     return saves;
 }
 
-/* Ends the ranks inside their step: those that compute at their next visit, those that wait for others at once; and those that load
- * at their next piece. */
+/* Ends the ranks inside their step: those that compute at their next visit, those that wait for
+ * others at once; and those that load at their next piece. */
 static void abandon(watch *w)
 {
     bl_error error = {.status = BL_ESTOPPED};
@@ -73,9 +75,10 @@ static void abandon(watch *w)
     bl_comm_abort(w->ranks.rank[0].host_world, &error);
 }
 
-/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but not inside a save; before the first
- * step, at once. A second one, later than BL_LAUNCH_ONE_REQUEST_S, goes to the process. A child has one request twice where it went to
- * all processes at once: from whoever sent it, and passed on by the parent. */
+/* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but
+ * not inside a save; before the first step, at once. A second one, later than
+ * BL_LAUNCH_ONE_REQUEST_S, goes to the process. A child has one request twice where it went to all
+ * processes at once: from whoever sent it, and passed on by the parent. */
 static void take_signal(watch *w, const sigset_t *signals, int signal_number)
 {
     double grace_s = w->training->job.config->grace_s;
@@ -100,8 +103,8 @@ static void take_signal(watch *w, const sigset_t *signals, int signal_number)
     w->ranks.is_cleaning_up = is_over && is_before_steps(w) && bl_now_s() - w->asked_s < CLEAN_UP_S;
 }
 
-/* After the grace was over: the state of the last completed step, if all ranks agree which one that is. Processes cannot agree on
- * anything any more: their communicator went with the step. */
+/* After the grace was over: the state of the last completed step, if all ranks agree which one that
+ * is. Processes cannot agree on anything any more: their communicator went with the step. */
 static bl_status save_abandoned(watch *w, bl_output *output)
 {
     const bl_training *training = w->training;

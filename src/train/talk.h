@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* talk.h -- what ranks tell each other that is small and in host memory: counts, checksums, decisions. It travels between
- * hosts, never between GPUs, and queues no work on one. Every function is collective over the communicator, is called by
- * the rank's own thread, and returns when it is done; so the buffers may be the caller's own variables. Errors: the
- * communicator's (comm.h). */
+/* talk.h -- what ranks tell each other that is small and in host memory: counts, checksums,
+ * decisions. It travels between hosts, never between GPUs, and queues no work on one. Every
+ * function is collective over the communicator, is called by the rank's own thread, and returns
+ * when it is done; so the buffers may be the caller's own variables. Errors: the communicator's
+ * (comm.h). */
 #ifndef BALLAST_TRAIN_TALK_H
 #define BALLAST_TRAIN_TALK_H
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.h -- what the streams did, as a file for Perfetto or chrome://tracing: the JSON object format of Chrome's trace events. A
- * process is a rank, a thread one of its lanes (device/timeline.h), time is in microseconds of CLOCK_MONOTONIC. Waits of compute lie in
- * the compute lane, inside the visit that waited. */
+/* trace.h -- what the streams did, as a file for Perfetto or chrome://tracing: the JSON object
+ * format of Chrome's trace events. A process is a rank, a thread one of its lanes
+ * (device/timeline.h), time is in microseconds of CLOCK_MONOTONIC. Waits of compute lie in the
+ * compute lane, inside the visit that waited. */
 #ifndef BALLAST_TRAIN_TRACE_H
 #define BALLAST_TRAIN_TRACE_H
 
@@ -13,9 +14,11 @@
 
 typedef struct bl_trace bl_trace;
 
-/* Creates the file, in place of one that is there. The ranks first_rank .. first_rank + n_ranks - 1 will write into it. */
+/* Creates the file, in place of one that is there. The ranks first_rank .. first_rank + n_ranks - 1
+ * will write into it. */
 bl_status bl_trace_open(const char *path, int first_rank, int n_ranks, bl_trace **out);
-/* Completes and closes the file. BL_EIO when something could not be written, now or before; NULL is fine. */
+/* Completes and closes the file. BL_EIO when something could not be written, now or before; NULL is
+ * fine. */
 bl_status bl_trace_close(bl_trace *trace);
 
 /* A bl_span_sink: user is a bl_trace_rank. Any number of threads, each with its own. */

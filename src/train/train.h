@@ -6,16 +6,19 @@
 #include "job/launch.h"
 #include "config/config.h"
 
-/* For both: `launch` was opened with a `leave` function (job/launch.h), which ends the process when another one of the job fails. */
+/* For both: `launch` was opened with a `leave` function (job/launch.h), which ends the process when
+ * another one of the job fails. */
 
-/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a rank. While they run, SIGTERM,
- * SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to BL_ESTOPPED after saving a checkpoint; a second one of the
- * first three, later than BL_LAUNCH_ONE_REQUEST_S, as those before and after, is the process's own to handle, and it may exit at any
- * moment. SIGHUP and SIGXCPU come more than once by themselves: while the ranks end, they are swallowed. Other errors: as
- * docs/reliability.md lists them.
+/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a
+ * rank. While they run, SIGTERM, SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to
+ * BL_ESTOPPED after saving a checkpoint; a second one of the first three, later than
+ * BL_LAUNCH_ONE_REQUEST_S, as those before and after, is the process's own to handle, and it may
+ * exit at any moment. SIGHUP and SIGXCPU come more than once by themselves: while the ranks end,
+ * they are swallowed. Other errors: as docs/reliability.md lists them.
  *
- * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes output_dir, the others their shards of
- * checkpoints. NULL: all ranks are threads of this process. */
+ * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes
+ * output_dir, the others their shards of checkpoints. NULL: all ranks are threads of this
+ * process. */
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch);
 
 typedef struct bl_eval_result {
@@ -24,8 +27,8 @@ typedef struct bl_eval_result {
     bl_base_formats base; /* set by bl_eval_run */
 } bl_eval_result;
 
-/* The loss of config->model_name_or_path, with config->init_adapter if given, on config->validation_file. *out is set in the
- * process of rank 0. */
+/* The loss of config->model_name_or_path, with config->init_adapter if given, on
+ * config->validation_file. *out is set in the process of rank 0. */
 bl_status bl_eval_run(const bl_train_config *config, bl_launch *launch, bl_eval_result *out);
 
 #endif

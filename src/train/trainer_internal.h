@@ -42,24 +42,25 @@ typedef struct bl_trainer {
     int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step;     /* of the newest evaluation; -1: none */
     atomic_bool is_set_up;      /* as all ranks of the job are before one counts its first step */
-    atomic_bool
-        is_saving; /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
+    /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
+    atomic_bool is_saving;
 } bl_trainer;
 
 /* trainer.c: everything that the rank needs, and its end, before that of the rank. */
 bl_status bl_trainer_setup(bl_trainer *trainer);
 void bl_trainer_free(bl_trainer *trainer);
 
-/* warm_up.c: after setup. As bl_rank_warm_up, of all that a step runs; the adapter's state and what is counted are as before.
- * BL_ESTOPPED: the grace after a signal is over. */
+/* warm_up.c: after setup. As bl_rank_warm_up, of all that a step runs; the adapter's state and what
+ * is counted are as before. BL_ESTOPPED: the grace after a signal is over. */
 bl_status bl_trainer_warm_up(bl_trainer *trainer);
 
 /* rank_train.c: what lanes and products have done so far belongs to no step. */
 bl_status bl_trainer_forget_counts(bl_trainer *trainer);
 
-/* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at the end the adapter. After setup;
- * collective over the ranks of the job. BL_ESTOPPED: a signal; a checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT:
- * rows that changed or cannot be used. Else the error of a device, a file or another rank. */
+/* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at
+ * the end the adapter. After setup; collective over the ranks of the job. BL_ESTOPPED: a signal; a
+ * checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT: rows that changed or
+ * cannot be used. Else the error of a device, a file or another rank. */
 bl_status bl_trainer_run(bl_trainer *trainer);
 
 /* identity.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was made

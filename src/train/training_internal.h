@@ -19,8 +19,8 @@ typedef struct bl_start {
     int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
     int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
     bool is_saved;          /* this run's newest checkpoint is that of `step` */
-    bool
-        other_validation; /* the checkpoint's validation data were others: its losses are not this run's */
+    /* the checkpoint's validation data were others: its losses are not this run's */
+    bool other_validation;
     bool starts_over; /* output_dir has a run that goes; rank 0's process */
     char *dir;        /* of the checkpoint; NULL: from the beginning */
     int n_ranks;      /* of the run that made it */
@@ -37,7 +37,8 @@ typedef struct bl_training {
     char *checkpoint_dir; /* output_dir/checkpoints */
 } bl_training;
 
-/* Of the base in a checkpoint's state (JSON has no NaN): the validation data are not those of step 0. */
+/* Of the base in a checkpoint's state (JSON has no NaN): the validation data are not those of step
+ * 0. */
 #define BL_LOSS_UNKNOWN (-1.0)
 
 /* What a run was worth. base.loss NaN: unknown. */
@@ -70,17 +71,20 @@ typedef struct bl_output {
 
 /* The files of a run in output_dir, without checkpoints, lock and list; NULL from the last on. */
 const char *bl_output_name(size_t index);
-/* Makes config->output_dir, locks it and reads the list of what runs wrote there. BL_EUSAGE: another run holds it, it is
- * not a directory, or one of bl_output_name is there and not of a run. */
+/* Makes config->output_dir, locks it and reads the list of what runs wrote there. BL_EUSAGE:
+ * another run holds it, it is not a directory, or one of bl_output_name is there and not of a
+ * run. */
 bl_status bl_output_open(const char *dir, bl_output *output);
-/* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since, of somebody else. */
+/* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since, of
+ * somebody else. */
 bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n);
 /* adopt.c: lists what runs wrote that kept no list. */
 bl_status bl_output_adopt(const char *dir, bl_file_list *files);
-/* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into it. */
+/* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into
+ * it. */
 bl_status bl_output_check_lock(const bl_output *output);
-/* What became of writing there, or of reading back what this run wrote. When the folder was taken away meanwhile, that is
- * the error, whatever the write met first. */
+/* What became of writing there, or of reading back what this run wrote. When the folder was taken
+ * away meanwhile, that is the error, whatever the write met first. */
 bl_status bl_output_failure(const bl_output *output, bl_status st);
 /* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
 void bl_output_abort_saving(bl_output *output);
@@ -99,16 +103,17 @@ bl_status bl_training_check_paths(const bl_training *training);
 bl_status bl_training_trace_path(const bl_training *training, char **path);
 
 /* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
- * takes what the checkpoint has of output->outcome. Refuses an output_dir that holds a run, a checkpoint
- * of another configuration, data set or model, and a disk that could not take the first checkpoint.
- * A run that is to be overwritten is there until bl_training_start_over. */
+ * takes what the checkpoint has of output->outcome. Refuses an output_dir that holds a run, a
+ * checkpoint of another configuration, data set or model, and a disk that could not take the first
+ * checkpoint. A run that is to be overwritten is there until bl_training_start_over. */
 bl_status bl_training_prepare_resume(bl_training *training, bl_output *output);
 /* start.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
 /* save.c: bytes of one checkpoint, at most. */
 int64_t bl_job_checkpoint_bytes(const bl_job *job);
 
-/* processes.c: gives the other processes what rank 0's has chosen. Collective over the processes. */
+/* processes.c: gives the other processes what rank 0's has chosen. Collective over the
+ * processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);
 
 /* identity.c: what a result depends on beside the run's own keys, in a checkpoint's state. */
@@ -129,20 +134,21 @@ void bl_differences_add(bl_differences *d, const char *name, const char *format,
 bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
                                bl_differences *d);
 
-/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning. Errors:
- * those of bl_device_find_cuda. */
+/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning.
+ * Errors: those of bl_device_find_cuda. */
 bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 bl_status bl_machine_record(const bl_job *job, json_t *state);
 bl_status bl_machine_compare(const bl_job *job, const char *checkpoint, const json_t *state);
 
-/* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen; of a GPU what they asked it for,
- * together. After a training that ended well those of the process that took the most, of all in the job, and, where it has several
- * processes, the host memory of all processes of this host; otherwise this process's, and on_host 0. */
+/* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen;
+ * of a GPU what they asked it for, together. After a training that ended well those of the process
+ * that took the most, of all in the job, and, where it has several processes, the host memory of
+ * all processes of this host; otherwise this process's, and on_host 0. */
 typedef struct bl_peak_memory {
     int64_t host, gpu, on_host;
 } bl_peak_memory;
-/* stop.c: runs the ranks of this process to their end and returns the failure that came first. While
- * they run, signals stop the training. */
+/* stop.c: runs the ranks of this process to their end and returns the failure that came first.
+ * While they run, signals stop the training. */
 bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one that
- * has other names, fewer projections and fewer vectors. */
+/* What follows from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one
+ * that has other names, fewer projections and fewer vectors. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decoder layer against the formulas of block.h written out naively in double, forward by value and
- * backward by central differences of the double version.
+/* A decoder layer against the formulas of block.h written out naively in double, forward by value
+ * and backward by central differences of the double version.
  *
- * Tolerance. An output is computed by a chain of products and sums; in fp32 each of its n operations is off
- * by at most u of the values at hand, and norms keep those near one. So an element is allowed n u of the
- * largest element of its tensor, n being all sums on the way of the layer added up: norms and projections
- * (hidden, q_width, inter), scores (head_dim), attention (T); forward and, for gradients, back again. */
+ * Tolerance. An output is computed by a chain of products and sums; in fp32 each of its n
+ * operations is off by at most u of the values at hand, and norms keep those near one. So an
+ * element is allowed n u of the largest element of its tensor, n being all sums on the way of the
+ * layer added up: norms and projections (hidden, q_width, inter), scores (head_dim), attention (T);
+ * forward and, for gradients, back again. */
 #include "ops_test.h"
 
 #include "arch/block.h"
@@ -276,8 +277,8 @@ static double *to_doubles(const float *x, int64_t n)
     return y;
 }
 
-/* The gradient with respect to `values`, which are the reference's own x or lora. STEP^2 times a third
- * derivative and 1e-16 / STEP of the loss are both below 1e-8. */
+/* The gradient with respect to `values`, which are the reference's own x or lora. STEP^2 times a
+ * third derivative and 1e-16 / STEP of the loss are both below 1e-8. */
 static double *differences(const toy *m, const double *lora, const double *x, double *values,
                            int64_t n)
 {
@@ -331,8 +332,8 @@ static int64_t floats_of(int64_t n_bytes)
     return n_bytes / (int64_t)sizeof(float);
 }
 
-/* Forward and backward of the tokens [begin, end) of x and d_out. Between the two nothing is left but what
- * `save` keeps. */
+/* Forward and backward of the tokens [begin, end) of x and d_out. Between the two nothing is left
+ * but what `save` keeps. */
 static result run(toy *m, const bl_micro_batch *batch, unsigned save, int64_t begin)
 {
     int64_t T = batch->T, H = m->c->hidden,
@@ -473,8 +474,8 @@ static void test_scratch_of_the_widest_input(void **state)
     }
 }
 
-/* On a GPU activations have two bytes; log-sum-exps and norms stay fp32. Places begin at 256 bytes, and rows
- * of micro-batches that follow each other do, too. */
+/* On a GPU activations have two bytes; log-sum-exps and norms stay fp32. Places begin at 256 bytes,
+ * and rows of micro-batches that follow each other do, too. */
 static void test_sizes_in_bf16(void **state)
 {
     enum { ALIGNMENT = 256 };

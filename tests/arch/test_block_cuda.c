@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decoder layer on CUDA against the same layer on the CPU, in every format, with and without prepared weights, in
- * memory of exactly the bytes that a plan counts, with guarded bytes behind.
+/* A decoder layer on CUDA against the same layer on the CPU, in every format, with and without
+ * prepared weights, in memory of exactly the bytes that a plan counts, with guarded bytes behind.
  *
- * Tolerance. Both devices start from the same numbers: weights of the same codes, values that bf16 holds. Each value
- * that is stored in bf16 on the way is off by at most u = 2^-8 of itself, e = u / sqrt(3) = 0.23 % root mean square,
- * and stages add as squares. Forward has 13 of them (two norms, four products with up to three additions each, RoPE,
- * attention, SwiGLU, two residual sums), backward as many again on top of it: sqrt(26) e = 1.2 %. 2.5 % is asked for:
- * small sums have small samples. In FP8 each product's input is rounded to E4M3 moreover, 3.6 % at most
- * (test_linear_cuda.c): of the products on the way of a result, at most 12 (forward 4, backward 4, recomputed 4),
- * sqrt(12) 3.6 % = 12.5 %; asked for is that. A wrong scale, row or mask is a multiple. Weights are small enough that
- * scores of attention are about one: a sharp softmax would multiply errors. */
+ * Tolerance. Both devices start from the same numbers: weights of the same codes, values that bf16
+ * holds. Each value that is stored in bf16 on the way is off by at most u = 2^-8 of itself, e = u /
+ * sqrt(3) = 0.23 % root mean square, and stages add as squares. Forward has 13 of them (two norms,
+ * four products with up to three additions each, RoPE, attention, SwiGLU, two residual sums),
+ * backward as many again on top of it: sqrt(26) e = 1.2 %. 2.5 % is asked for: small sums have
+ * small samples. In FP8 each product's input is rounded to E4M3 moreover, 3.6 % at most
+ * (test_linear_cuda.c): of the products on the way of a result, at most 12 (forward 4, backward 4,
+ * recomputed 4), sqrt(12) 3.6 % = 12.5 %; asked for is that. A wrong scale, row or mask is a
+ * multiple. Weights are small enough that scores of attention are about one: a sharp softmax would
+ * multiply errors. */
 #include "ops_test.h"
 
 #include "arch/block.h"
@@ -23,7 +25,8 @@ enum { T = 128, DOCUMENTS = 3, R = 4, GUARD_BYTES = 4096, GUARD = 0xa5 };
 
 static const int32_t document_starts[DOCUMENTS + 1] = {0, 37, 38, T};
 
-/* What FP8 products can do, and what a small model's sizes are like: products of 344 rows are in bf16. */
+/* What FP8 products can do, and what a small model's sizes are like: products of 344 rows are in
+ * bf16. */
 typedef struct dims_case {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     bool is_fp8_possible;
@@ -67,7 +70,8 @@ static void encode(bl_pool *pool, const bl_weight_segment *s, int64_t cols, uint
     free(values);
 }
 
-/* Codes of all segments where the layout has them; scales one after the other, from multiples of 4 on. */
+/* Codes of all segments where the layout has them; scales one after the other, from multiples of 4
+ * on. */
 static void fill_base(host *h, bl_pool *pool)
 {
     const bl_base_unit *unit = &h->layout.units[0];
@@ -355,7 +359,8 @@ static bool same(const result *a, const result *b, const side *s)
            memcmp(a->gradients, b->gradients, (size_t)s->lora.n_floats * sizeof(float)) == 0;
 }
 
-/* One shape in one format: each mode near the CPU, and the same bits whatever is saved or prepared. */
+/* One shape in one format: each mode near the CPU, and the same bits whatever is saved or
+ * prepared. */
 static void check_case(const dims_case *c, bl_format format, float dropout)
 {
     test_device cpu = test_device_create(1), gpu = {0};

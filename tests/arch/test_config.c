@@ -284,8 +284,9 @@ static void test_presets(void **state)
     assert_non_null(strstr(bl_error_text(), "llama3.1-405b, "));
 }
 
-/* The frequencies of transformers' _compute_llama3_parameters, evaluated in Python's doubles. Both sides are
- * a few correctly rounded operations and one pow of at most 1 ulp: 8 ulp, 1.8e-15 relative, covers them. */
+/* The frequencies of transformers' _compute_llama3_parameters, evaluated in Python's doubles. Both
+ * sides are a few correctly rounded operations and one pow of at most 1 ulp: 8 ulp, 1.8e-15
+ * relative, covers them. */
 static void test_rope_frequencies(void **state)
 {
     static const struct {

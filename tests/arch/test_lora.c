@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where adapters lie in a layer's flat vector, how they begin, and what of that a PEFT configuration says. */
+/* Where adapters lie in a layer's flat vector, how they begin, and what of that a PEFT
+ * configuration says. */
 #include "ops_test.h"
 
 #include "arch/lora.h"
@@ -144,7 +145,8 @@ static void test_start(void **state)
             sum += (double)whole[i];
             squares += (double)whole[i] * (double)whole[i];
         }
-        /* Variance bound^2 / 3, that of the squares 4 bound^4 / 45: within five standard deviations. */
+        /* Variance bound^2 / 3, that of the squares 4 bound^4 / 45: within five standard
+         * deviations. */
         assert_true(fabs(sum / (double)count) <= 5 * bound / sqrt(3.0 * (double)count));
         assert_true(fabs(squares / (double)count - bound * bound / 3) <=
                     5 * bound * bound * sqrt(4.0 / 45 / (double)count));

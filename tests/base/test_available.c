@@ -140,7 +140,8 @@ static void test_version_1(void **state)
     assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
-    /* A container without a name space of its own is told the host's path, which it does not see. */
+    /* A container without a name space of its own is told the host's path, which it does not
+     * see. */
     put("proc/self/cgroup", "4:memory:/docker/0123\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
     put("sys/fs/cgroup/memory.max", "20000\n"); /* both versions at once: the least counts */
@@ -221,7 +222,8 @@ static void test_quota_of_version_1(void **state)
     assert_int_equal(bl_cores_quota_of(root), 8);
     put("sys/fs/cgroup/cpu/pod/container/cpu.cfs_quota_us", "400000\n");
     assert_int_equal(bl_cores_quota_of(root), 4);
-    /* A container without a name space of its own is told the host's path, which it does not see. */
+    /* A container without a name space of its own is told the host's path, which it does not
+     * see. */
     put("proc/self/cgroup", "4:cpuacct,cpu:/docker/0123\n");
     assert_int_equal(bl_cores_quota_of(root), -1);
     put("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "300000\n");

@@ -118,8 +118,8 @@ static double wait_cpu_s(void)
     return cpu_s;
 }
 
-/* A long wait sleeps: it uses less than a tenth of its time. To begin and to fall asleep takes longer with sanitizers and on a loaded
- * machine, though seldom each time. */
+/* A long wait sleeps: it uses less than a tenth of its time. To begin and to fall asleep takes
+ * longer with sanitizers and on a loaded machine, though seldom each time. */
 static void test_waiting_is_cheap(void **state)
 {
     (void)state;

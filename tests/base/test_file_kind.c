@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files given by mistake are named; what is JSON, a safetensors file or plain text is not. The bytes are the
- * first ones of files that the formats' own programs wrote. */
+/* Files given by mistake are named; what is JSON, a safetensors file or plain text is not. The
+ * bytes are the first ones of files that the formats' own programs wrote. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -73,7 +73,8 @@ static void test_kinds(void **state)
     assert_int_equal(bl_file_kind_refuse("f", tar, 260, "JSON"), BL_OK);
 }
 
-/* Every beginning of a known file, byte by byte: nothing behind n_bytes is looked at (AddressSanitizer). */
+/* Every beginning of a known file, byte by byte: nothing behind n_bytes is looked at
+ * (AddressSanitizer). */
 static void test_short_files(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files that misbehave: short reads, EINTR, EIO, full disks and failing fsyncs are injected with the linker's
- * --wrap. */
+/* Files that misbehave: short reads, EINTR, EIO, full disks and failing fsyncs are injected with
+ * the linker's --wrap. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -325,7 +325,8 @@ static void test_folders(void **state)
     assert_true(bl_dir_is_in_memory("/dev/shm"));
 }
 
-/* The holder is another process; after its SIGKILL the lock is free though its file is still there. */
+/* The holder is another process; after its SIGKILL the lock is free though its file is still
+ * there. */
 static void test_lock_dies_with_its_holder(void **state)
 {
     bl_dir_lock *lock = NULL;

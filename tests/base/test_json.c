@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The JSON reader: its errors, its getters, and nst/JSONTestSuite when BALLAST_TEST_DATA names the test data.
- */
+/* The JSON reader: its errors, its getters, and nst/JSONTestSuite when BALLAST_TEST_DATA names the
+ * test data. */
 #include <float.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,7 +49,8 @@ static void test_errors_name_the_place(void **state)
     assert_string_equal(bl_error_text(), "f.json:2:3: NUL byte");
 }
 
-/* Integers outside int64 become the nearest real; those inside stay exact, whatever stands beside them. */
+/* Integers outside int64 become the nearest real; those inside stay exact, whatever stands beside
+ * them. */
 static void test_integers_of_any_size(void **state)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that runs out at each allocation of a parse, once and for good: BL_ENOMEM, nothing leaked (the debug
- * preset looks), nothing read past its end. */
+/* Memory that runs out at each allocation of a parse, once and for good: BL_ENOMEM, nothing leaked
+ * (the debug preset looks), nothing read past its end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -66,7 +66,8 @@ static long fail_each(const char *text)
     return n;
 }
 
-/* Strings and numbers whose last byte, or any other, is the one for which the lexer's buffer grows. */
+/* Strings and numbers whose last byte, or any other, is the one for which the lexer's buffer
+ * grows. */
 static void test_tokens_of_every_length(void **state)
 {
     char text[256];

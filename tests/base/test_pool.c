@@ -53,7 +53,8 @@ static void test_each_item_once(void **state)
     }
 }
 
-/* Back to back, as the ops of a step are; a worker that is late for one loop must not harm the next. */
+/* Back to back, as the ops of a step are; a worker that is late for one loop must not harm the
+ * next. */
 static void test_many_short_loops(void **state)
 {
     enum { N_LOOPS = 20000 };
@@ -77,7 +78,8 @@ typedef struct meeting {
     void *scratches[3];
 } meeting;
 
-/* Items that wait for each other: they end only if three threads run them, each with a scratch of its own. */
+/* Items that wait for each other: they end only if three threads run them, each with a scratch of
+ * its own. */
 static void meet_others(void *arg, int64_t index, void *scratch)
 {
     meeting *m = arg;

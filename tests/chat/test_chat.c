@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Chat templates and the rows that use them, against what transformers makes of the same conversations
- * (chat_golden.json). It is longer than 600 lines for its table of templates that are refused. */
+/* Chat templates and the rows that use them, against what transformers makes of the same
+ * conversations (chat_golden.json). It is longer than 600 lines for its table of templates that are
+ * refused. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

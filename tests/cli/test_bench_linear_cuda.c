@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench linear on a GPU, on the fakes of tests/device and tests/linear: every line is there with its fields,
- * and the hashes are those of what the layer computes, whichever algorithm does it. FP8 differs from bf16 by
- * what test_linear_cuda.c derives, at most 5 %. */
+/* bench linear on a GPU, on the fakes of tests/device and tests/linear: every line is there with
+ * its fields, and the hashes are those of what the layer computes, whichever algorithm does it. FP8
+ * differs from bf16 by what test_linear_cuda.c derives, at most 5 %. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast inspect` of what only the library can write: FP8 models and checkpoints. argv[1] is the program.
- */
+/* `ballast inspect` of what only the library can write: FP8 models and checkpoints. argv[1] is the
+ * program. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

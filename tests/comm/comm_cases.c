@@ -392,8 +392,8 @@ static bl_status fail_task(bl_stream *stream, const void *args)
     return BL_FAIL(BL_EIO, "shard.bin: a short read");
 }
 
-/* Rank 1's task fails after ten rounds; the others are in, or on their way to, an all_gather that rank 1
- * skips. */
+/* Rank 1's task fails after ten rounds; the others are in, or on their way to, an all_gather that
+ * rank 1 skips. */
 bl_status comm_case_one_rank_fails(test_rank *self)
 {
     unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_cases.h -- what a rank does in a test of a communicator, whichever kind it is: collectives against
- * serial sums in rank order, bit for bit, and failures. */
+/* comm_cases.h -- what a rank does in a test of a communicator, whichever kind it is: collectives
+ * against serial sums in rank order, bit for bit, and failures. */
 #ifndef BALLAST_TESTS_COMM_COMM_CASES_H
 #define BALLAST_TESTS_COMM_COMM_CASES_H
 
@@ -11,19 +11,19 @@ bl_status comm_case_world_values(test_rank *self); /* every collective, many len
 bl_status comm_case_negative_zero(test_rank *self);
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */
 
-/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third, over a ring
- * of buffers; each is late now and then. */
+/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third,
+ * over a ring of buffers; each is late now and then. */
 bl_status comm_case_run_pipeline(test_rank *self);
 
 /* Two communicators of the same ranks: a gather that waits for a rank holds up no reduction. */
 bl_status comm_case_gather_is_held(test_rank *self);
 
-/* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are cancelled everywhere, and
- * return BL_ECANCELLED "all cancelled". */
+/* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are cancelled
+ * everywhere, and return BL_ECANCELLED "all cancelled". */
 bl_status comm_case_one_rank_fails(test_rank *self);
 
-/* For those that follow. Ranks that mean to come do so within this time of each other; where one did not, since
- * its machine stood still, the test tries again. */
+/* For those that follow. Ranks that mean to come do so within this time of each other; where one
+ * did not, since its machine stood still, the test tries again. */
 #define COMM_CASE_DEADLINE_S 2.0
 
 /* Odd ranks come to a collective when the job has failed without them. */

@@ -88,7 +88,8 @@ static void close_others(int n_ranks, int own, int sockets[HOST_RANKS_MAX][HOST_
             if (a != b) close(sockets[a][b]);
 }
 
-/* Whatever hangs, is stopped or not, is killed with all others that are left, and the test ends here. */
+/* Whatever hangs, is stopped or not, is killed with all others that are left, and the test ends
+ * here. */
 static void wait_for_all(int n_ranks, const pid_t *pids)
 {
     double end_s = bl_now_s() + HANG_S;

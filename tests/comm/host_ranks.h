@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_ranks.h -- runs a function as N ranks of one host that are processes: forked, connected by sockets. */
+/* host_ranks.h -- runs a function as N ranks of one host that are processes: forked, connected by
+ * sockets. */
 #ifndef BALLAST_TESTS_HOST_RANKS_H
 #define BALLAST_TESTS_HOST_RANKS_H
 
@@ -16,9 +17,9 @@ typedef struct host_rank_end {
     int64_t values[HOST_RANKS_VALUES]; /* what it put there: host_rank_say */
 } host_rank_end;
 
-/* As test_ranks_run: a rank that fails aborts the job. The caller has no threads; files that it has open, the
- * ranks have, too. Returns when all processes have ended; where one has not
- * after five minutes, all are killed and the test's process aborts. */
+/* As test_ranks_run: a rank that fails aborts the job. The caller has no threads; files that it has
+ * open, the ranks have, too. Returns when all processes have ended; where one has not after five
+ * minutes, all are killed and the test's process aborts. */
 void host_ranks_run(int n_ranks, double deadline_s, test_rank_fn fn, void *arg,
                     host_rank_end *ends);
 

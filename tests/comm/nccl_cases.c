@@ -11,7 +11,8 @@
 #include "base/sizes.h"
 #include "ring/gather_ring.h"
 
-/* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more than a piece of the scratch for 3 ranks and more. */
+/* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more than a piece of
+ * the scratch for 3 ranks and more. */
 static const int64_t lengths[] = {0, 1, 7, 1000, 16384, 16385, 70001};
 enum { LARGE = 5000003 };
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_cases.h -- what a rank with a GPU does in tests of the communicator of GPUs. The values are those of comm_cases.h. */
+/* nccl_cases.h -- what a rank with a GPU does in tests of the communicator of GPUs. The values are
+ * those of comm_cases.h. */
 #ifndef BALLAST_TESTS_NCCL_CASES_H
 #define BALLAST_TESTS_NCCL_CASES_H
 
@@ -9,8 +10,9 @@
 #define NCCL_DEADLINE_S      5
 #define NCCL_DEADLINE_S_TEXT "5.0 s"
 
-/* Launches of a crowd: the first ones end, then so many wait on a stream that is held up, the others on another one. All that wait are more than
- * twice as many as a watch has room for at its start. The pauses take longer than the deadline. */
+/* Launches of a crowd: the first ones end, then so many wait on a stream that is held up, the
+ * others on another one. All that wait are more than twice as many as a watch has room for at its
+ * start. The pauses take longer than the deadline. */
 enum {
     NCCL_CROWD_FIRST = 30,
     NCCL_CROWD_HELD = 70,

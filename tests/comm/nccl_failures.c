@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes wrong between GPUs in processes. The ranks end as those of a training do: nccl_ranks.c. */
+/* What goes wrong between GPUs in processes. The ranks end as those of a training do:
+ * nccl_ranks.c. */
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -9,7 +10,8 @@ enum { BYTES = 4096, N_ROUNDS = 30 };
 
 static const double PATIENCE_S = 60; /* for all ranks to come */
 
-/* Where copy engines are asked for it is a window, and is freed as a window after whatever happened. */
+/* Where copy engines are asked for it is a window, and is freed as a window after whatever
+ * happened. */
 typedef struct room {
     char *memory;
 } room;
@@ -124,7 +126,8 @@ bl_status nccl_fail_away(nccl_self *self)
     return room_close(self, &r, st);
 }
 
-/* Rank 3 does not come to the gather of its pair; the pair of ranks 0 and 1 goes on to what all do, and waits there for rank 2. */
+/* Rank 3 does not come to the gather of its pair; the pair of ranks 0 and 1 goes on to what all do,
+ * and waits there for rank 2. */
 bl_status nccl_fail_away_in_pair(nccl_self *self)
 {
     bl_comm *pair;

@@ -222,14 +222,16 @@ static void report(const bl_error *error)
     bl_log_set_silent(true);
 }
 
-/* As the program leaves (launch.h): the job is told, the process ends with its code; the rank may still use the wire. */
+/* As the program leaves (launch.h): the job is told, the process ends with its code; the rank may
+ * still use the wire. */
 static void leave(void *user)
 {
     bl_wire *wire = user;
     _exit(bl_status_exit_code(bl_wire_end(wire)));
 }
 
-/* BALLAST_TEST_BOOT_ID: the last rank is on another host of this name, which has this file as its boot id. */
+/* BALLAST_TEST_BOOT_ID: the last rank is on another host of this name, which has this file as its
+ * boot id. */
 static bl_status move_to_other_host(const nccl_self *self)
 {
     const char *file = getenv("BALLAST_TEST_BOOT_ID");

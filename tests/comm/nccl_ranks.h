@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_ranks.h -- a job of processes with a GPU each, for tests of the communicator of GPUs: the test program starts itself as the ranks,
- * joined by sockets, each to run a case and to end as Ballast does, with the job's status as exit code and one line of error from one of them. */
+/* nccl_ranks.h -- a job of processes with a GPU each, for tests of the communicator of GPUs: the
+ * test program starts itself as the ranks, joined by sockets, each to run a case and to end as
+ * Ballast does, with the job's status as exit code and one line of error from one of them. */
 #ifndef BALLAST_TESTS_NCCL_RANKS_H
 #define BALLAST_TESTS_NCCL_RANKS_H
 
@@ -17,8 +18,8 @@ enum { NCCL_RANKS_MAX = 8, NCCL_TEXT_BYTES = 8192, NCCL_MARKS = 4 };
 /* Shared by the ranks and the test. */
 typedef struct nccl_board {
     atomic_int marks[NCCL_MARKS];
-    _Atomic(double) failed_s
-        [NCCL_RANKS_MAX]; /* when a rank's case ended with an error, CLOCK_MONOTONIC; 0: it did not */
+    /* when a rank's case ended with an error, CLOCK_MONOTONIC; 0: it did not */
+    _Atomic(double) failed_s[NCCL_RANKS_MAX];
 } nccl_board;
 
 typedef struct nccl_self {
@@ -58,8 +59,8 @@ void nccl_await_failure(const nccl_job *job, int rank);
 /* Fails unless all ranks ended with 0. */
 void nccl_assert_fine(const nccl_job *job);
 void nccl_kill(nccl_job *job, int rank);
-/* Whether every rank ended with `code`, those that were killed aside, and one line of error was printed, with `text` in it. Prints what is
- * wrong. */
+/* Whether every rank ended with `code`, those that were killed aside, and one line of error was
+ * printed, with `text` in it. Prints what is wrong. */
 bool nccl_has_failed(const nccl_job *job, int code, const char *text);
 
 /* In main, first: runs a rank's case and ends, where the process was started as one. */

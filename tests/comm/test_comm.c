@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Collectives of the local communicator against serial sums in rank order, bit for bit, and what happens when
- * ranks fail, leave or disagree. */
+/* Collectives of the local communicator against serial sums in rank order, bit for bit, and what
+ * happens when ranks fail, leave or disagree. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -134,8 +134,8 @@ static bool stopped_process_blames_nobody(void)
     return false;
 }
 
-/* The time for which the whole process was stopped is not the missing rank's. That another one is late meanwhile,
- * on a loaded machine, is tried again. */
+/* The time for which the whole process was stopped is not the missing rank's. That another one is
+ * late meanwhile, on a loaded machine, is tried again. */
 static void test_deadline_of_a_stopped_process(void **state)
 {
     enum { MAX_TRIES = 3 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The local communicator between ranks that each have a CUDA device: on a GPU, or on the
- * emulated one (emulator/). Results are those of the CPU bit for bit: copies are copies, and sums have the
+/* The local communicator between ranks that each have a CUDA device: on a GPU, or on the emulated
+ * one (emulator/). Results are those of the CPU bit for bit: copies are copies, and sums have the
  * same order. */
 #include <setjmp.h>
 #include <stdarg.h>

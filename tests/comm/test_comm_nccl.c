@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communicator of GPUs between processes: on the emulated GPU with the fake NCCL (emulator/), whose faults these tests ask for. Values
- * are compared with serial sums in rank order bit for bit, as those of every other communicator are. */
+/* The communicator of GPUs between processes: on the emulated GPU with the fake NCCL (emulator/),
+ * whose faults these tests ask for. Values are compared with serial sums in rank order bit for bit,
+ * as those of every other communicator are. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,8 +32,8 @@ static void run_fine(const char *name, int n_ranks, const char *const *settings)
 /* Whether the job fails as it should. */
 typedef bool (*attempt_fn)(const void *arg);
 
-/* A rank that the machine holds up for some seconds may end a job in another way, and rightly: it is tried again, visibly. What is wrong
- * with the communicator is wrong each time. */
+/* A rank that the machine holds up for some seconds may end a job in another way, and rightly: it
+ * is tried again, visibly. What is wrong with the communicator is wrong each time. */
 static void try_again(const char *name, attempt_fn attempt, const void *arg)
 {
     enum { MAX_TRIES = 3 };
@@ -248,8 +249,8 @@ static void test_two_ranks_with_one_gpu(void **state)
     run_failing("values", 4, SETTINGS("BALLAST_TEST_GPUS=3"), 4, text);
 }
 
-/* Machines that were installed alike: one name, and their GPUs have the same places. NCCL is asked for no window, which would go over
- * their network. */
+/* Machines that were installed alike: one name, and their GPUs have the same places. NCCL is asked
+ * for no window, which would go over their network. */
 static void test_two_hosts_with_one_name(void **state)
 {
     char file[] = "/tmp/boot_id.XXXXXX", setting[64];
@@ -325,7 +326,8 @@ static void test_a_missing_rank_of_a_pair(void **state)
                 "rank 3 did not reach all_gather of layer 7 within " NCCL_DEADLINE_S_TEXT);
 }
 
-/* However many launches are under way, the last one is watched, and none has to answer for those before it. */
+/* However many launches are under way, the last one is watched, and none has to answer for those
+ * before it. */
 static void test_a_crowd_of_launches(void **state)
 {
     char what[128];
@@ -392,7 +394,8 @@ static void test_an_abort_that_hangs(void **state)
     run_failing("away", 3, SETTINGS("BALLAST_EMULATED_NCCL_ABORT=hang"), 7, "did not come");
 }
 
-/* NCCL's abort frees what a thread in a call still uses: a communicator whose rank hangs in one is not aborted, the process ends. */
+/* NCCL's abort frees what a thread in a call still uses: a communicator whose rank hangs in one is
+ * not aborted, the process ends. */
 static bool is_not_aborted(const void *arg)
 {
     nccl_job job;
@@ -460,7 +463,8 @@ static void test_a_watch_that_hangs(void **state)
     run_with_hanging_watch("own_failure_idle", 2, 6, "rank 1: a loss of nan");
 }
 
-/* Each question to NCCL takes longer than a pause that is pardoned: the deadline comes all the same. */
+/* Each question to NCCL takes longer than a pause that is pardoned: the deadline comes all the
+ * same. */
 static void test_a_watch_that_is_slow(void **state)
 {
     (void)state;

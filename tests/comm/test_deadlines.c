@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is late, by a simulated clock: a watch and a guard of communicators of GPUs, and processes that were stopped. */
+/* What is late, by a simulated clock: a watch and a guard of communicators of GPUs, and processes
+ * that were stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,8 +28,8 @@ static void test_overdue(void **state)
     assert_false(comm_nccl_is_overdue(10.0, 0.0, 1e9)); /* no deadline */
 }
 
-/* A watch that looks 20 times per second, each look of look_s, its sleep from `stop_s` on longer by stopped_s. Returns when it found
- * that a launch at 0 s is overdue. */
+/* A watch that looks 20 times per second, each look of look_s, its sleep from `stop_s` on longer by
+ * stopped_s. Returns when it found that a launch at 0 s is overdue. */
 static double watch_from(double look_s, double stop_s, double stopped_s, double deadline_s)
 {
     double round_s = 0, since_s = 0, now_s = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that ranks of a host share: what one writes the others read, by all who ask alike; refusals by their
- * text; the same calls of a rank alone. Ranks are threads that map one memory file, each for itself, and
- * processes. */
+/* Memory that ranks of a host share: what one writes the others read, by all who ask alike;
+ * refusals by their text; the same calls of a rank alone. Ranks are threads that map one memory
+ * file, each for itself, and processes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -463,7 +463,8 @@ static void test_refusals_of_processes(void **state)
     close(fd);
 }
 
-/* The rank that fills is killed: without a deadline, the others learn of it. Rank 0 takes, the last one fills. */
+/* The rank that fills is killed: without a deadline, the others learn of it. Rank 0 takes, the last
+ * one fills. */
 static bl_status die_filling(test_rank *self)
 {
     bl_host_memory *memory;

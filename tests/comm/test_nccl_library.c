@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVIDIA's own library through the table, where it is installed: no GPU is needed for that. The fake one is
- * test_comm_nccl's. */
+/* NVIDIA's own library through the table, where it is installed: no GPU is needed for that. The
+ * fake one is test_comm_nccl's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two ends of a connection, and the rings of a mailbox, in one thread: what is sent arrives in its place, whatever the order in which it is asked
- * for; what makes no sense, or was damaged, is an error that names the sender. */
+/* Two ends of a connection, and the rings of a mailbox, in one thread: what is sent arrives in its
+ * place, whatever the order in which it is asked for; what makes no sense, or was damaged, is an
+ * error that names the sender. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,7 +94,8 @@ static void test_early_messages(void **state)
     assert_int_equal(b.n_early, 0);
 }
 
-/* Data go when their receiver is ready, and long pieces of two channels take turns: neither waits for the other's end. */
+/* Data go when their receiver is ready, and long pieces of two channels take turns: neither waits
+ * for the other's end. */
 static void send_two_large(void)
 {
     unsigned char *sent[2], *got[2];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_ranks.h -- runs a function as N ranks: a thread each, with a communicator, a device and a stream. */
+/* test_ranks.h -- runs a function as N ranks: a thread each, with a communicator, a device and a
+ * stream. */
 #ifndef BALLAST_TESTS_COMM_TEST_RANKS_H
 #define BALLAST_TESTS_COMM_TEST_RANKS_H
 
@@ -18,15 +19,15 @@ typedef struct test_rank {
 /* Runs on the rank's thread. cmocka's assertions work on the main thread only: use TEST_CHECK. */
 typedef bl_status (*test_rank_fn)(test_rank *self);
 
-/* As in a real run, a rank that fails aborts the job, so that no other hangs. Returns the status and sets the
- * text of the job's first error, or BL_OK. `errors` (n_ranks of them, or NULL) receives what each rank
- * returned. */
+/* As in a real run, a rank that fails aborts the job, so that no other hangs. Returns the status
+ * and sets the text of the job's first error, or BL_OK. `errors` (n_ranks of them, or NULL)
+ * receives what each rank returned. */
 bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
                          bl_error *errors);
 
-/* Whether the job ends with BL_ERANK and this text, not before the deadline. A thread of a loaded machine may stand still
- * for as long, so that an innocent rank is named as well: what is wrong is said, and tried twice again. A defect
- * is wrong each time. */
+/* Whether the job ends with BL_ERANK and this text, not before the deadline. A thread of a loaded
+ * machine may stand still for as long, so that an innocent rank is named as well: what is wrong is
+ * said, and tried twice again. A defect is wrong each time. */
 bool test_ranks_miss(int n_ranks, double deadline_s, test_rank_fn fn, void *arg, const char *text,
                      bl_error *errors);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire where what it relies on fails: bytes that change on their way, and a thread that hangs. The linker puts
- * __wrap_comm_peer_begin_send in the place of comm_peer_begin_send. */
+/* The wire where what it relies on fails: bytes that change on their way, and a thread that hangs.
+ * The linker puts __wrap_comm_peer_begin_send in the place of comm_peer_begin_send. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -114,7 +114,8 @@ static void *run_relay(void *argument)
     return NULL;
 }
 
-/* Two ranks, and between them somebody who changes one bit of what rank 0 says. Returns how many bytes that was. */
+/* Two ranks, and between them somebody who changes one bit of what rank 0 says. Returns how many
+ * bytes that was. */
 static int64_t run_damaged(int64_t damaged, int bit, end ends[2])
 {
     relay between = {.damaged = damaged, .bit = bit};
@@ -133,7 +134,8 @@ static int64_t run_damaged(int64_t damaged, int bit, end ends[2])
     return between.n_bytes;
 }
 
-/* Wherever it is: in a head, in a message, in bulk data. No rank gets a wrong sum; both end with 7, and the text names the sender. */
+/* Wherever it is: in a head, in a message, in bulk data. No rank gets a wrong sum; both end with 7,
+ * and the text names the sender. */
 static void test_damaged_bytes(void **state)
 {
     enum { N_TRIED = 48, N_HEADS = 24 };

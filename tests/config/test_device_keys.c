@@ -133,7 +133,8 @@ static int64_t auto_threads(const char *line)
     return n;
 }
 
-/* Cores that a task has for itself are not divided by the host's tasks; those that tasks share are. */
+/* Cores that a task has for itself are not divided by the host's tasks; those that tasks share
+ * are. */
 static void test_threads_of_a_task(void **state)
 {
     cpu_set_t before, after;
@@ -176,7 +177,8 @@ void __wrap_bl_log_info(const char *format, ...)
     va_end(arguments);
 }
 
-/* docker run --cpus: what a rank is bound to may be its own; the quota is for all processes of the container. */
+/* docker run --cpus: what a rank is bound to may be its own; the quota is for all processes of the
+ * container. */
 static void test_threads_in_a_container(void **state)
 {
     cpu_set_t set;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Configurations of other programs: what `train` reports of a pasted one, and what `config --from` converts it to. The
- * files in foreign/ have the keys that such files usually have. */
+/* Configurations of other programs: what `train` reports of a pasted one, and what `config --from`
+ * converts it to. The files in foreign/ have the keys that such files usually have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -230,7 +230,8 @@ static void test_bf16_on_a_cpu(void **state)
 
 /* ---- config --from ---- */
 
-/* The configuration that comes of a file in foreign/, as `train` reads it with the words of `line`; *text is the caller's. */
+/* The configuration that comes of a file in foreign/, as `train` reads it with the words of `line`;
+ * *text is the caller's. */
 static bl_train_config *convert(const char *name, const char *tool, int argc, char **argv,
                                 char **text)
 {
@@ -347,7 +348,8 @@ static void test_from_torchtune(void **state)
     free(text);
 }
 
-/* Without keys that only one program has, it must be named; what it takes by default depends on it. */
+/* Without keys that only one program has, it must be named; what it takes by default depends on
+ * it. */
 static void test_from_unknown(void **state)
 {
     static const char yaml[] = "learning_rate: 1\nlora_r: 4\n# a comment\n\"two\\nlines\": 1\n";

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks are on hosts with several GPUs, by who has started the process, in builds with NCCL and without. No GPU is asked: the
- * linker puts the functions named __wrap_ below in the places of bl_comm_has_nccl and bl_log_warning. */
+/* What ranks are on hosts with several GPUs, by who has started the process, in builds with NCCL
+ * and without. No GPU is asked: the linker puts the functions named __wrap_ below in the places of
+ * bl_comm_has_nccl and bl_log_warning. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -454,7 +454,7 @@ static void test_resume(void **state)
     }
 }
 
-/* Every key survives writing and reading, values that YAML could mistake for something else above all. */
+/* Every key survives writing and reading, above all values that YAML takes for another type. */
 static void test_resolved_round_trip(void **state)
 {
     static const char yaml[] =

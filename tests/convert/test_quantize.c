@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What bl_model_quantize writes is what loading the source in that format gives, bit for bit, whatever the
- * engine; interrupted, it goes on; and it refuses what it should. */
+/* What bl_model_quantize writes is what loading the source in that format gives, bit for bit,
+ * whatever the engine; interrupted, it goes on; and it refuses what it should. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -231,7 +231,8 @@ static void set_times(const char *path, const struct stat *info)
     assert_int_equal(utimensat(AT_FDCWD, path, times, 0), 0);
 }
 
-/* A source's shard with another byte, but the size and time that it had: the target would be of two models. */
+/* A source's shard with another byte, but the size and time that it had: the target would be of two
+ * models. */
 static void test_changed_source(void **state)
 {
     static const char *const names[] = {"model.safetensors", "config.json"};
@@ -256,7 +257,8 @@ static void test_changed_source(void **state)
     assert_non_null(strstr(bl_error_text(), "other bytes"));
 }
 
-/* What is beside the weights may be edited: a finished quantize that is run again leaves it, and writes what was removed. */
+/* What is beside the weights may be edited: a finished quantize that is run again leaves it, and
+ * writes what was removed. */
 static void test_edited_files_stay(void **state)
 {
     char source[512], target[512], path[600];
@@ -314,7 +316,8 @@ static void test_refusals(void **state)
     assert_non_null(strstr(bl_error_text(), "/config.json: exists and is not a folder"));
     assert_int_equal(quantize(source, join(target, "x"), BL_FORMAT_FP8_ROW, &result), BL_EUSAGE);
 
-    /* Sparse: a model that no disk here could take. The space is checked before anything is written. */
+    /* Sparse: a model that no disk here could take. The space is checked before anything is
+     * written. */
     put_text(join(model, "huge.dat"), "");
     if (truncate(join(model, "huge.dat"), INT64_C(8) << 40) == 0) {
         const char *other = join(folder, "full");

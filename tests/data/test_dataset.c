@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Data sets: each format's ids and labels, files of every shape, rows that must be refused, limits, counts,
- * fingerprints. It is longer than 600 lines because every format is checked against the same small tokenizer
- * and file helpers. */
+/* Data sets: each format's ids and labels, files of every shape, rows that must be refused, limits,
+ * counts, fingerprints. It is longer than 600 lines because every format is checked against the
+ * same small tokenizer and file helpers. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -521,8 +521,8 @@ static void test_fingerprint(void **state)
     }
 }
 
-/* Many batches, with bad rows among them: how many threads build them changes nothing, and the first bad row
- * is the one named. */
+/* Many batches, with bad rows among them: how many threads build them changes nothing, and the
+ * first bad row is the one named. */
 static void test_threads_build_rows(void **state)
 {
     enum { N_ROWS = 3000, N_BYTES = N_ROWS * 48 };

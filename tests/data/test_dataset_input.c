@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a data file can do to its user: change while it is used, hold what a format would drop, be of another
- * kind. */
+/* What a data file can do to its user: change while it is used, hold what a format would drop, be
+ * of another kind. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -261,7 +261,8 @@ static void test_such_rows_can_be_skipped(void **state)
     bl_dataset_close(dataset);
 }
 
-/* With train_on_inputs every message has loss: the flag of a user's message must agree with that. */
+/* With train_on_inputs every message has loss: the flag of a user's message must agree with
+ * that. */
 static void test_flags_follow_train_on_inputs(void **state)
 {
     static const char *const rows[] = {
@@ -283,7 +284,8 @@ static void test_flags_follow_train_on_inputs(void **state)
         }
 }
 
-/* A system text beside the messages is the first message; written in both places it is said once. */
+/* A system text beside the messages is the first message; written in both places it is said
+ * once. */
 static void test_system_beside_messages(void **state)
 {
     static const char *const rows[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A data set that the ranks of a host open together: the file is read by one of them, and all have the samples,
- * packed rows, counts and fingerprint that a process alone has; its errors are those of the one that reads. Ranks
- * are threads that map one memory file, each for itself. */
+/* A data set that the ranks of a host open together: the file is read by one of them, and all have
+ * the samples, packed rows, counts and fingerprint that a process alone has; its errors are those
+ * of the one that reads. Ranks are threads that map one memory file, each for itself. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Packed data sets: concatenation against Hugging Face's examples (chat_golden.json), packing by what must
- * hold of it. */
+/* Packed data sets: concatenation against Hugging Face's examples (chat_golden.json), packing by
+ * what must hold of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -106,7 +106,8 @@ static void test_concatenation_as_hugging_face(void **state)
     json_decref(golden);
 }
 
-/* Writes n rows of random lengths in [2, max]; the first id of row i tells i: ids[0] * VOCAB + ids[1]. */
+/* Writes n rows of random lengths in [2, max]; the first id of row i tells i: ids[0] * VOCAB +
+ * ids[1]. */
 static void write_random(int64_t n, int max, unsigned seed)
 {
     FILE *file = fopen(path, "w");
@@ -121,8 +122,8 @@ static void write_random(int64_t n, int max, unsigned seed)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Every sample is in one row, whole, once; rows are in the order of their first samples; returns the rows'
- * fill, 0..1. */
+/* Every sample is in one row, whole, once; rows are in the order of their first samples; returns
+ * the rows' fill, 0..1. */
 static double check_packed(const bl_dataset *plain, const bl_dataset *packed, int64_t row_tokens,
                            int64_t first, int64_t n)
 {
@@ -169,8 +170,8 @@ static void test_packing_keeps_samples_whole(void **state)
     write_random(20000, 40, 1); /* three windows */
     bl_dataset *plain = open_rows(), *packed = pack(plain, BL_PACKING_PACK, 64, 0, 20000),
                *again = pack(plain, BL_PACKING_PACK, 64, 0, 20000);
-    /* First-fit decreasing needs at most 11/9 of the best number of rows and one more a window (Dosa 2007).
-     */
+    /* First-fit decreasing needs at most 11/9 of the best number of rows and one more a window
+     * (Dosa 2007). */
     double fill = check_packed(plain, packed, 64, 0, 20000);
     assert_true(fill > 0.97);
     assert_int_equal(bl_dataset_count(packed), bl_dataset_count(again));
@@ -185,7 +186,8 @@ static void test_packing_keeps_samples_whole(void **state)
 
 static void test_first_fit_decreasing(void **state)
 {
-    /* Lengths 3 7 2 6 2 4 in rows of 10. By length: 7 | 6 | 6 4 | 7 3 | 2 2 -> rows {0,1}, {2,4}, {3,5}, by
+    /* Lengths 3 7 2 6 2 4 in rows of 10. By length: 7 | 6 | 6 4 | 7 3 | 2 2 -> rows {0,1}, {2,4},
+     *   {3,5}, by
      * first sample. */
     static const int64_t expected[] = {10, 4, 10};
     (void)state;

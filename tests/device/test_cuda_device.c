@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The stream contract of device.h on a CUDA device: on a GPU, or on the emulated one (emulator/). No
- * task here waits for another stream's task: CUDA may run all host functions on one thread. */
+/* The stream contract of device.h on a CUDA device: on a GPU, or on the emulated one (emulator/).
+ * No task here waits for another stream's task: CUDA may run all host functions on one thread. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -336,8 +336,8 @@ static void test_stamps_tell_the_time(void **state)
     clock_gettime(CLOCK_MONOTONIC, &after);
     double from = (double)before.tv_sec + 1e-9 * (double)before.tv_nsec,
            to = (double)after.tv_sec + 1e-9 * (double)after.tv_nsec;
-    /* A base's time is known to half the round trip of its event, which a loaded machine may stretch to
-     * tens of milliseconds; a wrong unit or clock is further away. */
+    /* A base's time is known to half the round trip of its event, which a loaded machine may
+     * stretch to tens of milliseconds; a wrong unit or clock is further away. */
     assert_true(bl_stamp_seconds(first) > from - 0.25 && bl_stamp_seconds(second) < to + 0.25);
     assert_true(bl_stamp_seconds(first) <= bl_stamp_seconds(second));
     assert_true(bl_stamp_elapsed_s(first, second) > 0 &&
@@ -426,7 +426,8 @@ static void test_a_broken_gpu_is_told_and_nothing_hangs(void **state)
     emulated_cuda_mend();
 }
 
-/* One thread drives both, and each call is about the other one than the call before: it makes its own device current. */
+/* One thread drives both, and each call is about the other one than the call before: it makes its
+ * own device current. */
 static void test_two_gpus_by_turns(void **state)
 {
     fixture *f = *state;

@@ -146,7 +146,8 @@ static void test_turn_by_turn(void **state)
     assert_all(f->pinned, ROUNDS);
 }
 
-/* The second record of the event comes after what the host stream does behind its wait: waiting for that one would never end. */
+/* The second record of the event comes after what the host stream does behind its wait: waiting for
+ * that one would never end. */
 static void test_a_wait_is_for_the_record_before_it(void **state)
 {
     fixture *f = *state;

@@ -237,8 +237,8 @@ static void *give_too_many(void *argument)
     return NULL;
 }
 
-/* Behind a closed gate, which takes one place, the ring takes BL_STREAM_DEPTH - 1 calls, and the next one
- * waits. */
+/* Behind a closed gate, which takes one place, the ring takes BL_STREAM_DEPTH - 1 calls, and the
+ * next one waits. */
 static void test_full_ring_blocks(void **state)
 {
     producer p = {.stream = ((fixture *)*state)->a};
@@ -352,8 +352,8 @@ static void test_event_orders_streams(void **state)
     assert_int_equal(x, 42);
 }
 
-/* A wait means the record before it: a later one, behind a closed gate and on another stream, does not hold
- * it up. */
+/* A wait means the record before it: a later one, behind a closed gate and on another stream, does
+ * not hold it up. */
 static void test_event_is_recorded_again(void **state)
 {
     fixture *f = *state;
@@ -497,8 +497,8 @@ static void *open_late(void *argument)
     return NULL;
 }
 
-/* An event of a failed stream promises as much as any: stream a failed, yet its wait for stream b comes
- * first. */
+/* An event of a failed stream promises as much as any: stream a failed, yet its wait for stream b
+ * comes first. */
 static void test_failed_stream_still_waits(void **state)
 {
     fixture *f = *state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A guarded CPU device: host code that touches device memory ends by SIGSEGV, tasks may touch it, and a call
- * that queues a task returns when it has run. */
+/* A guarded CPU device: host code that touches device memory ends by SIGSEGV, tasks may touch it,
+ * and a call that queues a task returns when it has run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

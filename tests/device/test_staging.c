@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* staging.h under the guard: every size around a piece's arrives, there and back, nothing beside it changes,
- * and wrong ranges are refused. Without the guard, whose tasks are waited for in any case: on a stream that is late. */
+/* staging.h under the guard: every size around a piece's arrives, there and back, nothing beside it
+ * changes, and wrong ranges are refused. Without the guard, whose tasks are waited for in any case:
+ * on a stream that is late. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

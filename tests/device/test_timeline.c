@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans, stalls and bytes of a timeline: what is recorded, in which order it is collected, and what is
- * dropped. */
+/* Spans, stalls and bytes of a timeline: what is recorded, in which order it is collected, and what
+ * is dropped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -170,7 +170,8 @@ static void test_spans_and_stalls(void **state)
     close_fixture(&f);
 }
 
-/* Spans are given in the order of their beginnings: one that has not ended holds back those behind it. */
+/* Spans are given in the order of their beginnings: one that has not ended holds back those behind
+ * it. */
 static void test_order(void **state)
 {
     bl_counter gate, *at = &gate;
@@ -202,7 +203,8 @@ static void test_order(void **state)
     close_fixture(&f);
 }
 
-/* A full timeline takes in what has finished; only when nothing has are spans dropped, and counted. */
+/* A full timeline takes in what has finished; only when nothing has are spans dropped, and
+ * counted. */
 static void test_drops(void **state)
 {
     bl_counter gate, *at = &gate;
@@ -231,7 +233,8 @@ static void test_drops(void **state)
     close_fixture(&f);
 }
 
-/* A stream that has failed reaches its stamps: nothing is lost, and nothing behind it is held back. */
+/* A stream that has failed reaches its stamps: nothing is lost, and nothing behind it is held
+ * back. */
 static void test_failed_streams(void **state)
 {
     fixture f;

@@ -21,7 +21,8 @@
 #include "ops/gemm.h"
 #include "store/checkpoint.h"
 
-/* A training here takes a tenth of a second; with a sanitizer, strace and a loaded machine more than ten. */
+/* A training here takes a tenth of a second; with a sanitizer, strace and a loaded machine more
+ * than ten. */
 static const double LIMIT_S = 300;
 
 static const char *const job_names[FAULTS_JOBS] = {"fresh", "resume", "text", "offload"};
@@ -154,7 +155,8 @@ static _Noreturn void child_main(faults_job job, const char *folder, const fault
         signal(crashes[i], SIG_DFL); /* cmocka's handlers end in exit() */
     job_keys(job, folder, &args);
     if (hooks && hooks->attach) {
-        /* oneDNN's mappings are taken before: it looks for memory, but a single one that fails is beyond it. */
+        /* oneDNN's mappings are taken before: it looks for memory, but a single one that fails is
+         * beyond it. */
         if (bl_cpu_gemm_prepare() != BL_OK) _exit(126);
         wait_for_parent();
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* faults.h -- small trainings with one thing going wrong in each, and what has to hold afterwards.
  *
- * A training runs in a child of fork; the test says what goes wrong there. Whatever it was: the child ends
- * within 10 s, either with the result of an undisturbed run, bit for bit, or with a failure of an allowed
- * status whose text says something; the checkpoints that have their final name verify; a final adapter is
- * whole or absent; no page file is half written; and the same command, undisturbed and with
- * resume_from_checkpoint, then gives the undisturbed result. */
+ * A training runs in a child of fork; the test says what goes wrong there. Whatever it was: the
+ * child ends within 10 s, either with the result of an undisturbed run, bit for bit, or with a
+ * failure of an allowed status whose text says something; the checkpoints that have their final
+ * name verify; a final adapter is whole or absent; no page file is half written; and the same
+ * command, undisturbed and with resume_from_checkpoint, then gives the undisturbed result. */
 #ifndef BALLAST_TESTS_FAULTS_H
 #define BALLAST_TESTS_FAULTS_H
 
@@ -16,7 +16,8 @@ typedef enum faults_job {
     FAULTS_FRESH,  /* 2 ranks, 2 steps, a checkpoint after each, validation */
     FAULTS_RESUME, /* the same from the checkpoint of step 1 */
     FAULTS_TEXT,   /* 2 ranks, 1 step, a tokenizer and rows of text, bad ones among them */
-    FAULTS_OFFLOAD, /* as FRESH, with most of the base in page files and activations in host memory */
+    /* as FRESH, with most of the base in page files and activations in host memory */
+    FAULTS_OFFLOAD,
     FAULTS_JOBS
 } faults_job;
 
@@ -33,8 +34,8 @@ typedef struct faults_outcome {
 int faults_set_up(void **state);
 int faults_tear_down(void **state);
 
-/* Called in the child before and after the training, and in the parent while it runs (the child waits for
- * it). Any may be NULL. */
+/* Called in the child before and after the training, and in the parent while it runs (the child
+ * waits for it). Any may be NULL. */
 typedef struct faults_hooks {
     void (*before)(void *arg);
     void (*after)(void *arg);
@@ -45,8 +46,8 @@ typedef struct faults_hooks {
 /* Runs the job; a child that takes longer than 10 s is killed. */
 void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out);
 
-/* Whether the rules above hold for the job's last run; prints what does not, after `what` was done to it.
- * `codes` ends with 0: the exit codes allowed besides 0. */
+/* Whether the rules above hold for the job's last run; prints what does not, after `what` was done
+ * to it. `codes` ends with 0: the exit codes allowed besides 0. */
 bool faults_check(faults_job job, const char *what, const int *codes,
                   const faults_outcome *outcome);
 

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that runs out at every point of a training: loading, steps and saves, one allocation at a time
- * (transient) and for good (persistent).
+/* Memory that runs out at every point of a training: loading, steps and saves, one allocation at a
+ * time (transient) and for good (persistent).
  *
- * The linker's --wrap puts this file between our code and the allocating functions of libc; jansson allocates
- * through our code (base/json.c). What other libraries allocate inside (YAML, PCRE2, oneDNN, OpenBLAS, libc's
- * streams) is not reached.
+ * The linker's --wrap puts this file between our code and the allocating functions of libc; jansson
+ * allocates through our code (base/json.c). What other libraries allocate inside (YAML, PCRE2,
+ * oneDNN, OpenBLAS, libc's streams) is not reached.
  *
- *   test_faults_alloc [POINTS]            how many points in all (100), spread over the allocations of each job
- *   test_faults_alloc JOB FIRST LAST      every allocation of a job from FIRST to LAST, to look for a fault met */
+ *   test_faults_alloc [POINTS]            how many points in all (100), spread over the allocations
+ *                                         of each job
+ *   test_faults_alloc JOB FIRST LAST      every allocation of a job from FIRST to LAST, to look for
+ *                                         a fault met */
 #include "faults.h"
 
 #include <dirent.h>

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* System calls that fail in a training: strace attaches to the child and makes the K-th call of a kind fail
- * in each thread that gets there.
+/* System calls that fail in a training: strace attaches to the child and makes the K-th call of a
+ * kind fail in each thread that gets there.
  *
- *   test_faults_syscalls [POINTS]      how many points in all (60), spread over kinds, errors and calls
+ *   test_faults_syscalls [POINTS]      how many points in all (60), spread over kinds, errors and
+ *                                      calls
  *
- * mmap and mprotect fail after bl_cpu_gemm_prepare: oneDNN writes its code into a mapping that it did not get, or takes other kernels,
- * which round differently, so it makes the code once, behind a probe (test_gemm_memory, test_train_address_space). Not among them: errors
- * of write that our only writes, to the log and to eventfds, never see. Skipped where there is no strace or it may not
+ * mmap and mprotect fail after bl_cpu_gemm_prepare: oneDNN writes its code into a mapping that it
+ * did not get, or takes other kernels, which round differently, so it makes the code once, behind a
+ * probe (test_gemm_memory, test_train_address_space). Not among them: errors of write that our only
+ * writes, to the log and to eventfds, never see. Skipped where there is no strace or it may not
  * trace. */
 #include "faults.h"
 
@@ -209,7 +211,8 @@ static void check_job(faults_job job)
     count_calls(job);
     for (size_t i = 0; i < BL_COUNT(faults); i++) n_kinds += n_calls[job][i] > 0;
     assert_true(n_kinds > 20);
-    /* Round the kinds, each time at the next of a kind's calls; few points start elsewhere in each job. */
+    /* Round the kinds, each time at the next of a kind's calls; few points start elsewhere in each
+     * job. */
     for (int round = 0; n_done < n; round++) {
         int n_before = n_done;
         for (size_t j = 0; j < BL_COUNT(faults) && n_done < n; j++) {

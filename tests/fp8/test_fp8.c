@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The codecs against their definition in double arithmetic, every kernel variant against the codecs, and
- * matrices against both. All comparisons are exact: nothing here may round differently. */
+/* The codecs against their definition in double arithmetic, every kernel variant against the
+ * codecs, and matrices against both. All comparisons are exact: nothing here may round
+ * differently. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -74,8 +75,8 @@ static void test_decoding_all_codes(void **state)
 
 enum { MAX_BOUNDARIES = 4096 };
 
-/* Each code's value, each midpoint between neighbours (the last with what would be the next code), their two
- * fp32 neighbours, and the ends of fp32; both signs. Returns how many. */
+/* Each code's value, each midpoint between neighbours (the last with what would be the next code),
+ * their two fp32 neighbours, and the ends of fp32; both signs. Returns how many. */
 static int64_t list_boundaries(float *out)
 {
     int64_t n = 0;
@@ -119,7 +120,8 @@ static void test_codes_survive_a_round_trip(void **state)
 
 static const bl_dtype source_dtypes[] = {BL_F32, BL_BF16, BL_F16};
 
-/* Calls check for each variant that this processor has; the scalar one is checked like any other. */
+/* Calls check for each variant that this processor has; the scalar one is checked like any
+ * other. */
 static void for_each_variant(void (*check)(const bl_fp8_kernels *kernels))
 {
     for (int variant = 0; variant < BL_FP8_VARIANT_COUNT; variant++) {
@@ -229,8 +231,8 @@ static void check_absmax(const bl_fp8_kernels *kernels)
     }
 }
 
-/* Every length around the vector widths gives what the scalar kernels give, and nothing is written past the
- * end. */
+/* Every length around the vector widths gives what the scalar kernels give, and nothing is written
+ * past the end. */
 static void check_tails(const bl_fp8_kernels *kernels)
 {
     enum { N = 140 };
@@ -298,7 +300,8 @@ typedef struct matrix {
     float *scales; /* enough for either FP8 format */
 } matrix;
 
-/* Rows of different magnitude, one of zeros, one of the smallest subnormals, one with a lone weight. */
+/* Rows of different magnitude, one of zeros, one of the smallest subnormals, one with a lone
+ * weight. */
 static matrix make_matrix(int n_threads, bl_dtype dtype, int64_t rows, int64_t cols)
 {
     matrix m = {.rows = rows, .cols = cols, .n_blocks = bl_ceil_div(cols, BL_FP8_BLOCK)};
@@ -402,7 +405,8 @@ static void test_quantising_matrices(void **state)
             }
 }
 
-/* Cut into shards of any size, each with its neighbours' rows for the absmax, the matrix is the same. */
+/* Cut into shards of any size, each with its neighbours' rows for the absmax, the matrix is the
+ * same. */
 static void test_quantising_shards(void **state)
 {
     (void)state;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz.h -- what the fuzz targets share: one input becomes the parts of a file set in a scratch folder.
+/* fuzz.h -- what the fuzz targets share: one input becomes the parts of a file set in a scratch
+ * folder.
  *
- * The readers under test take paths, as a user gives them, so an input is written to a folder first (TMPDIR,
- * best on a tmpfs). An input of several files is one text whose parts are separated by a line "%%": a
- * mutation that copies between parts stays possible, and seeds are readable. */
+ * The readers under test take paths, as a user gives them, so an input is written to a folder first
+ * (TMPDIR, best on a tmpfs). An input of several files is one text whose parts are separated by a
+ * line "%%": a mutation that copies between parts stays possible, and seeds are readable. */
 #ifndef BALLAST_TESTS_FUZZ_H
 #define BALLAST_TESTS_FUZZ_H
 
@@ -35,13 +36,13 @@ const char *fuzz_path(const char *name); /* of a file in it; valid until the nex
 /* Replaces the file; a part that is not there removes it. */
 void fuzz_write(const char *name, fuzz_part part);
 
-/* A safetensors file from a part that is its header's JSON and one that is its data: the length in front is
- * made right, which mutations would rarely achieve, and the data is repeated up to the last of data_offsets.
- */
+/* A safetensors file from a part that is its header's JSON and one that is its data: the length in
+ * front is made right, which mutations would rarely achieve, and the data is repeated up to the
+ * last of data_offsets. */
 void fuzz_write_safetensors(const char *name, fuzz_part header, fuzz_part data);
 
-/* What every failure must be: a status that a bad file may lead to, and one text that says something. Aborts
- * otherwise. With FUZZ_SHOW in the environment the text is printed. */
+/* What every failure must be: a status that a bad file may lead to, and one text that says
+ * something. Aborts otherwise. With FUZZ_SHOW in the environment the text is printed. */
 void fuzz_check(bl_status st);
 
 #endif

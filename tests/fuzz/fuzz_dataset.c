@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of training data, then a chat template file. First byte: the format; second: how overlong rows, bad
- * rows and the loss are treated. */
+/* Rows of training data, then a chat template file. First byte: the format; second: how overlong
+ * rows, bad rows and the loss are treated. */
 #include <stdlib.h>
 #include <string.h>
 

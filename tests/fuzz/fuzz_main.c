@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs a fuzz target over files and folders of inputs, without libFuzzer: the corpora as a regression test of
- * any build. */
+/* Runs a fuzz target over files and folders of inputs, without libFuzzer: the corpora as a
+ * regression test of any build. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

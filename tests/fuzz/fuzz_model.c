@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model folder: config.json, model.safetensors.index.json, the header and the data of the shard
- * "model-00001-of-00002.safetensors", the same of "model-00002-of-00002.safetensors". Without an index the
- * first shard is model.safetensors. */
+ * "model-00001-of-00002.safetensors", the same of "model-00002-of-00002.safetensors". Without an
+ * index the first shard is model.safetensors. */
 #include <stdlib.h>
 
 #include "base/files.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A safetensors file. First byte 'f': the rest is the file as it is; 'j': header JSON, "%%", data, with the
- * length and the amount of data made right. */
+/* A safetensors file. First byte 'f': the rest is the file as it is; 'j': header JSON, "%%", data,
+ * with the length and the amount of data made right. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu_test.h -- what the tests of CUDA's kernels share: two devices, buffers with guards, launches that are
- * repeated.
+/* gpu_test.h -- what the tests of CUDA's kernels share: two devices, buffers with guards, launches
+ * that are repeated.
  *
- * A kernel runs twice on outputs that were poisoned before each run. Both runs must give the same bits, what
- * lies around the buffers must be untouched, and the result must be the CPU op's on the same numbers:
- * exactly, where the arithmetic is shared (element.h), else within the bound that the test derives. Inputs
- * are numbers that bf16 holds, so that both devices begin with the same. u = 2^-24 is fp32's rounding error,
- * 2^-8 bf16's. */
+ * A kernel runs twice on outputs that were poisoned before each run. Both runs must give the same
+ * bits, what lies around the buffers must be untouched, and the result must be the CPU op's on the
+ * same numbers: exactly, where the arithmetic is shared (element.h), else within the bound that the
+ * test derives. Inputs are numbers that bf16 holds, so that both devices begin with the same. u =
+ * 2^-24 is fp32's rounding error, 2^-8 bf16's. */
 #ifndef BALLAST_TESTS_GPU_TEST_H
 #define BALLAST_TESTS_GPU_TEST_H
 
@@ -24,7 +24,8 @@ enum { SKIPPED = 77, GUARD_BYTES = 64, POISON = 0xff, TILE = 128 };
 static const double BF16 = 1.0 / 256.0;
 
 #ifdef BALLAST_CUDA_EMULATED
-/* Rows that end within a sector cost up to a fifth at these shapes; a warp whose threads leave gaps costs half. */
+/* Rows that end within a sector cost up to a fifth at these shapes; a warp whose threads leave gaps
+ * costs half. */
 static const double LEAST_SHARE_OF_SECTORS = 0.78;
 #endif
 
@@ -38,8 +39,8 @@ typedef struct gpu_test {
     test_device cpu, gpu;
 } gpu_test;
 
-/* `initial` is what the buffer holds before a run, `result` after it: host copies. `gpu` is what kernels get.
- */
+/* `initial` is what the buffer holds before a run, `result` after it: host copies. `gpu` is what
+ * kernels get. */
 typedef struct buffer {
     size_t bytes, shift_bytes;
     unsigned char *initial, *result;
@@ -197,7 +198,8 @@ static inline void bf16_is_rounded(const char *what, const buffer *got, const fl
     }
 }
 
-/* |got - want| <= 2^-8 |want| + slack[i] (or without slack u-multiples of |want|), for bf16 results. */
+/* |got - want| <= 2^-8 |want| + slack[i] (or without slack u-multiples of |want|), for bf16
+ *   results. */
 static inline void bf16_is_within(const char *what, const buffer *got, const float *want,
                                   const double *slack, double relative, int64_t n)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sum of ranks' parts on a GPU has the bits of the CPU's (comm/sum.c): every element type, from 1 to 8
- * ranks, lengths about a block's, parts that begin anywhere, the result in the place of the own part. */
+/* The sum of ranks' parts on a GPU has the bits of the CPU's (comm/sum.c): every element type, from
+ * 1 to 8 ranks, lengths about a block's, parts that begin anywhere, the result in the place of the
+ * own part. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

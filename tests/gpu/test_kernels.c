@@ -8,9 +8,9 @@
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 
-/* Rows and widths of Llama 3.1 405B (16,384 and 53,248 channels); past what a block keeps in registers; no
- * multiple of 8 (element by element), of 128, of a warp; one token, one column, none; buffers that begin
- * anywhere. */
+/* Rows and widths of Llama 3.1 405B (16,384 and 53,248 channels); past what a block keeps in
+ * registers; no multiple of 8 (element by element), of 128, of a warp; one token, one column, none;
+ * buffers that begin anywhere. */
 static const shape shapes[] = {{1, 16384, 0}, {2, 53248, 0}, {3, 18432, 0}, {172, 768, 0},
                                {7, 172, 0},   {129, 100, 1}, {5, 1, 0},     {2, 2049, 3},
                                {33, 256, 8},  {1, 16391, 0}, {0, 64, 0}};
@@ -36,8 +36,8 @@ LAUNCH(clip_scale)
 
 /* ---- RMSNorm ---- */
 
-/* Forward. Sums of eight squares in fp32: 7 u of a positive sum, so rstd is off by 4 u; 1 u for rounding it,
- * 2 u for two products; the CPU's own 3 u: 10 u. */
+/* Forward. Sums of eight squares in fp32: 7 u of a positive sum, so rstd is off by 4 u; 1 u for
+ * rounding it, 2 u for two products; the CPU's own 3 u: 10 u. */
 static void check_rmsnorm_forward(gpu_test *t, shape s)
 {
     int64_t n = s.rows * s.cols;
@@ -72,8 +72,8 @@ static void check_rmsnorm_forward(gpu_test *t, shape s)
     buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &y), buffer_free(t, &rstd);
 }
 
-/* What fp32 may add to bf16's rounding: the products and differences, 4 u of their terms, and `along`, a sum
- * whose groups of eight are off by 9 u of the sum of magnitudes. */
+/* What fp32 may add to bf16's rounding: the products and differences, 4 u of their terms, and
+ * `along`, a sum whose groups of eight are off by 9 u of the sum of magnitudes. */
 static double *rmsnorm_backward_slack(const bl_rmsnorm_backward_args *a, const float *before)
 {
     double *slack = test_doubles(a->T * a->H);
@@ -180,7 +180,8 @@ static void check_rope(gpu_test *t, shape s)
 
 /* ---- SwiGLU ---- */
 
-/* exp is off by 2^-22 + |g| 2^-23 (element.h), |g| <= 16: 36 u; sigma, the products and the CPU's own: 10 u
+/* exp is off by 2^-22 + |g| 2^-23 (element.h), |g| <= 16: 36 u; sigma, the products and the CPU's
+ *   own: 10 u
  * more. Where 1 + g (1 - sigma) cancels, the error is that of its terms. */
 static void check_swiglu(gpu_test *t, shape s)
 {
@@ -356,7 +357,8 @@ static void check_embedding(gpu_test *t, shape s)
     buffer_free(t, &table), buffer_free(t, &y), buffer_free(t, &ids);
 }
 
-/* ---- the optimizer: AdamW and clipping exactly; a sum of n squares in double within 2 n 2^-53 ---- */
+/* ---- the optimizer: AdamW and clipping exactly; a sum of n squares in double within 2 n 2^-53
+ * ---- */
 
 static void check_adamw(gpu_test *t, shape s)
 {
@@ -394,7 +396,8 @@ static void check_adamw(gpu_test *t, shape s)
         buffer_free(t, &scale);
 }
 
-/* The first shape stands for gradients so many that a block's slice of them takes it several rounds. */
+/* The first shape stands for gradients so many that a block's slice of them takes it several
+ * rounds. */
 static void check_norm_of_gradients(gpu_test *t, shape s)
 {
     int64_t n = s.rows == 1 && s.cols == 16384 ? 10000019 : s.rows * s.cols;

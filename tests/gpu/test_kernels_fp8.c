@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The CUDA kernels of fp8/ against the host's functions: bit by bit, since the arithmetic is shared. */
+/* The CUDA kernels of fp8/ against the host's functions: bit by bit, since the arithmetic is
+ * shared. */
 #include "gpu_test.h"
 
 #include "fp8/element.h"
 #include "fp8/cuda/fp8_cuda.h"
 
-/* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's fused qkv,
- * down and gate_up), and past eight blocks. Matrices of less than a tile, of several, with edges. */
+/* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's
+ * fused qkv, down and gate_up), and past eight blocks. Matrices of less than a tile, of several,
+ * with edges. */
 static const shape shapes[] = {{1, 16384, 0},  {2, 18432, 0}, {1, 53248, 0}, {1, 106496, 0},
                                {1, 140000, 0}, {172, 768, 0}, {256, 384, 0}, {7, 172, 0},
                                {129, 100, 1},  {5, 1, 0},     {130, 272, 0}, {33, 256, 16},
@@ -33,7 +35,8 @@ static bl_status launch_groups(bl_stream *stream, const void *args)
     return fp8_cuda_quantise_groups(stream, a->x, a->ld, a->T, a->cols, a->codes, a->scales);
 }
 
-/* Rows of very different sizes, zeros and numbers too small for a scale among them; rows lie `gap` apart. */
+/* Rows of very different sizes, zeros and numbers too small for a scale among them; rows lie `gap`
+ * apart. */
 static float *activations(gpu_test *t, shape s, int64_t gap, buffer *x)
 {
     int64_t ld = s.cols + gap;

@@ -5,8 +5,8 @@
 #include "ops/loss_head.h"
 #include "ops/cuda/ops_cuda.h"
 
-/* rows: tokens; cols: the vocabulary; shift: the format of the head. More tokens than a chunk, more rows than
- * are decoded at once, a vocabulary that is no multiple of 8, one token. */
+/* rows: tokens; cols: the vocabulary; shift: the format of the head. More tokens than a chunk, more
+ * rows than are decoded at once, a vocabulary that is no multiple of 8, one token. */
 static const shape shapes[] = {{5, 300, BL_FORMAT_BF16},     {1, 8, BL_FORMAT_BF16},
                                {3, 2501, BL_FORMAT_FP8_ROW}, {1030, 40, BL_FORMAT_BF16},
                                {2, 2500, BL_FORMAT_F32},     {7, 1400, BL_FORMAT_FP8_BLOCK},
@@ -31,7 +31,8 @@ static void encode_weight(bl_format format, float value, unsigned char *codes, i
         memcpy(codes + 2 * i, &half, 2);
 }
 
-/* Two segments, the first one's rows a multiple of 128; E4M3 numbers with scales of powers of two. */
+/* Two segments, the first one's rows a multiple of 128; E4M3 numbers with scales of powers of
+ * two. */
 static head head_create(gpu_test *t, int64_t V, bl_format format)
 {
     head w = {.values = test_random_floats(V * H, 41)};
@@ -74,9 +75,9 @@ static void head_free(gpu_test *t, head *w)
     buffer_free(t, &w->codes), buffer_free(t, &w->scales);
 }
 
-/* Logits: sums of H exact products in fp32 on both sides, 2 H u of the sum of magnitudes, at most `logit`. A
- * log- probability moves by twice that; exp's and the sums' own errors stay below 100 u for logits within 40
- * of the largest; smaller ones do not count. */
+/* Logits: sums of H exact products in fp32 on both sides, 2 H u of the sum of magnitudes, at most
+ * `logit`. A log- probability moves by twice that; exp's and the sums' own errors stay below 100 u
+ * for logits within 40 of the largest; smaller ones do not count. */
 typedef struct bounds {
     double *logp, *dx; /* T; T x H */
 } bounds;
@@ -200,8 +201,8 @@ static void check_loss_head(gpu_test *t, shape s)
     for (size_t i = 0; i < BL_COUNT(all); i++) buffer_free(t, all[i]);
 }
 
-/* A token that counts with a target outside the vocabulary: its logp and the loss are NaN, the others are
- * well. */
+/* A token that counts with a target outside the vocabulary: its logp and the loss are NaN, the
+ * others are well. */
 static void check_bad_target(gpu_test *t, shape s)
 {
     if (s.rows < 2 || s.rows > 8) return;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* uses.cpp -- every installed header in one C++ program, and a function of each layer of libballast called
- * from it. */
+/* uses.cpp -- every installed header in one C++ program, and a function of each layer of libballast
+ * called from it. */
 #include <cstdio>
 #include <vector>
 
@@ -36,7 +36,8 @@ done:
 
 static bl_status run(bl_stream *stream, bl_pool *pool)
 {
-    const double bound = 16.001 / 448; /* half of E4M3's step below the largest code, 448, which is here 1 */
+    /* half of E4M3's step below the largest code, 448, which is here 1 */
+    const double bound = 16.001 / 448;
     bl_comm *comm = nullptr;
     double worst, sum = 2.5;
 
@@ -47,8 +48,9 @@ static bl_status run(bl_stream *stream, bl_pool *pool)
     bl_comm_destroy(comm);
     BL_TRY(st);
     std::printf("C++: largest error of FP8 %g, sum %g\n", worst, sum);
-    return worst <= bound && sum == 2.5 && fail() == BL_EINPUT ? BL_OK
-                                                               : BL_FAIL(BL_EINTERNAL, "wrong numbers");
+    return worst <= bound && sum == 2.5 && fail() == BL_EINPUT
+               ? BL_OK
+               : BL_FAIL(BL_EINTERNAL, "wrong numbers");
 }
 
 int main()

@@ -29,8 +29,8 @@ bool refuse_locked_memory(size_t limit_bytes)
     struct __user_cap_data_struct data[2];
     struct rlimit limit = {limit_bytes, limit_bytes};
 
-    /* Root gets the capability back from execve unless it is out of the bounding set; others do not have it.
-     */
+    /* Root gets the capability back from execve unless it is out of the bounding set; others do not
+     * have it. */
     (void)prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0);
     if (syscall(SYS_capget, &header, data) != 0) return false;
     data[CAP_IPC_LOCK / 32].effective &= ~(1u << CAP_IPC_LOCK % 32);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every case runs with each engine, with and without O_DIRECT; the content of a file is a function of the
- * offset, so that each byte is checked for its place. */
+/* Every case runs with each engine, with and without O_DIRECT; the content of a file is a function
+ * of the offset, so that each byte is checked for its place. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -137,7 +137,8 @@ static uint32_t next_random(uint32_t *state)
 
 enum { N_RANGES = 120 };
 
-/* Ranges of every size and alignment, some empty, some of several chunks, some to the end of their file. */
+/* Ranges of every size and alignment, some empty, some of several chunks, some to the end of their
+ * file. */
 static void make_ranges(bl_io_range *ranges)
 {
     uint32_t random = 7;
@@ -202,7 +203,8 @@ static void assert_untouched(const char *begin, const char *end)
         if (*begin++ != 0x5a) fail_msg("a byte beside the ranges was written");
 }
 
-/* Reads of all the ranges at once, each into memory of another alignment; nothing beside them is written. */
+/* Reads of all the ranges at once, each into memory of another alignment; nothing beside them is
+ * written. */
 static void check_reads(bl_reader *reader, char *memory, size_t memory_bytes)
 {
     bl_io_range ranges[N_RANGES];
@@ -257,7 +259,8 @@ static void test_reads(void **state)
 
 /* ---- faults ---- */
 
-/* What each attempt comes to: the whole, a part (mostly no multiple of the alignment), or a signal. */
+/* What each attempt comes to: the whole, a part (mostly no multiple of the alignment), or a
+ * signal. */
 typedef struct fault {
     atomic_uint n_calls;
     /* The attempt that covers this offset of the large file fails with fail_errno. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What launchers say in the environment; and a build without MPI, which refuses to run N times the same job; and a process that leaves.
- * Built with job/tcp/mpi_absent.c. */
+/* What launchers say in the environment; and a build without MPI, which refuses to run N times the
+ * same job; and a process that leaves. Built with job/tcp/mpi_absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

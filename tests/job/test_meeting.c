@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that meet at rank 0's port: with strangers among those who come, or in the middle; their secret; where they listen; what they log. */
+/* Ranks that meet at rank 0's port: with strangers among those who come, or in the middle; their
+ * secret; where they listen; what they log. */
 #include "tcp_case.h"
 
 #include <errno.h>
@@ -156,7 +157,8 @@ static void relay_once(const job_listener *middle, uint16_t port_0, int64_t garb
 
 enum { CHALLENGE_BYTES = sizeof(job_challenge), ANSWER_AT = CHALLENGE_BYTES };
 
-/* Between rank 1 and rank 0 is somebody who changes a byte of what rank 0 says, each time another one, and then none. */
+/* Between rank 1 and rank 0 is somebody who changes a byte of what rank 0 says, each time another
+ * one, and then none. */
 static void test_garbled_words(void **state)
 {
     static const int64_t garbled[] = {
@@ -177,7 +179,8 @@ static void test_garbled_words(void **state)
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     for (size_t i = 0; i < 3; i++) relay_once(&middle, zero.port, garbled[i], &of_1);
-    /* From here on rank 0 has answered, and does not listen any more: it has what it needs, and a garbled answer ends the job. */
+    /* From here on rank 0 has answered, and does not listen any more: it has what it needs, and a
+     * garbled answer ends the job. */
     relay_once(&middle, zero.port, -1, &of_1);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);
@@ -211,7 +214,8 @@ static size_t hear_all(int fd)
     }
 }
 
-/* A stranger that has heard all that rank 1 says, and says it again, hears a challenge and no address; and rank 1 can still come. */
+/* A stranger that has heard all that rank 1 says, and says it again, hears a challenge and no
+ * address; and rank 1 can still come. */
 static void test_replay(void **state)
 {
     rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET};
@@ -224,12 +228,14 @@ static void test_replay(void **state)
     pid_t pid_1 = tcp_start(run_rank, &one);
     int rank_1 = tcp_accept(&middle);
     job_challenge challenge = {.magic = "ballast3"};
-    /* Rank 1 does not believe a challenge of somebody who does not know the secret: its proof is never heard. */
+    /* Rank 1 does not believe a challenge of somebody who does not know the secret: its proof is
+     * never heard. */
     assert_true(job_tcp_receive(rank_1, of_1.bytes, sizeof(job_greeting), tcp_soon()));
     assert_true(job_tcp_send(rank_1, &challenge, sizeof challenge, tcp_soon()));
     assert_int_equal(hear_all(rank_1), 0);
     close(rank_1);
-    /* In the middle of a true start: garbled at the end of the challenge, so that rank 1 goes; then without. */
+    /* In the middle of a true start: garbled at the end of the challenge, so that rank 1 goes; then
+     * without. */
     relay_once(&middle, zero.port, -1, &of_1);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);
@@ -311,7 +317,8 @@ static void test_secret_file(void **state)
     assert_non_null(strstr(bl_error_text(), made));
     free(made);
 
-    /* It is of a run that was killed; a new start replaces it, and removes its own. Rank 1 has read the old one before. */
+    /* It is of a run that was killed; a new start replaces it, and removes its own. Rank 1 has read
+     * the old one before. */
     assert_int_equal(job_secret_create(dir, 7, &made, &written), BL_OK);
     one.dir = zero.dir = dir;
     job_listener middle = tcp_listen_here();
@@ -336,7 +343,8 @@ static void test_secret_file(void **state)
 
 /* ---- where it listens ---- */
 
-/* The addresses of /proc/net/tcp and tcp6 that listen at `port`; returns how many, and how many are not loopback addresses. */
+/* The addresses of /proc/net/tcp and tcp6 that listen at `port`; returns how many, and how many are
+ * not loopback addresses. */
 static int count_listening(uint16_t port, int *n_open)
 {
     static const char *const files[] = {"/proc/net/tcp", "/proc/net/tcp6"};
@@ -445,7 +453,8 @@ static void test_waiting_is_logged(void **state)
     close(ends[0]);
 }
 
-/* Rank 0 was reached by an address of the host alone; what others need are the host's other ones. */
+/* Rank 0 was reached by an address of the host alone; what others need are the host's other
+ * ones. */
 static void test_addresses_of_a_rank(void **state)
 {
     rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A parent and its ranks, without collectives: this program is both. Each case is a parent of its own, in a process of its own; what its ranks do is
- * a word of the command line. */
+/* A parent and its ranks, without collectives: this program is both. Each case is a parent of its
+ * own, in a process of its own; what its ranks do is a word of the command line. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

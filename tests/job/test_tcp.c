@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections between places: with strangers among those who connect; addresses that lead nowhere; without descriptors. */
+/* Connections between places: with strangers among those who connect; addresses that lead nowhere;
+ * without descriptors. */
 #include "tcp_case.h"
 
 #include <arpa/inet.h>
@@ -54,7 +55,8 @@ static int run_mesh(const void *argument)
     return connect_mesh(argument) == BL_OK ? 0 : 1;
 }
 
-/* Many that say nothing, or half a greeting, come before the peer and stay: it need not wait for each of them. */
+/* Many that say nothing, or half a greeting, come before the peer and stay: it need not wait for
+ * each of them. */
 static void test_silent_strangers(void **state)
 {
     enum { N_STRANGERS = 400 };

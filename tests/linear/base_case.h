@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_case.h -- a model in small for the sources of frozen weights, and visits that compare one source with
- * the resident one, bit for bit. */
+/* base_case.h -- a model in small for the sources of frozen weights, and visits that compare one
+ * source with the resident one, bit for bit. */
 #ifndef BALLAST_TESTS_BASE_CASE_H
 #define BALLAST_TESTS_BASE_CASE_H
 
@@ -11,8 +11,8 @@
 
 enum { UNITS = 5, HEAD = UNITS - 1 };
 
-/* Widths that differ between units and inside a matrix, rows that no rank count divides, an empty segment,
- * more ranks than rows, and a head larger than a slot. */
+/* Widths that differ between units and inside a matrix, rows that no rank count divides, an empty
+ * segment, more ranks than rows, and a head larger than a slot. */
 void base_case_layout(int n_shards, bl_base_unit units[UNITS], bl_base_layout *out);
 
 /* The code that a byte of a row has, and shard `shard` of the part that the walk has come to. */
@@ -27,7 +27,8 @@ typedef struct base_case {
     bool pauses;
 } base_case;
 
-/* Two training passes, one forward, and some jumping about, without an allocation; then verifies the base. */
+/* Two training passes, one forward, and some jumping about, without an allocation; then verifies
+ * the base. */
 bl_status base_case_visit(test_rank *self, const base_case *c, bl_base *base, bl_base *resident,
                           bl_stream *gathers);
 

@@ -42,7 +42,8 @@ double *side_fetch(const side *s, const void *memory, int64_t n, bool is_half)
     return values;
 }
 
-/* Values that bf16 holds; `n` at most, some channels far larger than others where `spread` says so. */
+/* Values that bf16 holds; `n` at most, some channels far larger than others where `spread` says
+ * so. */
 static float *bf16_values(int64_t n, uint64_t seed, int64_t period)
 {
     float *values = test_random_floats(n, seed);
@@ -53,8 +54,8 @@ static float *bf16_values(int64_t n, uint64_t seed, int64_t period)
     return values;
 }
 
-/* The matrix, the same codes on both sides; a segment's rows have sizes of their own, so that scales differ.
- */
+/* The matrix, the same codes on both sides; a segment's rows have sizes of their own, so that
+ * scales differ. */
 static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
 {
     bl_weight *w = &s->linear.weight;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_side.h -- a LoRA linear layer with its inputs in the memory of one device: the tests of products on CUDA
- * run the same layer on both. */
+/* cuda_side.h -- a LoRA linear layer with its inputs in the memory of one device: the tests of
+ * products on CUDA run the same layer on both. */
 #ifndef BALLAST_TESTS_LINEAR_CUDA_SIDE_H
 #define BALLAST_TESTS_LINEAR_CUDA_SIDE_H
 
@@ -50,7 +50,8 @@ double *side_fetch(const side *s, const void *memory, int64_t n, bool is_half);
 /* A layer of this shape with its inputs, the same on every device: values that bf16 holds. */
 side side_create(test_device d, bl_pool *pool, const layer_shape *shape, float dropout,
                  bl_matmul_mode mode);
-/* Gives the layer a workspace of the bytes that its members ask for now, with guarded bytes behind. */
+/* Gives the layer a workspace of the bytes that its members ask for now, with guarded bytes
+ * behind. */
 void side_take_workspace(side *s, int64_t T);
 void side_destroy(side *s);
 

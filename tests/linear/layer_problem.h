@@ -23,8 +23,8 @@ typedef struct outputs {
     float *y[LAYERS], *dx[LAYERS], *dA[LAYERS], *dB[LAYERS];
 } outputs;
 
-/* Inputs of all layers, the same on all ranks. Weights are multiples of bf16: fp32 rows and bf16 rows
- * are the same ones. */
+/* Inputs of all layers, the same on all ranks. Weights are multiples of bf16: fp32 rows and bf16
+ * rows are the same ones. */
 typedef struct problem {
     bl_format format;
     lora_kind kind;

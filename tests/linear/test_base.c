@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Layouts of row shards for any shapes and shard counts, and the base that is resident in device memory. Links
- * no offload. */
+/* Layouts of row shards for any shapes and shard counts, and the base that is resident in device
+ * memory. Links no offload. */
 #include "base_case.h"
 
 /* ---- layouts ---- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stacks of LoRA linear layers: y, dx, dA and dB against the double reference of lora_reference.h
- * (the head of test_lora_linear.c derives the tolerance), the same bits for any number of ranks, tier,
- * ratio, ring depth and order of calls, and the memory that was planned. */
+ * (the head of test_lora_linear.c derives the tolerance), the same bits for any number of ranks,
+ * tier, ratio, ring depth and order of calls, and the memory that was planned. */
 #include "layer_problem.h"
 #include "test_ranks.h"
 
@@ -215,7 +215,8 @@ static run_case case_of(problem *p)
                       .order = training};
 }
 
-/* The first run is alone with everything in device memory; it is right, and all others give its bits. */
+/* The first run is alone with everything in device memory; it is right, and all others give its
+ * bits. */
 static void test_every_way_is_right(void **state)
 {
     static const bl_format formats[] = {BL_FORMAT_F32, BL_FORMAT_BF16, BL_FORMAT_F16,
@@ -273,7 +274,8 @@ static void assert_held(const bl_linear_stack *stack, int64_t now, int64_t next)
     assert_int_equal(stack->held[1], next);
 }
 
-/* Bits do not show a wrong guess, only waits do: what the ring holds after each call of two passes, up and down. */
+/* Bits do not show a wrong guess, only waits do: what the ring holds after each call of two passes,
+ * up and down. */
 static void test_the_next_layer_is_prefetched(void **state)
 {
     test_device d = test_device_create(1);
@@ -444,7 +446,8 @@ static bl_status run_large(test_rank *self)
                 bl_linear_layer_forward(bl_linear_stack_layer(stack, 0), self->stream, T,
                                         bl_tensor_f32(c->x), bl_tensor_f32(y)));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
-    /* 9,000 products below 1, summed in fp32: an error of sqrt(9000) roundings of a sum of about 50. */
+    /* 9,000 products below 1, summed in fp32: an error of sqrt(9000) roundings of a sum of about
+     * 50. */
     for (int64_t i = 0; i < T * LARGE_ROWS; i++)
         TEST_CHECK_GOTO(st, done, fabs((double)y[i] - c->want[i]) < 100 * 50 * 0x1p-24 * 2);
 done:

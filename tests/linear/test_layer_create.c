@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a stack of LoRA linear layers comes about: its page files, and what is rejected, by one rank or
- * by some of them. */
+/* How a stack of LoRA linear layers comes about: its page files, and what is rejected, by one rank
+ * or by some of them. */
 #include "layer_problem.h"
 #include "test_ranks.h"
 
@@ -21,8 +21,8 @@ static bl_status read_counted(void *user, int64_t begin, int64_t end, void *out)
     return read_bf16((void *)c->spec, begin, end, out);
 }
 
-/* The first start writes the file; the second reads it: with a key without a look at the rows. Other rows are
- * another file, unless the key says that they are the same. */
+/* The first start writes the file; the second reads it: with a key without a look at the rows.
+ * Other rows are another file, unless the key says that they are the same. */
 static void test_page_files(void **state)
 {
     test_device d = test_device_create(1);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stack of layers on CUDA against the same stack on the CPU, on a GPU or, built with BALLAST_CUDA_EMULATED, on the fakes
- * of tests/device and of this folder. x, dy and B are values that bf16 holds.
+/* A stack of layers on CUDA against the same stack on the CPU, on a GPU or, built with
+ * BALLAST_CUDA_EMULATED, on the fakes of tests/device and of this folder. x, dy and B are values
+ * that bf16 holds.
  *
- * Tolerance, as the head of test_linear_cuda.c derives it, with one stage more for A, whose compute copy is
- * rounded to bf16: e <= sqrt(8/3) 2^-8 = 0.64 % of an output's root mean square; 1.3 % is asked for, and
- * 5 % where products are in FP8. */
+ * Tolerance, as the head of test_linear_cuda.c derives it, with one stage more for A, whose compute
+ * copy is rounded to bf16: e <= sqrt(8/3) 2^-8 = 0.64 % of an output's root mean square; 1.3 % is
+ * asked for, and 5 % where products are in FP8. */
 #include "layer_problem.h"
 
 #include "../store/tmp_dir.h"

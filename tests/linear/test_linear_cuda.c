@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with BALLAST_CUDA_EMULATED, on the
- * fakes of tests/device and of this folder. All inputs are values that bf16 holds, so that both devices start
- * from the same numbers.
+/* The LoRA linear layer on CUDA against the same call on the CPU, on a GPU or, built with
+ * BALLAST_CUDA_EMULATED, on the fakes of tests/device and of this folder. All inputs are values
+ * that bf16 holds, so that both devices start from the same numbers.
  *
- * Tolerance. Let e(z) be the size of the difference divided by the size of the CPU's result, sizes being root
- * mean squares over all elements of an output. A relative error of at most u on each term of a sum, of either
- * sign and spread evenly, adds terms of mean square u^2/3: e = u / sqrt(3) for a sum of terms of random sign,
- * whose mean square is the sum of its terms' own. Errors of several stages are independent and add as
- * squares. For bf16, u = 2^-8. bf16: the decoded matrix, u or du, each update's addition to y or dx (at most
- * 3), the mask, the last addition: at most 7 stages: e <= sqrt(7/3) 2^-8 = 0.6 %. Twice that is asked for:
- * small sums have small samples. FP8:  the quantised input moreover: E4M3 has u = 2^-4, e = 2^-4 / sqrt(3)
- * = 3.6 %, and less where values fill a binade's top. Where fp8_row's scales go into dy first, that changes
- * where in its binade a value lies, and nothing else. Asked for: 5 %. dA and dB have no frozen matrix in
- * them: the bf16 bound in both modes. Elements are looked at one by one as well: none may be off by more than
- * 8 times the root mean square of the allowed difference, which a wrong scale of a row, a block or a column
- * is. */
+ * Tolerance. Let e(z) be the size of the difference divided by the size of the CPU's result, sizes
+ * being root mean squares over all elements of an output. A relative error of at most u on each
+ * term of a sum, of either sign and spread evenly, adds terms of mean square u^2/3: e = u / sqrt(3)
+ * for a sum of terms of random sign, whose mean square is the sum of its terms' own. Errors of
+ * several stages are independent and add as squares. For bf16, u = 2^-8. bf16: the decoded matrix,
+ * u or du, each update's addition to y or dx (at most 3), the mask, the last addition: at most 7
+ * stages: e <= sqrt(7/3) 2^-8 = 0.6 %. Twice that is asked for:
+ * small sums have small samples. FP8:  the quantised input moreover: E4M3 has u = 2^-4, e = 2^-4 /
+ *                                      sqrt(3)
+ * = 3.6 %, and less where values fill a binade's top. Where fp8_row's scales go into dy first, that
+ * changes where in its binade a value lies, and nothing else. Asked for: 5 %. dA and dB have no
+ * frozen matrix in them: the bf16 bound in both modes. Elements are looked at one by one as well:
+ * none may be off by more than 8 times the root mean square of the allowed difference, which a
+ * wrong scale of a row, a block or a column is. */
 #include "cuda_side.h"
 
 #include "base/dtype.h"
@@ -220,8 +222,9 @@ static void test_runs_repeat_bit_for_bit(void **state)
     }
 }
 
-/* The algorithms that cuBLASLt offers first compute the same bits before and after others were chosen by
- * time, and those repeat themselves. The first run by time leaves garbage, by contract. */
+/* The algorithms that cuBLASLt offers first compute the same bits before and after others were
+ * chosen by time, and those repeat themselves. The first run by time leaves garbage, by
+ * contract. */
 static void test_choice_by_time(void **state)
 {
     fixture *f = *state;
@@ -259,9 +262,9 @@ static void test_choice_by_time(void **state)
     }
 }
 
-/* The plain FP8 product that the layer is measured against. An element may be off by bf16's rounding and, for
- * sums in the tensor cores' 13 bits, by 2^-12 of its terms' sizes an addition of 32 terms; a wrong scale is a
- * factor. */
+/* The plain FP8 product that the layer is measured against. An element may be off by bf16's
+ * rounding and, for sums in the tensor cores' 13 bits, by 2^-12 of its terms' sizes an addition of
+ * 32 terms; a wrong scale is a factor. */
 static void test_plain_fp8_product(void **state)
 {
     enum { M = 48, N = 24, K = 128 };
@@ -328,7 +331,8 @@ static void test_what_makes_no_sense_is_refused(void **state)
     side_destroy(&s);
 }
 
-/* Scratch is asked for with the most tokens there may be, a number that need not suit blocks where fewer do. */
+/* Scratch is asked for with the most tokens there may be, a number that need not suit blocks where
+ * fewer do. */
 static void test_scratch_does_not_shrink(void **state)
 {
     (void)state;
@@ -361,7 +365,8 @@ static void test_fp8_products_are_fp8_products(void **state)
     }
 }
 
-/* Stacked, x is read by one product for all parts in each pass, dA is one, and dx is gone through once. */
+/* Stacked, x is read by one product for all parts in each pass, dA is one, and dx is gone through
+ * once. */
 static void test_stacked_updates_share_products(void **state)
 {
     fixture *f = *state;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The LoRA linear layer against a naive double reference of its four equations.
  *
- * Tolerance. Every output is a sum of products of inputs. In fp32 each product is rounded once for each
- * factor beyond the first and a sum of n terms adds at most n roundings, so an output is off by at most n u
- * times the same sum over absolute values (Higham 2002, "Accuracy and Stability of Numerical Algorithms",
- * sections 3.1 and 3.5). The reference is therefore run twice, once with the values and once with their
- * sizes, and n is the longest chain: T + K + N + r, and 8 for scale, mask, alpha and beta. */
+ * Tolerance. Every output is a sum of products of inputs. In fp32 each product is rounded once for
+ * each factor beyond the first and a sum of n terms adds at most n roundings, so an output is off
+ * by at most n u times the same sum over absolute values (Higham 2002, "Accuracy and Stability of
+ * Numerical Algorithms", sections 3.1 and 3.5). The reference is therefore run twice, once with the
+ * values and once with their sizes, and n is the longest chain: T + K + N + r, and 8 for scale,
+ * mask, alpha and beta. */
 #include "ops_test.h"
 
 #include "linear/lora_linear.h"
@@ -71,8 +72,8 @@ static const layer_shape shapes[] = {
     {"no tokens", 0, 24, 1, {{BL_FORMAT_FP8_ROW, 16}}, 1, {{4, 0, 16, 1.0f}}},
 };
 
-/* A layer with its inputs and the places of its outputs; everything is allocated to the size it needs and no
- * more. */
+/* A layer with its inputs and the places of its outputs; everything is allocated to the size it
+ * needs and no more. */
 typedef struct problem {
     const layer_shape *shape;
     int64_t T, K, N;
@@ -294,8 +295,8 @@ static void test_against_reference(void **state)
     test_device_destroy(d);
 }
 
-/* The frozen matrix, the input and the adapter are read only; three threads give the bits of one; dx NULL
- * changes no bit. */
+/* The frozen matrix, the input and the adapter are read only; three threads give the bits of one;
+ * dx NULL changes no bit. */
 static void test_what_is_left_alone(void **state)
 {
     const layer_shape *shape = &shapes[6];
@@ -334,7 +335,8 @@ static void test_what_is_left_alone(void **state)
     test_device_destroy(three);
 }
 
-/* Two adapters over one frozen matrix, queued on one stream without a pause, give what each gives alone. */
+/* Two adapters over one frozen matrix, queued on one stream without a pause, give what each gives
+ * alone. */
 static void test_two_adapters_over_one_base(void **state)
 {
     const layer_shape *shape = &shapes[4];
@@ -377,8 +379,10 @@ static double loss(test_device d, problem *p)
     return sum;
 }
 
-/* L is quadratic in x, A or B alone, so the central difference along any direction and of any step is the
- * derivative; what is left is the rounding of y, `noise` = sum |y| error(y) on each side, and that of the
+/* L is quadratic in x, A or B alone, so the central difference along any direction and of any step
+ * is the
+ * derivative; what is left is the rounding of y, `noise` = sum |y| error(y) on each side, and that
+ *   of the
  * moved values, at most u of each. */
 static void check_direction(test_device d, problem *p, const char *what, float *values,
                             const float *gradient, int64_t n, double noise)
@@ -397,8 +401,8 @@ static void check_direction(test_device d, problem *p, const char *what, float *
     for (int64_t i = 0; i < n; i++) values[i] = kept[i] - STEP * v[i];
     double below = loss(d, p);
     memcpy(values, kept, (size_t)n * sizeof *kept);
-    /* At the moved points y, and with it the noise, is larger: by 1 + STEP at most in each of the two
-     * factors. */
+    /* At the moved points y, and with it the noise, is larger: by 1 + STEP at most in each of the
+     * two factors. */
     double allowed = noise * (1 + STEP) * (1 + STEP) / STEP + rounding;
     if (!(fabs((above - below) / (2.0 * STEP) - slope) <= allowed)) {
         print_error("%s: %s: slope %.9g, gradient says %.9g, allowed %.3g\n", p->shape->name, what,
@@ -439,8 +443,8 @@ static void test_finite_differences(void **state)
     test_device_destroy(d);
 }
 
-/* W = 0, A = 1, B = 1, x = 1, dy = 1: y counts a token's kept channels, dA a channel's kept tokens, times 1 /
- * (1 - p). Nothing here knows how the mask is drawn. */
+/* W = 0, A = 1, B = 1, x = 1, dy = 1: y counts a token's kept channels, dA a channel's kept tokens,
+ * times 1 / (1 - p). Nothing here knows how the mask is drawn. */
 static void test_dropout_counts(void **state)
 {
     enum { T = 130, K = 256 };
@@ -477,8 +481,8 @@ static void test_dropout_counts(void **state)
         for (int k = 0; k < K; k++) by_channel += (double)dA[k] * (1 - (double)p);
         assert_true(fabs(by_token - by_channel) <=
                     T * K * U * T * K); /* one mask in both directions */
-        /* Binomial: within five standard deviations, one wrong alarm in two million masks, and this one is
-         * fixed. */
+        /* Binomial: within five standard deviations, one wrong alarm in two million masks, and this
+         * one is fixed. */
         assert_true(fabs(by_token - T * K * (1 - (double)p)) <=
                     5 * sqrt(T * K * (double)p * (1 - (double)p)));
         if (variant == 0)

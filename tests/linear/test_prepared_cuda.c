@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Visits of the units of a base with prepared matrices, on the emulated GPU: the bits of visits without, what is made
- * once is used by all micro-batches and both directions, and the next visit makes its own. */
+/* Visits of the units of a base with prepared matrices, on the emulated GPU: the bits of visits
+ * without, what is made once is used by all micro-batches and both directions, and the next visit
+ * makes its own. */
 #include "cuda_side.h"
 
 #include "base/sizes.h"
@@ -8,7 +9,8 @@
 
 enum { UNITS = 3, MATRICES = 2, MICROS = 2, T = 32, H = 128, WIDE = 256, GUARD = 0x5a };
 
-/* Unit 1 has blocks; unit 2's second matrix is stored in bf16. Rows are two segments, as gate|up. */
+/* Unit 1 has blocks; unit 2's second matrix is stored in bf16. Rows are two segments, as
+ * gate|up. */
 static bl_format format_of(int unit, int matrix)
 {
     return unit == 2 && matrix == 1 ? BL_FORMAT_BF16
@@ -154,8 +156,8 @@ static void mend(model *m)
 
 enum { MICRO_OUT = T * (WIDE + H + 2 * H), OUT = 2 * UNITS * MICROS * MICRO_OUT };
 
-/* A pass up and down, layer-major. `spoils`: from the second micro-batch of a visit on there is only what the first one
- * left. */
+/* A pass up and down, layer-major. `spoils`: from the second micro-batch of a visit on there is
+ * only what the first one left. */
 static void run_pass(model *m, bl_matmul_mode mode, bl_linear_prepared *prepared, bool spoils,
                      uint16_t *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the linear layer does around its products on CUDA, on the emulated GPU: plans are found again, wide products
- * are split, what is made of a frozen matrix is made once, and FP8 that cuBLASLt refuses is replaced in the right
- * order and counted. */
+/* What the linear layer does around its products on CUDA, on the emulated GPU: plans are found
+ * again, wide products are split, what is made of a frozen matrix is made once, and FP8 that
+ * cuBLASLt refuses is replaced in the right order and counted. */
 #include "cuda_side.h"
 #include "emulator/emulated.h"
 
@@ -176,8 +176,8 @@ static float whole(int64_t i)
     return (float)(i * 7 % 5 - 2);
 }
 
-/* C (M,N) = A (M,K) B^T or A^T B with rows of A and C so far apart that 300 of them span 2^31 elements. Memory that is
- * reserved, not taken. */
+/* C (M,N) = A (M,K) B^T or A^T B with rows of A and C so far apart that 300 of them span 2^31
+ * elements. Memory that is reserved, not taken. */
 static void check_wide_product(fixture *f, bool transpose_a)
 {
     enum { TOKENS = 300, N = 8, K = 16 };
@@ -318,8 +318,8 @@ static size_t prepared_bytes(const side *s)
     return bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &args);
 }
 
-/* Codes and scales are gone: what is computed now comes from what was prepared. (FP8 forward multiplies the codes as
- * they are, so its codes stay.) */
+/* Codes and scales are gone: what is computed now comes from what was prepared. (FP8 forward
+ * multiplies the codes as they are, so its codes stay.) */
 static void spoil_weight(side *s, bool codes)
 {
     bl_weight *w = &s->linear.weight;
@@ -364,8 +364,8 @@ static void test_prepared_is_made_once(void **state)
         }
 }
 
-/* FP8 that is refused is dequantized in scratch when prepared memory is for codes, and there when it is large enough;
- * with too little it is not touched. */
+/* FP8 that is refused is dequantized in scratch when prepared memory is for codes, and there when
+ * it is large enough; with too little it is not touched. */
 static void test_prepared_of_any_size_gives_the_same_bits(void **state)
 {
     fixture *f = *state;
@@ -394,7 +394,8 @@ static void test_prepared_of_any_size_gives_the_same_bits(void **state)
     }
 }
 
-/* Products of one shape in FP8 and of another in bf16 share memory: neither takes the other's for its own. */
+/* Products of one shape in FP8 and of another in bf16 share memory: neither takes the other's for
+ * its own. */
 static void test_kinds_take_turns_in_prepared_memory(void **state)
 {
     fixture *f = *state;
@@ -471,8 +472,8 @@ static void test_fallbacks_are_counted(void **state)
                                     bl_matmul_fallback_text((bl_matmul_fallback)k));
 }
 
-/* cuBLASLt offers an FP8 product that adds, and refuses it when it is called: FP8 all the same, the frozen product
- * first. The first call computes what later ones do. */
+/* cuBLASLt offers an FP8 product that adds, and refuses it when it is called: FP8 all the same, the
+ * frozen product first. The first call computes what later ones do. */
 static void test_sums_that_are_refused_go_the_other_way_round(void **state)
 {
     fixture *f = *state;

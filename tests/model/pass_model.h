@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass_model.h -- a small model of random weights, sharded over the ranks of a test, with LoRA adapters and micro-batches,
- * for the tests of model/pass.h. */
+/* pass_model.h -- a small model of random weights, sharded over the ranks of a test, with LoRA
+ * adapters and micro-batches, for the tests of model/pass.h. */
 #ifndef TEST_PASS_MODEL_H
 #define TEST_PASS_MODEL_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said of the formats of a base: of one format, of a mixture, of more than fits. Whole models:
- * tests/train/test_train_base_format. */
+/* What is said of the formats of a base: of one format, of a mixture, of more than fits. Whole
+ * models: tests/train/test_train_base_format. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank holds after loading: the rows of its shard, as quantising the whole tensor gives them, in any
- * format, from any checkpoint, on any number of ranks. Small models are made here, of shapes that no block or
- * rank count divides. It is longer than 600 lines: half of it makes those models. */
+/* What a rank holds after loading: the rows of its shard, as quantising the whole tensor gives
+ * them, in any format, from any checkpoint, on any number of ranks. Small models are made here, of
+ * shapes that no block or rank count divides. It is longer than 600 lines: half of it makes those
+ * models. */
 #include "ops_test.h"
 #include "test_ranks.h"
 #include "tmp_dir.h"
@@ -78,8 +79,8 @@ static void list_tensors(const made *m, const bl_model_config *config, tensor_li
     if (m->has_head) add(list, m->dtype, 2, VOCAB, HIDDEN, "lm_head.weight", 0, "");
 }
 
-/* Values of one tensor: the same in every model, whatever its dtype and wherever the tensor lies. The tied
- * table is one by either name. */
+/* Values of one tensor: the same in every model, whatever its dtype and wherever the tensor lies.
+ * The tied table is one by either name. */
 static void *make_values(const made *m, const bl_stored_tensor_spec *spec, size_t *n_bytes)
 {
     int64_t n = spec->shape[0] * (spec->n_dims == 2 ? spec->shape[1] : 1);
@@ -254,7 +255,8 @@ static bl_status check_shards(const bl_model_weights *mine, const bl_model_weigh
     return BL_OK;
 }
 
-/* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard is the same. */
+/* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard
+ * is the same. */
 static bl_status check_pages(test_rank *self, const bl_model_weights *mine)
 {
     const sharded_load *load = self->arg;
@@ -558,8 +560,8 @@ static void test_tied_table_under_either_name(void **state)
     assert_error_has("embed_tokens");
 }
 
-/* The largest known model, laid out for eight ranks: 2 x 53,248 x 16,384 codes in one matrix, 405 billion in
- * all. */
+/* The largest known model, laid out for eight ranks: 2 x 53,248 x 16,384 codes in one matrix, 405
+ * billion in all. */
 static void test_layout_of_405b(void **state)
 {
     bl_model_config config;
@@ -581,7 +583,8 @@ static void test_layout_of_405b(void **state)
     assert_int_equal(bl_base_paged_measure(&layout, tiers, 2, false, 0, &n), BL_OK);
     assert_int_equal(n.ring, (size_t)(2 * per_layer)); /* more than the head */
     free(tiers);
-    /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at least; nothing in memory. */
+    /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at
+     * least; nothing in memory. */
     static const struct {
         int n;
         size_t writing;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole models against float64 results from other code: demo/golden.json, and with BALLAST_TEST_DATA the
- * stories260K models.
+/* Whole models against float64 results from other code: demo/golden.json, and with
+ * BALLAST_TEST_DATA the stories260K models.
  *
- * Tolerance. A logit goes through n roundings, the lengths of all sums on its way: for each layer four of
- * hidden, two of q_width, one of inter, the scores' and the attention's; then the head's. Rounding errors of
- * so long a chain are independent of one another, so it is off by sqrt(n) u of the largest logit, and -log p
- * by twice that; factor 4 for the luck of the draw. */
+ * Tolerance. A logit goes through n roundings, the lengths of all sums on its way: for each layer
+ * four of hidden, two of q_width, one of inter, the scores' and the attention's; then the head's.
+ * Rounding errors of so long a chain are independent of one another, so it is off by sqrt(n) u of
+ * the largest logit, and -log p by twice that; factor 4 for the luck of the draw. */
 #include "ops_test.h"
 #include "test_ranks.h"
 
@@ -156,7 +156,8 @@ static void check_greedy(rank_model *m, const golden *g, double error)
     ok(bl_generator_extend(generator, g->greedy, g->n_prompt, &logits));
     for (int64_t i = g->n_prompt; i < g->n_greedy; i++) {
         int32_t best = bl_generator_choose(logits, vocab, 0, 1, 0, i), id = g->greedy[i];
-        /* Where the reference's own lead is within the error, its choice need only be as good as ours. */
+        /* Where the reference's own lead is within the error, its choice need only be as good as
+         * ours. */
         if (g->lead > 2 * error) assert_int_equal(best, id);
         assert_true((double)logits[id] >= (double)logits[best] - 2 * error);
         if (i + 1 < g->n_greedy) ok(bl_generator_extend(generator, &id, 1, &logits));
@@ -210,8 +211,8 @@ static void check_case(const char *dir, bl_model *model, const json_t *json, boo
     ok(open_model(model, d.device, d.stream, comm, &m));
     ok(sum_nll(&m, g.ids, g.n, 0, &sum));
     double off = fabs(sum / (double)(g.n - 1) - g.mean_nll);
-    /* E4M3 keeps three bits: a weight is off by up to 1/16, some 0.03 rms. Other weights, and so another
-     * loss; but a close one. */
+    /* E4M3 keeps three bits: a weight is off by up to 1/16, some 0.03 rms. Other weights, and so
+     * another loss; but a close one. */
     if (!(exact ? off <= 2 * error : off > 1e-6 && off < 0.1)) {
         print_error("%s: mean NLL %.9g, not %.9g: off by %.3g, allowed %.3g\n", dir,
                     sum / (double)(g.n - 1), g.mean_nll, off, 2 * error);
@@ -318,8 +319,8 @@ static double nll_of(const float *logits, int64_t vocab, int32_t id)
     return log(sum) - (double)logits[id];
 }
 
-/* A prompt longer than what goes through the layers at once, in one call and in pieces, against the model run
- * over all of it. */
+/* A prompt longer than what goes through the layers at once, in one call and in pieces, against the
+ * model run over all of it. */
 static void test_long_prompts(void **state)
 {
     enum { N = 1100 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model that the ranks of a host open together: one embedding, the same bytes and checksum as of a process
- * alone; what is wrong with a row is said by the rank that reads it. Ranks are threads that map one memory file,
- * each for itself. */
+/* A model that the ranks of a host open together: one embedding, the same bytes and checksum as of
+ * a process alone; what is wrong with a row is said by the rank that reads it. Ranks are threads
+ * that map one memory file, each for itself. */
 #include "ops_test.h"
 #include "test_ranks.h"
 #include "tmp_dir.h"
@@ -89,7 +89,8 @@ static void test_one_embedding(void **state)
     bl_model_close(alone);
 }
 
-/* A NaN in a row of the embedding: whoever reads it, the text is the one of a process alone, the row the file's. */
+/* A NaN in a row of the embedding: whoever reads it, the text is the one of a process alone, the
+ * row the file's. */
 static void test_bad_embedding(void **state)
 {
     static const uint32_t nan_bits = 0x7fc07fc0; /* in fp32, and twice in bf16 */
@@ -147,7 +148,8 @@ static int count_open(const char *path, bool direct)
     return n;
 }
 
-/* Replicas of one host read the same rows: through the page cache, which a disk fills once. One alone reads past it. */
+/* Replicas of one host read the same rows: through the page cache, which a disk fills once. One
+ * alone reads past it. */
 static void test_replicas_read_through_the_page_cache(void **state)
 {
     const char *dir = copy_model(), *path = tmp_path("model/model.safetensors");

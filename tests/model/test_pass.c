@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pass over all layers: how many micro-batches a visit takes, what is kept and where, how deep the rings
- * are and how many ranks share the weights changes no bit of the loss or of any gradient. What a layer computes
- * is test_block's, what a model does test_model's, what a spilling stack does test_spill's. */
+/* The pass over all layers: how many micro-batches a visit takes, what is kept and where, how deep
+ * the rings are and how many ranks share the weights changes no bit of the loss or of any gradient.
+ * What a layer computes is test_block's, what a model does test_model's, what a spilling stack does
+ * test_spill's. */
 #include "pass_model.h"
 
 #include <stdatomic.h>
@@ -178,7 +179,8 @@ static bool stop_at(void *user)
     return (*left)-- == 0;
 }
 
-/* Two steps with an evaluation after each, as a run has them, then a pass that is stopped before its first backward visit. */
+/* Two steps with an evaluation after each, as a run has them, then a pass that is stopped before
+ * its first backward visit. */
 static bl_status run_variant(test_rank *self, const variant *v, outcome *out)
 {
     pass_model m = {.base = NULL};
@@ -302,8 +304,8 @@ static bool before_slow_visit(void *user)
     return false;
 }
 
-/* Over two passes: the second begins no further ahead than any visit. The stop is heeded at the visit where it
- * comes, with two visits at most still to run. */
+/* Over two passes: the second begins no further ahead than any visit. The stop is heeded at the
+ * visit where it comes, with two visits at most still to run. */
 static bl_status run_ahead(test_rank *self)
 {
     variant v = {.group = MICROS, .depth = 2, .save = BL_SAVE_S2};
@@ -339,7 +341,9 @@ static void test_the_host_runs_two_visits_ahead(void **state)
 typedef struct step_run {
     variant v;
     int fail_at; /* as in visit_state */
-    int bad; /* a NaN in the norm of this layer; -1: in the embedding of the last micro-batch's tokens; LAYERS: none */
+    /* a NaN in the norm of this layer; -1: in the embedding of the last micro-batch's tokens;
+     * LAYERS: none */
+    int bad;
 } step_run;
 
 typedef struct step_case {
@@ -368,8 +372,8 @@ static void close_step(test_rank *self, step_case *c)
     free(c->out.gradients);
 }
 
-/* All inputs go out, all but the newest two come back; of what is kept, all but the newest two go both ways; and of
- * each only the rows that the micro-batches have, each rounded up to 64. */
+/* All inputs go out, all but the newest two come back; of what is kept, all but the newest two go
+ * both ways; and of each only the rows that the micro-batches have, each rounded up to 64. */
 static bl_status count_bytes(test_rank *self)
 {
     const step_run *run = self->arg;
@@ -451,7 +455,8 @@ static void test_only_what_is_needed_is_moved(void **state)
     }
 }
 
-/* Wherever the stream fails while somebody still waits for it, the step fails with its words, and all can be freed. */
+/* Wherever the stream fails while somebody still waits for it, the step fails with its words, and
+ * all can be freed. */
 static void test_a_failed_stream_ends_the_step(void **state)
 {
     variant v = {.group = MICROS, .depth = 2, .save = BL_SAVE_S2, .offload = true};

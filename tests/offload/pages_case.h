@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pages_case.h -- pages in three tiers in a folder of their own, for the tests of pages and page files. */
+/* pages_case.h -- pages in three tiers in a folder of their own, for the tests of pages and page
+ * files. */
 #ifndef BALLAST_TESTS_PAGES_CASE_H
 #define BALLAST_TESTS_PAGES_CASE_H
 
@@ -34,8 +35,8 @@ size_t pages_count_files(const char *dir);
 void pages_flip(const char *path, int64_t offset);
 void pages_assert_error_has(const char *part);
 
-/* A page's bytes: of its name, so that they are the same whatever the other pages are. The caller frees them.
- */
+/* A page's bytes: of its name, so that they are the same whatever the other pages are. The caller
+ * frees them. */
 uint8_t *pages_content(const bl_page_spec *spec);
 /* As shard 1 of 4. */
 bl_status pages_create_some(const char *dir, uint64_t key, int64_t n_pages,
@@ -48,9 +49,11 @@ bl_pages *pages_made_with(const char *dir, uint64_t key, bool expect_disk);
 bl_pages *pages_made(const char *dir, bool expect_disk);
 /* All bytes of all pages, through a reader and through bl_pages_read. */
 void pages_assert_contents(const bl_pages *pages);
-/* The same of pages that are made for it; nothing but their file and its list is in the folder then. */
+/* The same of pages that are made for it; nothing but their file and its list is in the folder
+ * then. */
 void pages_assert_made(const char *dir, bool expect_disk);
-/* A child that makes the pages, after a call of `first` (NULL: none); its exit code is 0 if it could. */
+/* A child that makes the pages, after a call of `first` (NULL: none); its exit code is 0 if it
+ * could. */
 pid_t pages_fork_writer(const char *dir, void (*first)(void));
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arena on this host, under a small RLIMIT_MEMLOCK and on hosts with several NUMA nodes, which hwloc
- * makes up from HWLOC_SYNTHETIC. It is longer than 600 lines: half of it builds those hosts. */
+/* The arena on this host, under a small RLIMIT_MEMLOCK and on hosts with several NUMA nodes, which
+ * hwloc makes up from HWLOC_SYNTHETIC. It is longer than 600 lines: half of it builds those
+ * hosts. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,8 +94,8 @@ static bl_arena_info get_info(const bl_arena *arena)
     return info;
 }
 
-/* The exit status of fn in a child; what it wrote to stderr is in text. A child has a device of its own:
- * threads do not survive a fork. */
+/* The exit status of fn in a child; what it wrote to stderr is in text. A child has a device of its
+ * own: threads do not survive a fork. */
 static int run_child(int (*fn)(bl_device *device), char text[TEXT_BYTES])
 {
     int ends[2], status = -1;
@@ -247,8 +248,9 @@ static bool is_resident(char *memory, size_t n_bytes)
     return all;
 }
 
-/* Not a power of two, and the memory is there from the beginning: no more than was asked for, but for what
- * the system's counter is late (64 pages a thread) and AddressSanitizer's shadow of it, an eighth. */
+/* Not a power of two, and the memory is there from the beginning: no more than was asked for, but
+ * for what the system's counter is late (64 pages a thread) and AddressSanitizer's shadow of it, an
+ * eighth. */
 static void check_touched(bl_device *device)
 {
     enum { SIZE_BYTES = 72 * MIB + 3 * 4096, SLACK_BYTES = 2 * MIB };
@@ -302,8 +304,8 @@ static void test_huge_pages_of_a_neighbour(void **state)
     bl_arena *arena = make(*state, SEVERAL_BYTES);
     size_t huge_bytes = get_info(arena).huge_bytes;
 
-    /* A neighbour's are not counted, whichever lies below the other and whether or not the system made one
-     * mapping of both. */
+    /* A neighbour's are not counted, whichever lies below the other and whether or not the system
+     * made one mapping of both. */
     bl_arena *small = make(*state, HUGE_PAGE_BYTES);
     assert_in_range(get_info(small).huge_bytes, 0, HUGE_PAGE_BYTES);
     assert_int_equal(get_info(arena).huge_bytes, huge_bytes);
@@ -335,7 +337,8 @@ static void test_more_than_there_is(void **state)
 
 /* ---- pinning ---- */
 
-/* What this process may lock: its limit, or, with CAP_IPC_LOCK, which root does not have everywhere, anything. */
+/* What this process may lock: its limit, or, with CAP_IPC_LOCK, which root does not have
+ * everywhere, anything. */
 static bool may_lock(size_t n_bytes)
 {
     void *memory = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -528,7 +531,8 @@ static bool runs_on(int core)
            CPU_ISSET(core, &set);
 }
 
-/* hwloc's XML: an object that stays open, with its cores and nodes as masks; a node; a core's only thread; a GPU behind a bridge. */
+/* hwloc's XML: an object that stays open, with its cores and nodes as masks; a node; a core's only
+ * thread; a GPU behind a bridge. */
 #define SETS(cores, nodes)                                                                         \
     " cpuset=\"0x" cores "\" complete_cpuset=\"0x" cores "\" nodeset=\"0x" nodes                   \
     "\" complete_nodeset=\"0x" nodes "\""
@@ -590,7 +594,8 @@ static int bind_to_one_node(bl_device *device)
     return 0;
 }
 
-/* Two cores called two nodes, and hwloc told to believe it. Only the first of the memory's need exist. */
+/* Two cores called two nodes, and hwloc told to believe it. Only the first of the memory's need
+ * exist. */
 static int bind_for_real(bl_device *device)
 {
     bl_arena *arena;

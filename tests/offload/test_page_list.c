@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of a page file: what was written is read, and each thing that may be wrong with a list is refused
- * by name. Nothing here has a seal: what the list's own checks let pass would be used. */
+/* The list of a page file: what was written is read, and each thing that may be wrong with a list
+ * is refused by name. Nothing here has a seal: what the list's own checks let pass would be
+ * used. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -113,7 +114,8 @@ static void test_pages_in_any_order(void **state)
     free(text);
 }
 
-/* The checksum is of what the list says, all of it, and not of its spaces or the order of its keys. */
+/* The checksum is of what the list says, all of it, and not of its spaces or the order of its
+ * keys. */
 static void test_checksum(void **state)
 {
     bl_page_place found[N_PLACES];

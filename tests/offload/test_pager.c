@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pager under schedules, tiers, engines and delays of all kinds: what compute sees is exact, nothing is
- * allocated on the way, and the account of bytes is right. The linker's --wrap counts what our code allocates
- * (tests/faults has more of it). */
+/* The pager under schedules, tiers, engines and delays of all kinds: what compute sees is exact,
+ * nothing is allocated on the way, and the account of bytes is right. The linker's --wrap counts
+ * what our code allocates (tests/faults has more of it). */
 #include "ops_test.h"
 #include "paged_case.h"
 
@@ -155,8 +155,8 @@ static void run_case(const case_options *options, int n_ranks, uint64_t sums[CAS
     memcpy(sums, s.sums, sizeof s.sums);
 }
 
-/* All tiers, engines, depths, groups and ways give each byte of each page at each visit: compared as they are
- * used, and by their sums. */
+/* All tiers, engines, depths, groups and ways give each byte of each page at each visit: compared
+ * as they are used, and by their sums. */
 static void test_what_compute_sees(void **state)
 {
     static const int depths[] = {1, 2, 4}, groups[] = {1, 2, 4};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pager where the host cannot write device memory: disk pages come through the pinned bounce buffer, host
- * pages by the copy engine. On a GPU, or on the fake runtime of tests/device. */
+/* The pager where the host cannot write device memory: disk pages come through the pinned bounce
+ * buffer, host pages by the copy engine. On a GPU, or on the fake runtime of tests/device. */
 #include "ops_test.h"
 #include "paged_case.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pager when something goes wrong: reads that fail, bytes that change, and owners who leave at any
- * moment. No rank hangs, and the message says which page, which file, where and why. */
+/* The pager when something goes wrong: reads that fail, bytes that change, and owners who leave at
+ * any moment. No rank hangs, and the message says which page, which file, where and why. */
 #include "ops_test.h"
 #include "base/clock.h"
 #include "paged_case.h"
@@ -20,7 +20,8 @@ typedef struct fault_case {
     case_options options;
     int rank;   /* whose reads or streams fail */
     int result; /* what its reads are said to return: -errno */
-    int fails_at; /* at this completion of that rank's: all from then on, or that one, while others are slow */
+    /* at this completion of that rank's: all from then on, or that one, while others are slow */
+    int fails_at;
     bool fails_once;
     atomic_int n_io;
     char path[512]; /* of the page file */
@@ -182,8 +183,8 @@ static void test_a_damaged_page(void **state)
     }
 }
 
-/* Damage that comes when the page has been trusted already: seen by a pager that verifies always, and by a
- * verification. */
+/* Damage that comes when the page has been trusted already: seen by a pager that verifies always,
+ * and by a verification. */
 static bl_status damage_later(test_rank *self)
 {
     fault_case *f = self->arg;
@@ -265,8 +266,8 @@ static bl_status fail_task(bl_stream *stream, const void *args)
     return BL_FAIL(BL_EIO, "planted");
 }
 
-/* Does stops_at steps, then goes: as it stands, or behind a failure of compute (1), the gathers (2) or the
- * copies (3) on one rank. */
+/* Does stops_at steps, then goes: as it stands, or behind a failure of compute (1), the gathers (2)
+ * or the copies (3) on one rank. */
 static bl_status stop_somewhere(test_rank *self)
 {
     fault_case *f = self->arg;

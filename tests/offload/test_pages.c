@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pages in three tiers: the exact bytes back; page files used again or written anew, and what other processes
- * and flipped bits lead to. */
+/* Pages in three tiers: the exact bytes back; page files used again or written anew, and what other
+ * processes and flipped bits lead to. */
 #include "pages_case.h"
 
 #include <inttypes.h>
@@ -42,7 +42,8 @@ static void test_tiers(void **state)
     bl_pages_destroy(pages);
 }
 
-/* The ranks of a host share what they write through; with less of it blocks are used again sooner. */
+/* The ranks of a host share what they write through; with less of it blocks are used again
+ * sooner. */
 static void test_one_of_many_ranks(void **state)
 {
     const bl_pages_options options = {.device = pages_device,
@@ -289,8 +290,9 @@ static void put_list(const char *text, size_t n_bytes)
     assert_int_equal(bl_file_write_atomic(pages_in_dir(".json"), text, n_bytes), BL_OK);
 }
 
-/* What is wrong with a list is page_list.c's to find; here, that a list or a page file with anything wrong
- * leads to both being written anew, and that the seal finds what no other check does. */
+/* What is wrong with a list is page_list.c's to find; here, that a list or a page file with
+ * anything wrong leads to both being written anew, and that the seal finds what no other check
+ * does. */
 static void test_damaged_lists(void **state)
 {
     const char *dir = pages_new_dir();

@@ -235,8 +235,8 @@ static void test_odd_writes(void **state)
     assert_int_equal(pwrite_error, 0);
 }
 
-/* All pages are fewer blocks than may wait: while none has been written, the caller gets on, and the first ones are all
- * with the system. A run that is given up leaves nothing. */
+/* All pages are fewer blocks than may wait: while none has been written, the caller gets on, and
+ * the first ones are all with the system. A run that is given up leaves nothing. */
 static void test_writes_are_not_waited_for(void **state)
 {
     for (int seals = 0; seals < 2; seals++) {
@@ -310,8 +310,8 @@ static void test_removed_when_written(void **state)
     bl_pages_destroy(pages);
 }
 
-/* On a disk that has room for one file what was rejected goes before the next one takes its space; not where that would
- * not do, or is not needed. */
+/* On a disk that has room for one file what was rejected goes before the next one takes its space;
+ * not where that would not do, or is not needed. */
 static void test_rejected_file_gives_its_space(void **state)
 {
     enum { FILE_BYTES = 13656064 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stack that spills: entries come back as they were put whatever the shape and the speed of both streams,
- * transfers run beside the work, and what is out of order is refused. Built with ThreadSanitizer, a wait that
- * is missing is a race here. */
+/* A stack that spills: entries come back as they were put whatever the shape and the speed of both
+ * streams, transfers run beside the work, and what is out of order is refused. Built with
+ * ThreadSanitizer, a wait that is missing is a race here. */
 #include "ops_test.h"
 
 #include <stdatomic.h>
@@ -191,8 +191,8 @@ static int64_t moved_bytes(fixture *f)
     return totals.lane[BL_LANE_ACTIVATIONS].n_bytes;
 }
 
-/* Copies in host memory are as they were put and no longer than was asked for; those in slots are spoilt or
- * the stack's newest. */
+/* Copies in host memory are as they were put and no longer than was asked for; those in slots are
+ * spoilt or the stack's newest. */
 static void look_at_all(const fixture *f, unsigned round, int64_t n, size_t n_bytes)
 {
     for (int64_t e = 0; e < n; e++) {
@@ -284,7 +284,8 @@ static void write_entry(fixture *f, int64_t entry)
     assert_ok(bl_spill_put(f->spill, entry));
 }
 
-/* Two slots: entry 0 on its way out does not hold up the writing of entry 1, but that of entry 2. */
+/* Two slots: entry 0 on its way out does not hold up the writing of entry 1, but that of entry
+ * 2. */
 static void test_work_goes_on_beside_the_way_out(void **state)
 {
     fixture f;
@@ -370,7 +371,8 @@ static void pace_next_transfer(fixture *f, bl_event *here, unsigned pause_us)
 
 enum { HIDDEN_ENTRIES = 8, VISIT_US = 20000, TRANSFER_US = 15000 };
 
-/* How long compute stands still for transfers that take three quarters of a visit, with two slots. */
+/* How long compute stands still for transfers that take three quarters of a visit, with two
+ * slots. */
 static double measure_stalls(void)
 {
     enum { N = HIDDEN_ENTRIES };
@@ -402,8 +404,9 @@ static double measure_stalls(void)
     return totals.lane[BL_LANE_ACTIVATIONS].stall_s;
 }
 
-/* Compute hardly ever stands still; with one slot it would at each transfer. Half of the time that transfers
- * take leaves 7.5 ms a visit to be late; a loaded machine, which only adds to that, may try again. */
+/* Compute hardly ever stands still; with one slot it would at each transfer. Half of the time that
+ * transfers take leaves 7.5 ms a visit to be late; a loaded machine, which only adds to that, may
+ * try again. */
 static void test_transfers_are_hidden(void **state)
 {
     enum { MAX_TRIES = 20 };

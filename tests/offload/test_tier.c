@@ -25,7 +25,8 @@ static uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* Of one of four kinds: equal pieces, any sizes, a few giants among dwarfs, empty ones among others. */
+/* Of one of four kinds: equal pieces, any sizes, a few giants among dwarfs, empty ones among
+ * others. */
 static void make_sizes(uint64_t *state, size_t *n_bytes, int64_t n_pieces)
 {
     uint64_t kind = next_random(state) % 4;
@@ -40,9 +41,9 @@ static void make_sizes(uint64_t *state, size_t *n_bytes, int64_t n_pieces)
     }
 }
 
-/* Of the bytes of any first k pieces, those chosen differ from the ratio's share by at most the largest
- * piece. The comparison is exact but for its own rounding and that of the code under test: each of k
- * additions is off by half an ulp of the total at most. */
+/* Of the bytes of any first k pieces, those chosen differ from the ratio's share by at most the
+ * largest piece. The comparison is exact but for its own rounding and that of the code under test:
+ * each of k additions is off by half an ulp of the total at most. */
 static void check_prefixes(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
                            const bl_tier *tiers)
 {
@@ -128,9 +129,9 @@ static void test_none_and_all(void **state)
     bl_tier_spread(n_bytes, 0, 0.5, BL_TIER_HOST, tiers);
 }
 
-/* Decoder layers are equal pieces. Any 126 ratios: as many layers as the ratio says, to the nearest, and the
- * gaps between two neighbours of a kind differ by one at most, so that the link is never idle and then late.
- */
+/* Decoder layers are equal pieces. Any 126 ratios: as many layers as the ratio says, to the
+ * nearest, and the gaps between two neighbours of a kind differ by one at most, so that the link is
+ * never idle and then late. */
 static void test_layers_alternate(void **state)
 {
     enum { N_LAYERS = 126 };
@@ -154,8 +155,8 @@ static void test_layers_alternate(void **state)
         }
         assert_int_equal(n_chosen, wanted);
         if (n_chosen > 1) assert_in_range(longest, shortest, shortest + 1);
-        /* Never a prefix: with at least two on either side, the first two layers and the last two are not all
-         * of one kind. */
+        /* Never a prefix: with at least two on either side, the first two layers and the last two
+         * are not all of one kind. */
         if (wanted >= 2 && wanted <= N_LAYERS / 2) {
             assert_false(tiers[0] == BL_TIER_HOST && tiers[1] == BL_TIER_HOST);
             assert_false(tiers[N_LAYERS - 2] == BL_TIER_HOST &&

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_test.h -- what the tests of ops share: a device and stream, reproducible numbers, comparison with a
- * double reference.
+/* ops_test.h -- what the tests of ops share: a device and stream, reproducible numbers, comparison
+ * with a double reference.
  *
- * Tolerances. u = 2^-24 is the rounding error of fp32. An element computed by a chain of k roundings is off
- * by k u of its size; a sum of n terms by at most n u of the sum of their sizes, and by about sqrt(n) u of it
- * when the errors are independent. Each test states its chain. */
+ * Tolerances. u = 2^-24 is the rounding error of fp32. An element computed by a chain of k
+ * roundings is off by k u of its size; a sum of n terms by at most n u of the sum of their sizes,
+ * and by about sqrt(n) u of it when the errors are independent. Each test states its chain. */
 #ifndef BALLAST_TESTS_OPS_TEST_H
 #define BALLAST_TESTS_OPS_TEST_H
 
@@ -67,7 +67,8 @@ static inline double *test_doubles(int64_t count)
     return test_alloc(count, sizeof(double));
 }
 
-/* Device memory takes the values that lie at `host`, and the other way round: through pinned memory, as a GPU wants it. Both wait. */
+/* Device memory takes the values that lie at `host`, and the other way round: through pinned
+ * memory, as a GPU wants it. Both wait. */
 static inline void test_write(test_device d, void *memory, const void *host, size_t bytes)
 {
     void *pinned;

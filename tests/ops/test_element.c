@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arithmetic on single elements that CUDA's kernels share with the CPU (fp8/element.h, ops/element_internal.h):
- * over all codes, all bf16 numbers and the edges, it has the bits of the CPU ops, and the equation's value.
- */
+/* The arithmetic on single elements that CUDA's kernels share with the CPU (fp8/element.h,
+ * ops/element_internal.h): over all codes, all bf16 numbers and the edges, it has the bits of the
+ * CPU ops, and the equation's value. */
 #include "ops_test.h"
 
 #include <float.h>
@@ -21,8 +21,8 @@ static float bf16_value(int i)
     return bl_bf16_to_f32((uint16_t)i);
 }
 
-/* Scales around what the fast division distinguishes: its limits, reciprocals that round badly (mantissas of
- * all ones), denormals, the largest, and ordinary ones. */
+/* Scales around what the fast division distinguishes: its limits, reciprocals that round badly
+ * (mantissas of all ones), denormals, the largest, and ordinary ones. */
 static const float scales[] = {
     1.0f,           0x1p-80f,         0x1.fffffep-81f, 0x1.fffffep-80f, 0x1p80f,
     0x1.000002p80f, 0x1.fffffep79f,   0x1.fffffep-1f,  0x1.fffffep-9f,  0x1.000002p-9f,
@@ -66,7 +66,8 @@ static void every_bf16_gets_the_code_of_a_division(void **state)
     }
 }
 
-/* Midpoints between codes, times the scale, and their neighbours: where another quotient is another code. */
+/* Midpoints between codes, times the scale, and their neighbours: where another quotient is another
+ * code. */
 static void halfway_cases_get_the_code_of_a_division(void **state)
 {
     (void)state;
@@ -129,8 +130,8 @@ static void scales_of_edges(void **state)
     assert_int_equal(encode(-0.0f, bl_e4m3_divisor_of(3.0f)), 0x80);
 }
 
-/* Every code and scale: the host's fp32 value; and it rounded to bf16, checked against the definition of
- * rounding. */
+/* Every code and scale: the host's fp32 value; and it rounded to bf16, checked against the
+ * definition of rounding. */
 static void decoded_codes_are_the_host_s(void **state)
 {
     (void)state;
@@ -189,9 +190,9 @@ static void same_element(const char *what, float got, float want, float g, float
     }
 }
 
-/* All bf16 gates: denormals, infinities and NaN among them. Where everything is finite, within the chain's
- * roundings of the equation: exp 2 u, 1 + e, the quotient and the product 1/2 u each, and denormals of
- * absolute size 2^-149. */
+/* All bf16 gates: denormals, infinities and NaN among them. Where everything is finite, within the
+ * chain's roundings of the equation: exp 2 u, 1 + e, the quotient and the product 1/2 u each, and
+ * denormals of absolute size 2^-149. */
 static void swiglu_of_every_gate(void **state)
 {
     (void)state;

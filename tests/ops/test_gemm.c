@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products against double arithmetic, at awkward shapes, in every format; and the same bits for 1, 2 and 3
- * threads.
+/* Products against double arithmetic, at awkward shapes, in every format; and the same bits for 1,
+ * 2 and 3 threads.
  *
- * Tolerance: a sum of K products in fp32, in any order, with or without FMA, then times alpha and plus beta
- * C, takes at most K + 3 roundings on the way of any product, so |error| <= g sum|alpha a b| + g |beta c|
- * with g = n u / (1 - n u), n = K + 3, u = 2^-24 (Higham, Accuracy and Stability, 2nd ed., section 3.1).
- * Underflow adds at most 2^-149 a product. */
+ * Tolerance: a sum of K products in fp32, in any order, with or without FMA, then times alpha and
+ * plus beta
+ * C, takes at most K + 3 roundings on the way of any product, so |error| <= g sum|alpha a b| + g
+ *   |beta c|
+ * with g = n u / (1 - n u), n = K + 3, u = 2^-24 (Higham, Accuracy and Stability, 2nd ed., section
+ * 3.1). Underflow adds at most 2^-149 a product. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -292,8 +294,8 @@ static void test_fused_matrices(void **state)
             }
 }
 
-/* More than one panel along the inner dimension (beta counts for the first), and two tiles along the tokens.
- */
+/* More than one panel along the inner dimension (beta counts for the first), and two tiles along
+ * the tokens. */
 static void test_long_inner_dimensions(void **state)
 {
     const int64_t many[] = {2, 30}, split[] = {515}, wide_rows[] = {1100, 1101}, few_rows[] = {70};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones, themselves
- * checked by central differences), grouped heads, documents, strides, generation. */
+/* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones,
+ * themselves checked by central differences), grouped heads, documents, strides, generation. */
 #include "ops_test.h"
 
 #include "ops/attention.h"
@@ -22,8 +22,8 @@ static const shape SHAPES[] = {
     {2, 2, 16, 3, {0, 530, 1170, 1171}}, /* past every block size */
 };
 
-/* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with a gap at
- * the end of its rows. */
+/* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with
+ * a gap at the end of its rows. */
 typedef struct problem {
     shape s;
     int64_t T, fused, o_stride;
@@ -68,8 +68,8 @@ static double dot(const double *a, const float *b, int64_t n)
     return sum;
 }
 
-/* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given apart (in
- * double, for differences); k and v are rows [begin, end) of the fused buffer. */
+/* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given
+ * apart (in double, for differences); k and v are rows [begin, end) of the fused buffer. */
 static double reference_query(const problem *p, int64_t head, const double *q, int64_t token,
                               int64_t begin, int64_t end, double *o, double *gradient)
 {
@@ -167,19 +167,20 @@ static void problem_run(problem *p, int threads)
     test_device_destroy(d);
 }
 
-/* Entries are below 1, so a score is below sqrt(d) <= 16; it is a sum of d products with mean square 1/9,
- * whose rounding errors add up like a random walk: below 4 u sqrt(d) here (four standard deviations), and as
- * much relatively in each weight. o is a convex combination of entries below 1, so twice that; two u more for
- * exp and one for each of the at most ten block sums. */
+/* Entries are below 1, so a score is below sqrt(d) <= 16; it is a sum of d products with mean
+ * square 1/9, whose rounding errors add up like a random walk: below 4 u sqrt(d) here (four
+ * standard deviations), and as much relatively in each weight. o is a convex combination of entries
+ * below 1, so twice that; two u more for exp and one for each of the at most ten block sums. */
 static double forward_tolerance(int64_t d)
 {
     return (8 * sqrt((double)d) + 16) * U;
 }
 
-/* A gradient element is a sum over the queries (heads) or keys that reach it of terms P dS q, |dS| <= 2 d P,
- * / sqrt(d). P sums to one over the keys; over the queries it sums to at most 1 + ln T, times the heads of
- * the group. Each term has the relative error of P, twice, and that of the dot product of length d behind dS.
- */
+/* A gradient element is a sum over the queries (heads) or keys that reach it of terms P dS q, |dS|
+ *   <= 2 d P,
+ * / sqrt(d). P sums to one over the keys; over the queries it sums to at most 1 + ln T, times the
+ * heads of the group. Each term has the relative error of P, twice, and that of the dot product of
+ * length d behind dS. */
 static double backward_tolerance(const problem *p)
 {
     double reach = (1 + log((double)p->T + 1)) * (double)(p->s.n_heads / p->s.n_kv_heads);
@@ -254,9 +255,8 @@ static void gradients_match_central_differences(void **state)
                 token * p.fused + (int64_t)((test_random(&random) + 1) / 2 * (double)(p.fused - 3));
             while (p.s.cu_seqlens[document + 1] <= token) document++;
             int64_t begin = p.s.cu_seqlens[document], end = p.s.cu_seqlens[document + 1];
-            const double step =
-                1.0 /
-                4096; /* step^2 / 6 of a third derivative below 10: 1e-7; rounding 1e-16 |loss| / step */
+            /* step^2 / 6 of a third derivative below 10: 1e-7; rounding 1e-16 |loss| / step */
+            const double step = 1.0 / 4096;
             double want = (document_loss(&p, begin, end, index, step) -
                            document_loss(&p, begin, end, index, -step)) /
                           (2 * step);
@@ -266,8 +266,8 @@ static void gradients_match_central_differences(void **state)
     }
 }
 
-/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole sequence gives.
- */
+/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole
+ * sequence gives. */
 static void generation_sees_the_older_keys(void **state)
 {
     (void)state;
@@ -336,8 +336,8 @@ static void padding_gives_zeros(void **state)
     }
 }
 
-/* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move the earlier
- * blocks. */
+/* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move
+ * the earlier blocks. */
 static void large_scores_stay_finite(void **state)
 {
     (void)state;
@@ -368,8 +368,8 @@ static void large_scores_stay_finite(void **state)
     bl_attention_forward(d.stream, &args);
     test_finish(d);
     for (int t = 0; t < T; t++) {
-        /* weights e^-2n / sum: sum_n n e^-2n / sum_n e^-2n behind the last key; scores up to 2400 carry u
-         * 2400 each */
+        /* weights e^-2n / sum: sum_n n e^-2n / sum_n e^-2n behind the last key; scores up to 2400
+         * carry u 2400 each */
         double sum = 0, mean = 0;
         for (int n = 0; n <= t && n < 40; n++) {
             sum += exp(-2.0 * n);

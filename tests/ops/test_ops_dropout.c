@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Philox against the published answers, and dropout's mask: its counters, its rate, its independence of
- * layout and threads. */
+/* Philox against the published answers, and dropout's mask: its counters, its rate, its
+ * independence of layout and threads. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
@@ -110,7 +110,8 @@ static void dropout_rate_and_keys(void **state)
     /* binomial: n p = 6554, standard deviation 77; five of them */
     assert_true(fabs((double)dropped - 0.1 * T * C) < 5 * 77);
 
-    /* Each part of the key changes the mask: two independent masks agree on 82 % of the elements. */
+    /* Each part of the key changes the mask: two independent masks agree on 82 % of the
+     * elements. */
     for (int part = 0; part < 4; part++) {
         other = args;
         other.y = bl_tensor_f32(z);

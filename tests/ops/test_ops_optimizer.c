@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW against a double reference written the way torch.optim.AdamW (single tensor) orders it; norms and
- * clipping. */
+/* AdamW against a double reference written the way torch.optim.AdamW (single tensor) orders it;
+ * norms and clipping. */
 #include "ops_test.h"
 
 #include "ops/optimizer.h"
@@ -46,9 +46,9 @@ static void adamw_follows_torch(void **state)
                 }
                 free(grad);
             }
-            /* Each of the 5 steps rounds m, v and w once; an update is at most about 3 lr with m's and v's
-             * errors in it. m can pass through zero, so its errors count against its terms (<= 0.1 each), not
-             * against itself. */
+            /* Each of the 5 steps rounds m, v and w once; an update is at most about 3 lr with m's
+             * and v's errors in it. m can pass through zero, so its errors count against its terms
+             * (<= 0.1 each), not against itself. */
             test_close("m", m, want_m, n, 5 * 0.4 * U, U);
             test_close("v", v, want_v, n, 0, 5 * U);
             test_close("w", w, want, n, 5 * U + 5 * 3 * lr * 12 * U, 5 * U);

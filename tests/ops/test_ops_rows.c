@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorm, RoPE, SwiGLU, additions, casts, embedding: against double references and central differences of them. */
+/* RMSNorm, RoPE, SwiGLU, additions, casts, embedding: against double references and central
+ * differences of them. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
@@ -12,8 +13,10 @@ static const int64_t T_CASES[] = {0, 1, 7, 129};
 static const int64_t H_CASES[] = {64, 172, 100, 1};
 enum { THREADS_MAX = 3 };
 
-/* Central differences in double: (f(x + s) - f(x - s)) / 2s is off by s^2 |f'''| / 6 + 1e-16 |f| / s; with s
- * = 1e-4 and the smooth functions here, below 1e-7 of their scale: well under what fp32 is allowed. */
+/* Central differences in double: (f(x + s) - f(x - s)) / 2s is off by s^2 |f'''| / 6 + 1e-16 |f| /
+ *   s; with s
+ * = 1e-4 and the smooth functions here, below 1e-7 of their scale: well under what fp32 is
+ * allowed. */
 static const double STEP = 1e-4;
 
 /* ---- exp ---- */
@@ -173,7 +176,8 @@ static void check_norm(int64_t T, int64_t H)
         wide[i] = keep - STEP;
         down = norm_loss(H, eps, wide + row, w, dy + row);
         wide[i] = keep;
-        /* rstd times a difference of two terms of size rstd^0: 6 roundings; |rstd| < 40 for one channel,
+        /* rstd times a difference of two terms of size rstd^0: 6 roundings; |rstd| < 40 for one
+         *   channel,
          * where x^2 rstd^2 = 1 - tiny cancels and the third derivative is large. */
         double scale = want_rstd[i / H], curve = STEP * STEP * scale * scale * scale;
         double want_dx = (up - down) / (2 * STEP);
@@ -245,7 +249,8 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
             first = y;
         } else {
             test_same_bits("rope", first, y, n);
-            /* A rotation is linear and orthogonal: its backward, the transpose, is the rotation back. */
+            /* A rotation is linear and orthogonal: its backward, the transpose, is the rotation
+             * back. */
             args.direction = -1;
             assert_int_equal(bl_rope(device.stream, &args), BL_OK);
             test_finish(device);
@@ -318,7 +323,8 @@ static void check_swiglu(int64_t T, int64_t I)
         test_finish(d);
         /* Exp 2, sum, quotient, product, and exp's share of the sum: 7 at most. */
         test_close("swiglu", h, want, n, 0, 7 * U);
-        /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings each: |dh
+        /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings
+         *   each: |dh
          * u| <= 6 */
         test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP,
                    8 * U);
@@ -479,7 +485,8 @@ static void casts_round_to_nearest_even(void **state)
     test_device_destroy(d);
 }
 
-/* At the call, and nothing is touched: bf16 is another device's, and a tensor without a dtype is nobody's. */
+/* At the call, and nothing is touched: bf16 is another device's, and a tensor without a dtype is
+ * nobody's. */
 static void other_dtypes_are_refused(void **state)
 {
     test_device d = test_device_create(1);

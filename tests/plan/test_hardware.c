@@ -30,7 +30,8 @@ static void check_sources(const bl_hardware *h)
     }
 }
 
-/* The table has every figure of the struct: no other bytes of it change when all of them are set. */
+/* The table has every figure of the struct: no other bytes of it change when all of them are
+ * set. */
 static void test_figures_are_all_listed(void **state)
 {
     (void)state;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_ladder.c -- the classical strategies against figures that others have published. What differs is
- * listed in docs/model.md, with its reason. */
+/* test_ladder.c -- the classical strategies against figures that others have published. What
+ * differs is listed in docs/model.md, with its reason. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -28,7 +28,8 @@ static void assert_rounds_to(const char *what, double value, double published, d
         fail_msg("%s: %.4f, published %.4f", what, value, published);
 }
 
-/* Llama 3.1 405B, 8 devices, LoRA r 64: model states of a device. The unit of ZeRO-2's figure is 2^40. */
+/* Llama 3.1 405B, 8 devices, LoRA r 64: model states of a device. The unit of ZeRO-2's figure is
+ * 2^40. */
 static void test_405b(void **state)
 {
     static const struct {
@@ -89,12 +90,13 @@ static void test_7b(void **state)
     }
 }
 
-/* The model of Llama 2 x context on 8 V100 of 32 GB. Recomputation and whether weights are sharded, cell by
- * cell; the two cells that differ from what is published are marked. */
+/* The model of Llama 2 x context on 8 V100 of 32 GB. Recomputation and whether weights are sharded,
+ * cell by cell; the two cells that differ from what is published are marked. */
 static void test_family(void **state)
 {
     static const char *const names[] = {"llama2-7b", "llama2-13b", "llama2-70b"};
-    /* 256, 512, 1024, 2048, 4096 tokens: 1 ZeRO-1, 3 ZeRO-3, + 10 with recomputation, 0 does not fit. */
+    /* 256, 512, 1024, 2048, 4096 tokens: 1 ZeRO-1, 3 ZeRO-3, + 10 with recomputation, 0 does not
+     * fit. */
     static const int expected[][5] = {{1, 1, 1, 11, 11 /* published: 13 */},
                                       {1, 11, 11, 11, 13},
                                       {3, 13, 13, 13, 0 /* published: 13 */}};

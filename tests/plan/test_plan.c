@@ -26,7 +26,8 @@ typedef struct plan_case {
     bl_plan_input input;
 } plan_case;
 
-/* Llama 3.1 8B in fp8_row on two ranks of one process, with `checkpointing` and offload_ratio auto. */
+/* Llama 3.1 8B in fp8_row on two ranks of one process, with `checkpointing` and offload_ratio
+ * auto. */
 static void open_case(plan_case *p, const char *checkpointing)
 {
     char *args[] = {"--model_name_or_path",
@@ -209,7 +210,8 @@ static void test_a_gpu_has_memory_of_its_own(void **state)
     int64_t of_all = gpu_bytes(&all);
     assert_true(of_all > 2 * all.memory.item[BL_MEMORY_BASE].device &&
                 of_all < 2 * all.memory.device);
-    /* On the host, of what is large, the embedding alone, and the rows of it that go to the GPUs. */
+    /* On the host, of what is large, the embedding alone, and the rows of it that go to the
+     * GPUs. */
     int64_t rows = 2 * all.memory.item[BL_MEMORY_TOKENS].host;
     assert_true(all.memory.total - all.memory.embedding - rows < 64 << 20);
 
@@ -252,8 +254,9 @@ static void test_saving_by_a_gpus_memory(void **state)
     close_case(&p);
 }
 
-/* Where a visit uses it more than once, what is made of weights has a place of its own if nine tenths of the memory
- * are still enough: a layer in bf16, and then no scratch for the largest of its matrices. */
+/* Where a visit uses it more than once, what is made of weights has a place of its own if nine
+ * tenths of the memory are still enough: a layer in bf16, and then no scratch for the largest of
+ * its matrices. */
 static void check_prepared(const char *checkpointing, int64_t group)
 {
     plan_case p;
@@ -336,8 +339,9 @@ static int64_t predicted(const bl_plan_input *in, unsigned save, bool expects, b
     return m->total;
 }
 
-/* Known rows make an expectation below the bound; the tokenizer is in both; memory that nothing touches is in neither: the
- * workspace has no tensors that a training keeps, but an evaluation uses them. */
+/* Known rows make an expectation below the bound; the tokenizer is in both; memory that nothing
+ * touches is in neither: the workspace has no tensors that a training keeps, but an evaluation uses
+ * them. */
 static void test_expected_memory(void **state)
 {
     bl_memory_ledger m;

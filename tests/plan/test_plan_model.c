@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan_model.c -- models by name have the sizes that their makers publish; a folder's outline is
- * what opening it whole gives; a machine that is described resolves a configuration. */
+/* test_plan_model.c -- models by name have the sizes that their makers publish; a folder's outline
+ * is what opening it whole gives; a machine that is described resolves a configuration. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -143,7 +143,8 @@ static void test_described_machine(void **state)
     assert_int_equal(load(&gpus, "--shard_size", "3", &c), BL_EUSAGE);
 }
 
-/* FP8 products as a training decides them, which asks the same function: below Hopper it ends, later it is bf16. */
+/* FP8 products as a training decides them, which asks the same function: below Hopper it ends,
+ * later it is bf16. */
 static void test_fp8_by_capability(void **state)
 {
     bl_config_machine gpus = {true, 8, 112, 8, "NVIDIA A100", 80};

@@ -32,7 +32,8 @@ static void both_speeds_are_met(void **state)
     }
 }
 
-/* The padding, which is not published, is the same in both jobs: their ratio does not depend on it. */
+/* The padding, which is not published, is the same in both jobs: their ratio does not depend on
+ * it. */
 static void so_is_their_ratio(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_published_memory.c -- memory of Llama 3.1 405B on eight GPUs as another system's authors have
- * published it, next to what Ballast's ledger says of the same thing. Where a figure can only be met by a
- * choice of theirs, docs/model.md says which. A figure with as many digits as it was published with lies
- * within half of its last digit. */
+/* test_published_memory.c -- memory of Llama 3.1 405B on eight GPUs as another system's authors
+ * have published it, next to what Ballast's ledger says of the same thing. Where a figure can only
+ * be met by a choice of theirs, docs/model.md says which. A figure with as many digits as it was
+ * published with lies within half of its last digit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,9 +56,9 @@ static bl_memory_ledger ledger_of(const char *model, const char *base_format, bl
     return m;
 }
 
-/* 417 GB, and 60 GB on each of eight. Theirs: one byte a parameter, four for 512 of them; embedding and
- * head, which are among the parameters, once more in two bytes, and on every GPU. Counted once, they are
- * 413 and 59 GB. */
+/* 417 GB, and 60 GB on each of eight. Theirs: one byte a parameter, four for 512 of them; embedding
+ * and head, which are among the parameters, once more in two bytes, and on every GPU. Counted once,
+ * they are 413 and 59 GB. */
 static void test_fp8_base(void **state)
 {
     bl_plan_case c;
@@ -79,8 +79,8 @@ static void test_fp8_base(void **state)
     bl_plan_case_close(&c);
 }
 
-/* Meta's own FP8 checkpoint has attention and two layers in bf16: 59.8 GB on each of eight, without the
- * head. base_format auto makes FP8 of the rest, too. */
+/* Meta's own FP8 checkpoint has attention and two layers in bf16: 59.8 GB on each of eight, without
+ * the head. base_format auto makes FP8 of the rest, too. */
 static void test_published_fp8_checkpoint(void **state)
 {
     bl_plan_case c;
@@ -97,8 +97,8 @@ static void test_published_fp8_checkpoint(void **state)
     bl_plan_case_close(&c);
 }
 
-/* "About 74 GB": the base, LoRA's 4.1, checkpoints 4, and the larger of a layer's 3 and the head's 5.5: they
- * are not there at the same time. */
+/* "About 74 GB": the base, LoRA's 4.1, checkpoints 4, and the larger of a layer's 3 and the head's
+ * 5.5: they are not there at the same time. */
 static void test_a_gpus_peak(void **state)
 {
     bl_plan_case c;
@@ -114,13 +114,13 @@ static void test_a_gpus_peak(void **state)
     double head = (double)model->vocab_size *
                   ((double)model->hidden_size * 2 + (double)TOKENS * (2 + 4 + 4)) / GB;
     assert_rounds_to("head, GB", head, 5.5, 0.1);
-    /* Of each parameter its gradient, fp32 weight and two moments, divided by eight; in GiB. The bf16
-     * weights, 5.0 GB on every GPU, are not in it. */
+    /* Of each parameter its gradient, fp32 weight and two moments, divided by eight; in GiB. The
+     * bf16 weights, 5.0 GB on every GPU, are not in it. */
     double n_lora = (double)(c.lora.n_floats * model->n_layers);
     assert_rounds_to("LoRA, GiB", n_lora * 14 / GPUS / GIB, 4.1, 0.1);
     assert_rounds_to("sum, GB", 60 + 4.1 + inputs + fmax(layer, head), 74, 1);
-    /* Ballast's LoRA: fp32 weights, gradients and moments, and the bf16 copy, all divided by eight, and two
-     * layers' gradients and weights whole. */
+    /* Ballast's LoRA: fp32 weights, gradients and moments, and the bf16 copy, all divided by eight,
+     * and two layers' gradients and weights whole. */
     double ours = (double)bl_memory_sum(&m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING) / GB;
     assert_true(ours > n_lora * 18 / GPUS / GB && ours < n_lora * 18 / GPUS / GB * 1.06);
     bl_plan_case_close(&c);

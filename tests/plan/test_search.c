@@ -155,8 +155,8 @@ static double seconds_now(void)
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* It takes half a second. This finds a search that has grown out of hand; of the processor's time, since a shared
- * machine may stall. */
+/* It takes half a second. This finds a search that has grown out of hand; of the processor's time,
+ * since a shared machine may stall. */
 #if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 static const double SEARCH_S = 10.0;
 #else
@@ -279,8 +279,8 @@ static void test_replicas(void **state)
     bl_plan_case_close(&c);
 }
 
-/* Neither the GPU nor the host has room for the base: device, host and disk hold it together, and the host's memory is
- * filled before the disk is used. */
+/* Neither the GPU nor the host has room for the base: device, host and disk hold it together, and
+ * the host's memory is filled before the disk is used. */
 static void test_three_tiers(void **state)
 {
     static const char words[] =

@@ -28,7 +28,8 @@ static void assert_near(double value, double expected, double part)
         fail_msg("%g, expected %g within %g %%", value, expected, 100 * part);
 }
 
-/* Only products cost anything: forward 2 P T, recomputation of all but down, backward 2 P T, head 4 V H T. */
+/* Only products cost anything: forward 2 P T, recomputation of all but down, backward 2 P T, head 4
+ * V H T. */
 static void products_alone(void **state)
 {
     time_case c;
@@ -59,7 +60,8 @@ static void products_alone(void **state)
     assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds, 126 * 2 * P * T / R, 1e-9);
 }
 
-/* Where compute costs next to nothing each visit waits for its transfer: the slowest lane sets the pace, and is named. */
+/* Where compute costs next to nothing each visit waits for its transfer: the slowest lane sets the
+ * pace, and is named. */
 static void the_slowest_lane_binds(void **state)
 {
     const double layer_bytes = 3187671040.0;
@@ -88,7 +90,8 @@ static void the_slowest_lane_binds(void **state)
     c.input.rates.disk_bytes_per_s = 2e9;
     bl_time_estimate disk = predict(&c.input);
     assert_int_equal(disk.part[BL_TIME_BACKWARD].bound, BL_LANE_DISK);
-    /* The ring's next unit is not read before this one's copies have been queued through: the tail of each copy is added. */
+    /* The ring's next unit is not read before this one's copies have been queued through: the tail
+     * of each copy is added. */
     assert_in_range(
         (int)(1000 * disk.part[BL_TIME_BACKWARD].seconds / (126 * layer_bytes / 8 / 2e9)), 1000,
         1000 * 1.25);
@@ -117,9 +120,9 @@ static void micro_batches_share_a_transfer(void **state)
     }
 }
 
-/* One node of eight H100, an independent hand model: tokens a second at T = 1k, 2k, 4k, 8k, 16k, with bf16 and
- * FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of stalls. It decodes weights for
- * each product and leaves out the head's gather and latencies. */
+/* One node of eight H100, an independent hand model: tokens a second at T = 1k, 2k, 4k, 8k, 16k,
+ * with bf16 and FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of
+ * stalls. It decodes weights for each product and leaves out the head's gather and latencies. */
 static void the_table_of_one_node(void **state)
 {
     static const double table[4][5] = {{1745, 1984, 2107, 2190, 2234},
@@ -145,8 +148,8 @@ static void the_table_of_one_node(void **state)
         }
 }
 
-/* The same hand model: 405B on one GPU with all weights in host memory, T = 8192; and everything saved, in host
- * memory, instead of recomputed, on eight. */
+/* The same hand model: 405B on one GPU with all weights in host memory, T = 8192; and everything
+ * saved, in host memory, instead of recomputed, on eight. */
 static void other_figures_of_that_model(void **state)
 {
     time_case c;

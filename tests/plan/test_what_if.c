@@ -89,7 +89,8 @@ static void a_picture_and_a_document(void **state)
     json_decref(document);
 }
 
-/* At the slowest rates that are accepted, which nothing is expected to wait for, time still passes. */
+/* At the slowest rates that are accepted, which nothing is expected to wait for, time still
+ * passes. */
 static void the_slowest_rates_end(void **state)
 {
     static const char *const specs[] = {

@@ -13,9 +13,9 @@ typedef struct time_case {
     bl_time_input input; /* points into the case */
 } time_case;
 
-/* LoRA of rank 16 on all projections, one micro-batch of 4096 tokens, everything resident, FP8 products;
- * rates as one node of eight H100 is known to reach: 700 and 1300 TFLOP/s, 343 GB/s between GPUs, 50 GB/s
- * from host memory. */
+/* LoRA of rank 16 on all projections, one micro-batch of 4096 tokens, everything resident, FP8
+ * products; rates as one node of eight H100 is known to reach: 700 and 1300 TFLOP/s, 343 GB/s
+ * between GPUs, 50 GB/s from host memory. */
 void time_case_init(time_case *c, const char *model);
 
 /* As above, attention at the rates that cuDNN reaches with documents of `tokens`. */

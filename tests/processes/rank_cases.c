@@ -20,8 +20,8 @@ static bl_status fail_at_the_end(test_rank *self)
     return BL_OK;
 }
 
-/* Ranks 1 and 2 fail at once, each by itself: if neither has heard of the other, the lowest rank's error is the
- * job's. */
+/* Ranks 1 and 2 fail at once, each by itself: if neither has heard of the other, the lowest rank's
+ * error is the job's. */
 static bl_status two_fail(test_rank *self)
 {
     if (self->rank == 2) return BL_FAIL(BL_ENUMERIC, "a loss of nan");
@@ -68,8 +68,8 @@ static bl_status stop_together(test_rank *self)
     return BL_FAIL(BL_ESTOPPED, "stopped after step 3");
 }
 
-/* Collectives of all kinds for ever, small and large, on two communicators at once. Rank 0 says when it has
- * done some more. */
+/* Collectives of all kinds for ever, small and large, on two communicators at once. Rank 0 says
+ * when it has done some more. */
 static bl_status be_busy(test_rank *self)
 {
     enum { N = 1 << 18, ROUNDS = 20 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rank_cases.h -- what one process of a job does in a test: the cases of tests/comm/comm_cases.h, and those
- * that need processes. A program runs one of them, over any transport, and ends as Ballast does: with the
- * job's status as exit code, and one line of error from one of the processes. */
+/* rank_cases.h -- what one process of a job does in a test: the cases of tests/comm/comm_cases.h,
+ * and those that need processes. A program runs one of them, over any transport, and ends as
+ * Ballast does: with the job's status as exit code, and one line of error from one of the
+ * processes. */
 #ifndef BALLAST_TESTS_RANK_CASES_H
 #define BALLAST_TESTS_RANK_CASES_H
 
@@ -16,8 +17,9 @@ typedef struct rank_case {
 
 const rank_case *rank_case_find(const char *name); /* NULL: none of that name */
 
-/* Among all processes of the wire, which has no communicator yet. The deadline is the case's as soon as all
- * have met: one that was started late is not missed. A failure has been told to the others. */
+/* Among all processes of the wire, which has no communicator yet. The deadline is the case's as
+ * soon as all have met: one that was started late is not missed. A failure has been told to the
+ * others. */
 bl_status rank_case_run(const rank_case *which, bl_wire *wire);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job of processes that are connected by sockets: socket_ranks N CASE shared|unix|tcp: Unix
- * sockets with shared memory for bulk data, or alone, or TCP alone. The first
- * process starts the others, itself again with their sockets in the environment, each to run a case of
- * rank_cases.h; waits for them; kills those that are still there some seconds after the first has failed; and
+ * sockets with shared memory for bulk data, or alone, or TCP alone. The first process starts the
+ * others, itself again with their sockets in the environment, each to run a case of rank_cases.h;
+ * waits for them; kills those that are still there some seconds after the first has failed; and
  * ends with the code of the first that has. */
 #include <arpa/inet.h>
 #include <errno.h>

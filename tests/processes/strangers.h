@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* strangers.h -- connections of somebody who is not of the job, to the ports at which its processes listen. */
+/* strangers.h -- connections of somebody who is not of the job, to the ports at which its processes
+ * listen. */
 #ifndef BALLAST_TESTS_STRANGERS_H
 #define BALLAST_TESTS_STRANGERS_H
 
@@ -11,7 +12,8 @@ typedef struct strangers {
     int fds[STRANGERS_MAX], n;
 } strangers;
 
-/* Goes to every TCP port at which the process listens, says `word`, and stays. Returns how many there are. */
+/* Goes to every TCP port at which the process listens, says `word`, and stays. Returns how many
+ * there are. */
 int strangers_visit(pid_t pid, const char *word, strangers *all);
 void strangers_leave(strangers *all);
 

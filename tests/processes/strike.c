@@ -267,7 +267,8 @@ static void follow(const struct msghdr *message, size_t n_bytes)
     }
 }
 
-/* How many bytes there are before the next frame's first one; `most` when it is not in this call. */
+/* How many bytes there are before the next frame's first one; `most` when it is not in this
+ * call. */
 static size_t room_before_frame(size_t most)
 {
     if (stream.n_header > 0) { /* the rest of a header goes alone */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast eval` with several ranks: as processes, which the program itself or mpirun starts, they print byte for byte what they print as threads
- * of one process; a rank that is killed, stopped or fails is named in one line, with the exit code of `ballast train`, and nothing is printed or left.
- * The argument says where: "cpus", or "gpus", emulated ones, of which processes have one each and threads share one. The loss is printed
- * with 12 digits: one bit of one row's loss, in fp32, shows in the 9th. */
+/* `ballast eval` with several ranks: as processes, which the program itself or mpirun starts, they
+ * print byte for byte what they print as threads of one process; a rank that is killed, stopped or
+ * fails is named in one line, with the exit code of `ballast train`, and nothing is printed or
+ * left. The argument says where: "cpus", or "gpus", emulated ones, of which processes have one each
+ * and threads share one. The loss is printed with 12 digits: one bit of one row's loss, in fp32,
+ * shows in the 9th. */
 #include "cuda_runs.h"
 
 #include <fcntl.h>
@@ -271,8 +273,8 @@ static void test_a_rank_is_struck(void **state)
     }
 }
 
-/* There is nothing to finish or to save: SIGTERM ends the parent, and SIGKILL, and the kernel the ranks, which cannot go on without
- * one of them. */
+/* There is nothing to finish or to save: SIGTERM ends the parent, and SIGKILL, and the kernel the
+ * ranks, which cannot go on without one of them. */
 static void test_the_parent_is_ended(void **state)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGKILL};

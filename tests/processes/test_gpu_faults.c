@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small training on three emulated GPUs, a process each, in which one rank is killed, stopped, slowed down or made to fail where it
- * launches a collective of NCCL: at any launch, of the warm-up, of a step or of a save, as it makes its communicators and as it destroys
- * them. Launches are counted in a run in which nothing happens. After each
+/* A small training on three emulated GPUs, a process each, in which one rank is killed, stopped,
+ * slowed down or made to fail where it launches a collective of NCCL: at any launch, of the
+ * warm-up, of a step or of a save, as it makes its communicators and as it destroys them. Launches
+ * are counted in a run in which nothing happens. After each
  *   - the parent ends in time, with the right code and one line of error that names the rank
  *   - no process is left
  *   - resumed, the run ends as the one that nobody disturbed, bit for bit
  * A rank that is slower than the others, by less than the deadline, must not be seen at all.
  *
- * Without arguments a sample; "all": every launch. What hits the wire and files is test_process_faults' matter. */
+ * Without arguments a sample; "all": every launch. What hits the wire and files is
+ * test_process_faults' matter. */
 #include "cuda_runs.h"
 
 #include <stdio.h>

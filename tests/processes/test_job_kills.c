@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A job of three processes is killed over and over, a rank or its parent at a time, at moments that differ from run to run, and resumed each
- * time: it ends as the run that nobody disturbed. The argument says which job: "mpirun" starts it, "ballast" does itself, or "gpus", the same
- * with an emulated GPU for each rank. Of a rank that its parent ballast loses, one line says which it was. BALLAST_KILLS says how often it is
- * killed (10). */
+/* A job of three processes is killed over and over, a rank or its parent at a time, at moments that
+ * differ from run to run, and resumed each time: it ends as the run that nobody disturbed. The
+ * argument says which job: "mpirun" starts it, "ballast" does itself, or "gpus", the same with an
+ * emulated GPU for each rank. Of a rank that its parent ballast loses, one line says which it was.
+ * BALLAST_KILLS says how often it is killed (10). */
 #include "mpi_job.h"
 
 #include <dirent.h>
@@ -116,8 +117,8 @@ static int64_t newest_step(const char *output)
     return newest;
 }
 
-/* The moment of a kill: inside a save of this life, when it has completed n_saves or more; or, with n_saves < 0, any, from before the
- * first step to the last. */
+/* The moment of a kill: inside a save of this life, when it has completed n_saves or more; or, with
+ * n_saves < 0, any, from before the first step to the last. */
 static void wait_for_moment(const runs_child *child, const char *output, int n_saves, int64_t begun)
 {
     double deadline = bl_now_s() + LIMIT_S;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two tasks of mpirun that are parents of two ranks each, as on two hosts: they end with one line, the job's, and its exit code, whichever of them is
- * done first. Both are on this host, and are told that they are alone on theirs. */
+/* Two tasks of mpirun that are parents of two ranks each, as on two hosts: they end with one line,
+ * the job's, and its exit code, whichever of them is done first. Both are on this host, and are
+ * told that they are alone on theirs. */
 #include "mpi_job.h"
 
 #include <signal.h>
@@ -16,10 +17,12 @@
 
 static const double LIMIT_S = 600;
 
-/* The frame after a rank's first meeting with all others: they have begun, and still compare what they have. */
+/* The frame after a rank's first meeting with all others: they have begun, and still compare what
+ * they have. */
 enum { ENDLESS_STEPS = 1000000, FRAME_IN_START = 2 };
 
-/* The first parent waits for a rank when the second one has none left; the other way round; neither does. */
+/* The first parent waits for a rank when the second one has none left; the other way round; neither
+ * does. */
 static const char *const slow_to_go[] = {"1:end:1:pause=3", "3:end:1:pause=3", "-1:end:1:pause=0"};
 
 /* Two parents with ranks 0 and 1, 2 and 3; what befalls one of them: strike.h. */
@@ -100,7 +103,8 @@ static void wait_for_steps(const runs_child *child, const char *output)
     }
 }
 
-/* Its parent knows of what, but has another rank to wait for; the other parent has none left, and heard that it has died. */
+/* Its parent knows of what, but has another rank to wait for; the other parent has none left, and
+ * heard that it has died. */
 static void test_a_rank_is_killed(void **state)
 {
     runs_child child = {0}, parents[2];
@@ -117,7 +121,8 @@ static void test_a_rank_is_killed(void **state)
     mpi_assert_error(&child, "was killed by signal 9");
 }
 
-/* To one parent: all ranks stop, which the other one's parent hears from its own; after the step or, without grace, inside it. */
+/* To one parent: all ranks stop, which the other one's parent hears from its own; after the step
+ * or, without grace, inside it. */
 static void test_request(void **state)
 {
     static const char *const grace[] = {"20", "0"};
@@ -172,7 +177,8 @@ static void test_early_request(void **state)
     assert_int_equal(code, 75);
 }
 
-/* Of one parent, in the start of its ranks, which have begun and do not yet take requests: all of them leave without a word. */
+/* Of one parent, in the start of its ranks, which have begun and do not yet take requests: all of
+ * them leave without a word. */
 static void test_request_in_the_start(void **state)
 {
     static const double MOST_S = 10.0; /* less than a parent waits for the others' word in vain */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast train` as several processes leaves what as many local ranks leave: the same adapter, byte for
- * byte, and the same metrics but for the times; and goes on where either of them was interrupted. */
+/* `ballast train` as several processes leaves what as many local ranks leave: the same adapter,
+ * byte for byte, and the same metrics but for the times; and goes on where either of them was
+ * interrupted. */
 #include "mpi_job.h"
 #include "strangers.h"
 
@@ -17,7 +18,8 @@
 #include "ops/gemm.h"
 #include "skip.h"
 
-/* 400 steps of two processes take 3 s, but minutes where thirty others want the same two cores and disk. */
+/* 400 steps of two processes take 3 s, but minutes where thirty others want the same two cores and
+ * disk. */
 static const double LIMIT_S = 600;
 
 static bool has_probe(const char *dir)
@@ -108,8 +110,8 @@ static void test_resume_across_kinds(void **state)
 
 /* ---- what one process gets wrong, all end with ---- */
 
-/* A script that starts the program, with `word` on rank 1, and `others` on the others: "--key value", in place of
- * that key, or "". */
+/* A script that starts the program, with `word` on rank 1, and `others` on the others: "--key
+ * value", in place of that key, or "". */
 static const char *with_words(const char *word, const char *others)
 {
     char text[2 * GOLDEN_PATH_BYTES + 320];
@@ -166,8 +168,8 @@ static void test_one_process_differs(void **state)
     }
 }
 
-/* A host of a network file system sees the new output_dir later than the one that made it. What an earlier run has left to look
- * for is removed. */
+/* A host of a network file system sees the new output_dir later than the one that made it. What an
+ * earlier run has left to look for is removed. */
 static void test_output_dir_comes_late(void **state)
 {
     const char *output = runs_path("whole-folder"), *late = runs_path("late-folder");
@@ -192,7 +194,8 @@ static void test_output_dir_comes_late(void **state)
     golden_args_free(&args);
 }
 
-/* Hosts with models of the same shapes and names: a bit in the middle of a matrix, a key of config.json. */
+/* Hosts with models of the same shapes and names: a bit in the middle of a matrix, a key of
+ * config.json. */
 static void test_models_differ(void **state)
 {
     static const char *const shard_sizes[] = {"2", "1"};
@@ -381,7 +384,8 @@ static void test_a_rank_hangs(void **state)
     kill(hung, SIGSTOP);
     assert_int_equal(runs_wait(&child, LIMIT_S), 7);
     mpi_assert_error(&child, "rank");
-    /* Rank 2 may wait for rank 0 in the middle of a collective that the one who speaks is through with. */
+    /* Rank 2 may wait for rank 0 in the middle of a collective that the one who speaks is through
+     * with. */
     char *log = runs_read(child.log, NULL);
     assert_true(strstr(log, "error: rank 0 ") || strstr(log, "error: ranks 0, 2 "));
     free(log);
@@ -414,8 +418,8 @@ static void test_output_dir_is_removed(void **state)
 
 /* ---- strangers at open ports ---- */
 
-/* Somebody says one byte at each port of the ranks, and nothing at each of mpirun's, and stays. The ranks go on, finish and end; mpirun itself may wait
- * for the stranger. */
+/* Somebody says one byte at each port of the ranks, and nothing at each of mpirun's, and stays. The
+ * ranks go on, finish and end; mpirun itself may wait for the stranger. */
 static void test_strangers(void **state)
 {
     const char *output = runs_path("strangers");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communicator of several processes, "mpi", "shared" (Unix sockets and shared
- * memory) or "tcp": the cases of the local communicator's test with the
- * same serial sums, bit for bit; and how a job ends when one of its processes fails, hangs or dies. */
+/* The communicator of several processes, "mpi", "shared" (Unix sockets and shared memory) or "tcp":
+ * the cases of the local communicator's test with the same serial sums, bit for bit; and how a job
+ * ends when one of its processes fails, hangs or dies. */
 #include "mpi_job.h"
 
 #include <signal.h>
@@ -42,8 +42,8 @@ static int run(const char *name, int n_ranks, runs_child *child)
 
 /* ---- trying ---- */
 
-/* False when the job has ended with another code, or its log holds not exactly this one line of error: that is
- * said. */
+/* False when the job has ended with another code, or its log holds not exactly this one line of
+ * error: that is said. */
 static bool is_end(const runs_child *child, const char *name, int found, int code, const char *text)
 {
     char *wrong = mpi_wrong_error(child, text), *log = runs_read(child->log, NULL);
@@ -62,8 +62,8 @@ static bool ends_with(runs_child *child, const char *name, int code, const char 
     return is_end(child, name, runs_wait(child, LIMIT_S), code, text);
 }
 
-/* On a loaded machine an innocent process may stand still for the deadline, or for so long that another no longer
- * waits for its word and speaks as well. A defect is wrong in each try. */
+/* On a loaded machine an innocent process may stand still for the deadline, or for so long that
+ * another no longer waits for its word and speaks as well. A defect is wrong in each try. */
 static void try_case(bool (*is_right)(int i), int i)
 {
     enum { MAX_TRIES = 3 };
@@ -149,7 +149,8 @@ static bool one_of_two_speaks(int unused)
                      : is_end(&child, "two_fail", code, 6, "error: rank 2: a loss of nan");
 }
 
-/* Each of two ranks fails by itself, or hears of the other first: the line and the code are one rank's. */
+/* Each of two ranks fails by itself, or hears of the other first: the line and the code are one
+ * rank's. */
 static void test_two_ranks_fail(void **state)
 {
     (void)state;
@@ -168,8 +169,8 @@ static bool is_given_up(int unused)
     return ends_with(&child, "given_up", 7, "error: rank 0 did not reach barrier within 2.0 s");
 }
 
-/* A rank that comes back when the others have just given it up tells nobody anything, and leaves it to them
- * to do so. */
+/* A rank that comes back when the others have just given it up tells nobody anything, and leaves it
+ * to them to do so. */
 static void test_a_rank_comes_back(void **state)
 {
     (void)state;
@@ -204,8 +205,8 @@ static bool killed_rank_is_named(int unused)
     return is_right;
 }
 
-/* mpirun reports a process that was killed as 128 and its signal, and ends the others. Over sockets these know
- * it themselves, and say who. */
+/* mpirun reports a process that was killed as 128 and its signal, and ends the others. Over sockets
+ * these know it themselves, and say who. */
 static void test_a_rank_is_killed(void **state)
 {
     (void)state;
@@ -259,8 +260,8 @@ static bool killed_busy_rank_is_named(int i)
     return is_right && took_s < 0.5 * LIMIT_S;
 }
 
-/* A rank is killed at any moment of any collective: the others end at once, not by a deadline (300 s), and
- * name it. */
+/* A rank is killed at any moment of any collective: the others end at once, not by a deadline (300
+ * s), and name it. */
 static void test_ranks_are_killed_at_random(void **state)
 {
     enum { KILLS = 12 };
@@ -274,8 +275,8 @@ static bool stopped_busy_rank_is_named(int i)
     return strike_busy("busy_deadline", i, (i + 1) % N_BUSY, SIGSTOP, "", &took_s);
 }
 
-/* A rank is stopped at any moment of any collective, in the middle of its bytes, too: the deadline finds it, and not
- * those that wait for it. */
+/* A rank is stopped at any moment of any collective, in the middle of its bytes, too: the deadline
+ * finds it, and not those that wait for it. */
 static void test_ranks_are_stopped_at_random(void **state)
 {
     enum { STOPS = 3 };

@@ -1,14 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small training of three processes under their parent, in which one rank is killed, stopped, slowed down or made to fail, at each of its
- * points in turn: before it begins, at every frame of the wire (so at every collective: of the start, of each step, of evaluation, save and
- * end), at every call that writes files, and when it exits. Points are counted in a run in which nothing happens (strike.h). After each
- *   - the parent ends in time, with the right code and one line of error that names the rank, and no other that only waits for it
+/* A small training of three processes under their parent, in which one rank is killed, stopped,
+ * slowed down or made to fail, at each of its points in turn: before it begins, at every frame of
+ * the wire (so at every collective: of the start, of each step, of evaluation, save and end), at
+ * every call that writes files, and when it exits. Points are counted in a run in which nothing
+ * happens (strike.h). After each
+ *   - the parent ends in time, with the right code and one line of error that names the rank, and
+ *     no other that only waits for it
  *   - no process is left
  *   - resumed, the run ends as the one that nobody disturbed, bit for bit
  * What lasts less than the deadline must not be seen at all.
  *
- * Without arguments a sample; "all": every point. Several jobs run at a time: most of them wait for a deadline. On a loaded machine, or one that
- * itself stands still, an innocent rank may miss the deadline: what is wrong is said, and tried again. A defect is wrong each time. */
+ * Without arguments a sample; "all": every point. Several jobs run at a time: most of them wait for
+ * a deadline. On a loaded machine, or one that itself stands still, an innocent rank may miss the
+ * deadline: what is wrong is said, and tried again. A defect is wrong each time. */
 #include "mpi_job.h"
 
 #include <ctype.h>
@@ -27,8 +31,9 @@
 
 enum { N_RANKS = 3, N_STEPS = 2, N_SLOTS = 8, MAX_TRIALS = 8192, MAX_TRIES = 4 };
 
-/* The deadline is long enough that a loaded machine does not make an innocent rank late. PROMISED_S: what docs/reliability.md says; ALLOWED_S:
- * what this test takes for a defect, on a machine whose processes may stand still for seconds. */
+/* The deadline is long enough that a loaded machine does not make an innocent rank late.
+ * PROMISED_S: what docs/reliability.md says; ALLOWED_S: what this test takes for a defect, on a
+ * machine whose processes may stand still for seconds. */
 static const double DEADLINE_S = 4.0, PROMISED_S = 5.0, ALLOWED_S = 20.0, HANG_S = 240.0;
 
 static bool is_all; /* every point */

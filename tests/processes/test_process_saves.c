@@ -51,7 +51,8 @@ static void start_delayed(runs_child *child, const char *trace, const char *inje
     mpi_start_program(child, argv);
 }
 
-/* Each fsync takes 2 s, so a save several times as long as grace_s, which the steps are well within: the checkpoint is kept all the same. */
+/* Each fsync takes 2 s, so a save several times as long as grace_s, which the steps are well
+ * within: the checkpoint is kept all the same. */
 static void test_grace_runs_out_in_a_save(void **state)
 {
     const char *output = runs_path("slow-save");
@@ -89,8 +90,8 @@ static bool has_shard_of_rank_1(const char *output)
     return count_files(output, "checkpoints/*.tmp/state-00001-*") > 0;
 }
 
-/* fallocate comes behind the making of a page file and before the first byte of the base. Whatever grace_s is, the job ends when it
- * has returned, and removes its files. */
+/* fallocate comes behind the making of a page file and before the first byte of the base. Whatever
+ * grace_s is, the job ends when it has returned, and removes its files. */
 static void test_stopped_while_loading(void **state)
 {
     const char *pages = runs_path("pages");

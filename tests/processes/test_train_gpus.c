@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trainings on several emulated GPUs, a process each, with NCCL (emulator's) between them, leave byte for byte what as many
- * ranks leave that are threads and share one GPU; in any form, and resumed in any other. */
+/* Trainings on several emulated GPUs, a process each, with NCCL (emulator's) between them, leave
+ * byte for byte what as many ranks leave that are threads and share one GPU; in any form, and
+ * resumed in any other. */
 #include "cuda_runs.h"
 
 #include <jansson.h>
@@ -18,7 +19,8 @@
 
 enum { LIMIT_S = 600 };
 
-/* Threads of one process; processes that mpirun starts; children of the process that a user starts. */
+/* Threads of one process; processes that mpirun starts; children of the process that a user
+ * starts. */
 typedef enum form { THREADS, TASKS, CHILDREN } form;
 
 static const char *const form_names[] = {
@@ -101,7 +103,8 @@ static void train(form f, int n_ranks, const char *output, const char *keys)
 #define DEMO "model_name_or_path demo/base max_steps 1 "
 #define DISK "offload_tier disk offload_dir %s/pages-"
 
-/* Each has a run of threads, with `plain`, that the processes must equal, with `plain` and `more`. */
+/* Each has a run of threads, with `plain`, that the processes must equal, with `plain` and
+ * `more`. */
 static const struct {
     int n_ranks;
     const char *plain, *more;
@@ -176,7 +179,8 @@ static bool is_run(const char *what)
     return strncmp(what, "kernel:", 7) == 0 || strncmp(what, "product:", 8) == 0;
 }
 
-/* What a process ran more than its share of what the threads ran is what it ran before the first step. */
+/* What a process ran more than its share of what the threads ran is what it ran before the first
+ * step. */
 static void check_counts(const char *path, const count *all, int n_all, int n_ranks)
 {
     count own[MAX_COUNTS];
@@ -279,8 +283,8 @@ static void test_stops_on_request(void **state)
     assert_true(runs_are_same(runs_path("unstopped"), runs_path("stopped")));
 }
 
-/* CUDA's own threads are made where a context first is: by the plan, long before the ranks. A signal that one of them took would leave
- * at once. */
+/* CUDA's own threads are made where a context first is: by the plan, long before the ranks. A
+ * signal that one of them took would leave at once. */
 static void one_thread_takes_signals(form f, int n_ranks)
 {
     golden_args args;
@@ -316,7 +320,8 @@ typedef struct launch {
 
 enum { MAX_LAUNCHES = 8192 };
 
-/* "launch ballast#2.414a9a9e all_gather 8192 root=0 stream=1 copy_engine", "launch ballast.1f pairs send:1:3584 ... stream=0". */
+/* "launch ballast#2.414a9a9e all_gather 8192 root=0 stream=1 copy_engine", "launch ballast.1f pairs
+ * send:1:3584 ... stream=0". */
 static int read_launches(const char *path, launch *launches)
 {
     char *text = runs_read(path, NULL), *rest = text;
@@ -342,8 +347,8 @@ static bool is_same_launch(const launch *a, const launch *b)
            a->stream == b->stream;
 }
 
-/* LoRA's and the base's collectives are launched in one order on all ranks, and each kind has a stream that the other is not on: what
- * the base's stream waits for holds up nothing of LoRA's. */
+/* LoRA's and the base's collectives are launched in one order on all ranks, and each kind has a
+ * stream that the other is not on: what the base's stream waits for holds up nothing of LoRA's. */
 static void test_one_order_of_launches(void **state)
 {
     enum { N_RANKS = 4 };
@@ -375,7 +380,8 @@ static void test_one_order_of_launches(void **state)
     assert_true(has[false] && has[true]);
 }
 
-/* Somebody else's process on one GPU makes all ranks plan with less, which one line tells. The first rank logs: the second has less. */
+/* Somebody else's process on one GPU makes all ranks plan with less, which one line tells. The
+ * first rank logs: the second has less. */
 static void test_a_gpu_with_less_memory_is_told(void **state)
 {
     golden_args args;
@@ -450,8 +456,8 @@ static int last_visit(const span *spans, int at)
     return -1;
 }
 
-/* Before a layer computes, the base and the LoRA weights of the one after it are being gathered: asked for since the visit before,
- * or in the ring since then. */
+/* Before a layer computes, the base and the LoRA weights of the one after it are being gathered:
+ * asked for since the visit before, or in the ring since then. */
 static void check_overlap(const span *spans, int n, int n_layers)
 {
     static const bl_lane lanes[] = {BL_LANE_GATHER, BL_LANE_LORA};

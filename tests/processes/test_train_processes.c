@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast train --rank_processes true`, the parent of a process per rank on one host: it leaves what as many rank-threads leave, ends as one
- * process would, and survives what is done to it and its ranks. */
+/* `ballast train --rank_processes true`, the parent of a process per rank on one host: it leaves
+ * what as many rank-threads leave, ends as one process would, and survives what is done to it and
+ * its ranks. */
 #include "mpi_job.h"
 
 #include <fcntl.h>
@@ -208,7 +209,8 @@ static bool is_stopped(golden_args *args, const char *output, const stop *s)
     return true;
 }
 
-/* Each signal, to the parent or to one rank: all stop after one step, once. And a step longer than grace_s. */
+/* Each signal, to the parent or to one rank: all stop after one step, once. And a step longer than
+ * grace_s. */
 static void test_stop_and_go_on(void **state)
 {
     static const stop cases[] = {{SIGTERM, -1, "20"}, {SIGINT, -1, "20"},  {SIGUSR1, -1, "0"},
@@ -269,8 +271,9 @@ static bool ignore_children(const int *arg)
     return signal(SIGCHLD, SIG_IGN) != SIG_ERR && !arg;
 }
 
-/* A service manager signals all processes of a job: a rank has the request from it and from its parent. It is one: the step's state is
- * saved. Whoever started the parent has SIGCHLD ignored, which a program inherits. */
+/* A service manager signals all processes of a job: a rank has the request from it and from its
+ * parent. It is one: the step's state is saved. Whoever started the parent has SIGCHLD ignored,
+ * which a program inherits. */
 static void test_a_signal_to_all(void **state)
 {
     golden_args args;
@@ -293,7 +296,8 @@ static void test_a_signal_to_all(void **state)
     golden_args_free(&args);
 }
 
-/* A signal to the process must reach the thread that waits for it, not another one, whose handler would leave. */
+/* A signal to the process must reach the thread that waits for it, not another one, whose handler
+ * would leave. */
 static void test_one_thread_takes_signals(void **state)
 {
     golden_args args;
@@ -337,7 +341,8 @@ static void test_early_signal(void **state)
 
 /* ---- a terminal ---- */
 
-/* Ctrl-C reaches the foreground, the parent alone; the error is below the progress line, and the last one. */
+/* Ctrl-C reaches the foreground, the parent alone; the error is below the progress line, and the
+ * last one. */
 static void test_ctrl_c(void **state)
 {
     static char text[1 << 16];
@@ -370,7 +375,8 @@ static void test_ctrl_c(void **state)
 
 /* ---- Ctrl-Z ---- */
 
-/* As a shell does: the kernel stops no member of a group that nobody outside of it could continue. */
+/* As a shell does: the kernel stops no member of a group that nobody outside of it could
+ * continue. */
 static bool make_group(const int *arg)
 {
     return setpgid(0, 0) == 0 && !arg;
@@ -470,7 +476,8 @@ static void test_a_rank_hangs(void **state)
         mpi_wait_for_steps(&child, runs_path("hangs-%d", hung), 5);
         kill(ranks[hung], SIGSTOP);
         assert_int_equal(runs_wait(&child, LIMIT_S), 7);
-        /* Another rank may wait for it in the middle of a collective that the one who speaks is through with. */
+        /* Another rank may wait for it in the middle of a collective that the one who speaks is
+         * through with. */
         snprintf(text, sizeof text, "%d", hung);
         runs_assert_error(&child, "rank");
         runs_assert_error(&child, text);

@@ -21,9 +21,9 @@
  *     6. gradients clipped to a norm; AdamW                         clip_gradients, adamw
  * Each frozen W of a projection is stored in FP8 and has a trained update: W + s B A (LoRA).
  *
- * All arithmetic is in double. Matrices are row-major; (T,H) has T rows. An f' in an equation is the
- * gradient of the loss by f; functions named _backward add to the gradients of their inputs. The
- * papers of the equations are in docs/math.md. Not here: LoRA's dropout, which is 0. */
+ * All arithmetic is in double. Matrices are row-major; (T,H) has T rows. An f' in an equation is
+ * the gradient of the loss by f; functions named _backward add to the gradients of their inputs.
+ * The papers of the equations are in docs/math.md. Not here: LoRA's dropout, which is 0. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -470,7 +470,8 @@ static void read_tensor(const bl_safetensors *file, const char *name, int n, dou
     for (int i = 0; i < n; i++) out[i] = values[i];
 }
 
-/* W as fp8_row stores it: per row scale = max |w| / 448 (E4M3's largest number), and of each element
+/* W as fp8_row stores it: per row scale = max |w| / 448 (E4M3's largest number), and of each
+ *   element
  * the E4M3 number nearest to w / scale. In fp32, by definition. */
 static void round_to_fp8(int N, int K, double *W)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_case.h -- what tests of the gather ring share: shards of known values on every rank, and a look at
- * what has been gathered from them. */
+/* gather_case.h -- what tests of the gather ring share: shards of known values on every rank, and a
+ * look at what has been gathered from them. */
 #ifndef BALLAST_TESTS_GATHER_CASE_H
 #define BALLAST_TESTS_GATHER_CASE_H
 
@@ -22,8 +22,8 @@ bl_status gather_case_open(test_rank *self, int n_shards, gather_case *c);
 /* Once the streams have ended, or failed. Also after a failed open. */
 void gather_case_close(gather_case *c);
 
-/* Acquires an item and queues a look at it, pause_us later: every rank's shard number `shard`, plus offset.
- * Validates the ring. */
+/* Acquires an item and queues a look at it, pause_us later: every rank's shard number `shard`, plus
+ * offset. Validates the ring. */
 bl_status gather_case_use(gather_case *c, int64_t unit, int item, int64_t shard, float offset,
                           unsigned pause_us);
 bl_status gather_case_release(gather_case *c, int64_t unit);

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Does ThreadSanitizer see what was forgotten? Two ranks gather on one stream and read the result on another:
+/* Does ThreadSanitizer see what was forgotten? Two ranks gather on one stream and read the result
+ * on another:
  *   planted_race stream ...   by themselves; what orders the two is an event
- *   planted_race ring ...     through a ring; what orders them is the acquire on the reader's own stream
+ *   planted_race ring ...     through a ring; what orders them is the acquire on the reader's own
+ *                             stream
  * and
  *   ... race   forgets it
- *   ... late   forgets it too, but the read is given when the gather is long over and the values are right
+ *   ... late   forgets it too, but the read is given when the gather is long over and the values
+ *              are right
  *   ... wait   has it
- * The first two must be reported: whether a missing wait is found must not depend on who happens to be
- * faster. */
+ * The first two must be reported: whether a missing wait is found must not depend on who happens to
+ * be faster. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>

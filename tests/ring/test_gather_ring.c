@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring itself: what prefetch, acquire and release do to its slots, what waits for what, and what it
- * refuses. That gathered bytes are right for any schedule is test_base's; shards that a source brings are test_gather_source's. */
+/* The ring itself: what prefetch, acquire and release do to its slots, what waits for what, and
+ * what it refuses. That gathered bytes are right for any schedule is test_base's; shards that a
+ * source brings are test_gather_source's. */
 #include "gather_case.h"
 
 #include <unistd.h>
 
-/* Units 0..n-2 of one item each, the last a whole_ring one of two items. Shard u + i is item i of unit u. */
+/* Units 0..n-2 of one item each, the last a whole_ring one of two items. Shard u + i is item i of
+ * unit u. */
 enum { N_UNITS = 5, WHOLE = N_UNITS - 1 };
 
 static bl_status open_ring(test_rank *self, int depth, gather_case *c)
@@ -130,8 +132,8 @@ static bl_status change(test_rank *self)
     BL_TRY_GOTO(st, done, use(&c, 1, 0, 0, 0));
     BL_TRY_GOTO(st, done, gather_case_release(&c, 0));
     BL_TRY_GOTO(st, done, gather_case_release(&c, 1));
-    /* As the optimizer does: the update is queued behind the last use, and the next step's gathers behind the
-     * update. */
+    /* As the optimizer does: the update is queued behind the last use, and the next step's gathers
+     * behind the update. */
     add_args args = {c.shards, 1.0f, (N_UNITS + 1) * FLOATS};
     BL_TRY_GOTO(st, done, bl_stream_call(self->stream, add_slowly, &args, sizeof args));
     BL_TRY_GOTO(st, done, bl_gather_ring_shards_changed(c.ring, self->stream));

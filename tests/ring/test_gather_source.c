@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring with a source: shards that do not lie in device memory, those that are lent, and what the timeline
- * says of them. The ring's own rules are test_gather_ring's. */
+/* The ring with a source: shards that do not lie in device memory, those that are lent, and what
+ * the timeline says of them. The ring's own rules are test_gather_ring's. */
 #include "gather_case.h"
 
 #include <stdatomic.h>
@@ -15,9 +15,10 @@ enum {
     LOG_CALLS = 256
 };
 
-/* Units of three items; which of them the source brings (the others lie in device memory) is a case's mask of
- * items. Shard i holds test_value(rank, i * FLOATS + ...), and the items of a unit lie where no other unit's
- * do, so that a slot that is filled too early or gathered too late shows. */
+/* Units of three items; which of them the source brings (the others lie in device memory) is a
+ * case's mask of items. Shard i holds test_value(rank, i * FLOATS + ...), and the items of a unit
+ * lie where no other unit's do, so that a slot that is filled too early or gathered too late
+ * shows. */
 typedef struct fetch_case {
     gather_case g;
     int fails_at;      /* of the source's finish calls: that one's task fails; -1: none */
@@ -107,7 +108,8 @@ static bl_status use_fetched(fetch_case *c, int64_t unit, int item, unsigned pau
     return gather_case_use(&c->g, unit, item, unit * FETCHED_ITEMS + item, 0, pause_us);
 }
 
-/* All of a unit is started before any of it is waited for, and items in device memory are not asked for. */
+/* All of a unit is started before any of it is waited for, and items in device memory are not asked
+ * for. */
 static bl_status start_before_finish(test_rank *self)
 {
     static const int expected[] = {200, 220, 201, 221};
@@ -131,8 +133,8 @@ static void test_a_source_starts_all_then_finishes(void **state)
     RUN(start_before_finish, 2);
 }
 
-/* As `reuse`, with slots that the copy stream fills: some readers sleep, the host and all other streams run
- * ahead. */
+/* As `reuse`, with slots that the copy stream fills: some readers sleep, the host and all other
+ * streams run ahead. */
 static bl_status reuse_fetched(test_rank *self)
 {
     const int *mask = self->arg;
@@ -167,8 +169,8 @@ static void test_a_source_waits_for_readers(void **state)
         }
 }
 
-/* Prefetched and given back unused: the gather is still to come when the slot is taken again, and its peers'
- * shards lie where the next unit's own will. */
+/* Prefetched and given back unused: the gather is still to come when the slot is taken again, and
+ * its peers' shards lie where the next unit's own will. */
 static bl_status release_unused(test_rank *self)
 {
     fetch_case c;
@@ -302,8 +304,8 @@ static bl_status fail_fetch(test_rank *self)
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "planted in the source"));
     st = bl_gather_ring_acquire(c.g.ring, 1, 0, self->stream, &unused);
 done:
-    if (st !=
-        BL_OK) { /* as the rank's thread does, so that the others' gathers end before the ring is closed */
+    /* as the rank's thread does, so that the others' gathers end before the ring is closed */
+    if (st != BL_OK) {
         bl_error error;
         bl_error_save(&error, st);
         bl_comm_abort(self->comm, &error);
@@ -372,8 +374,9 @@ static void test_a_failing_source(void **state)
 
 /* ---- what the timeline says ---- */
 
-/* Rank 0's shards take long: it stands still for the disk, the others for the gather that waits for it. A
- * rank that its machine keeps from coming in time stands still for less: then, `arg` is set. */
+/* Rank 0's shards take long: it stands still for the disk, the others for the gather that waits for
+ * it. A rank that its machine keeps from coming in time stands still for less: then, `arg` is
+ * set. */
 static bl_status measure_stalls(test_rank *self)
 {
     atomic_bool *was_late = self->arg;

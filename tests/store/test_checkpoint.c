@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training checkpoints: what a crash, a full disk, a failing fsync and a flipped bit leave behind. */
+/* Training checkpoints: what a crash, a full disk, a failing fsync and a flipped bit leave
+ * behind. */
 #include "tmp_dir.h"
 
 #include <errno.h>
@@ -239,7 +240,8 @@ static void test_full_disk(void **state)
     assert_latest(dir, 1);
 }
 
-/* Each fsync of a save in turn fails once; none may be retried into a checkpoint that counts as good. */
+/* Each fsync of a save in turn fails once; none may be retried into a checkpoint that counts as
+ * good. */
 static void test_failed_fsync_is_fatal(void **state)
 {
     const char *dir = tmp_subdir("eio");
@@ -328,7 +330,8 @@ static void test_ranks_add_their_files_together(void **state)
     json_decref(empty);
 }
 
-/* What another process writes: entered as it was described there, and missed when it is not seen here. */
+/* What another process writes: entered as it was described there, and missed when it is not seen
+ * here. */
 static void test_files_of_other_processes(void **state)
 {
     const char *dir = tmp_subdir("described");
@@ -396,8 +399,8 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_steps(dir, two_whole, 3);
 }
 
-/* A run that fell back, or was told to start, before the highest step: what it saves stays, what it left
- * behind goes, whole or damaged. */
+/* A run that fell back, or was told to start, before the highest step: what it saves stays, what it
+ * left behind goes, whole or damaged. */
 static void test_prune_after_an_older_start(void **state)
 {
     static const int64_t all[] = {60, 50, 40, 30, 20, 10}, kept[] = {40, 30}, only[] = {10};
@@ -423,7 +426,8 @@ static void test_prune_after_an_older_start(void **state)
     assert_steps(dir, only, 1);
 }
 
-/* Saves step 7 again, and is killed as the new folder takes the place of the old one; or fails there. */
+/* Saves step 7 again, and is killed as the new folder takes the place of the old one; or fails
+ * there. */
 static void replace_and_die(const char *dir, bool with_exchange)
 {
     int status;
@@ -482,8 +486,8 @@ static void save_forever(const char *dir, int64_t step, int told)
     }
 }
 
-/* SIGKILL at a random moment of a save, again and again: what had been reported as saved, or newer, always
- * loads. */
+/* SIGKILL at a random moment of a save, again and again: what had been reported as saved, or newer,
+ * always loads. */
 static void test_sigkill_in_the_middle_of_saves(void **state)
 {
     enum { N_KILLS = 30 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Hugging Face folders: sharding and its refusals, the four kinds of FP8 checkpoint, the list of expected
- * tensors. */
+/* Hugging Face folders: sharding and its refusals, the four kinds of FP8 checkpoint, the list of
+ * expected tensors. */
 #include "tmp_dir.h"
 
 #include <math.h>
@@ -379,8 +379,8 @@ static void test_check_lists_everything(void **state)
     bl_hf_close(model);
 }
 
-/* A short problem after one that did not fit is counted, not shown: the list reads as a prefix of the whole.
- */
+/* A short problem after one that did not fit is counted, not shown: the list reads as a prefix of
+ * the whole. */
 static void test_a_cut_list_is_a_prefix(void **state)
 {
     static char long_names[3][301];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PEFT adapters: the config's text, round trips, every refusal, and lists of what does not fit the base. */
+/* PEFT adapters: the config's text, round trips, every refusal, and lists of what does not fit the
+ * base. */
 #include "tmp_dir.h"
 
 #include <math.h>
@@ -69,8 +70,8 @@ static void write_adapter(const bl_peft_config *config, bl_dtype dtype)
 
 static void test_config_text(void **state)
 {
-    /* json.dumps(peft's dict, indent=2, sort_keys=True), without exclude_modules and lora_bias: PEFT before
-     * 0.14 refuses them */
+    /* json.dumps(peft's dict, indent=2, sort_keys=True), without exclude_modules and lora_bias:
+     * PEFT before 0.14 refuses them */
     static const char expected[] = "{\n"
                                    "  \"alpha_pattern\": {},\n"
                                    "  \"auto_mapping\": null,\n"
@@ -222,8 +223,8 @@ static bl_status load_config(const char *targets, const char *rest, bl_peft_conf
     return bl_peft_load_config(tmp_path("c"), &modules, 12, config);
 }
 
-/* v_proj of every layer by its path, in PEFT's three lengths, and down_proj by name and, for one layer, by
- * path too. */
+/* v_proj of every layer by its path, in PEFT's three lengths, and down_proj by name and, for one
+ * layer, by path too. */
 static const char paths_of_all[] =
     "[\"model.layers.0.self_attn.v_proj\",\"layers.1.self_attn.v_proj\",\"2.self_attn.v_proj\","
     "\"model.layers.3.self_attn.v_proj\",\"model.layers.4.self_attn.v_proj\",\"model.layers.5.self_"

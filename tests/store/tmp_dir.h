@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tmp_dir.h -- a scratch folder for one test program, and hand-made files in it. Errors end the test. */
+/* tmp_dir.h -- a scratch folder for one test program, and hand-made files in it. Errors end the
+ * test. */
 #ifndef BALLAST_TESTS_STORE_TMP_DIR_H
 #define BALLAST_TESTS_STORE_TMP_DIR_H
 

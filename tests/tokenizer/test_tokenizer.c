@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small tokenizers of every supported kind against what Hugging Face's `tokenizers` makes of the same texts
- * (fixtures/golden.json, made by tools/golden/text/make_fixtures.py); files that must be refused; use from
- * several threads. */
+/* Small tokenizers of every supported kind against what Hugging Face's `tokenizers` makes of the
+ * same texts (fixtures/golden.json, made by tools/golden/text/make_fixtures.py); files that must be
+ * refused; use from several threads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -146,7 +146,8 @@ static void test_special_text_is_plain_unless_asked(void **state)
     bl_tokenizer_destroy(tokenizer);
 }
 
-/* Text behind a special token that the caller wrote is encoded as if the token stood in the text. */
+/* Text behind a special token that the caller wrote is encoded as if the token stood in the
+ * text. */
 static void test_after_token_is_no_beginning(void **state)
 {
     static const char *const names[] = {
@@ -189,8 +190,8 @@ static void test_bad_text_is_refused(void **state)
     bl_tokenizer_destroy(tokenizer);
 }
 
-/* A long piece without a place to cut: the heap must keep it n log n, and 2 M symbols must not overflow
- * anything. */
+/* A long piece without a place to cut: the heap must keep it n log n, and 2 M symbols must not
+ * overflow anything. */
 static void test_long_piece(void **state)
 {
     enum { N = 1 << 20 };
@@ -374,8 +375,8 @@ static void test_configurations_name_bos_and_eos(void **state)
                "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
 }
 
-/* Metaspace with prepend_scheme first: text behind a special token of the template is no beginning, as where
- * the whole conversation is tokenized as one text. */
+/* Metaspace with prepend_scheme first: text behind a special token of the template is no beginning,
+ * as where the whole conversation is tokenized as one text. */
 static void test_chat_text_behind_a_token(void **state)
 {
     static const bl_chat_message messages[] = {{BL_CHAT_USER, "ab"}, {BL_CHAT_ASSISTANT, "a b"}};

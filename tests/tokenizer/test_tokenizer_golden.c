@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ids and decoded texts of 100,000 random strings, against Hugging Face's `tokenizers`, by hash
- * (tokenizer_golden.json, made by tools/golden/text/make_tokenizer_golden.py, whose draw_string this file
- * repeats); llama.cpp's vectors; the ids in stories260K's golden.json; 300 texts with the tokenizers of other
- * families. All need BALLAST_TEST_DATA. */
+ * (tokenizer_golden.json, made by tools/golden/text/make_tokenizer_golden.py, whose draw_string
+ * this file repeats); llama.cpp's vectors; the ids in stories260K's golden.json; 300 texts with the
+ * tokenizers of other families. All need BALLAST_TEST_DATA. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -270,7 +270,8 @@ static void test_vectors_llama2(void **state)
     check_vectors("tokenizers/llama2/tokenizer.json", "ggml-vocab-llama-spm");
 }
 
-/* ---- other families: a line of JSON a text; what cannot be read is refused by the component's name ---- */
+/* ---- other families: a line of JSON a text; what cannot be read is refused by the component's
+ * name ---- */
 
 static const struct {
     const char *path, *reason;

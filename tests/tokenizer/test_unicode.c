@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every code point, against Hugging Face's `tokenizers` (unicode_golden.json, made by
- * tools/golden/text/make_unicode.py, which builds the same tokenizers and texts): the general categories in
- * each form that a regex may have them, whole regexes, single_word, and the four normalizations. */
+ * tools/golden/text/make_unicode.py, which builds the same tokenizers and texts): the general
+ * categories in each form that a regex may have them, whole regexes, single_word, and the four
+ * normalizations. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -63,7 +64,8 @@ static void add_merge(json_t *vocab, json_t *merges, const char *left, const cha
     json_array_append_new(merges, json_string(pair));
 }
 
-/* A token per byte; with merges (b, "a") of every byte b, and then (" ", b), ids show where a text was split. */
+/* A token per byte; with merges (b, "a") of every byte b, and then (" ", b), ids show where a text
+ * was split. */
 static json_t *make_model(bool has_merges)
 {
     char alphabet[256][4];
@@ -147,7 +149,8 @@ typedef struct form {
     bool negated;
 } form;
 
-/* The piece is the code point alone if it is in the set and "a" comes behind it; else the last byte joins "a". */
+/* The piece is the code point alone if it is in the set and "a" comes behind it; else the last byte
+ * joins "a". */
 static void check_block(const bl_tokenizer *tokenizer, const char *name, const form *f,
                         uint32_t first, uint32_t end)
 {
@@ -174,7 +177,8 @@ static bool is_uniform(uint32_t first, uint32_t end)
     return true;
 }
 
-/* Of blocks that are one category as a whole (ideographs, private use, nothing assigned), every 16th. */
+/* Of blocks that are one category as a whole (ideographs, private use, nothing assigned), every
+ * 16th. */
 static void check_category(const char *name, const form *f)
 {
     enum { SMALL = 1024 };

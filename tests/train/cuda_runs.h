@@ -10,7 +10,8 @@ enum { CUDA_SKIPPED = 77, CUDA_STEPS = 2 };
 /* False, having said why, when there is no GPU: main returns CUDA_SKIPPED. */
 bool cuda_runs_have_gpu(void);
 
-/* Whether the emulated GPU runs one operation at a time (strict), or under ThreadSanitizer, which takes long: fewer cases. */
+/* Whether the emulated GPU runs one operation at a time (strict), or under ThreadSanitizer, which
+ * takes long: fewer cases. */
 bool cuda_runs_are_slow(void);
 
 /* The keys of the standard run on the GPU: two steps, one if strict, a checkpoint at the end, no

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* golden.h -- running a case of tests/golden/train (tools/golden/train/README.md) and comparing it with its float64 reference. */
+/* golden.h -- running a case of tests/golden/train (tools/golden/train/README.md) and comparing it
+ * with its float64 reference. */
 #ifndef BALLAST_TESTS_TRAIN_GOLDEN_H
 #define BALLAST_TESTS_TRAIN_GOLDEN_H
 
@@ -23,10 +24,12 @@ void golden_args_free(golden_args *args);
 
 json_t *golden_load_case(const char *name); /* the caller's; asserts that it can be read */
 
-/* The case's model folder; false (with a line on stdout) when the data it needs is not on this machine. */
+/* The case's model folder; false (with a line on stdout) when the data it needs is not on this
+ * machine. */
 bool golden_model(const json_t *golden, char path[GOLDEN_PATH_BYTES]);
 
-/* The case's keys as arguments, without model and output; topology's keys win over the config's. NULL: none. */
+/* The case's keys as arguments, without model and output; topology's keys win over the config's.
+ * NULL: none. */
 void golden_config(const json_t *golden, const json_t *topology, golden_args *args);
 
 /* Trains with these arguments; returns the status and prints its text when it is not BL_OK. */
@@ -37,9 +40,10 @@ bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hoo
 /* Lines of output_dir/metrics.jsonl as a JSON array; the caller's. */
 json_t *golden_metrics(const char *output_dir);
 
-/* Both return the largest deviation and print the worst offender when it is above `limit`:
- * losses of the first `n` steps, relative; per-tensor norms and projections of a safetensors file against `expected`
- * (tensor -> [norm, projection, projection]), relative to the tensor's norm or, when scale > 0, to scale. */
+/* Both return the largest deviation and print the worst offender when it is above `limit`: losses
+ * of the first `n` steps, relative; per-tensor norms and projections of a safetensors file against
+ * `expected` (tensor -> [norm, projection, projection]), relative to the tensor's norm or, when
+ * scale > 0, to scale. */
 double golden_compare_losses(const json_t *metrics, const json_t *steps, size_t n, double limit);
 double golden_compare_tensors(const char *path, const json_t *expected, double scale, double limit);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runs.h -- small trainings to be stopped, killed, resumed and compared, in this process or as a child
- * running the program.
+/* runs.h -- small trainings to be stopped, killed, resumed and compared, in this process or as a
+ * child running the program.
  *
- * The standard run: two layers, LoRA with dropout on all projections, shuffled rows, validation; a step takes
- * about a millisecond. Errors end the test. */
+ * The standard run: two layers, LoRA with dropout on all projections, shuffled rows, validation; a
+ * step takes about a millisecond. Errors end the test. */
 #ifndef BALLAST_TESTS_TRAIN_RUNS_H
 #define BALLAST_TESTS_TRAIN_RUNS_H
 
@@ -51,7 +51,8 @@ int64_t runs_logged_steps(const char *output);
 /* Fails unless .ballast-files lists each file of a run and each checkpoint in it, whole or not. */
 void runs_assert_listed(const char *output);
 
-/* Whether both runs have the same adapter, byte for byte, and the same metrics but for the times. */
+/* Whether both runs have the same adapter, byte for byte, and the same metrics but for the
+ * times. */
 bool runs_are_same(const char *output_a, const char *output_b);
 
 /* ---- the program ---- */
@@ -70,12 +71,12 @@ void runs_start(runs_child *child, const char *command, const golden_args *args)
 bool runs_is_alive(const runs_child *child);
 /* Stops it (SIGSTOP), all of its threads when this returns; false: it has ended. */
 bool runs_stop(const runs_child *child);
-/* The exit code, or minus the signal that ended it. A child that takes longer than limit_s is killed, and the
- * test fails. */
+/* The exit code, or minus the signal that ended it. A child that takes longer than limit_s is
+ * killed, and the test fails. */
 int runs_wait(runs_child *child, double limit_s);
 
-/* Fails unless the child's stderr holds exactly one line "ballast: error: ...", the last one, and it contains
- * `text`. */
+/* Fails unless the child's stderr holds exactly one line "ballast: error: ...", the last one, and
+ * it contains `text`. */
 void runs_assert_error(const runs_child *child, const char *text);
 /* The same of "ballast: stopped ...", a run that was asked to stop. */
 void runs_assert_stopped(const runs_child *child, const char *text);

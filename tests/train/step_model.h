@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step_model.h -- a small model of random weights with an adapter and micro-batches, on a device of either kind:
- * for tests of a whole step. Every weight is a number that bf16 holds, so devices begin with the same. */
+/* step_model.h -- a small model of random weights with an adapter and micro-batches, on a device of
+ * either kind: for tests of a whole step. Every weight is a number that bf16 holds, so devices
+ * begin with the same. */
 #ifndef BALLAST_TESTS_TRAIN_STEP_MODEL_H
 #define BALLAST_TESTS_TRAIN_STEP_MODEL_H
 
@@ -56,7 +57,8 @@ typedef struct step_model {
     bl_twin *batches[STEP_MICROS];
 } step_model;
 
-/* A micro-batch in words. Tokens behind n_tokens, if any, have no weight and are a document of their own. */
+/* A micro-batch in words. Tokens behind n_tokens, if any, have no weight and are a document of
+ * their own. */
 typedef struct step_batch {
     int64_t n_tokens, n_behind;
     int64_t first_document; /* tokens of the first of two; 0: there is one */

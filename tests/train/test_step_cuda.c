@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A whole step on a GPU: pass, gradients, update. It follows the CPU's within what bf16 rounds; what must not change
- * a bit changes none; and what fills the last tile of a micro-batch adds nothing. Generation follows the CPU's, too. */
+/* A whole step on a GPU: pass, gradients, update. It follows the CPU's within what bf16 rounds;
+ * what must not change a bit changes none; and what fills the last tile of a micro-batch adds
+ * nothing. Generation follows the CPU's, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -43,12 +44,14 @@ static step_result run(const step_kind *kind, const step_choice *choice)
 
 /* ---- against the CPU ---- */
 
-/* Between a layer's input and its gradient there are about 12 roundings to bf16 forward and 12 backward, each off by
- * 2^-9 at most, 2^-9 / sqrt(3) in the mean, and independent: over 3 layers sqrt(72) 2^-9 / sqrt(3) = 1 %. Softmax,
- * SwiGLU and the logits magnify that, here about fourfold; eight times is allowed. A factor in the wrong place, or one
- * missing, puts half of the gradient off. FP8 rounds what is multiplied to 2^-4, 2^-4 / sqrt(3) / 2 = 1.8 % in the mean
- * over a binade, in about 12 products on the way to a gradient whose sums are by half LoRA's or the residual's:
- * sqrt(12) 1.8 % / 2 = 3.1 %, of which five times is allowed. The loss, a mean over tokens, is off by far less. */
+/* Between a layer's input and its gradient there are about 12 roundings to bf16 forward and 12
+ * backward, each off by 2^-9 at most, 2^-9 / sqrt(3) in the mean, and independent: over 3 layers
+ * sqrt(72) 2^-9 / sqrt(3) = 1 %. Softmax, SwiGLU and the logits magnify that, here about fourfold;
+ * eight times is allowed. A factor in the wrong place, or one missing, puts half of the gradient
+ * off. FP8 rounds what is multiplied to 2^-4, 2^-4 / sqrt(3) / 2 = 1.8 % in the mean over a binade,
+ * in about 12 products on the way to a gradient whose sums are by half LoRA's or the residual's:
+ * sqrt(12) 1.8 % / 2 = 3.1 %, of which five times is allowed. The loss, a mean over tokens, is off
+ * by far less. */
 static void follows_the_cpu(bl_format format, bl_matmul_mode mode, bool is_tied, double limit)
 {
     step_kind gpu = {.device = BL_DEVICE_CUDA,
@@ -144,8 +147,9 @@ static void test_no_choice_changes_a_bit_in_fp8(void **state)
 
 /* ---- padding ---- */
 
-/* Three ways to a full tile: memory behind the batch that is NaN, memory that is zero, and a tile that the caller
- * filled with tokens that have no weight. And rows that the micro-batch before left as NaN. */
+/* Three ways to a full tile: memory behind the batch that is NaN, memory that is zero, and a tile
+ * that the caller filled with tokens that have no weight. And rows that the micro-batch before left
+ * as NaN. */
 static void test_padding_adds_nothing(void **state)
 {
     step_choice one = {.group = 1, .depth = 2, .save = BL_SAVE_S2, .tier = BL_TIER_DEVICE};
@@ -274,7 +278,8 @@ static void test_the_host_runs_two_visits_ahead(void **state)
 
 enum { PROMPT = 21, GENERATED = 4 };
 
-/* The logits after the prompt, taken at once or in two pieces, and after each of the tokens that follow. */
+/* The logits after the prompt, taken at once or in two pieces, and after each of the tokens that
+ * follow. */
 static float *continue_prompt(bl_device_kind device, bool in_pieces)
 {
     step_kind kind = bf16_kind;
@@ -302,7 +307,8 @@ static float *continue_prompt(bl_device_kind device, bool in_pieces)
     return all;
 }
 
-/* Logits have half of the roundings of a gradient, and are rounded to bf16 themselves: within the same limit. */
+/* Logits have half of the roundings of a gradient, and are rounded to bf16 themselves: within the
+ * same limit. */
 static void test_a_continuation_follows_the_cpus(void **state)
 {
     (void)state;

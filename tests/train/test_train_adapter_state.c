@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks say of a step when it ends: loss and gradient norm over all of them, the bytes that their lanes
- * moved and the longest stalls; and that LoRA's own lane counts what its ring and its gradients move, and who
- * waits for them. And the files of a checkpoint: whatever the order of the layout and the number of ranks that
- * wrote them, any others find their own floats there. */
+/* What ranks say of a step when it ends: loss and gradient norm over all of them, the bytes that
+ * their lanes moved and the longest stalls; and that LoRA's own lane counts what its ring and its
+ * gradients move, and who waits for them. And the files of a checkpoint: whatever the order of the
+ * layout and the number of ranks that wrote them, any others find their own floats there. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -65,8 +65,8 @@ static bl_status close_case(state_case *c, bl_status st)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
-/* Rank r's lane i has moved 2^40 (r + 1) + i bytes, above what a float counts, and stood still longest on
- * rank i mod n. */
+/* Rank r's lane i has moved 2^40 (r + 1) + i bytes, above what a float counts, and stood still
+ * longest on rank i mod n. */
 static bl_lane_totals lane_of(int rank, int n_ranks, int i)
 {
     return (bl_lane_totals){.busy_s = 9.0,
@@ -132,8 +132,8 @@ static bl_status be_late(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-/* Rank 0 comes late to LoRA's weights of layer 0, and again to the gradients of the last of three layers: the
- * others wait. */
+/* Rank 0 comes late to LoRA's weights of layer 0, and again to the gradients of the last of three
+ * layers: the others wait. */
 static bl_status use_weights_and_gradients(state_case *c)
 {
     bl_adapter_state *s = c->state;
@@ -164,8 +164,8 @@ static bl_status check_lane(state_case *c, atomic_bool *was_late)
     const bl_lane_totals *lora = &totals.lane[BL_LANE_LORA];
     TEST_CHECK(lora->n_bytes == (1 + N_LAYERS) * chunk_bytes * (c->self->n_ranks - 1));
     if (c->self->n_ranks == 1) return BL_OK;
-    /* Rank 0's compute stood still while its communication was late; the others' for both. Half of that for
-     * clocks and scheduling; a rank that the machine held up has stood still for less. */
+    /* Rank 0's compute stood still while its communication was late; the others' for both. Half of
+     * that for clocks and scheduling; a rank that the machine held up has stood still for less. */
     if (lora->stall_s <= (c->self->rank == 0 ? 0.5e-6 : 1.5e-6) * LATE_US)
         atomic_store(was_late, true);
     for (int i = 0; i < BL_N_LANES; i++)
@@ -206,8 +206,8 @@ typedef struct file_case {
     const char *dir;
 } file_case;
 
-/* Element `at` of array `which` in layer `layer`: a number that says which factor's element it is; past the
- * end of the flat vector 0. */
+/* Element `at` of array `which` in layer `layer`: a number that says which factor's element it is;
+ * past the end of the flat vector 0. */
 static float element_of(const bl_lora_layout *layout, int which, int64_t layer, int64_t at)
 {
     bl_lora_layout plain = *layout;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A training under RLIMIT_AS, from too little for anything to enough: it ends with exit code 4 and one line,
- * or with the result of an undisturbed run, never by a signal or with exit code 1.
+/* A training under RLIMIT_AS, from too little for anything to enough: it ends with exit code 4 and
+ * one line, or with the result of an undisturbed run, never by a signal or with exit code 1.
  *
- * Below what loading the program takes (the dynamic loader, constructors of libraries) no line of ours runs:
- * there, where `ballast version` fails as well, it only must not seem to have worked.
+ * Below what loading the program takes (the dynamic loader, constructors of libraries) no line of
+ * ours runs: there, where `ballast version` fails as well, it only must not seem to have worked.
  *
  *   test_train_address_space [STEPS]      how many limits between the two (25) */
 #include <stdio.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bad models, data and machines as a user of `ballast train` meets them: the exit code, one line that names
- * what is at fault, soon, and nothing left behind that looks like a result. What each reader refuses in
- * detail is tested beside it (tests/store, tests/tokenizer, tests/data, tests/arch). */
+/* Bad models, data and machines as a user of `ballast train` meets them: the exit code, one line
+ * that names what is at fault, soon, and nothing left behind that looks like a result. What each
+ * reader refuses in detail is tested beside it (tests/store, tests/tokenizer, tests/data,
+ * tests/arch). */
 #include "runs.h"
 
 #include <stdio.h>
@@ -15,8 +16,9 @@
 
 enum { EXIT_INPUT = 3, EXIT_RESOURCE = 4, EXIT_NUMERIC = 6 };
 
-static const double SOON_S =
-    20; /* a refusal takes a tenth of a second, and a sanitizer on a loaded machine a hundred times as long */
+/* a refusal takes a tenth of a second, and a sanitizer on a loaded machine a hundred times as
+ * long */
+static const double SOON_S = 20;
 
 /* A safetensors file taken apart. */
 typedef struct parts {
@@ -79,8 +81,8 @@ static void set_element(const char *weights, const char *tensor, int64_t index, 
     put_together(&p, weights);
 }
 
-/* The run must end with `code`, soon, with one line that contains each of `texts` (NULL-terminated), and
- * leave no adapter. */
+/* The run must end with `code`, soon, with one line that contains each of `texts`
+ * (NULL-terminated), and leave no adapter. */
 static void check_refused(const golden_args *args, int code, double limit_s,
                           const char *const *texts)
 {
@@ -195,8 +197,8 @@ static void test_index_that_leaves_the_folder(void **state)
                         NULL);
 }
 
-/* Row 131 of 132 lies on the last of three ranks: the others must not wait for it, and its words are the
- * program's. */
+/* Row 131 of 132 lies on the last of three ranks: the others must not wait for it, and its words
+ * are the program's. */
 static void test_weights_that_are_no_numbers(void **state)
 {
     static const char *const formats[] = {"fp8_row", "fp8_block", "stored"};
@@ -511,8 +513,8 @@ static void test_a_loss_that_is_no_number(void **state)
     }
 }
 
-/* A token whose embedding is so large that it overflows together with what the first layer adds, in row 3 of
- * the first step: rank 1's micro-batch 1. The others know nothing worth saying. */
+/* A token whose embedding is so large that it overflows together with what the first layer adds, in
+ * row 3 of the first step: rank 1's micro-batch 1. The others know nothing worth saying. */
 static void test_the_bad_tensor_is_found(void **state)
 {
     enum { HIDDEN = 24, TOKEN = 60 };

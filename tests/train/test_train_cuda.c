@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A training on a GPU gives the same bits wherever base and activations are, whatever is saved and however
- * micro-batches are grouped, and as often as it runs; and it takes the GPU memory that was predicted.
+/* A training on a GPU gives the same bits wherever base and activations are, whatever is saved and
+ * however micro-batches are grouped, and as often as it runs; and it takes the GPU memory that was
+ * predicted.
  *
- * On the emulated GPU (emulator/) this shows the program's order of work; with BALLAST_EMULATED=strict, as
- * test_train_cuda_strict, also that host code leaves device memory alone: the cases are fewer then. */
+ * On the emulated GPU (emulator/) this shows the program's order of work; with
+ * BALLAST_EMULATED=strict, as test_train_cuda_strict, also that host code leaves device memory
+ * alone: the cases are fewer then. */
 #include "cuda_runs.h"
 
 #include <stdio.h>
@@ -117,8 +119,8 @@ static bool has_same_adapter(const char *a, const char *b)
     return is_same;
 }
 
-/* Where every product that fp8 asks for is one in FP8; an exception is another run; with every matrix an
- * exception, all is bf16. */
+/* Where every product that fp8 asks for is one in FP8; an exception is another run; with every
+ * matrix an exception, all is bf16. */
 static void test_exceptions_from_fp8(void **state)
 {
     (void)state;
@@ -160,8 +162,8 @@ static void measure(const char *keys, int ranks, double *measured, double *predi
     golden_args_free(&args);
 }
 
-/* All but counters and sums, less than 16 KiB per rank: what is left out is smaller than any row of the ledger of
- * this model, whose smallest, the scales, has 10 KiB. */
+/* All but counters and sums, less than 16 KiB per rank: what is left out is smaller than any row of
+ * the ledger of this model, whose smallest, the scales, has 10 KiB. */
 static void test_memory_is_as_predicted(void **state)
 {
     static const struct {

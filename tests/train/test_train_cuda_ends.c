@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How trainings on a GPU end and go on, what they leave, and what else uses an adapter there: a killed and a stopped
- * run that are resumed, a loss that is not finite, a damaged page, a trace; evaluation; generation. */
+/* How trainings on a GPU end and go on, what they leave, and what else uses an adapter there: a
+ * killed and a stopped run that are resumed, a loss that is not finite, a damaged page, a trace;
+ * evaluation; generation. */
 #include "cuda_runs.h"
 
 #include <math.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A fine-tune on a GPU follows the CPU's, and another number of ranks the first.
  *
- * The GPU rounds activations, products and the compute copy of LoRA to bf16: 2^-9 relative each, with random
- * signs, through a few layers and 20 steps of AdamW. Within 2e-2 of the training loss at step 20 and 0.5 % of the
- * evaluation is what bf16 trainings are held to; fp8 rounds the input of each product to 3 bits more coarsely,
- * and its evaluation is held to 0.5 % of bf16's, too. Measured: 0.7e-3 and 1.5e-3 of the loss, 0.3e-3 to 1.1e-3 of
- * the evaluation; fp8 1.5e-3 and 4.2e-3 (the demo, stories260K). */
+ * The GPU rounds activations, products and the compute copy of LoRA to bf16: 2^-9 relative each,
+ * with random signs, through a few layers and 20 steps of AdamW. Within 2e-2 of the training loss
+ * at step 20 and 0.5 % of the evaluation is what bf16 trainings are held to; fp8 rounds the input
+ * of each product to 3 bits more coarsely, and its evaluation is held to 0.5 % of bf16's, too.
+ * Measured: 0.7e-3 and 1.5e-3 of the loss, 0.3e-3 to 1.1e-3 of the evaluation; fp8 1.5e-3 and
+ * 4.2e-3 (the demo, stories260K). */
 #include "cuda_runs.h"
 
 #include <math.h>
@@ -129,7 +130,8 @@ static void test_stories260K(void **state)
                    "learning_rate 0.002 per_device_train_batch_size 2");
 }
 
-/* The same rows in each step, however many ranks share them: sums over more ranks round otherwise, nothing else. */
+/* The same rows in each step, however many ranks share them: sums over more ranks round otherwise,
+ * nothing else. */
 static void test_ranks_agree(void **state)
 {
     static const int n_ranks[] = {1, 2, 4};

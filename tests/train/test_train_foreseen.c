@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan simulates is what a training does: the spans of plan/time.h, in order, with their layers, items and
- * bytes, are those of the trace of a run. Times are not compared. */
+/* What a plan simulates is what a training does: the spans of plan/time.h, in order, with their
+ * layers, items and bytes, are those of the trace of a run. Times are not compared. */
 #include "runs.h"
 
 #include <stdlib.h>

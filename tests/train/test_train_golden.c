@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whole trainings against a float64 reference made with PyTorch, transformers and PEFT (tools/golden/train/README.md).
+/* Whole trainings against a float64 reference made with PyTorch, transformers and PEFT
+ * (tools/golden/train/README.md).
  *
- * Limits, as the project promises them: first loss 2e-6, first gradients 1e-4 of each tensor's norm, losses of up to 20 steps 1e-4.
- * float32 arithmetic reaches 2.8e-7, 1e-5 and 2e-5 on such runs (24 small runs against float64). The final adapter is compared
- * relative to how far training moved it: AdamW divides by sqrt(v), so a gradient's relative error of 1e-4 may move by as much. */
+ * Limits, as the project promises them: first loss 2e-6, first gradients 1e-4 of each tensor's
+ * norm, losses of up to 20 steps 1e-4. float32 arithmetic reaches 2.8e-7, 1e-5 and 2e-5 on such
+ * runs (24 small runs against float64). The final adapter is compared relative to how far training
+ * moved it: AdamW divides by sqrt(v), so a gradient's relative error of 1e-4 may move by as
+ * much. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +23,8 @@
 
 static const double FIRST_LOSS = 2e-6, GRADIENT = 1e-4, LOSSES = 1e-4, ADAPTER = 1e-3;
 
-/* What must not change a bit: each is run on every case that has topologies to choose from, and on the first of the others. */
+/* What must not change a bit: each is run on every case that has topologies to choose from, and on
+ * the first of the others. */
 typedef struct variant {
     const char *name;
     const char *args[6]; /* key, value, ... NULL */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the processes of a host have once: the bytes that a job reads do not grow with its processes, nor does
- * the memory of embedding and data; what is predicted is what is taken; errors of the data are one line; and the
- * adapter is that of rank-threads. */
+/* What the processes of a host have once: the bytes that a job reads do not grow with its
+ * processes, nor does the memory of embedding and data; what is predicted is what is taken; errors
+ * of the data are one line; and the adapter is that of rank-threads. */
 #include "runs.h"
 
 #include <math.h>
@@ -77,8 +77,8 @@ static int64_t bytes_of_run(const char *output, int ranks, bool processes)
     return n_bytes;
 }
 
-/* A process reads its program's libraries, configuration and what /proc says; nothing of the data's 4 MiB, and of
- * the model, which is read whole for a job's ranks together, its part. */
+/* A process reads its program's libraries, configuration and what /proc says; nothing of the data's
+ * 4 MiB, and of the model, which is read whole for a job's ranks together, its part. */
 static void test_bytes_read(void **state)
 {
     enum { PROCESS_BYTES = 2 * MIB };
@@ -149,7 +149,8 @@ static bool kernel_tells(void)
     return tells && bl_file_exists(path);
 }
 
-/* While it trains: memory of its own of each rank, and what they share, by whom the kernel divides it. */
+/* While it trains: memory of its own of each rank, and what they share, by whom the kernel divides
+ * it. */
 static void look_at_ranks(int pid, int n_ranks, double own_mib, double shared_mib)
 {
     int children[MAX_RANKS];

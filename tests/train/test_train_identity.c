@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A run is resumed with the model and the data it was begun with, or refused: a bit in the middle of any tensor, each key of config.json.
- * Page files of a model that has changed are not used, whatever its size and time of writing say. */
+/* A run is resumed with the model and the data it was begun with, or refused: a bit in the middle
+ * of any tensor, each key of config.json. Page files of a model that has changed are not used,
+ * whatever its size and time of writing say. */
 #include "runs.h"
 #include "test_ranks.h"
 
@@ -241,7 +242,8 @@ static bool is_without_effect(const char *key)
     return false;
 }
 
-/* Changes each key of `object`, a part of config, in turn. Returns how many were refused as another model's. */
+/* Changes each key of `object`, a part of config, in turn. Returns how many were refused as another
+ * model's. */
 static int check_keys(const char *model, const char *output, json_t *config, json_t *object)
 {
     const char *key;
@@ -275,7 +277,8 @@ static void test_each_key_of_the_configuration(void **state)
     json_t *config = load_config(model);
 
     (void)state;
-    /* bos_token_id, eos_token_id, num_attention_heads with head_dim ..., rms_norm_eps, rope_theta; what is in rope_scaling */
+    /* bos_token_id, eos_token_id, num_attention_heads with head_dim ..., rms_norm_eps, rope_theta;
+     * what is in rope_scaling */
     assert_true(check_keys(model, output, config, config) >= 4);
     assert_int_equal(check_keys(model, output, config, json_object_get(config, "rope_scaling")), 5);
 
@@ -347,7 +350,8 @@ static void test_page_files_of_a_changed_model(void **state)
     assert_false(runs_are_same(runs_path("memory"), runs_path("first")));
 }
 
-/* A run that reads no weights, because its page files are there, still knows what they were made from. */
+/* A run that reads no weights, because its page files are there, still knows what they were made
+ * from. */
 static void test_page_files_know_their_weights(void **state)
 {
     const char *model = copy_model("known"), *pages = runs_path("known-pages"),

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of 284 M parameters, of
- * few wide layers and of many narrow ones and of 84 M, and rows of one length, which max_seq_length may exceed, RssAnon at its
- * peak is within 5 % of the prediction, whatever the ranks, the format of the base, what layers keep, and what of
- * both is offloaded.
+/* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of
+ * 284 M parameters, of few wide layers and of many narrow ones and of 84 M, and rows of one length,
+ * which max_seq_length may exceed, RssAnon at its peak is within 5 % of the prediction, whatever
+ * the ranks, the format of the base, what layers keep, and what of both is offloaded.
  *
- * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the rest
- * (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against totals of at least
- * 150 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than 20 % in at least one case. */
+ * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the
+ * rest (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against
+ * totals of at least 150 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than
+ * 20 % in at least one case. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -184,8 +185,8 @@ static void test_prediction(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
 }
 
-/* All tensors of a layer are kept, so that the workspace's places of them and most of the logits' are never touched:
- * 8 and 4 MiB of 300. */
+/* All tensors of a layer are kept, so that the workspace's places of them and most of the logits'
+ * are never touched: 8 and 4 MiB of 300. */
 static void test_small_model_keeps_all(void **state)
 {
     static const memory_case cases[] = {
@@ -197,8 +198,8 @@ static void test_small_model_keeps_all(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
 }
 
-/* Short and long rows, of which the base's part in another tier is none, half or all: all of them where all are asked for, or every third,
- * so that each model, length and tier has some. */
+/* Short and long rows, of which the base's part in another tier is none, half or all: all of them
+ * where all are asked for, or every third, so that each model, length and tier has some. */
 static void test_tiers(void **state)
 {
     static const struct {

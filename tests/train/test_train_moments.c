@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Moments outside the steps: a start that is refused, an output_dir that is taken away between two parts of a run, and a request to
- * stop. The linker has those parts called through this program. */
+/* Moments outside the steps: a start that is refused, an output_dir that is taken away between two
+ * parts of a run, and a request to stop. The linker has those parts called through this program. */
 #include "runs.h"
 
 #include <signal.h>
@@ -225,8 +225,8 @@ static void test_lost_in_evaluation(void **state)
     golden_args_free(&args);
 }
 
-/* One rank, and replicas, gather no base: the end of the grace reaches them at LoRA's gathers, and none begins another pass. Resumed,
- * nothing shows. */
+/* One rank, and replicas, gather no base: the end of the grace reaches them at LoRA's gathers, and
+ * none begins another pass. Resumed, nothing shows. */
 static void test_grace_runs_out_in_an_evaluation(void **state)
 {
     const char *rows = runs_path("validation.jsonl");
@@ -260,7 +260,8 @@ static void test_grace_runs_out_in_an_evaluation(void **state)
     }
 }
 
-/* Whatever grace_s says, each rank ends with the piece that it is at; no file is left, and the same command starts again. */
+/* Whatever grace_s says, each rank ends with the piece that it is at; no file is left, and the same
+ * command starts again. */
 static void test_stopped_while_loading(void **state)
 {
     enum { ASKED_AT = 3 };

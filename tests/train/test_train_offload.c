@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the base and the activations lie, how they are brought and how long that takes never changes a bit; and what happens when a
- * page cannot be brought. It is longer than 600 lines: all cases compare with the same run in memory. */
+/* Where the base and the activations lie, how they are brought and how long that takes never
+ * changes a bit; and what happens when a page cannot be brought. It is longer than 600 lines: all
+ * cases compare with the same run in memory. */
 #include "runs.h"
 
 #include <dirent.h>
@@ -156,8 +157,8 @@ static void test_no_placement_changes_a_bit(void **state)
                                                .ratio = 0,
                                                .tier = "host",
                                                .is_disturbed = (r + d) % 2});
-            /* Every number of ranks, way and depth; every ratio with each pair of them. Page files of one
-             * ratio are found by runs of another, larger and smaller. */
+            /* Every number of ranks, way and depth; every ratio with each pair of them. Page files
+             * of one ratio are found by runs of another, larger and smaller. */
             for (size_t w = 0; w < BL_COUNT(ways); w++)
                 assert_same_bits(&(placement_case){.ranks = ranks[r],
                                                    .depth = depths[d],
@@ -216,10 +217,11 @@ static double sum_of_metrics(const char *output, const char *key)
     return sum;
 }
 
-/* What is said about a step can be counted: all pages come from disk, on any number of ranks the same bytes but for the padding of
- * shards, and every rank is sent what it does not read itself. What still moves when a step ends is counted in the next one, and after
- * the last in none: at most the two units of the ring out of 5 in each of three steps, so a quarter is enough; rank 0's own part would
- * be a half. */
+/* What is said about a step can be counted: all pages come from disk, on any number of ranks the
+ * same bytes but for the padding of shards, and every rank is sent what it does not read itself.
+ * What still moves when a step ends is counted in the next one, and after the last in none: at most
+ * the two units of the ring out of 5 in each of three steps, so a quarter is enough; rank 0's own
+ * part would be a half. */
 static void test_bytes_are_counted(void **state)
 {
     double bytes_of_one = 0;
@@ -251,7 +253,8 @@ static void assert_error_has(const char *text)
     if (!strstr(bl_error_text(), text)) fail_msg("'%s' is not in: %s", text, bl_error_text());
 }
 
-/* Reads that fail from some point on end the run with file, page and reason; the checkpoint before them is resumed from. */
+/* Reads that fail from some point on end the run with file, page and reason; the checkpoint before
+ * them is resumed from. */
 static void test_read_error_names_its_page(void **state)
 {
     static const struct {
@@ -336,7 +339,8 @@ static void flip_meanwhile(void *user, bl_tier tier, int64_t page, size_t n_byte
         runs_flip_in_files(s->dir, "-1-of-4.pages", 100);
 }
 
-/* What one rank of four finds, when it looks, ends all of them at once; the checkpoint before it is resumed from, with pages anew. */
+/* What one rank of four finds, when it looks, ends all of them at once; the checkpoint before it is
+ * resumed from, with pages anew. */
 static void test_one_rank_finds_damage(void **state)
 {
     static const char *const ways[] = {"save", "always"};
@@ -368,7 +372,8 @@ static void test_one_rank_finds_damage(void **state)
     }
 }
 
-/* A byte in memory of the first page of the pages that were made last, at one of the verifications. */
+/* A byte in memory of the first page of the pages that were made last, at one of the
+ * verifications. */
 static bl_pages *made_pages;
 static int n_verified, flips_at; /* 0: never */
 
@@ -441,7 +446,8 @@ int64_t __wrap_bl_memory_available_bytes(void)
     return said ? said : __real_bl_memory_available_bytes();
 }
 
-/* Of the host's memory, auto takes to the disk what does not fit: nothing, or here, where nothing fits, all. */
+/* Of the host's memory, auto takes to the disk what does not fit: nothing, or here, where nothing
+ * fits, all. */
 static void test_auto_ratio(void **state)
 {
     (void)state;
@@ -464,8 +470,8 @@ static void test_auto_ratio(void **state)
     }
 }
 
-/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there are any left. The run that it
- * was to overwrite is as it was. */
+/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there
+ * are any left. The run that it was to overwrite is as it was. */
 static void test_too_little_memory_names_keys(void **state)
 {
     const char *adapter = runs_path("small/adapter_model.safetensors");

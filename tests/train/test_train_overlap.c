@@ -26,8 +26,8 @@ static bool is_span(const json_t *event, const char *name, bl_lane lane, int lay
            json_integer_value(json_object_get(event, "pid")) == 0;
 }
 
-/* Of rank 0: layer 1's gradients that are summed before all of layer 0 has come, although that was asked for
- * earlier. A rank's spans lie in the trace in the order in which they were queued. */
+/* Of rank 0: layer 1's gradients that are summed before all of layer 0 has come, although that was
+ * asked for earlier. A rank's spans lie in the trace in the order in which they were queued. */
 static void count_gradients(const char *path, int *n, int *n_early)
 {
     json_t *trace = json_load_file(path, 0, NULL), *event;
@@ -64,8 +64,9 @@ static void train(const char *output, const char *ratio, const char *trace,
     golden_args_free(&args);
 }
 
-/* A base that comes slowly, four pauses a layer, holds up its own users only. One early sum is enough: none is, however slow the base is,
- * where they share a stream or a communicator. On a loaded machine the sums may be slow, too. */
+/* A base that comes slowly, four pauses a layer, holds up its own users only. One early sum is
+ * enough: none is, however slow the base is, where they share a stream or a communicator. On a
+ * loaded machine the sums may be slow, too. */
 static void test_gradients_do_not_wait_for_the_base(void **state)
 {
     useconds_t pause_us = PAUSE_US;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run writes is compared with what it reads before anything is written: each refusal leaves every file
- * as it was. And a folder that is taken from under a run, by `rm` or by the next run, ends it. */
+/* What a run writes is compared with what it reads before anything is written: each refusal leaves
+ * every file as it was. And a folder that is taken from under a run, by `rm` or by the next run,
+ * ends it. */
 #include "runs.h"
 
 #include <glob.h>
@@ -349,8 +350,8 @@ static void forget(const char *name, bool adapter)
         assert_int_equal(unlink(runs_path("%s/%s", name, end[i])), 0);
 }
 
-/* resume_from_checkpoint true without a checkpoint: a run that was killed before its first one starts over, a
- * finished adapter is not deleted. */
+/* resume_from_checkpoint true without a checkpoint: a run that was killed before its first one
+ * starts over, a finished adapter is not deleted. */
 static void test_resume_without_a_checkpoint(void **state)
 {
     golden_args args = {0};
@@ -439,7 +440,8 @@ static void test_a_log_with_two_names(void **state)
 
 /* ---- offload_dir ---- */
 
-/* Made for the disk tier, with its parents; the host tier has no use for it, says so and makes none. */
+/* Made for the disk tier, with its parents; the host tier has no use for it, says so and makes
+ * none. */
 static void test_offload_dir_is_made(void **state)
 {
     static const char *const tiers[] = {"host", "disk"};
@@ -535,8 +537,9 @@ static bool is_there(const char *output, const char *names)
     return any;
 }
 
-/* Nobody makes it again, the run that lost it least of all. Wherever the run was when it went, in the middle of a save
- * too, where what has just been written is read back, the folder is the error. */
+/* Nobody makes it again, the run that lost it least of all. Wherever the run was when it went, in
+ * the middle of a save too, where what has just been written is read back, the folder is the
+ * error. */
 static void test_removed(void **state)
 {
     static const char *const moments[] = {"*", "*.tmp", "*.tmp/state-*"};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program on a system that refuses io_uring or locked memory, and with a folder of page files that is full, in memory, read-only,
- * shared, damaged or taken away. What can go on gives the bits of a run that nobody disturbed; what cannot ends with one line that says
- * why, and its checkpoint is resumed from. */
+/* The program on a system that refuses io_uring or locked memory, and with a folder of page files
+ * that is full, in memory, read-only, shared, damaged or taken away. What can go on gives the bits
+ * of a run that nobody disturbed; what cannot ends with one line that says why, and its checkpoint
+ * is resumed from. */
 #include "refusals.h"
 #include "runs.h"
 
@@ -30,7 +31,8 @@ enum {
     N_PAGE_FILES = 2 * RANKS
 };
 
-/* A run takes a tenth of a second, and nobody waits for what has failed; the deadline of ranks is half an hour. */
+/* A run takes a tenth of a second, and nobody waits for what has failed; the deadline of ranks is
+ * half an hour. */
 static const double LIMIT_S = 300, FAILURE_S = 60;
 
 /* ---- runs ---- */
@@ -253,7 +255,8 @@ static void test_two_runs_share_a_folder(void **state)
     }
 }
 
-/* Killed at random moments, most of them while it writes pages, a run leaves what the next one clears away. */
+/* Killed at random moments, most of them while it writes pages, a run leaves what the next one
+ * clears away. */
 static void test_killed_while_writing(void **state)
 {
     enum { KILLS = 12, MAX_KILLS = 200 };
@@ -280,8 +283,8 @@ static void test_killed_while_writing(void **state)
     golden_args_free(&args);
 }
 
-/* Stops it (SIGSTOP) between its first step and its last; on a loaded machine this process may come too late
- * for that. */
+/* Stops it (SIGSTOP) between its first step and its last; on a loaded machine this process may come
+ * too late for that. */
 static void stop_in_the_middle(golden_args *args, const char *output, runs_child *child)
 {
     enum { MAX_TRIES = 20 };
@@ -350,7 +353,8 @@ static void test_files_truncated_meanwhile(void **state)
     golden_args_free(&args);
 }
 
-/* Page files are this user's alone; with those, and in a folder, that others may have written, no run starts. */
+/* Page files are this user's alone; with those, and in a folder, that others may have written, no
+ * run starts. */
 static void test_page_files_of_others(void **state)
 {
     const char *output = runs_path("owned"), *pages = runs_path("private/pages");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run leaves behind is a function of its configuration, wherever it was interrupted: the same adapter,
- * byte for byte, and the same metrics but for the times. What cannot be resumed that way is refused, or says
- * so.
+/* What a run leaves behind is a function of its configuration, wherever it was interrupted: the
+ * same adapter, byte for byte, and the same metrics but for the times. What cannot be resumed that
+ * way is refused, or says so.
  *
  * It is longer than 600 lines: its cases share the uninterrupted runs, which are made once. */
 #include "runs.h"
@@ -122,8 +122,8 @@ static void test_interrupted_after_any_step(void **state)
         }
 }
 
-/* A path is resumed from although newer checkpoints lie beside it; and in another folder, which has no log
- * yet. */
+/* A path is resumed from although newer checkpoints lie beside it; and in another folder, which has
+ * no log yet. */
 static void test_resume_from_a_path(void **state)
 {
     const char *whole = whole_run(4), *output = crashed_run(whole, STEPS, "from-path");
@@ -147,8 +147,8 @@ static void test_resume_from_a_path(void **state)
     assert_error_has("absent/step-3");
 }
 
-/* Newer checkpoints of an abandoned continuation hold more of the log than there is: they are good all the
- * same. */
+/* Newer checkpoints of an abandoned continuation hold more of the log than there is: they are good
+ * all the same. */
 static void test_a_lost_log_loses_no_checkpoint(void **state)
 {
     const char *whole = whole_run(1), *output = crashed_run(whole, 5, "no-log");
@@ -184,9 +184,9 @@ static void test_another_rank_count(void **state)
     golden_args_free(&args);
 }
 
-/* The whole state moves: 4 ranks x 1 go on as 2 ranks x 2 but for rounding. And the sequences of a step keep
- * their places, micro-batch by micro-batch and rank by rank within one, or each would get another's dropout.
- */
+/* The whole state moves: 4 ranks x 1 go on as 2 ranks x 2 but for rounding. And the sequences of a
+ * step keep their places, micro-batch by micro-batch and rank by rank within one, or each would get
+ * another's dropout. */
 static void test_another_rank_count_keeps_the_course(void **state)
 {
     const char *whole = whole_run(4);
@@ -277,7 +277,8 @@ static bool same_adapters(const char *name_a, const char *name_b)
     return same;
 }
 
-/* More steps at a rate that does not depend on their number, and other validation data: the bits of one run. */
+/* More steps at a rate that does not depend on their number, and other validation data: the bits of
+ * one run. */
 static void test_what_changes_no_bit(void **state)
 {
     static const char *const names[] = {"even-whole", "even-half"};
@@ -424,7 +425,8 @@ static void test_a_damaged_checkpoint_and_a_limit(void **state)
     assert_false(bl_file_exists(runs_path("%s/step-6", checkpoints)));
 }
 
-/* Started before the highest step, a run keeps what it saves; it says what becomes of the others. */
+/* Started before the highest step, a run keeps what it saves; it says what becomes of the
+ * others. */
 static void test_an_older_checkpoint_and_a_limit(void **state)
 {
     static const int64_t kept[] = {5, 4};
@@ -510,8 +512,8 @@ static void test_a_finished_run(void **state)
     free(again);
 }
 
-/* Without validation the README tells the first and the last step's loss: of the whole run, not of what a
- * resume did. */
+/* Without validation the README tells the first and the last step's loss: of the whole run, not of
+ * what a resume did. */
 static void test_readme_of_a_resumed_run(void **state)
 {
     const char *output = runs_path("no-validation");
@@ -542,8 +544,8 @@ static void test_readme_of_a_resumed_run(void **state)
     golden_args_free(&args);
 }
 
-/* The adapter of one run is the start of another; the keys that it fixes may be repeated, not contradicted.
- */
+/* The adapter of one run is the start of another; the keys that it fixes may be repeated, not
+ * contradicted. */
 static void test_init_adapter(void **state)
 {
     const char *whole = whole_run(1);
@@ -581,7 +583,8 @@ static void test_init_adapter(void **state)
     golden_args_free(&args);
 }
 
-/* The warning on the log of a run that resumes step 2 of `from`; "" when there is none. The caller's. */
+/* The warning on the log of a run that resumes step 2 of `from`; "" when there is none. The
+ * caller's. */
 static char *resume_elsewhere(const char *from, const char *name)
 {
     static const char mark[] = "warning: not bit-identical: ";
@@ -601,7 +604,8 @@ static char *resume_elsewhere(const char *from, const char *name)
     return log;
 }
 
-/* A machine of a lesser instruction set, as oneDNN lets one have it, may round products differently: resuming there works and says so. */
+/* A machine of a lesser instruction set, as oneDNN lets one have it, may round products
+ * differently: resuming there works and says so. */
 static void test_another_machine(void **state)
 {
     char text[BL_CPU_GEMM_TEXT_BYTES], made_with[2 * BL_CPU_GEMM_TEXT_BYTES],

@@ -2,8 +2,8 @@
 /* The order of the rows, the number of steps and the learning rates.
  *
  * Rates: the tables below were computed with transformers' formulas (optimization.py:
- * get_linear_schedule_with_warmup, get_cosine_schedule_with_warmup, get_constant_schedule_with_warmup) in
- * Python, by hand, for the values that the test sets. */
+ * get_linear_schedule_with_warmup, get_cosine_schedule_with_warmup,
+ * get_constant_schedule_with_warmup) in Python, by hand, for the values that the test sets. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -52,8 +52,8 @@ static void test_each_row_once(void **state)
     free(rows);
 }
 
-/* Rows at the same place in two orders of n rows: one on average if the orders are independent, at most 12
- * with probability 1 - 1e-10 (Poisson). */
+/* Rows at the same place in two orders of n rows: one on average if the orders are independent, at
+ * most 12 with probability 1 - 1e-10 (Poisson). */
 static int same_places(const int64_t *a, const int64_t *b, int64_t n)
 {
     int same = 0;
@@ -81,8 +81,8 @@ static void test_orders_differ(void **state)
         assert_true(same_places(first, others[i], N) <= 12);
 }
 
-/* Over 4000 seeds each of 6 rows comes first about equally often: chi-squared with 5 degrees of freedom is
- * below 40 with probability 1 - 1.5e-7. */
+/* Over 4000 seeds each of 6 rows comes first about equally often: chi-squared with 5 degrees of
+ * freedom is below 40 with probability 1 - 1.5e-7. */
 static void test_no_row_is_preferred(void **state)
 {
     enum { ROWS = 6, SEEDS = 4000 };

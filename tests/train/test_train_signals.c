@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program stopped, killed and starved from outside; afterwards it goes on to the same bits as a run that
- * nobody touched.
+/* The program stopped, killed and starved from outside; afterwards it goes on to the same bits as a
+ * run that nobody touched.
  *
- * The moments are random and differ from run to run. BALLAST_KILLS says how often the run is killed (20). */
+ * The moments are random and differ from run to run; BALLAST_KILLS: how many kills (20). */
 #include "runs.h"
 
 #include <dirent.h>
@@ -107,8 +107,8 @@ static void wait_for_step(const runs_child *child, const char *output, int64_t s
     while (runs_is_alive(child) && runs_logged_steps(output) < step) runs_sleep_s(0.002);
 }
 
-/* Leaves a run in `output` that was asked to stop once `step` was logged, and had not come to its end by
- * then. */
+/* Leaves a run in `output` that was asked to stop once `step` was logged, and had not come to its
+ * end by then. */
 static void stop_after_step(keys_fn keys, const char *output, int ranks, int64_t step)
 {
     int code = 0;
@@ -211,7 +211,7 @@ static void evaluating_keys(golden_args *args, const char *output, int ranks)
     runs_set(args, "validation_file", "%s", runs_path("long-validation.jsonl"));
 }
 
-/* A run that mostly evaluates is stopped mostly in an evaluation: each is in the log once all the same. */
+/* A run that mostly evaluates is stopped mostly in an evaluation: each is still in the log once. */
 static void test_stopped_in_an_evaluation(void **state)
 {
     enum { ROWS = 3000 };
@@ -250,8 +250,8 @@ static void second_keys(golden_args *args, const char *output, int ranks)
     runs_set(args, "max_steps", "%d", SLOW_STEPS + 2);
 }
 
-/* Two signals in the fourth of five steps, of a run that goes on after the first or second; the run is stopped (SIGSTOP) when
- * the second one comes. Whether it left at once. */
+/* Two signals in the fourth of five steps, of a run that goes on after the first or second; the run
+ * is stopped (SIGSTOP) when the second one comes. Whether it left at once. */
 static bool leave_at_second_signal(const char *output, bool is_later)
 {
     runs_child child = {0};
@@ -303,7 +303,7 @@ static void test_second_signal(void **state)
     assert_true(runs_are_same(whole, output));
 }
 
-/* A closing terminal sends SIGHUP, and its shell sends another; the limit of CPU time sends SIGXCPU every second. */
+/* A closing terminal and its shell each send SIGHUP; a limit of CPU time, SIGXCPU every second. */
 static void test_signals_that_repeat_themselves(void **state)
 {
     static const int repeated[] = {SIGHUP, SIGXCPU};
@@ -475,7 +475,7 @@ static void test_two_runs_in_one_folder(void **state)
     assert_true(runs_are_same(whole_run(slow_keys, "slow", 1), output));
 }
 
-/* Leaves a run that was stopped in its first half in `output`; returns the step of its newest checkpoint. */
+/* Leaves a run stopped in its first half in `output`; returns the step of its newest checkpoint. */
 static int64_t stop_in_the_middle(const char *output)
 {
     char checkpoints[GOLDEN_PATH_BYTES + 16], *path;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training whose standard streams are closed, full or without a reader: it goes on, and not a byte of its log
- * gets into a file of its own. Commands whose product is their standard output fail instead. */
+/* Training whose standard streams are closed, full or without a reader: it goes on, and not a byte
+ * of its log gets into a file of its own. Commands whose product is their standard output fail
+ * instead. */
 #include "runs.h"
 
 #include <fcntl.h>

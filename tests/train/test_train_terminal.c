@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a person sees who trains at a terminal: on terminals of several widths the line of progress stays one
- * line, and Ctrl-C begins a new one. The child's output is played on a screen as a terminal does. */
+/* What a person sees who trains at a terminal: on terminals of several widths the line of progress
+ * stays one line, and Ctrl-C begins a new one. The child's output is played on a screen as a
+ * terminal does. */
 #include "runs.h"
 
 #include <errno.h>
@@ -152,8 +153,8 @@ static void expect_parts(const char *line, int columns, const char *const *with,
     if (without && strstr(line, without)) fail_msg("'%s' in: %s", without, line);
 }
 
-/* Logged steps stay, whatever number of digits the tokens per second have; the line of progress below them is
- * taken away at the end. */
+/* Logged steps stay, whatever number of digits the tokens per second have; the line of progress
+ * below them is taken away at the end. */
 static void test_steps_stay_above_progress(void **state)
 {
     static const struct {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between meet and the last part every rank parts the same number of times, whatever fails in between: the
- * others wait for it. */
+/* Between meet and the last part every rank parts the same number of times, whatever fails in
+ * between: the others wait for it. */
 #include "comm/local/device.h"
 
 #include <stdlib.h>
@@ -106,8 +106,8 @@ static bl_status broadcast(comm_local_seat *seat, bl_stream *stream, const bl_co
     return leave(seat, stream, st);
 }
 
-/* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts
- * twice. */
+/* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of
+ * them. Parts twice. */
 static bl_status sum_piece(comm_local_seat *seat, bl_stream *stream, bl_comm_element element,
                            const void *from, size_t bytes, bl_status st)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Locks: job before meeting. Whoever waits holds its meeting's lock only, and drops it before it touches the
- * job. */
+/* Locks: job before meeting. Whoever waits holds its meeting's lock only, and drops it before it
+ * touches the job. */
 #include "comm/local/group.h"
 
 #include <math.h>
@@ -177,9 +177,9 @@ static bool is_aborted(comm_local_meeting *meeting)
     return atomic_load_explicit(&meeting->group->job->is_aborted, memory_order_relaxed);
 }
 
-/* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never much more
- * than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for anybody meanwhile.
- */
+/* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never
+ * much more than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for
+ * anybody meanwhile. */
 static double wait_a_while(comm_local_meeting *meeting, double most_s)
 {
     double start = bl_now_s();
@@ -236,7 +236,8 @@ static void give_up(comm_local_meeting *meeting, const bl_comm_call *call)
                           bl_comm_call_name(call, name), meeting->group->deadline_s));
 }
 
-/* Under the lock. Returns when the meeting has turned, or when it never will: aborted or overdue. */
+/* Under the lock. Returns when the meeting has turned, or when it never will: aborted or
+ * overdue. */
 static void wait_turn(comm_local_meeting *meeting, unsigned long turn, const bl_comm_call *call)
 {
     double left_s = meeting->group->deadline_s, slice_s = fmin(left_s / 4, 1.0);

@@ -2,16 +2,18 @@
 /* group.h -- where the ranks of one process meet: the state that the ranks of a local communicator
  * share.
  *
- *   job    all ranks of a run: the first error, and all groups, so that an abort reaches each of them
- *   group  the ranks of one communicator: two meetings (one for collectives, which run on streams, and one
+ *   job    all ranks of a run: the first error, and all groups, so that an abort reaches each of
+ *          them
+ *   group  the ranks of one communicator: two meetings (one for collectives, which run on streams,
+ *          and one
  * for splits, which run on the ranks' own threads) and a scratch buffer for reductions
  *
  * A collective: publish what this rank brings, meet, verify, move the bytes, part.
- *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has come about stays so, and
- * all ranks go on: a collective happens on every rank or on none.
- *   - From meet to the last part a rank does nothing that can wait for anything but the others' copying, so
- *     comm_local_part cannot hang and is not cancelled: nobody returns, and frees its buffers, while another
- * still reads them. */
+ *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has come about
+ *     stays so, and all ranks go on: a collective happens on every rank or on none.
+ *   - From meet to the last part a rank does nothing that can wait for anything but the others'
+ *     copying, so comm_local_part cannot hang and is not cancelled: nobody returns, and frees its
+ *     buffers, while another still reads them. */
 #ifndef BALLAST_COMM_LOCAL_GROUP_H
 #define BALLAST_COMM_LOCAL_GROUP_H
 
@@ -48,9 +50,9 @@ comm_local_group_scratch(comm_local_group *group,
 comm_local_meeting *comm_local_collectives(comm_local_group *group);
 comm_local_meeting *comm_local_splits(comm_local_group *group);
 
-/* Publishes `call` for `rank` and waits for the others. BL_ECANCELLED: the job was aborted; BL_ERANK:
- * somebody did not come in time; BL_EINTERNAL: the ranks call different things. After a failure the meeting
- * is over for good. */
+/* Publishes `call` for `rank` and waits for the others. BL_ECANCELLED: the job was aborted;
+ * BL_ERANK: somebody did not come in time; BL_EINTERNAL: the ranks call different things. After a
+ * failure the meeting is over for good. */
 bl_status comm_local_meet(comm_local_meeting *meeting, int rank, const comm_local_call *call);
 void comm_local_part(comm_local_meeting *meeting, int rank);
 comm_local_call *comm_local_call_of(comm_local_meeting *meeting,

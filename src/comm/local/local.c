@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers directly.
- * How ranks meet, and why nobody returns while its buffers are being read, is in group.h. Cancelling is
- * prompt where a rank waits for others; a collective whose ranks have all arrived is finished. Ranks on CUDA
- * have their collectives in device.c. */
+/* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers
+ * directly. How ranks meet, and why nobody returns while its buffers are being read, is in group.h.
+ * Cancelling is prompt where a rank waits for others; a collective whose ranks have all arrived is
+ * finished. Ranks on CUDA have their collectives in device.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -83,9 +83,9 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-/* Chunk by chunk: each rank sums its part of the chunk into the shared scratch, they part, and each copies
- * the whole chunk out. Two halves take turns, so that one parting a chunk is enough: whoever writes a half
- * again has parted since it was read. */
+/* Chunk by chunk: each rank sums its part of the chunk into the shared scratch, they part, and each
+ * copies the whole chunk out. Two halves take turns, so that one parting a chunk is enough: whoever
+ * writes a half again has parted since it was read. */
 static bl_status all_reduce_task(bl_stream *stream, const void *args)
 {
     const bl_comm_task *t = args;
@@ -173,8 +173,8 @@ static void local_first_error(bl_comm *comm, bl_error *out)
 
 static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out);
 
-/* The first rank of each colour makes the group and shows it to the others. `ranks` (of the old group) has
- * room for all. */
+/* The first rank of each colour makes the group and shows it to the others. `ranks` (of the old
+ * group) has room for all. */
 static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **out)
 {
     comm_local_meeting *meeting = comm_local_splits(self->group);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collectives of GPUs in processes. Sums: every rank sends every other its part of a piece, the parts of all ranks arrive side by
- * side in the scratch, and a kernel adds them up in rank order. A piece's parts fit into the scratch; the stream orders pieces and calls,
- * so the scratch is free again when its turn comes. */
+/* The collectives of GPUs in processes. Sums: every rank sends every other its part of a piece, the
+ * parts of all ranks arrive side by side in the scratch, and a kernel adds them up in rank order. A
+ * piece's parts fit into the scratch; the stream orders pieces and calls, so the scratch is free
+ * again when its turn comes. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -104,7 +105,8 @@ static bl_status copy_small(comm_nccl *c, bl_stream *stream, const bl_comm_task 
                           t->call.bytes);
 }
 
-/* The host's stream waits for `stream`, which then waits for it. The staging memory is free: `stream` has waited for its last use. */
+/* The host's stream waits for `stream`, which then waits for it. The staging memory is free:
+ * `stream` has waited for its last use. */
 static bl_status run_on_host(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
 {
     bl_stream *host_stream = c->job->host_stream;

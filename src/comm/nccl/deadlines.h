@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deadlines.h -- when a watch and the guard of GPUs' communicators declare a rank late. Functions of times alone: watch.c and guard.c
- * have the clock, tests have their own.
+/* deadlines.h -- when a watch and the guard of GPUs' communicators declare a rank late. Functions
+ * of times alone: watch.c and guard.c have the clock, tests have their own.
  *
  * A process that was stopped resets its deadlines when it goes on (round_internal.h). */
 #ifndef BALLAST_COMM_NCCL_DEADLINES_H
@@ -8,14 +8,16 @@
 
 #include "comm/round_internal.h"
 
-/* For the rank's thread to come out of a call, for an abort to return, and for a watch to hear that the job has failed. */
+/* For the rank's thread to come out of a call, for an abort to return, and for a watch to hear that
+ * the job has failed. */
 #define COMM_NCCL_HARD_S 2.5
 
 /* deadline_s 0: there is none. */
 bool comm_nccl_is_overdue(double since_s, double deadline_s, double now_s);
 
-/* Whether a watch starts its clocks again: it began its last round at round_s, slept from looked_s on, and wakes now. It does after an
- * absence in its sleep; and after a slow look, but a look may be slow by itself, each time: so only once in a row. */
+/* Whether a watch starts its clocks again: it began its last round at round_s, slept from looked_s
+ * on, and wakes now. It does after an absence in its sleep; and after a slow look, but a look may
+ * be slow by itself, each time: so only once in a row. */
 bool comm_nccl_watch_pardons(double round_s, double looked_s, double now_s, bool *was_slow);
 
 typedef struct comm_nccl_guard_clock {

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard.c -- a rank's last-resort watchdog: a thread that ends the process when no other of it can. It calls neither CUDA nor NCCL, waits for nobody
- * who does, and looks, four times a second, whether
+/* guard.c -- a rank's last-resort watchdog: a thread that ends the process when no other of it can.
+ * It calls neither CUDA nor NCCL, waits for nobody who does, and looks, four times a second,
+ * whether
  *   - an abort has not come to its end (watch.c),
- *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's can wait for a lock that another thread of
- *     the process holds, in a launch that waits for the GPU. Until the deadline the others may yet come; a job that has failed
- *     elsewhere already waits no longer than for an abort.
+ *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's
+ *     can wait for a lock that another thread of the process holds, in a launch that waits for the
+ *     GPU. Until the deadline the others may yet come; a job that has failed elsewhere already
+ *     waits no longer than for an abort.
  *
- * As a watch does, it starts its clocks again when it comes back from an absence: the process was stopped, watches and all. */
+ * As a watch does, it starts its clocks again when it comes back from an absence: the process was
+ * stopped, watches and all. */
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <unistd.h>

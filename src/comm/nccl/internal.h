@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* internal.h -- what the files of comm/nccl share; for them only.
  *
- *   job    what the communicators of a rank share: the library, the GPU, the host's stream, the order of launches
+ *   job    what the communicators of a rank share: the library, the GPU, the host's stream, the
+ *          order of launches
  *   comm   one communicator; in a group of one its collectives have no work
  *   watch  a communicator's thread, which finds out that it is in trouble and aborts it
  *   guard  a rank's thread, which ends the process where a watch or its abort hangs
@@ -68,8 +69,8 @@ typedef struct comm_nccl_watch {
     pthread_cond_t wake;
     bool is_ending; /* the thread's work is done */
     bool is_ready;  /* the communicator may be asked and aborted */
-    /* A ring, that of n_ended % room is the oldest that has not ended. It grows with the launches under way: as many as the streams' queues
-     * hold, about a thousand each on CUDA. */
+    /* A ring, that of n_ended % room is the oldest that has not ended. It grows with the launches
+     * under way: as many as the streams' queues hold, about a thousand each on CUDA. */
     comm_nccl_launch *launched;
     uint64_t room, n_watched, n_ended;
     double since_s; /* when the oldest one became that, or the thread came back from an absence */
@@ -111,30 +112,35 @@ bl_status comm_nccl_enter(const comm_nccl *c);
 void comm_nccl_describe(char text[COMM_NCCL_TEXT_BYTES], const bl_comm_call *call,
                         const char *name);
 
-/* places.c. In the first communicator, before NCCL is asked. BL_ELIMIT on all ranks where two of them have one GPU. */
+/* places.c. In the first communicator, before NCCL is asked. BL_ELIMIT on all ranks where two of
+ * them have one GPU. */
 bl_status comm_nccl_learn_places(comm_nccl *c);
 bool comm_nccl_spans_hosts(
     const comm_nccl *c); /* by the hosts' names and boots; the same on all ranks */
 
-/* order.c: compares a call with those of the communicator's other ranks, while the job's order is not trusted. BL_EINTERNAL names both
- * calls where two differ; it aborts the job. BL_ERANK: somebody did not come in time. */
+/* order.c: compares a call with those of the communicator's other ranks, while the job's order is
+ * not trusted. BL_EINTERNAL names both calls where two differ; it aborts the job. BL_ERANK:
+ * somebody did not come in time. */
 bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call);
 bl_status comm_nccl_trust_order(bl_comm *comm);
 
-/* progress.c. A rank has come to step 1 of a communicator when it begins to make it, to step 1 + n when it has launched collective n. find:
- * the rank of the job that is furthest behind, if it has come to fewer than n_steps, and that number; -1: unknown. */
+/* progress.c. A rank has come to step 1 of a communicator when it begins to make it, to step 1 + n
+ * when it has launched collective n. find: the rank of the job that is furthest behind, if it has
+ * come to fewer than n_steps, and that number; -1: unknown. */
 bl_status comm_nccl_progress_open(comm_nccl_job *job, int job_rank);
 void comm_nccl_progress_close(comm_nccl_job *job);
 void comm_nccl_progress_note(comm_nccl *c, uint64_t n_steps);
 int comm_nccl_progress_find(const comm_nccl *c, uint64_t n_steps, uint64_t *reached);
-/* A watch of this rank runs; a rank of the communicator whose watches have not run since then, or -1. */
+/* A watch of this rank runs; a rank of the communicator whose watches have not run since then, or
+ * -1. */
 void comm_nccl_progress_beat(const comm_nccl_job *job, double now_s);
 int comm_nccl_progress_find_silent(const comm_nccl *c, double since_s);
 
-/* watch.c. Around each use of the communicator by the rank's thread: false when it is over, and must not be used; the streams of the
- * device have failed then. */
+/* watch.c. Around each use of the communicator by the rank's thread: false when it is over, and
+ * must not be used; the streams of the device have failed then. */
 bool comm_nccl_begin(comm_nccl *c, const char *what);
-/* Returns st, or BL_OK when the communicator was aborted meanwhile: what it said of that is no news. */
+/* Returns st, or BL_OK when the communicator was aborted meanwhile: what it said of that is no
+ * news. */
 bl_status comm_nccl_end(comm_nccl *c, bl_status st);
 /* `call` has been launched on `stream`. */
 bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call);
@@ -142,12 +148,14 @@ bl_status comm_nccl_watch_open(comm_nccl *c);
 void comm_nccl_watch_ready(comm_nccl *c);
 /* The watch looks now, not at its next round. */
 void comm_nccl_watch_wake(comm_nccl *c);
-/* Ends the communicator: in good order where all is well, otherwise by an abort. Ends the thread. */
+/* Ends the communicator: in good order where all is well, otherwise by an abort. Ends the
+ * thread. */
 void comm_nccl_watch_close(comm_nccl *c);
 /* For the threads of watch.c and guard.c. */
 bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument);
 
-/* guard.c: one a rank. Ends the process (options.leave) when an abort does not return, or a watch that was added does not go round. */
+/* guard.c: one a rank. Ends the process (options.leave) when an abort does not return, or a watch
+ * that was added does not go round. */
 bl_status comm_nccl_guard_open(comm_nccl_job *job);
 void comm_nccl_guard_close(comm_nccl_job *job);
 void comm_nccl_guard_add(comm_nccl *c); /* from here to its removal c->watch.round_s is read */

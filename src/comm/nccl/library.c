@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* library.c -- finds NCCL in the process or loads libnccl, checks its version, and names the functions
- * that it lacks. */
+/* library.c -- finds NCCL in the process or loads libnccl, checks its version, and names the
+ * functions that it lacks. */
 #include "comm/nccl/library.h"
 
 #include <dlfcn.h>

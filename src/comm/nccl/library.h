@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* library.h -- NCCL as a table of functions, found when the program runs, so that a program with CUDA starts on
- * machines without NCCL (docs/design/0016). One list makes the table and what fills it; the types are those of
- * nccl.h's prototypes, so a call that does not fit the header does not compile. For the files of this folder. */
+/* library.h -- NCCL as a table of functions, found when the program runs, so that a program with
+ * CUDA starts on machines without NCCL (docs/design/0016). One list makes the table and what fills
+ * it; the types are those of nccl.h's prototypes, so a call that does not fit the header does not
+ * compile. For the files of this folder. */
 #ifndef BALLAST_COMM_NCCL_LIBRARY_H
 #define BALLAST_COMM_NCCL_LIBRARY_H
 
@@ -11,8 +12,7 @@
 #include "base/status.h"
 
 #if NCCL_VERSION_CODE < 22800
-#error                                                                                             \
-    "nccl.h is older than 2.28, the first with NCCL_CTA_POLICY_ZERO; the library at run time may be older"
+#error "nccl.h is older than 2.28 (no NCCL_CTA_POLICY_ZERO); an older library may be loaded"
 #endif
 
 enum {
@@ -57,13 +57,15 @@ typedef struct comm_nccl_library {
 } comm_nccl_library;
 #undef COMM_NCCL_MEMBER
 
-/* NCCL's functions where the process has them, otherwise those of libnccl.so.2, which stays loaded. BL_ELIMIT: there is none,
- * a function is missing, or the version is too old; the text says which. */
+/* NCCL's functions where the process has them, otherwise those of libnccl.so.2, which stays loaded.
+ * BL_ELIMIT: there is none, a function is missing, or the version is too old; the text says
+ * which. */
 bl_status comm_nccl_load(comm_nccl_library *out);
 
-/* BL_OK for ncclSuccess. A rank that went away is BL_ERANK, memory and the system's refusals BL_ELIMIT, a call that did not block, because
- * NCCL_COMM_BLOCKING=0 overrides the communicator's configuration, BL_EUSAGE, the rest BL_EINTERNAL; the text
- * has the call, what it was for and NCCL's own last words. */
+/* BL_OK for ncclSuccess. A rank that went away is BL_ERANK, memory and the system's refusals
+ * BL_ELIMIT, a call that did not block, because NCCL_COMM_BLOCKING=0 overrides the communicator's
+ * configuration, BL_EUSAGE, the rest BL_EINTERNAL; the text has the call, what it was for and
+ * NCCL's own last words. */
 bl_status comm_nccl_check(const comm_nccl_library *library, int result, const char *call,
                           const char *what);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for what is gathered. With copy engines asked for it is NCCL's own, registered with all ranks of the communicator as a
- * symmetric window: without one NCCL 2.28 gathers by kernels, silently. NCCL rounds an allocation up to the driver's granularity
- * (2 MiB); the account has what was asked for. */
+/* Memory for what is gathered. With copy engines asked for it is NCCL's own, registered with all
+ * ranks of the communicator as a symmetric window: without one NCCL 2.28 gathers by kernels,
+ * silently. NCCL rounds an allocation up to the driver's granularity (2 MiB); the account has what
+ * was asked for. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -23,8 +24,9 @@ static void log_path(comm_nccl *c, const char *why_not)
         bl_log_info("NCCL was asked to gather by copy engines, in symmetric windows");
 }
 
-/* From CUDA 13.1 on the driver writes no words to other GPUs' memory from a stream, by which NCCL before 2.29.2 makes copy engines of GPUs
- * without multicast meet (NVIDIA/nccl, issue 2052). Multicast is not asked for: NCCL can be told to leave it. */
+/* From CUDA 13.1 on the driver writes no words to other GPUs' memory from a stream, by which NCCL
+ * before 2.29.2 makes copy engines of GPUs without multicast meet (NVIDIA/nccl, issue 2052).
+ * Multicast is not asked for: NCCL can be told to leave it. */
 static bool cannot_meet(const comm_nccl_library *library)
 {
     int driver = 0;
@@ -32,13 +34,15 @@ static bool cannot_meet(const comm_nccl_library *library)
            cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER_WITHOUT_WORDS;
 }
 
-/* NULL: there is no reason. The same on all ranks, as all of them register a window or none does. */
+/* NULL: there is no reason. The same on all ranks, as all of them register a window or none
+ * does. */
 static const char *why_plain(const comm_nccl *c)
 {
     const comm_nccl_library *library = &c->job->library;
 
     if (!c->job->options.copy_engines) return "copy engines are not asked for";
-    /* NCCL would make a window over the network, with connections and device memory of its own, for gathers that use none of it. */
+    /* NCCL would make a window over the network, with connections and device memory of its own, for
+     * gathers that use none of it. */
     if (comm_nccl_spans_hosts(c))
         return "copy engines work inside one host, and the group spans several";
     if (!library->ncclCommWindowRegister || !library->ncclCommWindowDeregister)
@@ -63,8 +67,9 @@ static bl_status zero(comm_nccl *c, void *memory, size_t size_bytes)
     return st;
 }
 
-/* A window that is NULL without an error says that this machine has no symmetric ones; the memory serves without. Before 2.29 there is none only where
- * nothing is registered at all: where symmetric memory is not served, the window is the handle of ncclCommRegister (read in 2.28.9). */
+/* A window that is NULL without an error says that this machine has no symmetric ones; the memory
+ * serves without. Before 2.29 there is none only where nothing is registered at all: where
+ * symmetric memory is not served, the window is the handle of ncclCommRegister (read in 2.28.9). */
 static bl_status register_block(comm_nccl *c, comm_nccl_block *block)
 {
     const comm_nccl_library *library = &c->job->library;
@@ -93,8 +98,8 @@ static void free_block(comm_nccl *c, comm_nccl_block *block)
         (void)comm_nccl_end(c, BL_OK);
         is_free = true;
     }
-    /* The abort of a communicator that is over takes its windows, but may still be under way on the watch's thread: such memory stays until
-     * the process ends, which is about to. */
+    /* The abort of a communicator that is over takes its windows, but may still be under way on the
+     * watch's thread: such memory stays until the process ends, which is about to. */
     if (is_free) (void)library->ncclMemFree(block->memory);
     free(block);
 }

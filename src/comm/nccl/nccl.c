@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and ending communicators of GPUs. A split makes a new unique id in the group's first rank and sends it over the host's split,
- * instead of ncclCommSplit: the parent may be busy meanwhile and is not shared, so that each communicator can be aborted by itself
- * (docs/design/0016). */
+/* Making and ending communicators of GPUs. A split makes a new unique id in the group's first rank
+ * and sends it over the host's split, instead of ncclCommSplit: the parent may be busy meanwhile
+ * and is not shared, so that each communicator can be aborted by itself (docs/design/0016). */
 #include "comm/nccl/nccl.h"
 
 #include <cuda_runtime_api.h>
@@ -169,7 +169,8 @@ static bl_status learn_ranks(comm_nccl *c, int job_rank)
     return bl_stream_synchronize(c->job->host_stream);
 }
 
-/* The job's first one joins also where it is alone: so a machine with one GPU shows whether its NCCL serves. */
+/* The job's first one joins also where it is alone: so a machine with one GPU shows whether its
+ * NCCL serves. */
 static bl_status open_comm(comm_nccl *c, int job_rank)
 {
     BL_TRY(learn_ranks(c, job_rank));

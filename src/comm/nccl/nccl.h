@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl.h -- the communicator of GPUs in processes: one rank a process, one GPU a rank. Its collectives are for device memory
- * and are queued on CUDA streams; large ones are NCCL's, small ones go over the host's communicator. Reductions are an
- * all-to-all and a sum in rank order, so results have the bits of every other communicator.
+/* nccl.h -- the communicator of GPUs in processes: one rank a process, one GPU a rank. Its
+ * collectives are for device memory and are queued on CUDA streams; large ones are NCCL's, small
+ * ones go over the host's communicator. Reductions are an all-to-all and a sum in rank order, so
+ * results have the bits of every other communicator.
  *
  *   collective                  goes
  *   all_gather, broadcast       through NCCL
- *   reduce_scatter_f32          through NCCL: all-to-all in pieces into a scratch, summed by a kernel
+ *   reduce_scatter_f32          through NCCL: all-to-all in pieces into a scratch, summed by a
+ *                               kernel
  *   all_reduce, more than       the same, then the parts to everybody
  *     BL_NCCL_SMALL_BYTES
- *   all_reduce, smaller         over the host: staged in pinned memory; the device's stream waits, no thread does
+ *   all_reduce, smaller         over the host: staged in pinned memory; the device's stream waits,
+ *                               no thread does
  *   barrier                     over the host
  *
- * Order: a rank calls the collectives of all its communicators from one thread, in an order that is the same on all ranks
- * (comm/README.md); they are launched as they are called. */
+ * Order: a rank calls the collectives of all its communicators from one thread, in an order that is
+ * the same on all ranks (comm/README.md); they are launched as they are called. */
 #ifndef BALLAST_COMM_NCCL_NCCL_H
 #define BALLAST_COMM_NCCL_NCCL_H
 
@@ -26,45 +29,50 @@ extern "C" {
 #endif
 
 enum {
-    /* Up to here an all_reduce goes over the host: counts, norms, losses. By estimate, a meeting of processes takes about 0.1 ms, and so do
-     * 64 KiB at the 1 GB/s that a socket moves; from here on the bytes would decide. */
+    /* Up to here an all_reduce goes over the host: counts, norms, losses. By estimate, a meeting of
+     * processes takes about 0.1 ms, and so do 64 KiB at the 1 GB/s that a socket moves; from here
+     * on the bytes would decide. */
     BL_NCCL_SMALL_BYTES = 64 << 10,
-    /* Device memory that a communicator of several ranks takes for the parts of a sum: a layer's LoRA gradients at 405B, rank 16 and 8
-     * ranks are 8 MiB. */
+    /* Device memory that a communicator of several ranks takes for the parts of a sum: a layer's
+     * LoRA gradients at 405B, rank 16 and 8 ranks are 8 MiB. */
     BL_NCCL_SCRATCH_BYTES = 16 << 20
 };
 
 typedef struct bl_nccl_options {
     const char *name;  /* in errors and NCCL's logs; NULL: "nccl". Copied */
     double deadline_s; /* for making a communicator, and for one collective; 0: none */
-    /* Asks NCCL to gather by copy engines instead of multiprocessors, and for memory that allows it (bl_comm_alloc). Rank 0's log says
-     * what was asked for, and why not where the library has no such way. */
+    /* Asks NCCL to gather by copy engines instead of multiprocessors, and for memory that allows it
+     * (bl_comm_alloc). Rank 0's log says what was asked for, and why not where the library has no
+     * such way. */
     bool copy_engines;
-    /* Of the ranks of this host, for their progress: so that a deadline names the one that did not come. Borrowed for the call; NULL:
-     * it names the one that waited. */
+    /* Of the ranks of this host, for their progress: so that a deadline names the one that did not
+     * come. Borrowed for the call; NULL: it names the one that waited. */
     bl_host_memory *host_memory;
-    /* Ends the process when NCCL's own abort hangs, or what watches the communicators does in CUDA or NCCL; called on a thread of theirs, does
-     * not return. NULL: then it hangs. */
+    /* Ends the process when NCCL's own abort hangs, or what watches the communicators does in CUDA
+     * or NCCL; called on a thread of theirs, does not return. NULL: then it hangs. */
     void (*leave)(void *user);
     void *leave_user;
 } bl_nccl_options;
 
-/* A communicator of the ranks of host_world, which is borrowed: a communicator for host memory (bl_launch_create_comm) that carries the
- * unique id, the agreement of splits and all that is small, and whose errors are this one's. Collective among its ranks; make others
- * from the result by bl_comm_split, so that they share one order of launches. `device`: this rank's GPU, which no other rank uses; borrowed. Call it
- * before the device has work that waits for other ranks. BL_ELIMIT: the build or the machine has no NCCL, or one that is too
- * old; on all ranks: two of them have the same GPU. */
+/* A communicator of the ranks of host_world, which is borrowed: a communicator for host memory
+ * (bl_launch_create_comm) that carries the unique id, the agreement of splits and all that is
+ * small, and whose errors are this one's. Collective among its ranks; make others from the result
+ * by bl_comm_split, so that they share one order of launches. `device`: this rank's GPU, which no
+ * other rank uses; borrowed. Call it before the device has work that waits for other ranks.
+ * BL_ELIMIT: the build or the machine has no NCCL, or one that is too old; on all ranks: two of
+ * them have the same GPU. */
 BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
                                      const bl_nccl_options *options, bl_comm **out);
 
-/* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the user has set it.
- * Before CUDA starts, and while there is one thread. */
+/* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the
+ * user has set it. Before CUDA starts, and while there is one thread. */
 BL_API void bl_nccl_prepare_environment(void);
 
 BL_API bool bl_comm_has_nccl(void); /* this build; the machine may have no library */
 
-/* What NCCL reports by itself, long after the call: BL_ERANK "rank 2 on b: NCCL lost a rank in WHERE: WHY", by the rank that heard it; "failed"
- * where NCCL says nothing of another rank (is_loss false), whose end may be the cause all the same. */
+/* What NCCL reports by itself, long after the call: BL_ERANK "rank 2 on b: NCCL lost a rank in
+ * WHERE: WHY", by the rank that heard it; "failed" where NCCL says nothing of another rank (is_loss
+ * false), whose end may be the cause all the same. */
 BL_API bl_status bl_nccl_report(int rank, const char *host, bool is_loss, const char *where,
                                 const char *why);
 /* Whether the error is one of these: whoever started a rank that has gone knows better. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of launches, compared before anything can hang. Until the job trusts its order, a rank says to all others of a communicator
- * what it is about to launch there, and hears what they are: pairwise, over one channel of the host for all communicators. So two ranks
- * that are about to launch on different communicators hear of it too, as long as each of the two has the other. */
+/* The order of launches, compared before anything can hang. Until the job trusts its order, a rank
+ * says to all others of a communicator what it is about to launch there, and hears what they are:
+ * pairwise, over one channel of the host for all communicators. So two ranks that are about to
+ * launch on different communicators hear of it too, as long as each of the two has the other. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which GPU each rank of the job has, and where: what NCCL says of two ranks with one GPU is an error of some ranks and a hang of others,
- * by timing. */
+/* Which GPU each rank of the job has, and where: what NCCL says of two ranks with one GPU is an
+ * error of some ranks and a hang of others, by timing. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>

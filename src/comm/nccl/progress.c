@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How far the ranks of a host are on each communicator, in memory that they share: so that a deadline names the rank that did not come, not the
- * one that waited for it. A rank writes its own row; any thread may read. */
+/* How far the ranks of a host are on each communicator, in memory that they share: so that a
+ * deadline names the rank that did not come, not the one that waited for it. A rank writes its own
+ * row; any thread may read. */
 #include <stdatomic.h>
 
 #include "base/clock.h"

@@ -3,17 +3,20 @@
  *   - the job has failed elsewhere (the host's first error),
  *   - NCCL reports an error of its own,
  *   - the rank's thread has been in a call of NCCL's for longer than the deadline,
- *   - the oldest collective that has not ended has been that for longer than the deadline.
- * Then it says so to the other ranks, makes all streams of the device fail and aborts the communicator, in this order: nothing that waits for
- * the GPU is called before the abort, and no wait that the abort ends returns BL_OK. The other communicators' watches hear of it through the
- * host, and abort theirs, each on its own thread.
+ *   - the oldest collective that has not ended has been that for longer than the deadline. Then it
+ *     says so to the other ranks, makes all streams of the device fail and aborts the communicator,
+ *     in this order: nothing that waits for the GPU is called before the abort, and no wait that
+ *     the abort ends returns BL_OK. The other communicators' watches hear of it through the host,
+ *     and abort theirs, each on its own thread.
  *
- * NCCL's abort frees the communicator, and the rank's thread may be in a call that uses it: the abort waits until it has come out. A thread
- * that does not come out (of making or destroying a communicator, of a window, of a launch into a full queue), or an abort that hangs, is for
- * the rank's guard, one more thread, which ends the process; so is a watch that hangs itself (guard.c).
+ * NCCL's abort frees the communicator, and the rank's thread may be in a call that uses it: the
+ * abort waits until it has come out. A thread that does not come out (of making or destroying a
+ * communicator, of a window, of a launch into a full queue), or an abort that hangs, is for the
+ * rank's guard, one more thread, which ends the process; so is a watch that hangs itself (guard.c).
  *
- * Resumed processes reset their deadlines: a watch that slept for much longer than it meant to starts its clocks again, as
- * the wire does. So does one that was stopped while it looked; but a look may be slow by itself, each time, and is pardoned once in a row. */
+ * Resumed processes reset their deadlines: a watch that slept for much longer than it meant to
+ * starts its clocks again, as the wire does. So does one that was stopped while it looked; but a
+ * look may be slow by itself, each time, and is pardoned once in a row. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,8 +102,8 @@ static void destroy_events(comm_nccl_launch *launched, uint64_t room)
         if (launched[i].end) cudaEventDestroy(launched[i].end);
 }
 
-/* Room for twice as many launches, the full room's among them. By the rank's thread, which alone changes `room` and n_watched; CUDA is
- * not called under the lock, as the watch has to go on. */
+/* Room for twice as many launches, the full room's among them. By the rank's thread, which alone
+ * changes `room` and n_watched; CUDA is not called under the lock, as the watch has to go on. */
 static bl_status grow(comm_nccl_watch *w)
 {
     uint64_t before = w->room, room = before ? 2 * before : COMM_NCCL_WATCHED;
@@ -132,7 +135,8 @@ static bool has_room(comm_nccl_watch *w)
     return has;
 }
 
-/* Every launch has an event of its own, however many are under way: the last one may be what hangs, and each has the deadline to itself. */
+/* Every launch has an event of its own, however many are under way: the last one may be what hangs,
+ * and each has the deadline to itself. */
 bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call)
 {
     comm_nccl_watch *w = &c->watch;
@@ -196,7 +200,8 @@ static bl_status look_at_nccl(const comm_nccl *c)
     return bl_nccl_report(c->job_ranks[c->base.rank], host, result == ncclRemoteError, where, why);
 }
 
-/* Somebody of this host did not come, or, where that is not known, this rank has waited. n_steps: as progress.c counts them. */
+/* Somebody of this host did not come, or, where that is not known, this rank has waited. n_steps:
+ * as progress.c counts them. */
 static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
 {
     double deadline_s = c->job->options.deadline_s;

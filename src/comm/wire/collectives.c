@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks in several processes. A collective first meets: every rank sends every other what it is about to do,
- * so that all know who is missing and whether they agree, and nobody sends data to a rank that is not ready.
- * Then the bytes move directly from each rank to each other.
+/* Ranks in several processes. A collective first meets: every rank sends every other what it is
+ * about to do, so that all know who is missing and whether they agree, and nobody sends data to a
+ * rank that is not ready. Then the bytes move directly from each rank to each other.
  *
- * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all, and a sum in rank order.
- */
+ * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all, and a sum in
+ * rank order. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,8 +21,8 @@ typedef struct arrival {
     int color, group; /* split: the colour, and the number that the new group might get */
 } arrival;
 
-/* Where ranks meet: one for collectives, which run on streams, and one for splits, which run on the rank's
- * own thread. */
+/* Where ranks meet: one for collectives, which run on streams, and one for splits, which run on the
+ * rank's own thread. */
 typedef struct crossing {
     bl_wire_channel *channel;
     arrival *arrivals;      /* [size] */
@@ -69,8 +69,8 @@ static bl_status exchange(crossing *x, const bl_comm_call *call, bool is_meeting
     return bl_wire_channel_exchange(x->channel, call, is_meeting, x->transfers, n);
 }
 
-/* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort the job.
- */
+/* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort
+ * the job. */
 static bl_status meet(wire_comm *c, crossing *x, const arrival *own)
 {
     int rank = c->base.rank, size = c->base.size;
@@ -99,8 +99,8 @@ static bl_status meet_for(const bl_comm_task *t)
     return meet(comm_of(t), &comm_of(t)->collectives, &own);
 }
 
-/* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to` may be
- * `own`. */
+/* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to`
+ * may be `own`. */
 static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n,
                       void *to)
 {
@@ -175,7 +175,8 @@ static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
     return exchange(x, &t->call, false);
 }
 
-/* An all-reduce is in place: a part is overwritten by its sum after all its old values have been sent. */
+/* An all-reduce is in place: a part is overwritten by its sum after all its old values have been
+ * sent. */
 static bl_status reduce_task(bl_stream *stream, const void *args)
 {
     const bl_comm_task *t = args;
@@ -238,8 +239,9 @@ static void wire_first_error(bl_comm *comm, bl_error *out)
 static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,
                              bl_comm **out);
 
-/* The new group's number is the largest that any rank of the old one proposes: no member of it has used that
- * number, and the groups of other colours, which get the same, have no member in common with it. */
+/* The new group's number is the largest that any rank of the old one proposes: no member of it has
+ * used that number, and the groups of other colours, which get the same, have no member in common
+ * with it. */
 static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
 {
     wire_comm *c = (wire_comm *)comm;

@@ -16,8 +16,9 @@
 
 enum { COMM_WIRE_TAG_CONTROL = 0, COMM_WIRE_CHANNELS = 2 }; /* channels per group */
 
-/* What a process waits for. Of all ranks' waits the earliest one, in the order of calls and then of a call's steps, is the one whose missing ranks are to
- * blame: where it has not ended, nobody it waits for is kept by an earlier one. */
+/* What a process waits for. Of all ranks' waits the earliest one, in the order of calls and then of
+ * a call's steps, is the one whose missing ranks are to blame: where it has not ended, nobody it
+ * waits for is kept by an earlier one. */
 typedef struct comm_wait {
     uint64_t call; /* bl_comm_call.number; the end of the job comes after all of them */
     int step;
@@ -51,10 +52,12 @@ typedef struct comm_piece {
     size_t n_bytes, n_moved;
 } comm_piece;
 
-/* thread.c has the transitions. DOWN and OVER are the thread's end: nothing is sent or received any more. */
+/* thread.c has the transitions. DOWN and OVER are the thread's end: nothing is sent or received any
+ * more. */
 typedef enum comm_wire_stage {
     COMM_WIRE_RUNNING,
-    COMM_WIRE_ENDING, /* this process has said that it has come to its end, and waits for the others */
+    /* this process has said that it has come to its end, and waits for the others */
+    COMM_WIRE_ENDING,
     COMM_WIRE_SPREADING, /* an error is told to all */
     COMM_WIRE_DOWN,
     COMM_WIRE_OVER /* in good order */
@@ -127,12 +130,14 @@ void comm_wire_note_word(bl_wire *wire, const comm_word *word);
 /* thread.c: until the stage is DOWN or OVER. */
 void *comm_wire_main(void *wire);
 
-/* ---- sockets.c: on the wire's thread, except where it says otherwise. A failure of begin or advance aborts the job. ---- */
+/* ---- sockets.c: on the wire's thread, except where it says otherwise. A failure of begin or
+ * advance aborts the job. ---- */
 
-/* Begins to send to a rank or to receive from it. Pieces of a tag from one process to another arrive in the order of their begin. */
+/* Begins to send to a rank or to receive from it. Pieces of a tag from one process to another
+ * arrive in the order of their begin. */
 bl_status comm_sockets_begin(comm_sockets *sockets, int rank, bool is_send, comm_piece *piece);
-/* Moves what can be moved without waiting. BL_ERANK: a process died, after what it had said; it is marked in wire->heard, and not
- * reported again. */
+/* Moves what can be moved without waiting. BL_ERANK: a process died, after what it had said; it is
+ * marked in wire->heard, and not reported again. */
 bl_status comm_sockets_advance(bl_wire *wire);
 
 void comm_sockets_send_words(comm_sockets *sockets, const comm_word *word); /* to all others */
@@ -145,7 +150,8 @@ comm_sockets_begin_closing(comm_sockets *sockets); /* says that this process is 
 bool comm_sockets_has_closed(const comm_sockets *sockets, int rank); /* that one has said so */
 bool comm_sockets_have_all_closed(const comm_sockets *sockets);
 
-/* Returns after `most_ns`, when another process has sent something, or when wake has been called since the last rest. */
+/* Returns after `most_ns`, when another process has sent something, or when wake has been called
+ * since the last rest. */
 void comm_sockets_rest(comm_sockets *sockets, int64_t most_ns);
 void comm_sockets_wake(const comm_sockets *sockets); /* any thread */
 void comm_sockets_close(comm_sockets *sockets);      /* after the thread's end; NULL is fine */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mailbox.c -- rings of slots in shared memory, one writer and one reader each: two counters, of slots
- * filled and emptied, are all that both sides read. */
+/* mailbox.c -- rings of slots in shared memory, one writer and one reader each: two counters, of
+ * slots filled and emptied, are all that both sides read. */
 #include "comm/wire/mailbox.h"
 
 #include <stdatomic.h>

@@ -154,7 +154,8 @@ static bool is_ready(const comm_piece *piece)
     return piece->is_ready && piece->n_moved < piece->n_bytes;
 }
 
-/* The way of a piece is the sender's choice alone: who receives it takes its chunks from wherever they come. */
+/* The way of a piece is the sender's choice alone: who receives it takes its chunks from wherever
+ * they come. */
 static bool goes_by_mail(const comm_peer *peer, const comm_piece *piece)
 {
     return peer->mail_out && piece->n_bytes >= MAIL_BYTES;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peer.h -- one connection of a process to another, over a stream socket that is never waited for. What goes
- * over it are frames:
+/* peer.h -- one connection of a process to another, over a stream socket that is never waited for.
+ * What goes over it are frames:
  *
  *   frame    task
  *   MESSAGE  a piece of at most COMM_SMALL_BYTES, whole
@@ -10,12 +10,13 @@
  *   CLOSED   the sender has come to its end in good order
  *   BELL     there is something in the mailbox, or room in it
  *
- * Deadlock freedom: a reader never stops reading. A MESSAGE that no receive
- * waits for yet is kept; there are few, since after a meeting a rank is at most a collective ahead of another,
- * and MAX_EARLY bounds them. DATA are sent only after READY, so their place is known. A long piece goes in
- * chunks, between which other frames, and the pieces of other channels, have their turn. Between processes of a
- * host those of pieces of 64 KiB and more go through the mailbox (mailbox.h) instead, by the same rules: a slot
- * has its place when it is filled, so the ring is always emptied.
+ * Deadlock freedom: a reader never stops reading. A MESSAGE that no receive waits for yet is kept;
+ * there are few, since after a meeting a rank is at most a collective ahead of another, and
+ * MAX_EARLY bounds them. DATA are sent only after READY, so their place is known. A long piece goes
+ * in chunks, between which other frames, and the pieces of other channels, have their turn. Between
+ * processes of a host those of pieces of 64 KiB and more go through the mailbox (mailbox.h)
+ * instead, by the same rules: a slot has its place when it is filled, so the ring is always
+ * emptied.
  *
  * All of it belongs to the wire's thread. */
 #ifndef BALLAST_COMM_WIRE_PEER_H
@@ -35,7 +36,8 @@ typedef enum comm_frame_kind {
     COMM_FRAME_BELL
 } comm_frame_kind;
 
-/* TCP's own sum of 16 bits misses some damage: XXH3 finds what is left of it, with a chance of 2^-64 to miss. It is no proof against a stranger. */
+/* TCP's own sum of 16 bits misses some damage: XXH3 finds what is left of it, with a chance of
+ * 2^-64 to miss. It is no proof against a stranger. */
 typedef struct comm_frame {
     uint32_t kind; /* comm_frame_kind */
     int32_t tag;
@@ -84,12 +86,14 @@ bl_status comm_peer_send_frame(comm_peer *peer, comm_frame_kind kind, int tag, c
 bool comm_peer_has_output(const comm_peer *peer); /* for the socket, but for is_full */
 void comm_peer_write(comm_peer *peer);            /* what the socket takes; read reports errors */
 
-/* Moves what the mailbox has and takes; *has_moved: something. Whether to ring is the caller's to find out. */
+/* Moves what the mailbox has and takes; *has_moved: something. Whether to ring is the caller's to
+ * find out. */
 bl_status comm_peer_move_mail(comm_peer *peer, bool *has_moved);
 bool comm_peer_has_mail(const comm_peer *peer); /* whether that would move something */
 
-/* Reads what has come. BL_ERANK "rank 3 has died": the connection has ended, and neither a word nor CLOSED
- * came before; a peer that is gone has fd -1; or what came is not what was sent. BL_EINTERNAL: it sent what makes no sense. */
+/* Reads what has come. BL_ERANK "rank 3 has died": the connection has ended, and neither a word nor
+ * CLOSED came before; a peer that is gone has fd -1; or what came is not what was sent.
+ * BL_EINTERNAL: it sent what makes no sense. */
 bl_status comm_peer_read(comm_peer *peer);
 
 bl_status comm_peer_died(const comm_peer *peer); /* the BL_ERANK of that */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sockets.c -- the sockets of a wire: a stream socket to every other process (peer.h says what goes over it). The wire's
- * thread sleeps in poll, until bytes come, a socket that was full takes more, or another thread of the process
- * has something for it (an eventfd). Bulk data inside a host go through shared memory (mailbox.h).
+/* sockets.c -- the sockets of a wire: a stream socket to every other process (peer.h says what goes
+ * over it). The wire's thread sleeps in poll, until bytes come, a socket that was full takes more,
+ * or another thread of the process has something for it (an eventfd). Bulk data inside a host go
+ * through shared memory (mailbox.h).
  *
- * The end of a connection is the death of its process, unless a word of error or CLOSED came before. Over TCP
- * the host may be gone without a word: set_tcp_options. */
+ * The end of a connection is the death of its process, unless a word of error or CLOSED came
+ * before. Over TCP the host may be gone without a word: set_tcp_options. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -150,7 +151,8 @@ static bool has_mail(const comm_sockets *s)
     return false;
 }
 
-/* The alarm is put off after the sleep only: whoever rings it between two looks is not overlooked. */
+/* The alarm is put off after the sleep only: whoever rings it between two looks is not
+ * overlooked. */
 void comm_sockets_rest(comm_sockets *s, int64_t most_ns)
 {
     const struct timespec most = {.tv_sec = most_ns / 1000000000, .tv_nsec = most_ns % 1000000000};
@@ -189,9 +191,11 @@ static bool is_tcp(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain != AF_UNIX;
 }
 
-/* A host that is gone without a word, its power or its cable, is noticed after 40 s where nothing is under way to it, otherwise when the kernel gives up
- * sending again (tcp_retries2: about 15 minutes), or by the deadline. TCP_USER_TIMEOUT would do that sooner, but it takes the place of
- * these 40 s and also counts while the other host answers and its process is stopped, which a deadline decides on. */
+/* A host that is gone without a word, its power or its cable, is noticed after 40 s where nothing
+ * is under way to it, otherwise when the kernel gives up sending again (tcp_retries2: about 15
+ * minutes), or by the deadline. TCP_USER_TIMEOUT would do that sooner, but it takes the place of
+ * these 40 s and also counts while the other host answers and its process is stopped, which a
+ * deadline decides on. */
 static void set_tcp_options(int fd)
 {
     static const struct {

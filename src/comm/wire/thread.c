@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* thread.c -- the wire's thread. Exchanges are begun in the order in which they were given, and asked about until they are done. Between
- * two looks the thread rests; a new exchange wakes it, and so do the other processes.
+/* thread.c -- the wire's thread. Exchanges are begun in the order in which they were given, and
+ * asked about until they are done. Between two looks the thread rests; a new exchange wakes it, and
+ * so do the other processes.
  *
  * | from            | to        | when |
  * | RUNNING         | ENDING    | closed, and no exchange is under way |
- * | RUNNING, ENDING | SPREADING | a rank here has aborted, a deadline is over, a process died, or a word of error came in |
- * | SPREADING       | DOWN      | every other process has sent its word or died, or SPREAD_S is over |
+ * | RUNNING, ENDING | SPREADING | a rank here has aborted, a deadline is over, a process died, or a
+ *   word of error came in |
+ * | SPREADING       | DOWN      | every other process has sent its word or died, or SPREAD_S is
+ *                               over |
  * | ENDING          | OVER      | all processes have said that they are at their end |
  *
  * Invariants (enter asserts those of the stages)
- * - A process sends every other at most one word of error, which is what it knows then; whoever gets one
- *   spreads it. So a word from a process says that it knows and will leave.
- * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first: ranks that others wait for may wait themselves.
- * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written until
- *   then.
+ * - A process sends every other at most one word of error, which is what it knows then; whoever
+ *   gets one spreads it. So a word from a process says that it knows and will leave.
+ * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first:
+ *   ranks that others wait for may wait themselves.
+ * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written
+ *   until then.
  * - Once it is down no socket is used again: the process has to exit. */
 #include <assert.h>
 #include <pthread.h>
@@ -129,8 +133,8 @@ static void describe_wait(const bl_wire_channel *channel, comm_wait *out)
                  noun_of(&missing), missing.numbers, name, channel->wire->deadline_s);
 }
 
-/* By the time at which this round began: a process that is stopped in the middle of one does not yet know how
- * long (notice_absence). */
+/* By the time at which this round began: a process that is stopped in the middle of one does not
+ * yet know how long (notice_absence). */
 static bl_status check_deadline(const bl_wire_channel *channel)
 {
     bl_wire *w = channel->wire;
@@ -285,8 +289,8 @@ static bool all_heard(const bl_wire *w)
     return n == w->size;
 }
 
-/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up by the
- * others: it does not blame them for its own absence, and listens first. */
+/* A process that was stopped, and goes on (mpirun sends SIGCONT before it kills), has been given up
+ * by the others: it does not blame them for its own absence, and listens first. */
 static bool notice_absence(bl_wire *w)
 {
     double now = bl_now_s();
@@ -300,7 +304,8 @@ static bool notice_absence(bl_wire *w)
     return was_absent;
 }
 
-/* Tells everybody and hears everybody. One that was absent cannot know whether the others have told the user already, without it: they do. */
+/* Tells everybody and hears everybody. One that was absent cannot know whether the others have told
+ * the user already, without it: they do. */
 static void spread(bl_wire *w, bool is_at_end)
 {
     enum { PAUSE_NS = 200 * 1000 };
@@ -387,7 +392,8 @@ static void go_down(bl_wire *w)
 
 /* ---- the wire's thread ---- */
 
-/* After some looks at what moves it sleeps: the others wake it. It looks after the deadlines only. */
+/* After some looks at what moves it sleeps: the others wake it. It looks after the deadlines
+ * only. */
 static void rest(bl_wire *w)
 {
     enum { SPINS = 20, LOOK_NS = 50 * 1000 * 1000 };

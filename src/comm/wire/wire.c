@@ -87,7 +87,8 @@ static void begin_watch(const bl_wire *w, thread_watch *watch)
     watch->since_s = watch->round.at_s = bl_now_s();
 }
 
-/* The thread makes rounds twenty times per second, whatever it waits for. Of a process that was stopped no thread did anything. */
+/* The thread makes rounds twenty times per second, whatever it waits for. Of a process that was
+ * stopped no thread did anything. */
 static bool is_stuck(const bl_wire *w, thread_watch *watch)
 {
     static const double SLACK_S = 2.0;
@@ -125,7 +126,8 @@ static bool is_over(const bl_wire *w)
     return w->stage >= COMM_WIRE_DOWN;
 }
 
-/* By a clock that nobody sets: one that jumps would have the process leave before its word is out. */
+/* By a clock that nobody sets: one that jumps would have the process leave before its word is
+ * out. */
 static bool ends_in_time(bl_wire *w)
 {
     double until_s = bl_now_s() + LEAVE_S, left_s;

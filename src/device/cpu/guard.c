@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One reservation of addresses, from whose front blocks are taken; none is taken twice, so all are zero. The
- * lock is held while the protection is changed, never while a task runs: collectives wait for one another. */
+/* One reservation of addresses, from whose front blocks are taken; none is taken twice, so all are
+ * zero. The lock is held while the protection is changed, never while a task runs: collectives wait
+ * for one another. */
 #include "device/cpu/guard.h"
 
 #include <pthread.h>
@@ -60,8 +61,8 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard)
     free(guard);
 }
 
-/* Under the lock. Only what is taken is opened: where the system counts what could be written, the rest of
- * the reservation costs nothing. */
+/* Under the lock. Only what is taken is opened: where the system counts what could be written, the
+ * rest of the reservation costs nothing. */
 static void protect(bl_cpu_guard *guard, int protection)
 {
     if (mprotect(guard->memory, guard->used_bytes, protection) != 0) guard->is_void = true;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* guard.h -- the device memory of a guarded CPU device (device/guard.h); for device.c and stream.c only. */
+/* guard.h -- the device memory of a guarded CPU device (device/guard.h); for device.c and stream.c
+ * only. */
 #ifndef BALLAST_DEVICE_CPU_GUARD_H
 #define BALLAST_DEVICE_CPU_GUARD_H
 
@@ -18,8 +19,8 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard); /* NULL is fine */
 void *bl_cpu_guard_alloc(bl_cpu_guard *guard, size_t size_bytes);
 void bl_cpu_guard_free(bl_cpu_guard *guard, void *memory, size_t size_bytes);
 
-/* Around each task; tasks of several streams may overlap. NULL is fine. BL_ELIMIT: the system has refused to open or close the
- * memory, once and for good; close is due all the same. */
+/* Around each task; tasks of several streams may overlap. NULL is fine. BL_ELIMIT: the system has
+ * refused to open or close the memory, once and for good; close is due all the same. */
 bl_status bl_cpu_guard_open(bl_cpu_guard *guard);
 void bl_cpu_guard_close(bl_cpu_guard *guard);
 

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An event is a stream
- * and a number of tasks: recording it notes how many the stream had been given, waiting for it waits until so
- * many are done. Nothing is signalled for an event, recording it again cannot disturb a wait for the earlier
- * record, and the order between threads is exactly the contract's: from giver to task, and from task to
- * whoever waits for it.
+/* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An event is a
+ * stream and a number of tasks: recording it notes how many the stream had been given, waiting for
+ * it waits until so many are done. Nothing is signalled for an event, recording it again cannot
+ * disturb a wait for the earlier record, and the order between threads is exactly the contract's:
+ * from giver to task, and from task to whoever waits for it.
  *
  * Invariants
- *   - n_given - done <= BL_STREAM_DEPTH; slot i of the ring belongs to the giver until given > i, then to the
- * thread until done > i.
- *   - `error` is written once, by the thread, before it sets failed_task and before done passes the failed task;
- * whoever saw either may read it.
- *   - A wait runs on a failed stream too: an event behind it must not fire before what it promises is over,
- * or its waiter might free buffers that are still in use. Waits refer to records given before, so they end.
- *   - An event and a queued wait hold a reference to the stream they refer to: destroying a stream leaves its
- * events valid. */
+ *   - n_given - done <= BL_STREAM_DEPTH; slot i of the ring belongs to the giver until given > i,
+ *     then to the thread until done > i.
+ *   - `error` is written once, by the thread, before it sets failed_task and before done passes the
+ *     failed task; whoever saw either may read it.
+ *   - A wait runs on a failed stream too: an event behind it must not fire before what it promises
+ *     is over, or its waiter might free buffers that are still in use. Waits refer to records given
+ *     before, so they end.
+ *   - An event and a queued wait hold a reference to the stream they refer to: destroying a stream
+ *     leaves its events valid. */
 #include "device/cpu/stream.h"
 
 #include <stdalign.h>

@@ -2,11 +2,11 @@
 /* A GPU as a device: choosing it, and memory. Streams and events are in stream.c, streams of
  * the host in host_stream.c.
  *
- * Device memory is cudaMalloc's, of exactly the size asked for. Host memory is mmap's, registered with the
- * driver in pieces that end at multiples of CUDA_PIECE_BYTES: a single registration of hundreds of GB is one
- * long call that cannot be told from a hang, and a piece is what one copy may touch. Whoever calls from
- * another thread than the device's creator is fine: each entry makes the device current, which costs a
- * thread-local store when it already is.
+ * Device memory is cudaMalloc's, of exactly the size asked for. Host memory is mmap's, registered
+ * with the driver in pieces that end at multiples of CUDA_PIECE_BYTES: a single registration of
+ * hundreds of GB is one long call that cannot be told from a hang, and a piece is what one copy may
+ * touch. Whoever calls from another thread than the device's creator is fine: each entry makes the
+ * device current, which costs a thread-local store when it already is.
  *
  * A pinned range is the driver's: RLIMIT_MEMLOCK does not apply to it. */
 #include <cuda_runtime_api.h>
@@ -23,7 +23,8 @@
 
 enum { HUGE_PAGE_BYTES = 2 << 20 };
 
-/* Errors of the machine, not of this program: what is missing, broken or in use. A hint says where to look where CUDA's text does not. */
+/* Errors of the machine, not of this program: what is missing, broken or in use. A hint says where
+ * to look where CUDA's text does not. */
 static const struct {
     cudaError_t error;
     const char *hint;
@@ -324,7 +325,8 @@ static bl_status describe_gpu(int index, bl_gpu_info *out)
     return BL_OK;
 }
 
-/* The driver's threads are made by the first calls of a process, and by the first that wants a context. They must not take its signals. */
+/* The driver's threads are made by the first calls of a process, and by the first that wants a
+ * context. They must not take its signals. */
 bl_status bl_device_find_cuda(int index, bl_gpu_info *out)
 {
     sigset_t signals;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.h -- what the files of device/cuda share; for them only. CUDA's handles are pointers, and void
+/* device.h -- what the files of device/cuda share; for them only. CUDA's handles are pointers, and
+ * void
  * * here. */
 #ifndef BALLAST_DEVICE_CUDA_DEVICE_H
 #define BALLAST_DEVICE_CUDA_DEVICE_H
@@ -17,13 +18,15 @@ typedef struct cuda_clock {
     uint64_t n_tasks[CUDA_LANES];
 } cuda_clock;
 
-/* A stream's place in the clocks. Numbers of tasks go on growing when another stream takes the lane over, so
- * that events of the earlier one stay valid; a lane that saw a failure keeps it and is never taken over. */
+/* A stream's place in the clocks. Numbers of tasks go on growing when another stream takes the lane
+ * over, so that events of the earlier one stay valid; a lane that saw a failure keeps it and is
+ * never taken over. */
 typedef struct cuda_lane {
     bool is_taken;
     uint64_t n_tasks_before;      /* of the streams that had the lane earlier */
     _Atomic uint64_t failed_task; /* number of the first task that failed; UINT64_MAX: none */
-    int failure; /* how many lanes had failed before: the lowest is the first error; written with `error` */
+    /* how many lanes had failed before: the lowest is the first error; written with `error` */
+    int failure;
     bl_error error; /* written before failed_task */
 } cuda_lane;
 
@@ -68,8 +71,8 @@ typedef struct cuda_device {
     atomic_int n_failures;
     cuda_lane whole;        /* bl_cuda_device_fail: failed_task 0 when it was called */
     atomic_flag is_failing; /* its first caller writes */
-    /* [CUDA_LANES], pinned: what streams on threads of the host have done, for all who wait; NULL before the first of them. A GPU
-     * reads the low word of a value at host_done_on_device. */
+    /* [CUDA_LANES], pinned: what streams on threads of the host have done, for all who wait; NULL
+     * before the first of them. A GPU reads the low word of a value at host_done_on_device. */
     bl_counter *host_done;
     char *host_done_on_device;
     cuda_time_base time[2]; /* older, newer */
@@ -77,13 +80,13 @@ typedef struct cuda_device {
     bl_cuda_extension_destroy destroy_extension;
 } cuda_device;
 
-/* BL_OK, or BL_FAIL with what cuda_error means; makes `device` the thread's current one first where that is
- * asked. */
+/* BL_OK, or BL_FAIL with what cuda_error means; makes `device` the thread's current one first where
+ * that is asked. */
 bl_status device_cuda_check(int cuda_error, const char *call);
 bl_status device_cuda_enter(const bl_device *device);
 
-/* Copies to and from the host stay within one piece of registered memory: pieces end where addresses are
- * multiples of this. */
+/* Copies to and from the host stay within one piece of registered memory: pieces end where
+ * addresses are multiples of this. */
 #define CUDA_PIECE_BYTES ((size_t)1 << 30)
 
 /* Pinned and mapped host memory, as BL_SPACE_HOST. */
@@ -94,14 +97,16 @@ void device_cuda_free_host(void *memory, size_t size_bytes);
 bl_status device_cuda_lane_take(cuda_device *device, const char *name, int *lane);
 /* n_tasks: as many as the stream was given, in the lane's count. */
 void device_cuda_lane_leave(cuda_device *device, int lane, uint64_t n_tasks);
-/* Notes that task number `task` failed with `st`, by the calling thread's error text; a lane's first failure alone counts. */
+/* Notes that task number `task` failed with `st`, by the calling thread's error text; a lane's
+ * first failure alone counts. */
 void device_cuda_lane_fail(cuda_device *device, int lane, uint64_t task, bl_status st);
 /* The first error that comes before a point, or NULL; and as a status, with its text. */
 const cuda_lane *device_cuda_find_failure(const cuda_device *device, const cuda_clock *clock);
 bl_status device_cuda_status_at(const cuda_device *device, const cuda_clock *clock);
 void device_cuda_join_clocks(cuda_clock *clock, const cuda_clock *other);
 
-/* The device's streams, events and stamps: stream.c; streams on threads of the host: host_stream.c. */
+/* The device's streams, events and stamps: stream.c; streams on threads of the host:
+ * host_stream.c. */
 bl_status device_cuda_stream_create(bl_device *device, const char *name, bl_stream **out);
 bl_status device_cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out);
 

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream of a GPU's device whose tasks run on a thread of the host. It has a lane in the device's clocks as all
- * others have, so that errors travel the same way (stream.c); each of its tasks counts there, waits too.
+/* A stream of a GPU's device whose tasks run on a thread of the host. It has a lane in the device's
+ * clocks as all others have, so that errors travel the same way (stream.c); each of its tasks
+ * counts there, waits too.
  *
- *   - The device's pinned host_done has the number of each lane's tasks that are done. Threads wait for it as for any
- * counter; a CUDA stream waits for its low word with the driver's cuStreamWaitValue32 (cyclic, so 2^31 tasks may be
- * under way), which holds a hardware queue and no thread. host_done lives as long as the device, and a lane's numbers
- * never shrink: an event outlives its stream.
- *   - To wait for an event of a CUDA stream, the caller's side has a CUDA stream of its own, the relay, wait for it and
- * records an event that belongs to the task's slot of the ring; the thread waits for that one. So the wait is for the
- * record before the call, whatever the caller's event is recorded for meanwhile. The relay's order is this stream's own:
- * nothing waits behind what it would not wait behind anyway.
- *   - A task is skipped when a failure comes before it by its clock, as a host function is; waits, stamps and the end
- * are not. */
+ *   - The device's pinned host_done has the number of each lane's tasks that are done. Threads wait
+ *     for it as for any counter; a CUDA stream waits for its low word with the driver's
+ *     cuStreamWaitValue32 (cyclic, so 2^31 tasks may be under way), which holds a hardware queue
+ *     and no thread. host_done lives as long as the device, and a lane's numbers never shrink: an
+ *     event outlives its stream.
+ *   - To wait for an event of a CUDA stream, the caller's side has a CUDA stream of its own, the
+ *     relay, wait for it and records an event that belongs to the task's slot of the ring; the
+ *     thread waits for that one. So the wait is for the record before the call, whatever the
+ *     caller's event is recorded for meanwhile. The relay's order is this stream's own: nothing
+ *     waits behind what it would not wait behind anyway.
+ *   - A task is skipped when a failure comes before it by its clock, as a host function is; waits,
+ *     stamps and the end are not. */
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <pthread.h>

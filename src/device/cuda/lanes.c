@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The clocks of a GPU's streams: which tasks come before a point, and which of them failed first (the head of
- * stream.c says how they are used). */
+/* The clocks of a GPU's streams: which tasks come before a point, and which of them failed first
+ * (the head of stream.c says how they are used). */
 #include "device/cuda/device.h"
 
 const cuda_lane *device_cuda_find_failure(const cuda_device *device, const cuda_clock *clock)

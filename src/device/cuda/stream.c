@@ -1,30 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streams, events and stamps of a GPU. A stream is a CUDA stream; device work is queued on it directly, by
- * this file and by the ops. A host task runs in a host function of the stream (cudaLaunchHostFunc), which may
- * not call CUDA, so that all about errors is decided with numbers that both sides can read:
+/* Streams, events and stamps of a GPU. A stream is a CUDA stream; device work is queued on it
+ * directly, by this file and by the ops. A host task runs in a host function of the stream
+ * (cudaLaunchHostFunc), which may not call CUDA, so that all about errors is decided with numbers
+ * that both sides can read:
  *
- *   - The host tasks of a stream are counted. A stream has a lane in its device's clocks (device.h); a
- * clock says for each lane how many of its tasks come before a point of a stream. A stream carries the clock
- * of its end; recording an event copies it, and waiting for an event joins the event's clock into the
- * stream's. All of this happens on the caller's side, as calls are made.
- *   - A host task that fails notes its number in its lane, once. A point has failed when some lane's failed
- * task comes before it by its clock. A host task carries the clock of its point and is skipped when that has
- * failed by the time it runs: whatever comes before it has ended then, so the answer does not depend on
- * timing.
- *   - synchronize and event_synchronize wait through CUDA, then ask the same question; the lowest failure
- * number is the first error. A stream that waited for an event that carries an error thus fails with it, and
- * so do those that wait for that stream's events.
- *   - Copies, zeroing and kernels behind a failed task do run: on memory that is valid, with results that
- * nobody uses, because every way to wait for them returns the error. Events and stamps always fire.
- *   - What CUDA itself reports (an address out of bounds, a lost GPU) is for ever: every later call returns
- * it, with the call's name. Host functions do not run any more then, so that nothing here waits for one
- * without asking CUDA whether the stream is alive.
- *   - Errors do not travel through events to streams of another device; a communicator's failure reaches its
- * ranks by itself.
+ *   - The host tasks of a stream are counted. A stream has a lane in its device's clocks
+ *     (device.h); a clock says for each lane how many of its tasks come before a point of a stream.
+ *     A stream carries the clock of its end; recording an event copies it, and waiting for an event
+ *     joins the event's clock into the stream's. All of this happens on the caller's side, as calls
+ *     are made.
+ *   - A host task that fails notes its number in its lane, once. A point has failed when some
+ *     lane's failed task comes before it by its clock. A host task carries the clock of its point
+ *     and is skipped when that has failed by the time it runs: whatever comes before it has ended
+ *     then, so the answer does not depend on timing.
+ *   - synchronize and event_synchronize wait through CUDA, then ask the same question; the lowest
+ *     failure number is the first error. A stream that waited for an event that carries an error
+ *     thus fails with it, and so do those that wait for that stream's events.
+ *   - Copies, zeroing and kernels behind a failed task do run: on memory that is valid, with
+ *     results that nobody uses, because every way to wait for them returns the error. Events and
+ *     stamps always fire.
+ *   - What CUDA itself reports (an address out of bounds, a lost GPU) is for ever: every later call
+ *     returns it, with the call's name. Host functions do not run any more then, so that nothing
+ *     here waits for one without asking CUDA whether the stream is alive.
+ *   - Errors do not travel through events to streams of another device; a communicator's failure
+ *     reaches its ranks by itself.
  *
- * A host task's arguments lie in the stream's ring until it has run. Its slot is free when n_given - done <
- * BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run one after the other
- * on one thread of the driver: a task must not wait for a task of another stream. */
+ * A host task's arguments lie in the stream's ring until it has run. Its slot is free when n_given
+ * - done < BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run
+ * one after the other on one thread of the driver: a task must not wait for a task of another
+ * stream. */
 #include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdalign.h>
@@ -169,7 +173,8 @@ static void run_task(void *argument)
     bl_counter_advance(&stream->done, t->number + 1);
 }
 
-/* Until the ring has a slot for task `number`; a stream that CUDA has given up on never gets one. */
+/* Until the ring has a slot for task `number`; a stream that CUDA has given up on never gets
+ * one. */
 static bl_status wait_for_slot(cuda_stream *stream, uint64_t number)
 {
     static const struct timespec nap = {.tv_nsec = 20000};
@@ -179,8 +184,8 @@ static bl_status wait_for_slot(cuda_stream *stream, uint64_t number)
         cudaError_t error = cudaStreamQuery(stream->handle);
         if (error != cudaSuccess && error != cudaErrorNotReady)
             return bl_cuda_fail("cudaStreamQuery", (int)error);
-        (void)
-            cudaGetLastError(); /* "not ready" is an answer, and must not look like a launch's error */
+        /* "not ready" is an answer, and must not look like a launch's error */
+        (void)cudaGetLastError();
         nanosleep(&nap, NULL);
     }
     return BL_OK;
@@ -337,11 +342,12 @@ bl_status device_cuda_event_synchronize(bl_event *event)
     return device_cuda_status_at(device, &self->clock);
 }
 
-/* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known ---- */
+/* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known
+ * ---- */
 
-/* CUDA tells the distance of two events as milliseconds in fp32, which a minute away from its base is good to
- * 4 microseconds and a day away to 8 milliseconds. So there are two bases that take turns: times are told
- * from the older one, at most two periods back. */
+/* CUDA tells the distance of two events as milliseconds in fp32, which a minute away from its base
+ * is good to 4 microseconds and a day away to 8 milliseconds. So there are two bases that take
+ * turns: times are told from the older one, at most two periods back. */
 static const double BASE_PERIOD_S = 30;
 
 static bl_status set_base(const cuda_device *device, cuda_time_base *base)

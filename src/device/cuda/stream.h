@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.h -- what code that queues CUDA work of its own needs of a CUDA device: the handle under a stream, and one way to say
- * what failed. For the .cu files and cuBLASLt's and NCCL's callers; no CUDA type appears, so any C file may include it. */
+/* stream.h -- what code that queues CUDA work of its own needs of a CUDA device: the handle under a
+ * stream, and one way to say what failed. For the .cu files and cuBLASLt's and NCCL's callers; no
+ * CUDA type appears, so any C file may include it. */
 #ifndef BALLAST_DEVICE_CUDA_STREAM_H
 #define BALLAST_DEVICE_CUDA_STREAM_H
 
@@ -14,24 +15,29 @@ extern "C" {
 
 #include "device/device.h"
 
-/* The CUDA stream under a stream of a CUDA device; its device is made the calling thread's current one. */
+/* The CUDA stream under a stream of a CUDA device; its device is made the calling thread's current
+ * one. */
 void *bl_cuda_stream_handle(bl_stream *stream);
 
-/* BL_CUDA_STREAM_SCRATCH_BYTES of device memory, 256-byte aligned, that belong to the stream: for what the kernels of one call hand to
- * each other. Calls queued later on the same stream may use it again. */
+/* BL_CUDA_STREAM_SCRATCH_BYTES of device memory, 256-byte aligned, that belong to the stream: for
+ * what the kernels of one call hand to each other. Calls queued later on the same stream may use it
+ * again. */
 enum { BL_CUDA_STREAM_SCRATCH_BYTES = 8192 };
 void *bl_cuda_stream_scratch(bl_stream *stream);
 
-/* To be called after a kernel launch: BL_OK, or the error that cudaGetLastError reports, with `what` (the op) in its text. */
+/* To be called after a kernel launch: BL_OK, or the error that cudaGetLastError reports, with
+ * `what` (the op) in its text. */
 bl_status bl_cuda_launched(const char *what);
 
-/* The failure of a CUDA runtime call: `cuda_error` is its error code, `what` names the call. BL_ENOMEM for memory, BL_ELIMIT for a
- * GPU or a driver that is missing, broken or taken, BL_EINTERNAL for the rest. The runtime's last error is cleared. */
+/* The failure of a CUDA runtime call: `cuda_error` is its error code, `what` names the call.
+ * BL_ENOMEM for memory, BL_ELIMIT for a GPU or a driver that is missing, broken or taken,
+ * BL_EINTERNAL for the rest. The runtime's last error is cleared. */
 bl_status bl_cuda_fail(const char *what, int cuda_error);
 
-/* From now on every stream and event of the device has failed with `error` (not BL_OK): for work that ends at a time which nobody knows, with
- * results that are lost, as a collective does that is aborted. Call it before that work can end: no synchronization that the work held up
- * then returns BL_OK. Any thread; the first error counts. */
+/* From now on every stream and event of the device has failed with `error` (not BL_OK): for work
+ * that ends at a time which nobody knows, with results that are lost, as a collective does that is
+ * aborted. Call it before that work can end: no synchronization that the work held up then returns
+ * BL_OK. Any thread; the first error counts. */
 void bl_cuda_device_fail(bl_device *device, const bl_error *error);
 
 /* What of the device a launcher needs to know. */
@@ -43,8 +49,9 @@ typedef struct bl_cuda_properties {
 } bl_cuda_properties;
 const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device);
 
-/* A place in the device for the one object that keeps state between GEMMs (handles, chosen algorithms). `create` is called once, under a
- * lock, by the first who asks; `destroy` with the device. */
+/* A place in the device for the one object that keeps state between GEMMs (handles, chosen
+ * algorithms). `create` is called once, under a lock, by the first who asks; `destroy` with the
+ * device. */
 typedef bl_status (*bl_cuda_extension_create)(bl_device *device, void **out);
 typedef void (*bl_cuda_extension_destroy)(void *extension);
 bl_status bl_cuda_device_extension(bl_device *device, bl_cuda_extension_create create,

@@ -99,8 +99,8 @@ typedef struct transpose_task {
     uint8_t *dst;
 } transpose_task;
 
-/* Eight rows of eight codes, in registers: swap halves of rows four apart, quarters of rows two apart, then
- * bytes of neighbours (Warren, Hacker's Delight, 2nd ed., section 7-3). */
+/* Eight rows of eight codes, in registers: swap halves of rows four apart, quarters of rows two
+ * apart, then bytes of neighbours (Warren, Hacker's Delight, 2nd ed., section 7-3). */
 static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int64_t dst_ld)
 {
     static const uint64_t masks[5] = {0, 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu, 0,
@@ -117,8 +117,8 @@ static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int6
     for (int i = 0; i < 8; i++) memcpy(dst + i * dst_ld, &x[i], 8);
 }
 
-/* n_rows x n_cols codes, at most TRANSPOSE_TILE either way. They pass through a small tile, so that dst,
- * whose rows may lie a power of two apart, is written a cache line at a time. */
+/* n_rows x n_cols codes, at most TRANSPOSE_TILE either way. They pass through a small tile, so that
+ * dst, whose rows may lie a power of two apart, is written a cache line at a time. */
 static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, int64_t n_cols,
                            uint8_t *dst, int64_t dst_ld)
 {

@@ -8,8 +8,8 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* clang 14 does not know __builtin_cpu_supports("f16c"). That the system saves the registers follows from
- * AVX2. */
+/* clang 14 does not know __builtin_cpu_supports("f16c"). That the system saves the registers
+ * follows from AVX2. */
 static bool has_f16c(void)
 {
     unsigned int eax, ebx, ecx, edx;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kernels.h -- the inner loops over one run of elements, once for every kind of processor.
  *
- * All variants give the same bits; the scalar one is the definition. Tests take each by name, everything else
- * takes bl_fp8_kernels_best. Runs may have any alignment and any length, zero included. */
+ * All variants give the same bits; the scalar one is the definition. Tests take each by name,
+ * everything else takes bl_fp8_kernels_best. Runs may have any alignment and any length, zero
+ * included. */
 #ifndef BALLAST_FP8_CPU_KERNELS_H
 #define BALLAST_FP8_CPU_KERNELS_H
 
@@ -12,7 +13,8 @@
 
 typedef struct bl_fp8_kernels {
     const char *name;
-    /* max |src[i]| as fp32; anything above FLT_MAX, NaN included, says that src is not finite. dtype: F32,
+    /* max |src[i]| as fp32; anything above FLT_MAX, NaN included, says that src is not finite.
+     *   dtype: F32,
      * BF16, F16. */
     float (*absmax)(bl_dtype dtype, const void *src, int64_t n);
     /* codes[i] = E4M3(src[i] / scale) */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Thirty-two elements (eight for the way back) at a time; codec.h's arithmetic with blends for its branches.
- * The last few go the scalar way. */
+/* Thirty-two elements (eight for the way back) at a time; codec.h's arithmetic with blends for its
+ * branches. The last few go the scalar way. */
 #include "fp8/cpu/kernels.h"
 
 #include <immintrin.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sixteen elements at a time; codec.h's arithmetic with masks for its branches. The last few go the scalar
- * way. */
+/* Sixteen elements at a time; codec.h's arithmetic with masks for its branches. The last few go the
+ * scalar way. */
 #include "fp8/cpu/kernels.h"
 
 #include <immintrin.h>
@@ -152,15 +152,16 @@ TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
 
 const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, widen};
 
-/* ---- with VBMI, which looks 64 bytes up in a table of 128 at once. Every E4M3 value is a bf16, so a code
- * becomes two bytes: they are interleaved to bf16 and then, with zeros, to fp32. ---- */
+/* ---- with VBMI, which looks 64 bytes up in a table of 128 at once. Every E4M3 value is a bf16, so
+ * a code becomes two bytes: they are interleaved to bf16 and then, with zeros, to fp32. ---- */
 
 #define VBMI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi")))
 
 /* The bf16 bits of code m < 0x80; the eight subnormals are m * 2^-9. */
+#define NORMAL(m) (((m) << 4) + (120 << 7))
 #define SUBNORMAL(m)                                                                               \
     ((m) == 0 ? 0 : (m) == 1 ? 0x3b00 : (m) < 4 ? 0x3b80 + ((m)-2) * 0x40 : 0x3c00 + ((m)-4) * 0x20)
-#define BF16(m)       ((m) == BL_FP8_NAN ? 0x7fc0 : (m) < 8 ? SUBNORMAL(m) : ((m) << 4) + (120 << 7))
+#define BF16(m)       ((m) == BL_FP8_NAN ? 0x7fc0 : (m) < 8 ? SUBNORMAL(m) : NORMAL(m))
 #define HIGH(m)       (BF16(m) >> 8)
 #define LOW(m)        (BF16(m) & 0xff)
 #define TABLE4(f, m)  f(m), f((m) + 1), f((m) + 2), f((m) + 3)
@@ -171,8 +172,8 @@ const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, 
 static const uint8_t high_bytes[128] = {TABLE64(HIGH, 0), TABLE64(HIGH, 64)};
 static const uint8_t low_bytes[128] = {TABLE64(LOW, 0), TABLE64(LOW, 64)};
 
-/* The unpack instructions work within 16-byte lanes: with the codes dealt out in fours, their results are in
- * order. */
+/* The unpack instructions work within 16-byte lanes: with the codes dealt out in fours, their
+ * results are in order. */
 static const uint32_t deal[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
 
 VBMI static void decode_vbmi(const uint8_t *codes, float scale, float *dst, int64_t n)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights are read twice, for absmax and for the codes, the second time from the cache: work is split by rows
- * (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache sets, as rows often lie
- * a power of two apart). The workers only note the lowest bad row; the error is worded afterwards, so that it
- * names the same weight whatever their timing. */
+/* Weights are read twice, for absmax and for the codes, the second time from the cache: work is
+ * split by rows (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache
+ * sets, as rows often lie a power of two apart). The workers only note the lowest bad row; the
+ * error is worded afterwards, so that it names the same weight whatever their timing. */
 #include "fp8/fp8.h"
 
 #include <float.h>
@@ -81,7 +81,8 @@ float bl_fp8_scale(float absmax)
     return bl_e4m3_scale(absmax);
 }
 
-/* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its absmax. */
+/* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its
+ * absmax. */
 static void encode_row(quantise_task *task, int64_t row, bool has_next)
 {
     int64_t i = row - task->row_begin,
@@ -127,8 +128,8 @@ bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, in
     return check_rows(&task);
 }
 
-/* ---- blocks: an item is a row of the task's grid, of which the rows [begin, end) of the projection are at
- * hand ---- */
+/* ---- blocks: an item is a row of the task's grid, of which the rows [begin, end) of the
+ * projection are at hand ---- */
 static int64_t grid_rows(int64_t row_begin, int64_t row_end)
 {
     return row_begin < row_end ? bl_ceil_div(row_end, BL_FP8_BLOCK) - row_begin / BL_FP8_BLOCK : 0;

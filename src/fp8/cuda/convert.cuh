@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.cuh -- conversions that a GPU has an instruction for. For .cu files only. They are the functions of
- * codec.h and dtype.h, except for the payload of a NaN; emulator/ has them in C++. */
+/* convert.cuh -- conversions that a GPU has an instruction for. For .cu files only. They are the
+ * functions of codec.h and dtype.h, except for the payload of a NaN; emulator/ has them in C++. */
 #ifndef BALLAST_FP8_CUDA_CONVERT_CUH
 #define BALLAST_FP8_CUDA_CONVERT_CUH
 

@@ -6,8 +6,9 @@
 /* ---- decoding ---- */
 
 enum {
-    CODES =
-        8, /* of a thread's access; 16 bytes of bf16, so that a warp's stores leave no gaps. One scale's, as 128 is a multiple */
+    /* of a thread's access; 16 bytes of bf16, so that a warp's stores leave no gaps. One scale's,
+     * as 128 is a multiple */
+    CODES = 8,
     ACCESSES = 4, /* a thread's, all under way before the first is used */
     ROW_STEP = BL_BLOCK_THREADS * CODES
 };
@@ -107,11 +108,12 @@ extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, co
 
 /* ---- turning codes over ---- */
 
-/* A tile of 128 x 128 codes. A thread takes 16 columns of 4 rows, turns them over in registers, and puts one
- * word, 4 rows of a column, at a time into the tile; then it takes 16 rows of a column to dst. The tile has a
- * line of 32 words for each column; within it, quads of words (16 bytes) are permuted by an xor with the
- * column's sixteenth. So the 32 words a warp writes at once, of 8 sixteenths and 4 neighbouring words, lie in
- * 32 banks, and the 8 quads that a quarter of a warp reads at once, a whole line, do too. */
+/* A tile of 128 x 128 codes. A thread takes 16 columns of 4 rows, turns them over in registers, and
+ * puts one word, 4 rows of a column, at a time into the tile; then it takes 16 rows of a column to
+ * dst. The tile has a line of 32 words for each column; within it, quads of words (16 bytes) are
+ * permuted by an xor with the column's sixteenth. So the 32 words a warp writes at once, of 8
+ * sixteenths and 4 neighbouring words, lie in 32 banks, and the 8 quads that a quarter of a warp
+ * reads at once, a whole line, do too. */
 enum { TILE = 128, TILE_WORDS = TILE / 4 };
 
 /* Four words of four rows become four of four columns. */

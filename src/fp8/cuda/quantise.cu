@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Activations to E4M3. A row is read once: its groups stay in registers between the search for absmax and
- * encoding. A row that is too long for one block's registers is shared by a cluster of up to eight, which
- * exchange their absmax through distributed shared memory; what still does not fit (and on devices before
- * Hopper, whatever does not fit one block) is read a second time. The codes are the same all three ways.
+/* Activations to E4M3. A row is read once: its groups stay in registers between the search for
+ * absmax and encoding. A row that is too long for one block's registers is shared by a cluster of
+ * up to eight, which exchange their absmax through distributed shared memory; what still does not
+ * fit (and on devices before Hopper, whatever does not fit one block) is read a second time. The
+ * codes are the same all three ways.
  *
- * Factors of columns are four bytes for two of x. Were they fetched anew for every row, that would be more than the
- * L2 gives; so a block takes its columns of several rows, one after the other, and finds them in its own cache. */
+ * Factors of columns are four bytes for two of x. Were they fetched anew for every row, that would
+ * be more than the L2 gives; so a block takes its columns of several rows, one after the other, and
+ * finds them in its own cache. */
 #include <cooperative_groups.h>
 
 #include "fp8/cuda/fp8_cuda.h"
@@ -60,7 +62,8 @@ __device__ static inline void encode_group(bl_e4m3_divisor divisor, float values
     bl_store_codes(codes, n_valid, aligned, values);
 }
 
-/* The largest of all threads' bits, in the block, then in its cluster. is_odd: of every other row. */
+/* The largest of all threads' bits, in the block, then in its cluster. is_odd: of every other
+ * row. */
 __device__ static inline uint32_t row_max(uint32_t bits, [[maybe_unused]] bool is_odd)
 {
     __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_row;

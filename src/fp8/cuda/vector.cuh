@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vector.cuh -- what the kernels of fp8/ and ops/ have in common: eight elements at a time, reductions over a
- * block, grids. For .cu files only; included by no C file.
+/* vector.cuh -- what the kernels of fp8/ and ops/ have in common: eight elements at a time,
+ * reductions over a block, grids. For .cu files only; included by no C file.
  *
- * A kernel takes its elements in groups of eight neighbours of a row: 16 bytes of bf16. Where rows begin at a
- * multiple of 16 bytes (`aligned`) a whole group is one access; elsewhere, and at a row's end, the same code
- * goes element by element. So there is one path through the arithmetic, and any shape and alignment is right.
- */
+ * A kernel takes its elements in groups of eight neighbours of a row: 16 bytes of bf16. Where rows
+ * begin at a multiple of 16 bytes (`aligned`) a whole group is one access; elsewhere, and at a
+ * row's end, the same code goes element by element. So there is one path through the arithmetic,
+ * and any shape and alignment is right. */
 #ifndef BALLAST_FP8_CUDA_VECTOR_CUH
 #define BALLAST_FP8_CUDA_VECTOR_CUH
 
@@ -35,8 +35,9 @@ __device__ static inline uint4 bl_pack(const float in[BL_GROUP])
                       bl_bf16_pair(in[4], in[5]), bl_bf16_pair(in[6], in[7]));
 }
 
-/* A group of bf16 as it lies in memory; elements that do not exist are 0. It is read once: it makes way first in
- * the cache for what all rows share, the weights of norms and the factors of columns. */
+/* A group of bf16 as it lies in memory; elements that do not exist are 0. It is read once: it makes
+ * way first in the cache for what all rows share, the weights of norms and the factors of
+ * columns. */
 __device__ static inline uint4 bl_load_raw(const bl_bf16 *p, int64_t n_valid, bool aligned)
 {
     if (aligned && n_valid >= BL_GROUP) return __ldcs((const uint4 *)p);
@@ -149,8 +150,8 @@ __device__ static inline uint32_t bl_warp_max_bits(uint32_t value)
     return value;
 }
 
-/* The block's sum, valid in warp 0 only; `partial` has one place a warp and may be used again after a
- * barrier. The order depends on blockDim.x alone. */
+/* The block's sum, valid in warp 0 only; `partial` has one place a warp and may be used again after
+ * a barrier. The order depends on blockDim.x alone. */
 __device__ static inline double bl_block_sum(double value, double *partial)
 {
     int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP,
@@ -163,8 +164,8 @@ __device__ static inline double bl_block_sum(double value, double *partial)
 
 /* ---- dynamic shared memory ---- */
 
-/* Type *name = BL_DYNAMIC_SHARED(Type): the block's, of bl_grid's shared_bytes, at a multiple of 128 bytes. Every
- * use in a kernel is the same memory. */
+/* Type *name = BL_DYNAMIC_SHARED(Type): the block's, of bl_grid's shared_bytes, at a multiple of
+ * 128 bytes. Every use in a kernel is the same memory. */
 #ifdef __CUDACC__
 extern __shared__ __align__(128) unsigned char bl_dynamic_shared[];
 #define BL_DYNAMIC_SHARED(Type) ((Type *)bl_dynamic_shared)
@@ -179,7 +180,8 @@ static inline bool bl_is_aligned(const void *p)
     return (uintptr_t)p % 16 == 0;
 }
 
-/* Threads of a block that takes a row of n elements in groups: a whole number of warps, at most `most`. */
+/* Threads of a block that takes a row of n elements in groups: a whole number of warps, at most
+ * `most`. */
 static inline unsigned bl_row_threads(int64_t n, unsigned most)
 {
     int64_t n_groups = (n + BL_GROUP - 1) / BL_GROUP,
@@ -188,8 +190,8 @@ static inline unsigned bl_row_threads(int64_t n, unsigned most)
     return threads > (int64_t)most ? most : (unsigned)threads;
 }
 
-/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none). Each block has
- * shared_bytes of dynamic shared memory beside its static one. */
+/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none).
+ * Each block has shared_bytes of dynamic shared memory beside its static one. */
 typedef struct bl_grid {
     int64_t n_blocks;
     unsigned n_threads, n_clustered;
@@ -199,8 +201,8 @@ typedef struct bl_grid {
 
 enum { BL_GRID_YZ_MAX = 65535, BL_SHARED_PLAIN_MAX = 48 << 10 };
 
-/* Queues kernel(args...); no blocks queue nothing. More than 2^31 - 1 blocks along x or 65,535 along y or z, a
- * grid's limits, are BL_EINTERNAL; other failures name `what`. */
+/* Queues kernel(args...); no blocks queue nothing. More than 2^31 - 1 blocks along x or 65,535
+ * along y or z, a grid's limits, are BL_EINTERNAL; other failures name `what`. */
 template <typename... Parameters, typename... Arguments>
 static inline bl_status bl_launch(const char *what, bl_stream *stream, bl_grid grid,
                                   void (*kernel)(Parameters...), Arguments... arguments)

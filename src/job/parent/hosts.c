@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their connection they tell each other how many ranks they have and where
- * these can be reached; then the ranks are connected, before they are started. */
+/* hosts.c -- the parents of several hosts, which mpirun or srun has started: by their connection
+ * they tell each other how many ranks they have and where these can be reached; then the ranks are
+ * connected, before they are started. */
 #include "job/parent/hosts.h"
 
 #include <stdio.h>

@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* parent.c -- the parent while its ranks run: handles signals and error reports, and judges the end (verdict.c).
+/* parent.c -- the parent while its ranks run: handles signals and error reports, and judges the end
+ * (verdict.c).
  *
  * | event | the parent |
  * | first request to stop | passes it on; the ranks agree when to stop |
- * | second one, later than BL_LAUNCH_ONE_REQUEST_S | tells the other hosts' parents, and kills the ranks |
- * | ranks go by a request, before they take any | tells the other hosts' parents: theirs cannot know why |
+ * | second one, later than BL_LAUNCH_ONE_REQUEST_S | tells the other hosts' parents, and kills the
+ *   ranks |
+ * | ranks go by a request, before they take any | tells the other hosts' parents: theirs cannot
+ *   know why |
  * | SIGTSTP | stops the ranks, then itself; when it continues, they do |
- * | a rank tells an error | keeps the first one: it is the job's; but a rank's own is better than what others say of it. Tells the other hosts' parents |
- * | a rank fails, or tells an error | gives the others LEFT_S to end, TOLD_S once the first has ended and the error is told, and kills those that do not |
+ * | a rank tells an error | keeps the first one: it is the job's; but a rank's own is better than
+ *   what others say of it. Tells the other hosts' parents |
+ * | a rank fails, or tells an error | gives the others LEFT_S to end, TOLD_S once the first has
+ *   ended and the error is told, and kills those that do not |
  * | a rank ends well | gives the others the job's deadline and EXIT_S |
- * | a rank has closed its wire, so that all have | gives all exit_s, then kills those that hang in their exit: the job is done */
+ * | a rank has closed its wire, so that all have | gives all exit_s, then kills those that hang in
+ *   their exit: the job is done */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -29,7 +35,8 @@
 #include "job/parent/hosts.h"
 #include "job/parent/verdict.h"
 
-/* EXIT_S: a rank that ends with the first one's may wait the deadline for another, and then for its word (wire/thread.c). */
+/* EXIT_S: a rank that ends with the first one's may wait the deadline for another, and then for its
+ * word (wire/thread.c). */
 static const double LEFT_S = 5.0, TOLD_S = 1.0, EXIT_S = 4.0;
 
 typedef struct parent {
@@ -48,7 +55,8 @@ typedef struct parent {
 
 /* ---- what is said ---- */
 
-/* At once: the other parents' ranks leave with its exit code, or see this one's go, and say nothing better. */
+/* At once: the other parents' ranks leave with its exit code, or see this one's go, and say nothing
+ * better. */
 static void tell_other_parents(const parent *p, const bl_error *error)
 {
     if (p->launch) bl_wire_abort(p->launch->wire, error);
@@ -81,8 +89,8 @@ static void list_signals(bool takes_requests, sigset_t *signals)
     sigaddset(signals, SIGCONT);
 }
 
-/* The ranks are in process groups of their own, which the terminal does not stop. Where nobody would continue it (no shell), the kernel ignores
- * the signal. */
+/* The ranks are in process groups of their own, which the terminal does not stop. Where nobody
+ * would continue it (no shell), the kernel ignores the signal. */
 static void stop_and_continue(parent *p)
 {
     sigset_t stop;
@@ -127,7 +135,8 @@ static void take_signals(parent *p)
     struct signalfd_siginfo info;
     int numbers[16], n = 0;
 
-    /* All that have come, before the first is answered: requests that came together are one, however long this process stands still. */
+    /* All that have come, before the first is answered: requests that came together are one,
+     * however long this process stands still. */
     while (n < (int)BL_COUNT(numbers) &&
            read(p->polled[0].fd, &info, sizeof info) == (ssize_t)sizeof info)
         numbers[n++] = (int)info.ssi_signo;

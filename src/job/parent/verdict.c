@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verdict.c -- the table of a job's ends.
  *
- * A rank's own report is the job's error, whatever ended the others. Without one, or where it says only that another rank has gone, the
- * parent names the rank that went first. A rank that only saw another host's go is the last to report: that host's parent knows why, and
- * may take LEFT_S (parent.c) and SHORT_WAIT, and ranks with much pinned memory seconds to go. */
+ * A rank's own report is the job's error, whatever ended the others. Without one, or where it says
+ * only that another rank has gone, the parent names the rank that went first. A rank that only saw
+ * another host's go is the last to report: that host's parent knows why, and may take LEFT_S
+ * (parent.c) and SHORT_WAIT, and ranks with much pinned memory seconds to go. */
 #include "job/parent/verdict.h"
 
 #include <assert.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verdict.h -- how a parent judges a job when none of its ranks is left: from how they ended, and from what they reported. verdict.c
- * has the table; parent.c prints and tells what it says. */
+/* verdict.h -- how a parent judges a job when none of its ranks is left: from how they ended, and
+ * from what they reported. verdict.c has the table; parent.c prints and tells what it says. */
 #ifndef BALLAST_JOB_PARENT_VERDICT_H
 #define BALLAST_JOB_PARENT_VERDICT_H
 
@@ -21,7 +21,8 @@ typedef enum job_evidence {
     JOB_N_EVIDENCES
 } job_evidence;
 
-/* What a rank has reported: of a rank that has gone, the parent knows more than the others and NCCL do. */
+/* What a rank has reported: of a rank that has gone, the parent knows more than the others and NCCL
+ * do. */
 typedef enum job_reported { JOB_NO_REPORT, JOB_HEARSAY, JOB_REPORT, JOB_N_REPORTS } job_reported;
 
 typedef enum job_verdict {

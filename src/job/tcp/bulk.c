@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bulk.c -- a memory file in common for processes of one host that were started each by itself. Rank 0 makes it, the others open it by /proc, which
- * lets processes of one user do so. It has no name, and is gone with the last of them. */
+/* bulk.c -- a memory file in common for processes of one host that were started each by itself.
+ * Rank 0 makes it, the others open it by /proc, which lets processes of one user do so. It has no
+ * name, and is gone with the last of them. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -189,7 +189,8 @@ static int find_oldest(const job_reception *r)
     return oldest;
 }
 
-/* Where there is no room, the one that has been silent for longest gives way, if it had time to speak. */
+/* Where there is no room, the one that has been silent for longest gives way, if it had time to
+ * speak. */
 static bool has_room(job_reception *r, double now_s)
 {
     static const double TIME_TO_SPEAK_S = 0.5;

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hello.h -- the first words on a connection, by which both ends prove that they know the job's key.
+/* hello.h -- the first words on a connection, by which both ends prove that they know the job's
+ * key.
  *
  *   guest -> host   greeting: who it is, whom it wants, a random number
  *   host -> guest   challenge: another random number, and the host's proof
  *   guest -> host   claim: the guest's proof, of the claim's bytes too
  *   host -> guest   answer: proof of the answer's bytes; at once, or when all guests have come
  *
- * Each proof is an HMAC of both random numbers, so none can be used again; each has its own purpose, so that none can be sent back. A host hears its
- * guests at the same time, at most JOB_GUESTS of them, and each for JOB_HELLO_S: silent strangers delay no rank. */
+ * Each proof is an HMAC of both random numbers, so none can be used again; each has its own
+ * purpose, so that none can be sent back. A host hears its guests at the same time, at most
+ * JOB_GUESTS of them, and each for JOB_HELLO_S: silent strangers delay no rank. */
 #ifndef BALLAST_JOB_TCP_HELLO_H
 #define BALLAST_JOB_TCP_HELLO_H
 
@@ -40,8 +42,9 @@ typedef struct job_hello {
 
 /* ---- the guest ---- */
 
-/* Greets, hears the challenge (JOB_HELLO_S at most) and claims. False with errno; EKEYREJECTED: the host has another key, or is not of this job. `hello`
- * has key and greeting but its magic, claim_bytes and nonce. */
+/* Greets, hears the challenge (JOB_HELLO_S at most) and claims. False with errno; EKEYREJECTED: the
+ * host has another key, or is not of this job. `hello` has key and greeting but its magic,
+ * claim_bytes and nonce. */
 bool job_hello_claim(int fd, job_hello *hello, const void *claim, size_t n_bytes, double deadline);
 /* The host's answer, of n_bytes. */
 bool job_hello_hear(int fd, const job_hello *hello, void *answer, size_t n_bytes, double deadline);
@@ -70,7 +73,8 @@ typedef struct job_reception {
 
 bl_status job_reception_open(job_reception *reception); /* all but the last line is set */
 void job_reception_close(job_reception *reception);     /* and connections of guests */
-/* Hears guests until one has been admitted, or until `until`. BL_ELIMIT: no more descriptors; BL_EIO. */
+/* Hears guests until one has been admitted, or until `until`. BL_ELIMIT: no more descriptors;
+ * BL_EIO. */
 bl_status job_reception_wait(job_reception *reception, double until);
 
 #endif

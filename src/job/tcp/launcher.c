@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* launcher.c -- processes that mpirun or srun has started. MPI carries their addresses and a random key and is closed before the ranks are connected:
- * it listens on all interfaces, and what a stranger sends there may block it. */
+/* launcher.c -- processes that mpirun or srun has started. MPI carries their addresses and a random
+ * key and is closed before the ranks are connected: it listens on all interfaces, and what a
+ * stranger sends there may block it. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting.c -- how processes that know one address find each other. Rank 0 listens at a port that all know; each other rank tells it where it can be
- * reached, and gets the list of all and a number that makes the job's key. Then all are connected (mesh.c). */
+/* meeting.c -- how processes that know one address find each other. Rank 0 listens at a port that
+ * all know; each other rank tells it where it can be reached, and gets the list of all and a number
+ * that makes the job's key. Then all are connected (mesh.c). */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -15,12 +16,14 @@
 #include "job/tcp/hello.h"
 
 static const double TRY_S = 5.0;
-/* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one to say so. */
+/* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one
+ * to say so. */
 static const double LONGER_S = 30.0;
 /* NFS keeps what it knows of a directory for a minute at most. */
 static const double SECRET_S = 65.0;
 
-/* Of a job of one host that has no directory: memory that every user may write to, and where a file is its owner's alone. */
+/* Of a job of one host that has no directory: memory that every user may write to, and where a file
+ * is its owner's alone. */
 static const char LOCAL_DIR[] = "/dev/shm";
 
 typedef struct meeting {
@@ -84,8 +87,8 @@ static void close_meeting(meeting *m)
     free(m->hellos);
 }
 
-/* The address over which rank 0 was met comes first: it certainly leads from one host to another. Not so a host's own name for itself; nor is one
- * wanted that is not of the chosen interface. */
+/* The address over which rank 0 was met comes first: it certainly leads from one host to another.
+ * Not so a host's own name for itself; nor is one wanted that is not of the chosen interface. */
 static void prefer(const meeting *m, const job_address *address, job_place *place)
 {
     int i = 0;
@@ -249,7 +252,8 @@ static void add_address(const job_address *address, job_place *place)
     if (place->n_addresses < JOB_PLACE_ADDRESSES) place->addresses[place->n_addresses++] = *address;
 }
 
-/* Of a chosen interface its addresses, and those that this host has of rank 0's name, at which others look for it. */
+/* Of a chosen interface its addresses, and those that this host has of rank 0's name, at which
+ * others look for it. */
 static bl_status open_door(const meeting *m, job_listener *door)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
@@ -372,7 +376,8 @@ static bool try_master(meeting *m, int *found, int *code)
     return is_done;
 }
 
-/* Rank 0 writes the secret before it listens: who reaches it, and does not see that file in time, looks elsewhere. */
+/* Rank 0 writes the secret before it listens: who reaches it, and does not see that file in time,
+ * looks elsewhere. */
 static bl_status check_secret(const meeting *m)
 {
     if (!m->is_refused || bl_now_s() - m->reached_s < SECRET_S) return BL_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh.c -- the ranks of all places with each other. A place first connects to those before it in the list, then takes the connections of those after
- * it: the first place takes at once, and each one can connect when those before it have, so nobody waits in a circle.
+/* mesh.c -- the ranks of all places with each other. A place first connects to those before it in
+ * the list, then takes the connections of those after it: the first place takes at once, and each
+ * one can connect when those before it have, so nobody waits in a circle.
  *
  * Both ends prove that they know the job's key (hello.h). */
 #include <errno.h>
@@ -12,8 +13,8 @@
 #include "base/clock.h"
 #include "job/tcp/hello.h"
 
-/* An address that does not answer: at first, so that all of a host's are tried in time, but with time to send a lost SYN again, which
- * takes a second; then, should the network be slow. */
+/* An address that does not answer: at first, so that all of a host's are tried in time, but with
+ * time to send a lost SYN again, which takes a second; then, should the network be slow. */
 static const double FIRST_TRY_S = 2.5, TRY_S = 5.0;
 
 static int n_ranks_of(const job_mesh *m)
@@ -67,7 +68,8 @@ static bool is_same_host(const job_mesh *m, const job_place *place)
     return has_addresses_of(own, place) || has_addresses_of(place, own);
 }
 
-/* -1 with errno: none of the addresses, beginning with *found, has answered. *found is then the one that has. */
+/* -1 with errno: none of the addresses, beginning with *found, has answered. *found is then the one
+ * that has. */
 static int try_addresses(const job_mesh *m, const job_place *place, int from, int to, int *found,
                          double try_s, double deadline)
 {

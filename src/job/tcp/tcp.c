@@ -135,7 +135,8 @@ bl_status job_place_open(const bl_launch_info *info, int first_rank, int n_ranks
     return BL_OK;
 }
 
-/* All ranks find the same: one of them reports it, and the launcher may end the others when it has left. */
+/* All ranks find the same: one of them reports it, and the launcher may end the others when it has
+ * left. */
 static bl_status leave_to_rank_0(int rank)
 {
     if (rank == 0) return BL_EUSAGE;
@@ -199,7 +200,8 @@ static bool wait_for(int fd, short events, double deadline)
     }
 }
 
-/* Connections to it go through `address` only: of IPv6 those of IPv4 as well, where it is the one for all. -1 with errno. */
+/* Connections to it go through `address` only: of IPv6 those of IPv4 as well, where it is the one
+ * for all. -1 with errno. */
 static int open_listening(const job_address *address, uint16_t port, bool is_for_all)
 {
     struct sockaddr_storage storage;

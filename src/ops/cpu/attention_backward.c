@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An item is one document and one key/value head with its query heads: all that dk, dv of this head and dq of
- * these heads get comes from it, in a fixed order, and P is computed once. With P_ij = exp(s_ij - lse_i),
- * delta_i = do_i . o_i: dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j dS_ij k_j
+/* An item is one document and one key/value head with its query heads: all that dk, dv of this head
+ * and dq of these heads get comes from it, in a fixed order, and P is computed once. With P_ij =
+ * exp(s_ij - lse_i),
+ * delta_i = do_i . o_i: dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j
+ *                                                                                      dS_ij k_j
  * / sqrt(d);  dk_j = sum_i dS_ij q_i / sqrt(d) (algorithm 2 of arXiv:2307.08691). */
 #include "ops/attention.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An item is one block of queries of one document and one head. It passes over the keys in blocks, with the
- * running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691), and gathers P V straight in
- * o. */
+/* An item is one block of queries of one document and one head. It passes over the keys in blocks,
+ * with the running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691), and
+ * gathers P V straight in o. */
 #include "ops/attention.h"
 
 #include <math.h>
@@ -19,8 +19,8 @@ typedef struct forward_scratch {
 _Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES,
                "the tile must fit a worker's scratch");
 
-/* Numbers for the query blocks of all documents that grow with the document and need no table: document D's
- * are [first_slot(D), first_slot(D + 1)), of which the last may be empty. */
+/* Numbers for the query blocks of all documents that grow with the document and need no table:
+ * document D's are [first_slot(D), first_slot(D + 1)), of which the last may be empty. */
 static int64_t first_slot(const int32_t *cu_seqlens, int64_t document)
 {
     return cu_seqlens[document] / QUERY_BLOCK + document;
@@ -39,8 +39,8 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
     return low;
 }
 
-/* Row r sees the first n_visible + r of the n_keys scores. They become exp(s - highest), the others 0; what
- * the rows of o hold from earlier blocks moves to the new maximum. */
+/* Row r sees the first n_visible + r of the n_keys scores. They become exp(s - highest), the others
+ * 0; what the rows of o hold from earlier blocks moves to the new maximum. */
 static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible,
                            float *o, int64_t o_stride, int64_t d)
 {
@@ -66,7 +66,8 @@ static void forward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_attention_forward_args *a = arg;
     forward_scratch *s = scratch;
-    /* From the last block back: the long rows of a document first, the short ones even the ends out. */
+    /* From the last block back: the long rows of a document first, the short ones even the ends
+     * out. */
     int64_t n_slots = a->T / QUERY_BLOCK + a->n_documents, slot = n_slots - 1 - index / a->n_heads,
             head = index % a->n_heads;
     int64_t document = document_of_slot(a, slot), begin = a->cu_seqlens[document];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process when a few
- * hundred bytes are missing. So both take what they keep at a point where it is there: the code in
- * ops_blas_prepare, which has probed for more, and what libgomp keeps of a thread in a block that the thread
- * has just given back. What a product takes and gives back, it asks for. */
+/* oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process
+ * when a few hundred bytes are missing. So both take what they keep at a point where it is there:
+ * the code in ops_blas_prepare, which has probed for more, and what libgomp keeps of a thread in a
+ * block that the thread has just given back. What a product takes and gives back, it asks for. */
 #include "ops/cpu/blas.h"
 
 #include <pthread.h>
@@ -16,8 +16,8 @@
 
 #include "base/sizes.h"
 
-/* Code and tables of all kernels: 17 MiB of addresses, measured, most of it never touched; here with what
- * their making takes. */
+/* Code and tables of all kernels: 17 MiB of addresses, measured, most of it never touched; here
+ * with what their making takes. */
 static const size_t CODE_BYTES = (size_t)48 << 20;
 
 static dnnl_status_t sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K, float alpha,
@@ -28,9 +28,9 @@ static dnnl_status_t sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int
                       beta, C, ldc);
 }
 
-/* The first omp_set_num_threads of a thread allocates libgomp's record of it, 216 bytes in gcc 12's. malloc
- * gives a thread what it has just freed, so one block of each size that the record could have makes sure of
- * it, whatever other threads take meanwhile. */
+/* The first omp_set_num_threads of a thread allocates libgomp's record of it, 216 bytes in gcc
+ * 12's. malloc gives a thread what it has just freed, so one block of each size that the record
+ * could have makes sure of it, whatever other threads take meanwhile. */
 static bool make_room_for_thread(void)
 {
     enum { STEP_BYTES = 16, MAX_BYTES = 1024 };
@@ -45,8 +45,8 @@ static bool make_room_for_thread(void)
     return has_room;
 }
 
-/* oneDNN takes as many threads as OpenMP offers the caller: one. That number belongs to the calling thread,
- * which may be somebody else's: *before goes back to it. */
+/* oneDNN takes as many threads as OpenMP offers the caller: one. That number belongs to the calling
+ * thread, which may be somebody else's: *before goes back to it. */
 static bool enter(int *before)
 {
     *before = omp_get_max_threads();
@@ -77,8 +77,8 @@ static bl_status probe_memory(void)
     return st;
 }
 
-/* A product of each kind: a vector, a matrix, few columns; each generator makes the code of all its kernels
- * at its first product. */
+/* A product of each kind: a vector, a matrix, few columns; each generator makes the code of all its
+ * kernels at its first product. */
 static bl_status make_code(void)
 {
     static const int64_t shapes[][3] = {{1, 1, 1}, {2, 2, 1}, {2, 1, 1}, {1, 2, 1}, {64, 64, 64}};

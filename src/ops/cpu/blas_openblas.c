@@ -27,7 +27,8 @@ bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
     return true;
 }
 
-/* It takes its buffers when it is loaded and when they are first used, and has no way to say that there are none. */
+/* It takes its buffers when it is loaded and when they are first used, and has no way to say that
+ * there are none. */
 bl_status ops_blas_prepare(void)
 {
     pthread_once(&single_threaded, make_single_threaded);

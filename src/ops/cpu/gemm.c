@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every product is cut into tiles of the output, one pool item each. A tile of a product with a frozen matrix
- * walks along the inner dimension: decode a panel of W into the worker's scratch, let the BLAS add its
- * product, next panel. The panel stays in the cache, so decoding costs a few instructions for 16 weights that
- * are then used once per token. With many tokens, forward turns the panel over as it decodes: the BLAS is
- * about 8 % faster on a product without transposes. */
+/* Every product is cut into tiles of the output, one pool item each. A tile of a product with a
+ * frozen matrix walks along the inner dimension: decode a panel of W into the worker's scratch, let
+ * the BLAS add its product, next panel. The panel stays in the cache, so decoding costs a few
+ * instructions for 16 weights that are then used once per token. With many tokens, forward turns
+ * the panel over as it decodes: the BLAS is about 8 % faster on a product without transposes. */
 #include "ops/gemm.h"
 
 #include <limits.h>
@@ -17,8 +17,8 @@ enum {
     TILE_MIN = 64,
     TILE_TOKENS_MIN = 256, /* a panel decoded for fewer tokens costs more than 2 % of its product */
     N_ITEMS_WANTED = 16,   /* enough to keep some cores evenly busy, where shapes allow */
-    PANEL_OUTER =
-        128, /* along W's side: wider is slower, narrower, and reading short runs of many rows shows */
+    /* along W's side: wider is slower, narrower, and reading short runs of many rows shows */
+    PANEL_OUTER = 128,
     PANEL_INNER = 1024, /* elements of a panel along the inner dimension */
     PANEL_PAD = 16,     /* rows of a panel a power of two apart would share cache sets */
     TURN_TOKENS_MIN =
@@ -164,8 +164,8 @@ static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64
     }
 }
 
-/* Vectors a and b are rows i and i + n of a square: swaps b's elements whose index has bit n clear with a's
- * that have it set (Warren, Hacker's Delight, 2nd ed., section 7-3). */
+/* Vectors a and b are rows i and i + n of a square: swaps b's elements whose index has bit n clear
+ * with a's that have it set (Warren, Hacker's Delight, 2nd ed., section 7-3). */
 #define SWAP(a, b, l0, l1, l2, l3, l4, l5, l6, l7, n)                                              \
     do {                                                                                           \
         vf8 low_ = __builtin_shufflevector(a, b, l0, l1, l2, l3, l4, l5, l6, l7);                  \

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks whose
- * logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W. Packed inputs
- * lie in dx itself (their product is finished before the gradient is written over them) and are spread out to
- * their tokens at the end; without dx they lie behind the logits. */
+/* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks
+ * whose logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W.
+ * Packed inputs lie in dx itself (their product is finished before the gradient is written over
+ * them) and are spread out to their tokens at the end; without dx they lie behind the logits. */
 #include "ops/loss_head.h"
 
 #include <math.h>
@@ -55,7 +55,8 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     row[target] = (float)(factor * (hit - 1.0));
 }
 
-/* Packs the tokens that count from *next_token on, at most n_max of them, into the rows of `packed`. */
+/* Packs the tokens that count from *next_token on, at most n_max of them, into the rows of
+ * `packed`. */
 static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, float *packed)
 {
     const bl_loss_head_args *a = c->args;
@@ -88,8 +89,9 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
     return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f, packed, a->H);
 }
 
-/* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get 0. A packed
- * row never lies behind its token, so from the back none is overwritten before it has moved. */
+/* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get
+ * 0. A packed row never lies behind its token, so from the back none is overwritten before it has
+ * moved. */
 static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 {
     size_t row_bytes = (size_t)a->H * sizeof(float);

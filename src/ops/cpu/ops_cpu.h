@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cpu.h -- the ops on the CPU, and what their kernels have in common: splitting rows into items, vector loops.
- * Internal to ops/.
+/* ops_cpu.h -- the ops on the CPU, and what their kernels have in common: splitting rows into
+ * items, vector loops. Internal to ops/.
  *
- * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one order
- * anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one register and
- * narrow ones in several. So a clone for AVX-512 and the baseline give the same bits; only the BLAS under the
- * GEMMs may differ from CPU to CPU. */
+ * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one
+ * order anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one
+ * register and narrow ones in several. So a clone for AVX-512 and the baseline give the same bits;
+ * only the BLAS under the GEMMs may differ from CPU to CPU. */
 #ifndef BALLAST_OPS_CPU_OPS_CPU_H
 #define BALLAST_OPS_CPU_OPS_CPU_H
 
@@ -16,9 +16,9 @@
 #include "ops/element_internal.h"
 #include "ops/ops_internal.h"
 
-/* One copy of the function per instruction set, chosen when the program is loaded. Not under sanitizers: the
- * choice would run before their runtime is ready. For clang 14 such a function must be static, and still its
- * name must be the only one in the program. */
+/* One copy of the function per instruction set, chosen when the program is loaded. Not under
+ * sanitizers: the choice would run before their runtime is ready. For clang 14 such a function must
+ * be static, and still its name must be the only one in the program. */
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
     __has_feature(memory_sanitizer)
@@ -34,8 +34,8 @@
 #define OPS_CLONES
 #endif
 
-/* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another one
- * writes. */
+/* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another
+ * one writes. */
 #if defined(__clang__)
 #define OPS_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -50,7 +50,8 @@ typedef double vd8 __attribute__((vector_size(64), aligned(8), may_alias));
 
 enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some microseconds of work */
 
-/* ops_cpu_<op>: the op's work, on the stream's thread and the device's pool; a task that table.c queues. */
+/* ops_cpu_<op>: the op's work, on the stream's thread and the device's pool; a task that table.c
+ * queues. */
 #define OPS_CPU_DECLARE(op) bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
 OPS_LIST(OPS_CPU_DECLARE)
 #undef OPS_CPU_DECLARE
@@ -72,15 +73,15 @@ static inline float *ops_f32(bl_tensor t)
     return t.data;
 }
 
-/* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend on the
- * threads. */
+/* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend
+ * on the threads. */
 static inline int64_t ops_rows_per_item(int64_t n_columns)
 {
     return bl_max_i64(1, OPS_ITEM_ELEMENTS / bl_max_i64(1, n_columns));
 }
 
-/* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements, in double
- * above. */
+/* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements,
+ * in double above. */
 double ops_exp_sum(float *row, int64_t n, float shift);
 
 /* The largest of row (n); NaN entries are passed over. -infinity for n = 0. */

@@ -42,8 +42,8 @@ bl_status ops_cpu_adamw(bl_stream *stream, const bl_adamw_args *args)
     return BL_OK;
 }
 
-/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack whatever n is.
- */
+/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack
+ * whatever n is. */
 enum { SUM_ITEMS = 256 };
 
 typedef struct sum_job {

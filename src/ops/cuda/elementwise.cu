@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One group of eight elements a thread. A block takes 2048 columns of one row, so that what belongs to the
- * row (a token's id, its place in the sample) is the same for all of its threads. */
+/* One group of eight elements a thread. A block takes 2048 columns of one row, so that what belongs
+ * to the row (a token's id, its place in the sample) is the same for all of its threads. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
@@ -62,8 +62,8 @@ extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const bl_swiglu_
                      blocks_per_row, (const bl_bf16 *)a->gate_up.data, (bl_bf16 *)a->h.data);
 }
 
-/* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does either.
- */
+/* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does
+ * either. */
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     swiglu_backward_kernel(int64_t I, bool aligned, unsigned blocks_per_row, const bl_bf16 *gate_up,
                            const bl_bf16 *dh, bl_bf16 *d_gate_up)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and the
- * algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by everything the
- * heuristic looks at. The first is used, so that every process computes the same bits
- * (docs/design/0013-algorithms-of-products.md). A plan without an algorithm records a refusal. When the
- * table is full the plan that was used longest ago goes (plan_cache.h).
+/* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and
+ * the algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by
+ * everything the heuristic looks at. The first is used, so that every process computes the same
+ * bits (docs/design/0013-algorithms-of-products.md). A plan without an algorithm records a refusal.
+ * When the table is full the plan that was used longest ago goes (plan_cache.h).
  *
- * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is told by the
- * number of results that the heuristic returns. It is not told beta; an algorithm that cannot do with it is
- * refused when it is called, which is before anything is queued. The next one is taken then, for good.
+ * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is
+ * told by the number of results that the heuristic returns. It is not told beta; an algorithm that
+ * cannot do with it is refused when it is called, which is before anything is queued. The next one
+ * is taken then, for good.
  *
- * The scale pointers live in the descriptor, so the table's lock is held until cublasLtMatmul has returned,
- * which is when it has queued its kernels. */
+ * The scale pointers live in the descriptor, so the table's lock is held until cublasLtMatmul has
+ * returned, which is when it has queued its kernels. */
 #include "ops/cuda/gemm_cuda.h"
 
 #include <cublasLt.h>
@@ -72,8 +73,8 @@ static void destroy_plan(plan *p)
 
 /* ---- a plan ---- */
 
-/* No kernel asks for more than its widest access. What memory happens to give beyond that must not choose
- * an algorithm: bits would depend on where a matrix is stored. */
+/* No kernel asks for more than its widest access. What memory happens to give beyond that must not
+ * choose an algorithm: bits would depend on where a matrix is stored. */
 static int64_t alignment_of(const void *pointer)
 {
     int64_t alignment = ALIGNMENT_MAX;
@@ -322,8 +323,8 @@ static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candi
                           (size_t)p->entry.key.workspace_bytes, handle);
 }
 
-/* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's advantage.
- */
+/* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's
+ * advantage. */
 static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream,
                                  const ops_gemm *g)
 {

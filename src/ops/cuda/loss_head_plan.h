@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_head_plan.h -- what is where in the scratch of CUDA's loss head. Arithmetic only: no GPU is asked. Internal
- * to ops/. */
+/* loss_head_plan.h -- what is where in the scratch of CUDA's loss head. Arithmetic only: no GPU is
+ * asked. Internal to ops/. */
 #ifndef BALLAST_OPS_CUDA_LOSS_HEAD_PLAN_H
 #define BALLAST_OPS_CUDA_LOSS_HEAD_PLAN_H
 
@@ -19,8 +19,8 @@ enum {
 
 typedef struct ops_loss_head_layout {
     int64_t chunk, ld; /* tokens of a chunk; floats of a row of logits */
-    /* Offsets in bytes; logits (chunk, ld) fp32 at 0; dx (chunk, H) fp32; logp (chunk) fp64; decoded
-     * (rows, H) bf16; gemm: BL_MATMUL_SCRATCH_BYTES. */
+    /* Offsets in bytes; logits (chunk, ld) fp32 at 0; dx (chunk, H) fp32; logp (chunk) fp64;
+     * decoded (rows, H) bf16; gemm: BL_MATMUL_SCRATCH_BYTES. */
     size_t dx, logp, decoded, gemm, total;
 } ops_loss_head_layout;
 

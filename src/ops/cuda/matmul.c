@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products on CUDA. With a frozen matrix W (N,K) there are three ways, which matmul_plan.h chooses from:
+/* Products on CUDA. With a frozen matrix W (N,K) there are three ways, which matmul_plan.h chooses
+ * from:
  *
- *   BF16       W is dequantized to bf16 in scratch, each value rounded once from the fp32 value that the
+ *   BF16       W is dequantized to bf16 in scratch, each value rounded once from the fp32 value
+ *              that the
  *              CPU uses; one bf16 GEMM.
- *   FP8_ROW    W_nk = s_n C_nk. y: x is quantized with a scale per token; cuBLASLt multiplies codes and
- *              applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are along the sum,
- *              so dy is multiplied by them before it is quantized, exactly; C is transposed, because FP8
- *              products want both operands along the sum, and has scales of one.
- *   FP8_BLOCK  W_nk = s_[n/128][k/128] C_nk: blocks are transposed with their scales, so y and dx are alike:
+ *   FP8_ROW    W_nk = s_n C_nk. y: x is quantized with a scale per token; cuBLASLt multiplies codes
+ *              and
+ *              applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are along
+ *              the sum, so dy is multiplied by them before it is quantized, exactly; C is
+ *              transposed, because FP8 products want both operands along the sum, and has scales of
+ *              one.
+ *   FP8_BLOCK  W_nk = s_[n/128][k/128] C_nk: blocks are transposed with their scales, so y and dx
+ *              are alike:
  *              W's blocks against a scale per token and 128 channels of the sum.
  *
- * What is made of W (bf16 copy, transposed codes, stacked scales) is made by the first product that needs it,
- * in the caller's prepared memory or, for this product alone, in scratch.
+ * What is made of W (bf16 copy, transposed codes, stacked scales) is made by the first product that
+ * needs it, in the caller's prepared memory or, for this product alone, in scratch.
  *
- * Row-major y (T,N) is column-major (N,T), and so on: W is the first operand of the column-major product,
- * tokens are its columns. */
+ * Row-major y (T,N) is column-major (N,T), and so on: W is the first operand of the column-major
+ * product, tokens are its columns. */
 #include <cuda_runtime_api.h>
 
 #include "base/sizes.h"
@@ -53,8 +58,8 @@ static bl_status multiply_piece(bl_stream *stream, const bl_matmul_args *a)
                                              .workspace_bytes = a->scratch ? a->scratch_bytes : 0});
 }
 
-/* Many tokens are rows of C, or lie along the sum, which is then added up in C: rounded there, once a piece,
- * to C's dtype. */
+/* Many tokens are rows of C, or lie along the sum, which is then added up in C: rounded there, once
+ * a piece, to C's dtype. */
 bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
     int64_t rows = ops_matmul_plan_piece(a->M, bl_max_i64(a->ldc, a->transpose_a ? 1 : a->lda)),
@@ -142,7 +147,8 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
     return p;
 }
 
-/* Whether `piece` is still to be made; it is, once the caller has queued it. The two kinds share memory. */
+/* Whether `piece` is still to be made; it is, once the caller has queued it. The two kinds share
+ * memory. */
 static bool must_make(const weight_product *p, unsigned piece)
 {
     unsigned same_kind =

@@ -8,7 +8,8 @@
 
 enum { ALIGNMENT_BYTES = 256, FP8_MULTIPLE = 16, BLOCK_TOKENS_MULTIPLE = 4 };
 
-/* Without codes, where only sizes are asked for, as a base lays out segments of one format: without gaps. */
+/* Without codes, where only sizes are asked for, as a base lays out segments of one format: without
+ * gaps. */
 static bool segments_follow_each_other(const bl_weight *w)
 {
     const char *end = w->segment[0].codes;
@@ -121,7 +122,8 @@ ops_matmul_layout ops_matmul_plan_layout(const bl_matmul_weight_args *args, ops_
     return at;
 }
 
-/* Also of the way that is taken when cuBLASLt refuses, and of fewer tokens, whose number may suit blocks. */
+/* Also of the way that is taken when cuBLASLt refuses, and of fewer tokens, whose number may suit
+ * blocks. */
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)
 {
     bl_matmul_weight_args piece = *args;

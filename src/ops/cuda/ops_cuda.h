@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cuda.h -- the ops on CUDA: one launcher an op, the entries of ops_cuda_table. Internal to ops/.
+/* ops_cuda.h -- the ops on CUDA: one launcher an op, the entries of ops_cuda_table. Internal to
+ * ops/.
  *
  * ops_cuda_<op>(stream, args) gets arguments that passed the checks of ops.c and queues kernels on
- * bl_cuda_stream_handle(stream) (device/cuda/stream.h). It allocates nothing, waits for nothing and returns
- * bl_cuda_launched("<op>") or BL_EINTERNAL for arguments that it has no kernel for. T = 0 and n = 0 queue
- * nothing.
+ * bl_cuda_stream_handle(stream) (device/cuda/stream.h). It allocates nothing, waits for nothing and
+ * returns bl_cuda_launched("<op>") or BL_EINTERNAL for arguments that it has no kernel for. T = 0
+ * and n = 0 queue nothing.
  *
- * Types. Activations and their gradients are bf16; arithmetic is fp32, sums that
- * decide a result as wide as the op's header says. Weights of norms, tables of angles, log-sum-exps,
- * gradients of LoRA weights and all of the optimizer stay fp32. cast, add and dropout take fp32, too.
+ * Types. Activations and their gradients are bf16; arithmetic is fp32, sums that decide a result as
+ * wide as the op's header says. Weights of norms, tables of angles, log-sum-exps, gradients of LoRA
+ * weights and all of the optimizer stay fp32. cast, add and dropout take fp32, too.
  *
- * loss_head: a target outside [0, V) of a token that counts makes logp and the loss NaN: a kernel has no
- * status to return. */
+ * loss_head: a target outside [0, V) of a token that counts makes logp and the loss NaN: a kernel
+ * has no status to return. */
 #ifndef BALLAST_OPS_CUDA_OPS_CUDA_H
 #define BALLAST_OPS_CUDA_OPS_CUDA_H
 

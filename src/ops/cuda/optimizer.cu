@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own order. */
+/* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own
+ * order. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
@@ -43,8 +44,8 @@ extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const bl_adamw_args *a)
 
 /* ---- the sum of squares ---- */
 
-/* The elements are cut into at most SLICES of whole block strides; a block sums one, and one block adds the slices' sums in
- * order. How n is cut depends on n alone, and so do the bits. */
+/* The elements are cut into at most SLICES of whole block strides; a block sums one, and one block
+ * adds the slices' sums in order. How n is cut depends on n alone, and so do the bits. */
 enum {
     SLICES = BL_CUDA_STREAM_SCRATCH_BYTES / sizeof(double),
     UNROLL = 2, /* groups of a thread under way: 64 bytes each of 2048 threads */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cache.h -- what was found out about a product's shape, by everything that the answer depends on:
- * a hash table of at most OPS_PLAN_CACHE_MAX entries, of which the one that was asked for longest ago goes
- * first. Host memory; knows neither CUDA nor what an entry holds. Internal to ops/.
+/* plan_cache.h -- what was found out about a product's shape, by everything that the answer depends
+ * on: a hash table of at most OPS_PLAN_CACHE_MAX entries, of which the one that was asked for
+ * longest ago goes first. Host memory; knows neither CUDA nor what an entry holds. Internal to
+ * ops/.
  *
- * A training step asks for at most 50 products per number of tokens, and numbers of tokens are multiples
- * of 128: 4096 entries are 80 such numbers. */
+ * A training step asks for at most 50 products per number of tokens, and numbers of tokens are
+ * multiples of 128: 4096 entries are 80 such numbers. */
 #ifndef BALLAST_OPS_CUDA_PLAN_CACHE_H
 #define BALLAST_OPS_CUDA_PLAN_CACHE_H
 
@@ -34,7 +35,8 @@ typedef struct ops_plan_cache {
 /* The entry of this key, now the newest; NULL when there is none. */
 ops_plan_entry *ops_plan_cache_find(ops_plan_cache *cache, const ops_plan_key *key);
 
-/* Adds an entry whose key there is none of. Returns the entry that had to go, for the caller to free; NULL. */
+/* Adds an entry whose key there is none of. Returns the entry that had to go, for the caller to
+ * free; NULL. */
 ops_plan_entry *ops_plan_cache_add(ops_plan_cache *cache, ops_plan_entry *entry);
 
 /* Takes the oldest entry out, for the caller to free; NULL when there is none left. */
