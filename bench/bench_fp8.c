@@ -40,28 +40,28 @@ static void copy(bench *b)
 }
 static void row_from_f32(bench *b)
 {
-    bl_fp8_row_quantise(b->pool, BL_F32, b->source[0], 0, b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_row_quantize(b->pool, BL_F32, b->source[0], 0, b->rows, b->cols, b->codes, b->scales);
 }
 static void row_from_bf16(bench *b)
 {
-    bl_fp8_row_quantise(b->pool, BL_BF16, b->source[1], 0, b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_row_quantize(b->pool, BL_BF16, b->source[1], 0, b->rows, b->cols, b->codes, b->scales);
 }
 static void block_from_f32(bench *b)
 {
-    bl_fp8_block_quantise(b->pool, BL_F32, b->source[0], b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_block_quantize(b->pool, BL_F32, b->source[0], b->rows, b->cols, b->codes, b->scales);
 }
 static void block_from_bf16(bench *b)
 {
-    bl_fp8_block_quantise(b->pool, BL_BF16, b->source[1], b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_block_quantize(b->pool, BL_BF16, b->source[1], b->rows, b->cols, b->codes, b->scales);
 }
 static void row_to_f32(bench *b)
 {
-    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_ROW, b->codes, b->scales, b->rows, b->cols,
+    bl_fp8_dequantize(b->pool, BL_FORMAT_FP8_ROW, b->codes, b->scales, b->rows, b->cols,
                       b->decoded);
 }
 static void block_to_f32(bench *b)
 {
-    bl_fp8_dequantise(b->pool, BL_FORMAT_FP8_BLOCK, b->codes, b->scales, b->rows, b->cols,
+    bl_fp8_dequantize(b->pool, BL_FORMAT_FP8_BLOCK, b->codes, b->scales, b->rows, b->cols,
                       b->decoded);
 }
 static void transpose(bench *b)

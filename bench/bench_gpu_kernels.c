@@ -125,35 +125,35 @@ static bl_status run_cast(bench *b)
     bl_cast_args a = {.n = LORA_SHARE, .x = bl_tensor_f32(b->floats), .y = bf16(b->b)};
     return bl_cast(b->stream, &a);
 }
-static bl_status quantise_rows(bench *b, int64_t cols, const float *column_factor)
+static bl_status quantize_rows(bench *b, int64_t cols, const float *column_factor)
 {
-    return fp8_cuda_quantise_rows(b->stream, b->a, cols, column_factor, b->T, cols, (uint8_t *)b->b,
+    return fp8_cuda_quantize_rows(b->stream, b->a, cols, column_factor, b->T, cols, (uint8_t *)b->b,
                                   (float *)(void *)b->c);
 }
-static bl_status run_quantise_rows_h(bench *b)
+static bl_status run_quantize_rows_h(bench *b)
 {
-    return quantise_rows(b, H, NULL);
+    return quantize_rows(b, H, NULL);
 }
-static bl_status run_quantise_rows_i(bench *b)
+static bl_status run_quantize_rows_i(bench *b)
 {
-    return quantise_rows(b, I, NULL);
+    return quantize_rows(b, I, NULL);
 }
-static bl_status run_quantise_rows_2i(bench *b)
+static bl_status run_quantize_rows_2i(bench *b)
 {
-    return quantise_rows(b, 2 * I, b->floats);
+    return quantize_rows(b, 2 * I, b->floats);
 }
-static bl_status run_quantise_groups_h(bench *b)
+static bl_status run_quantize_groups_h(bench *b)
 {
-    return fp8_cuda_quantise_groups(b->stream, b->a, H, b->T, H, (uint8_t *)b->b,
+    return fp8_cuda_quantize_groups(b->stream, b->a, H, b->T, H, (uint8_t *)b->b,
                                     (float *)(void *)b->c);
 }
-static bl_status run_dequantise_row(bench *b)
+static bl_status run_dequantize_row(bench *b)
 {
-    return fp8_cuda_dequantise(b->stream, BL_FORMAT_FP8_ROW, b->a, b->floats, 2 * I, H, b->b);
+    return fp8_cuda_dequantize(b->stream, BL_FORMAT_FP8_ROW, b->a, b->floats, 2 * I, H, b->b);
 }
-static bl_status run_dequantise_block(bench *b)
+static bl_status run_dequantize_block(bench *b)
 {
-    return fp8_cuda_dequantise(b->stream, BL_FORMAT_FP8_BLOCK, b->a, b->floats, 2 * I, H, b->b);
+    return fp8_cuda_dequantize(b->stream, BL_FORMAT_FP8_BLOCK, b->a, b->floats, 2 * I, H, b->b);
 }
 static bl_status run_transpose(bench *b)
 {
@@ -175,8 +175,8 @@ static bl_status run_adamw(bench *b)
 }
 static bl_status run_sum_squares(bench *b)
 {
-    comm_sum_squares_args a = {.n = LORA_SHARE, .x = b->floats, .sum = b->sums};
-    return comm_sum_squares(b->stream, &a);
+    bl_sum_squares_args a = {.n = LORA_SHARE, .x = b->floats, .sum = b->sums};
+    return bl_sum_squares(b->stream, &a);
 }
 
 /* bytes = per_token * T + fixed: every input read once, every output written once. */
@@ -194,12 +194,12 @@ static const struct {
     {"add, 16384", run_add, 6 * H, 0},
     {"dropout, 16384", run_dropout, 4 * H + 12, 0},
     {"embedding, 16384", run_embedding, 4 * H + 4, 0},
-    {"quantise_rows, 16384", run_quantise_rows_h, 3 * H + 4, 0},
-    {"quantise_rows, 53248", run_quantise_rows_i, 3 * I + 4, 0},
-    {"quantise_rows, 106496, column factors", run_quantise_rows_2i, 6 * I + 4, 8 * I},
-    {"quantise_groups, 16384", run_quantise_groups_h, 3 * H + 4 * H / 128, 0},
-    {"dequantise fp8_row, 106496 x 16384", run_dequantise_row, 0, (int64_t)6 * I *H + 8 * I},
-    {"dequantise fp8_block, 106496 x 16384", run_dequantise_block, 0,
+    {"quantize_rows, 16384", run_quantize_rows_h, 3 * H + 4, 0},
+    {"quantize_rows, 53248", run_quantize_rows_i, 3 * I + 4, 0},
+    {"quantize_rows, 106496, column factors", run_quantize_rows_2i, 6 * I + 4, 8 * I},
+    {"quantize_groups, 16384", run_quantize_groups_h, 3 * H + 4 * H / 128, 0},
+    {"dequantize fp8_row, 106496 x 16384", run_dequantize_row, 0, (int64_t)6 * I *H + 8 * I},
+    {"dequantize fp8_block, 106496 x 16384", run_dequantize_block, 0,
      (int64_t)6 * I *H + (int64_t)8 * I *H / 16384},
     {"transpose, 106496 x 16384", run_transpose, 0, (int64_t)4 * I *H},
     {"cast to bf16, 47 M", run_cast, 0, (int64_t)6 * LORA_SHARE},

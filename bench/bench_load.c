@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_load MODEL [DIR] -- how fast a checkpoint is brought into memory (fp8_row, stored) or into
  * page files in DIR, beside what bounds it, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over the
- * same files; the quantiser on weights in memory; first touch of as much memory as the shard takes.
+ * same files; the quantizer on weights in memory; first touch of as much memory as the shard takes.
  * One JSON line a round. Each load runs in a child, whose largest RSS is the measure of memory. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,8 +20,8 @@
 enum {
     N_ROUNDS = 5,
     COMMAND_BYTES = 16384,
-    QUANTISE_ROWS = 4096,
-    QUANTISE_COLS = 8192,
+    QUANTIZE_ROWS = 4096,
+    QUANTIZE_COLS = 8192,
     N_THREADS_MAX = 64
 };
 
@@ -117,13 +117,13 @@ static double run_fio(const char *model)
 }
 
 /* GB/s of bf16 read. */
-static double run_quantiser(void)
+static double run_quantizer(void)
 {
     enum { RUNS = 5 };
-    size_t n = (size_t)QUANTISE_ROWS * QUANTISE_COLS;
+    size_t n = (size_t)QUANTIZE_ROWS * QUANTIZE_COLS;
     uint16_t *source = malloc(n * sizeof *source);
     uint8_t *codes = malloc(n);
-    float *scales = malloc(QUANTISE_ROWS * sizeof *scales);
+    float *scales = malloc(QUANTIZE_ROWS * sizeof *scales);
     bl_pool *pool = NULL;
     double best_s = 1e9;
 
@@ -131,7 +131,7 @@ static double run_quantiser(void)
         for (size_t i = 0; i < n; i++) source[i] = (uint16_t)(0x3c00 + i % 511);
         for (int run = 0; run <= RUNS; run++) {
             double start = bl_now_s();
-            if (bl_fp8_row_quantise(pool, BL_BF16, source, 0, QUANTISE_ROWS, QUANTISE_COLS, codes,
+            if (bl_fp8_row_quantize(pool, BL_BF16, source, 0, QUANTIZE_ROWS, QUANTIZE_COLS, codes,
                                     scales) != BL_OK)
                 break;
             if (run > 0 && bl_now_s() - start < best_s) best_s = bl_now_s() - start;
@@ -186,7 +186,7 @@ static void print_load(const char *name, const load_result *r, double bound)
            name, rate / bound, name, 1e-6 * (double)(r->rss_bytes - r->kept_bytes));
 }
 
-/* The bound of a load: the least of the rates at which bytes are read, quantised, and room is made
+/* The bound of a load: the least of the rates at which bytes are read, quantized, and room is made
  * for what is kept of them. */
 static double least(double a, double b)
 {
@@ -225,15 +225,15 @@ static bool run_round(const char *model, const char *dir, int round)
         fio[3] = run_fio(model);
     }
     if (fp8.status != BL_OK || stored.status != BL_OK || disk.status != BL_OK) return false;
-    double quantiser = run_quantiser(),
+    double quantizer = run_quantizer(),
            touch_fp8 = touch * (double)fp8.stored_bytes / (double)fp8.kept_bytes;
     printf("{\"bench\":\"load\",\"round\":%d,\"stored_bytes\":%lld,\"fio_gb_per_s\":[%.3f,%.3f,%."
-           "3f,%.3f],\"quantiser_gb_per_s\":%.3f,"
+           "3f,%.3f],\"quantizer_gb_per_s\":%.3f,"
            "\"touch_gb_per_s\":%.3f",
-           round, (long long)fp8.stored_bytes, fio[0], fio[1], fio[2], fio[3], quantiser, touch);
-    print_load("fp8_row", &fp8, least(least(quantiser, (fio[0] + fio[1]) / 2), touch_fp8));
+           round, (long long)fp8.stored_bytes, fio[0], fio[1], fio[2], fio[3], quantizer, touch);
+    print_load("fp8_row", &fp8, least(least(quantizer, (fio[0] + fio[1]) / 2), touch_fp8));
     print_load("stored", &stored, least(touch, (fio[1] + fio[2]) / 2));
-    if (dir) print_load("fp8_row_to_disk", &disk, least(quantiser, (fio[2] + fio[3]) / 2));
+    if (dir) print_load("fp8_row_to_disk", &disk, least(quantizer, (fio[2] + fio[3]) / 2));
     printf("}\n");
     fflush(stdout);
     return true;

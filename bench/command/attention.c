@@ -212,7 +212,7 @@ static bl_status measure(attention_bench *b, const char *pass, double flops_per_
         BL_TRY(bl_stream_synchronize(b->stream));
         if (run >= 0) b->seconds[run] = bl_stamp_elapsed_s(b->begin, b->end);
     }
-    bl_bench_times times = bl_bench_summarise(b->seconds, o->runs);
+    bl_bench_times times = bl_bench_summarize(b->seconds, o->runs);
     double flops = flops_per_pair * b->n_pairs * (double)(o->heads * o->head_dim);
     printf("{\"bench\":\"attention\",\"device\":\"%s\",\"pass\":\"%s\",\"tokens\":%lld,"
            "\"documents\":%lld,\"heads\":%lld,\"kv_heads\":%lld,\"head_dim\":%lld,\"runs\":%lld,"

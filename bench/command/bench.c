@@ -70,7 +70,7 @@ static int compare_seconds(const void *a, const void *b)
     return (*x > *y) - (*x < *y);
 }
 
-bl_bench_times bl_bench_summarise(double *seconds, int64_t n)
+bl_bench_times bl_bench_summarize(double *seconds, int64_t n)
 {
     qsort(seconds, (size_t)n, sizeof *seconds, compare_seconds);
     return (bl_bench_times){seconds[0], 0.5 * (seconds[(n - 1) / 2] + seconds[n / 2])};

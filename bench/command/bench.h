@@ -30,7 +30,7 @@ enum { BL_BENCH_MAX_RUNS = 1000 };
 typedef struct bl_bench_times {
     double best_s, median_s;
 } bl_bench_times;
-bl_bench_times bl_bench_summarise(double *seconds, int64_t n); /* n >= 1; sorts */
+bl_bench_times bl_bench_summarize(double *seconds, int64_t n); /* n >= 1; sorts */
 
 /* "4GiB", "512MiB", "64KiB" or plain bytes: a multiple of multiple_bytes, not 0. BL_EUSAGE names
  * the key. */

@@ -170,7 +170,7 @@ done:
 static void print_size(const gather_bench *b, int64_t bytes, double *seconds)
 {
     static const char *const kinds[] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "cuda"};
-    bl_bench_times times = bl_bench_summarise(seconds, b->options->runs);
+    bl_bench_times times = bl_bench_summarize(seconds, b->options->runs);
     double size = (double)(bytes / b->n_ranks * b->n_ranks),
            part = (double)(b->n_ranks - 1) / (double)b->n_ranks;
     const char *way = b->is_nccl ? "nccl" : b->options->processes ? "processes" : "threads";

@@ -278,7 +278,7 @@ static bl_status measure_disk(hardware *h)
     BL_TRY_GOTO(st, done, bl_bench_file_read(&file, &reader, true, &ignored, &engine));
     for (int64_t run = 0; run < o->runs; run++)
         BL_TRY_GOTO(st, done, bl_bench_file_read(&file, &reader, false, &seconds[run], &engine));
-    bl_bench_times times = bl_bench_summarise(seconds, o->runs);
+    bl_bench_times times = bl_bench_summarize(seconds, o->runs);
     double n_bytes = (double)h->disk_bytes;
     st = add_rate(h, "disk_read",
                   json_pack("{s:s, s:s, s:b, s:i, s:i, s:I}", "dir", o->dir, "engine", engine,
@@ -332,12 +332,12 @@ static bl_status measure_fp8(hardware *h, int n_threads, bl_device *device)
 
     for (bl_format format = BL_FORMAT_FP8_ROW; format <= BL_FORMAT_FP8_BLOCK; format++)
         for (int back = 0; back < 2; back++) {
-            BL_TRY(back ? bl_rate_fp8_dequantise(device, format, n, n, o->runs, &rate)
-                        : bl_rate_fp8_quantise(device, format, n, n, o->runs, &rate));
+            BL_TRY(back ? bl_rate_fp8_dequantize(device, format, n, n, o->runs, &rate)
+                        : bl_rate_fp8_quantize(device, format, n, n, o->runs, &rate));
             json_t *entry =
                 json_pack("{s:s, s:i, s:s, s:s, s:I}", "device", "cpu", "threads", n_threads,
                           "format", bl_format_name(format), "direction",
-                          back ? "dequantise" : "quantise", "matrix_size", (json_int_t)n);
+                          back ? "dequantize" : "quantize", "matrix_size", (json_int_t)n);
             BL_TRY(add_rate(h, "fp8", entry, "weights", rate));
         }
     return BL_OK;

@@ -139,7 +139,7 @@ static void print_contender(io_bench *b, contender who, const double *ratios)
 {
     const io_options *o = b->options;
     double gb = 1e-9 * (double)b->file.n_bytes;
-    bl_bench_times times = bl_bench_summarise(b->seconds[who], o->runs);
+    bl_bench_times times = bl_bench_summarize(b->seconds[who], o->runs);
 
     if (o->json) {
         printf(
@@ -166,7 +166,7 @@ static void print_results(io_bench *b)
     for (contender who = URING; b->takes_part[FIO] && who < N_CONTENDERS; who++) {
         if (!b->takes_part[who]) continue;
         for (int64_t i = 0; i < n; i++) inverse[i] = b->seconds[who][i] / b->seconds[FIO][i];
-        ratios[who][1] = 1.0 / bl_bench_summarise(inverse, n).median_s;
+        ratios[who][1] = 1.0 / bl_bench_summarize(inverse, n).median_s;
     }
     if (!b->options->json) {
         printf("%lld bytes, %lld rounds, %s\n", (long long)b->file.n_bytes, (long long)n,
@@ -176,10 +176,10 @@ static void print_results(io_bench *b)
         if (b->takes_part[FIO]) printf(" %13s %13s", "best : fio", "median : fio");
         printf("\n");
     }
-    double fio_best_s = b->takes_part[FIO] ? bl_bench_summarise(b->seconds[FIO], n).best_s : 0.0;
+    double fio_best_s = b->takes_part[FIO] ? bl_bench_summarize(b->seconds[FIO], n).best_s : 0.0;
     for (contender who = 0; who < N_CONTENDERS; who++) {
         if (!b->takes_part[who]) continue;
-        ratios[who][0] = fio_best_s / bl_bench_summarise(b->seconds[who], n).best_s;
+        ratios[who][0] = fio_best_s / bl_bench_summarize(b->seconds[who], n).best_s;
         print_contender(b, who, b->takes_part[FIO] && who != FIO ? ratios[who] : NULL);
     }
 }

@@ -2,7 +2,7 @@
 /* The linear layer of one matrix on a GPU. In each run, one after the other and each between two
  * stamps of the stream: the plain GEMM of the same shape in bf16 and, beside an FP8 layer, in FP8;
  * the layer, the frozen product alone, and what that is made of besides its GEMM (decoding W,
- * quantising the input, turning W over). What the layer takes beyond the frozen product is the
+ * quantizing the input, turning W over). What the layer takes beyond the frozen product is the
  * adapter's.
  *
  * The plain GEMMs are the yardstick: each is the fastest of the algorithms that cuBLASLt offers,
@@ -37,7 +37,7 @@ typedef enum step {
     STEP_VISIT,       /* the layer for each micro-batch of a visit */
     STEP_FROZEN,
     STEP_DECODE,
-    STEP_QUANTISE,
+    STEP_QUANTIZE,
     STEP_TRANSPOSE,
     N_STEPS
 } step;
@@ -97,7 +97,7 @@ static void fill_pattern(uint16_t *values, uint8_t *codes)
     }
 }
 
-/* Scales between 2^-11 and 2^-9, no two neighbours alike. */
+/* Scales between 2^-11 and 2^-9, no two neighbors alike. */
 static bl_status fill_scales(linear_bench *b, float *scales, size_t n)
 {
     float *values;
@@ -248,15 +248,15 @@ static bl_status frozen_product(linear_bench *b)
                                                      .scratch_bytes = b->linear.workspace_bytes});
 }
 
-static bl_status quantise(linear_bench *b)
+static bl_status quantize(linear_bench *b)
 {
     int64_t inner = b->forward ? b->K : b->N;
     const void *in = b->forward ? b->x.data : b->dy.data;
     const float *factor = b->forward ? NULL : b->linear.weight.segment[0].scales;
     return b->shape->format == BL_FORMAT_FP8_ROW
-               ? fp8_cuda_quantise_rows(b->stream, in, inner, factor, b->T, inner, b->input_codes,
+               ? fp8_cuda_quantize_rows(b->stream, in, inner, factor, b->T, inner, b->input_codes,
                                         b->input_scales)
-               : fp8_cuda_quantise_groups(b->stream, in, inner, b->T, inner, b->input_codes,
+               : fp8_cuda_quantize_groups(b->stream, in, inner, b->T, inner, b->input_codes,
                                           b->input_scales);
 }
 
@@ -302,10 +302,10 @@ static bl_status run_step(linear_bench *b, step what)
     case STEP_DECODE:
         return is_fp8 || w->format == BL_FORMAT_BF16
                    ? BL_OK
-                   : fp8_cuda_dequantise(b->stream, w->format, w->codes, w->scales, b->N, b->K,
+                   : fp8_cuda_dequantize(b->stream, w->format, w->codes, w->scales, b->N, b->K,
                                          b->dense.data);
-    case STEP_QUANTISE:
-        return is_fp8 ? quantise(b) : BL_OK;
+    case STEP_QUANTIZE:
+        return is_fp8 ? quantize(b) : BL_OK;
     default:
         return is_fp8 && !b->forward
                    ? fp8_cuda_transpose(b->stream, b->codes, b->N, b->K, b->turned)
@@ -430,7 +430,7 @@ static void print_line(linear_bench *b)
     bool is_fp8 = b->linear.mode == BL_MATMUL_FP8;
 
     for (int s = 0; s < N_STEPS; s++) {
-        bl_bench_times times = bl_bench_summarise(b->seconds[s], b->shape->runs);
+        bl_bench_times times = bl_bench_summarize(b->seconds[s], b->shape->runs);
         best[s] = times.best_s;
         median[s] = times.median_s;
     }
@@ -454,11 +454,11 @@ static void print_line(linear_bench *b)
     if (is_fp8) print_fp8(b, best, flops);
     if (b->shape->micro_batches > 1) print_visit(b, best);
     printf("\"frozen_seconds\":%.7f,\"adapter_seconds\":%.7f,\"decode_seconds\":%.7f,"
-           "\"quantise_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_"
+           "\"quantize_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_"
            "bits\":\"%"
            "016llx\"}\n",
            best[STEP_FROZEN], median[STEP_LAYER] - median[STEP_FROZEN], best[STEP_DECODE],
-           best[STEP_QUANTISE], best[STEP_TRANSPOSE], (unsigned long long)b->bits,
+           best[STEP_QUANTIZE], best[STEP_TRANSPOSE], (unsigned long long)b->bits,
            (unsigned long long)b->timed_bits);
     fflush(stdout);
 }

@@ -209,7 +209,7 @@ done:
 static double percent(const double *a, const double *b, double *ratios, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) ratios[i] = 100 * a[i] / b[i];
-    return bl_bench_summarise(ratios, n).median_s;
+    return bl_bench_summarize(ratios, n).median_s;
 }
 
 static void print_line(const linear_bench *bench, pass p, double *ratios)
@@ -222,7 +222,7 @@ static void print_line(const linear_bench *bench, pass p, double *ratios)
     double of_gemm = percent(gemm, seconds, ratios, n),
            of_resident = percent(resident, seconds, ratios, n),
            resident_of_gemm = percent(gemm, resident, ratios, n);
-    bl_bench_times times = bl_bench_summarise(seconds, n);
+    bl_bench_times times = bl_bench_summarize(seconds, n);
     double flops = 2.0 * (double)c->T * (double)c->spec.rows * (double)c->spec.cols *
                    (double)c->layers * c->ranks;
 

@@ -137,7 +137,7 @@ typedef struct pager_bench {
 
 static double median(double *values, int64_t n)
 {
-    return n > 0 ? bl_bench_summarise(values, n).median_s : 0;
+    return n > 0 ? bl_bench_summarize(values, n).median_s : 0;
 }
 
 static bl_status configure(const pager_bench *b, const contender *c, bool traces,
@@ -275,8 +275,8 @@ static bl_status ask_overlap(pager_bench *b)
                (long long)round + 1, plain.step_s, ahead[round], late[round], overlapped.stall_s);
         fflush(stdout);
     }
-    bl_bench_times a = bl_bench_summarise(ahead, o->rounds),
-                   s = bl_bench_summarise(late, o->rounds);
+    bl_bench_times a = bl_bench_summarize(ahead, o->rounds),
+                   s = bl_bench_summarize(late, o->rounds);
     printf("{\"bench\":\"pager\",\"question\":\"overlap\",\"tier\":\"%s\",\"ranks\":%lld,"
            "\"threads\":%lld,\"part\":%g,"
            "\"overlapped_median\":%.4f,\"synchronous_median\":%.4f}\n",

@@ -302,9 +302,9 @@ static bl_status ask(plan_bench *b, const way *w)
             is_by_clock(w) ? after.step_s : (seconds_of(w, &before) + seconds_of(w, &after)) / 2;
         ratios[round] = predicted_s[round] / step_s[round];
     }
-    bl_bench_times ratio = bl_bench_summarise(ratios, b->options->rounds),
-                   step = bl_bench_summarise(step_s, b->options->rounds),
-                   predicted = bl_bench_summarise(predicted_s, b->options->rounds);
+    bl_bench_times ratio = bl_bench_summarize(ratios, b->options->rounds),
+                   step = bl_bench_summarize(step_s, b->options->rounds),
+                   predicted = bl_bench_summarize(predicted_s, b->options->rounds);
     printf("{\"bench\":\"plan\",\"way\":\"%s\",\"ranks\":%d,\"threads\":%d,\"micro_batches\":%d,"
            "\"tier\":\"%s\",\"ratio\":%g,\"part\":%g,\"seconds\":\"%s\",\"step_s\":%.4f,"
            "\"predicted_s\":%.4f,"

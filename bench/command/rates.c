@@ -19,7 +19,7 @@ enum { PIECE_BYTES = 4 << 20, GEMM_SAMPLES = 61 };
 
 static bl_rate rate_of(double *seconds, int64_t runs, double work)
 {
-    bl_bench_times times = bl_bench_summarise(seconds, runs);
+    bl_bench_times times = bl_bench_summarize(seconds, runs);
     return (bl_rate){work / times.best_s, work / times.median_s};
 }
 
@@ -397,20 +397,20 @@ typedef struct fp8_case {
     uint8_t *codes;
 } fp8_case;
 
-static bl_status quantise(void *arg)
+static bl_status quantize(void *arg)
 {
     const fp8_case *c = arg;
     if (c->format == BL_FORMAT_FP8_ROW)
-        return bl_fp8_row_quantise(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes,
+        return bl_fp8_row_quantize(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes,
                                    c->scales);
-    return bl_fp8_block_quantise(c->pool, BL_F32, c->weights, c->rows, c->cols, c->codes,
+    return bl_fp8_block_quantize(c->pool, BL_F32, c->weights, c->rows, c->cols, c->codes,
                                  c->scales);
 }
 
-static bl_status dequantise(void *arg)
+static bl_status dequantize(void *arg)
 {
     const fp8_case *c = arg;
-    bl_fp8_dequantise(c->pool, c->format, c->codes, c->scales, c->rows, c->cols, c->decoded);
+    bl_fp8_dequantize(c->pool, c->format, c->codes, c->scales, c->rows, c->cols, c->decoded);
     return BL_OK;
 }
 
@@ -445,8 +445,8 @@ static bl_status rate_fp8(bl_status (*once)(void *arg), bl_device *device, bl_fo
         goto done;
     }
     fill(c.weights, (int64_t)n);
-    BL_TRY_GOTO(st, done, quantise(&c));
-    BL_TRY_GOTO(st, done, dequantise(&c));
+    BL_TRY_GOTO(st, done, quantize(&c));
+    BL_TRY_GOTO(st, done, dequantize(&c));
     if (!is_near(&c)) {
         st = BL_FAIL(BL_EINTERNAL, "%s: weights are not what they were", bl_format_name(format));
         goto done;
@@ -460,14 +460,14 @@ done:
     return st;
 }
 
-bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+bl_status bl_rate_fp8_quantize(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                int64_t runs, bl_rate *out)
 {
-    return rate_fp8(quantise, device, format, rows, cols, runs, out);
+    return rate_fp8(quantize, device, format, rows, cols, runs, out);
 }
 
-bl_status bl_rate_fp8_dequantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+bl_status bl_rate_fp8_dequantize(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                  int64_t runs, bl_rate *out)
 {
-    return rate_fp8(dequantise, device, format, rows, cols, runs, out);
+    return rate_fp8(dequantize, device, format, rows, cols, runs, out);
 }

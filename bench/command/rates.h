@@ -34,9 +34,9 @@ bl_status bl_rate_gemm(bl_device *device, bl_dtype dtype, int64_t n, int64_t run
 
 /* Weights converted between fp32 and the format, one of the two FP8 ones, in a matrix of rows x
  * cols; a CPU device. */
-bl_status bl_rate_fp8_quantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+bl_status bl_rate_fp8_quantize(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                int64_t runs, bl_rate *out);
-bl_status bl_rate_fp8_dequantise(bl_device *device, bl_format format, int64_t rows, int64_t cols,
+bl_status bl_rate_fp8_dequantize(bl_device *device, bl_format format, int64_t rows, int64_t cols,
                                  int64_t runs, bl_rate *out);
 
 #endif

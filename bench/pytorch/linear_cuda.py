@@ -58,7 +58,7 @@ class Clock:
         return statistics.median(times)
 
 
-def quantise_rows(w):
+def quantize_rows(w):
     """E4M3 codes and scales with codes * scale[:, None] ~ w; None where this PyTorch has no such type."""
     if not hasattr(torch, "float8_e4m3fn"):
         return None
@@ -81,7 +81,7 @@ def bench_matrix(args, clock, name, rows, cols, tokens):
     x, dy = torch.randn(tokens, cols, **kind), torch.randn(tokens, rows, **kind)
     w = torch.randn(rows, cols, **kind) * 0.02
     a, b = torch.randn(args.lora_r, cols, **kind), torch.randn(rows, args.lora_r, **kind)
-    codes = quantise_rows(w)
+    codes = quantize_rows(w)
 
     def report(what, backward, seconds):
         flops = 2.0 * tokens * rows * cols
@@ -98,7 +98,7 @@ def bench_matrix(args, clock, name, rows, cols, tokens):
         decode = lambda: (q.to(torch.bfloat16) * scale[:, None].to(torch.bfloat16))
         report("lora_fp8", backward, clock(lambda: lora_step(x, dy, decode, a, b, 2.0, backward)))
     if args.device == "cuda" and codes is not None and hasattr(torch, "_scaled_mm"):
-        xq, x_scale = quantise_rows(x)
+        xq, x_scale = quantize_rows(x)
         product = lambda: torch._scaled_mm(xq, codes[0].t(), scale_a=x_scale[:, None], scale_b=codes[1][None, :],
                                            out_dtype=torch.bfloat16, use_fast_accum=False)
         try:

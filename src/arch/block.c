@@ -299,7 +299,7 @@ static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t
                                             .dx = d});
 }
 
-/* q and k are neighbours in a fused row: one call rotates both. */
+/* q and k are neighbors in a fused row: one call rotates both. */
 static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
                         int64_t position_offset, int direction, bl_tensor qkv)
 {

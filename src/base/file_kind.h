@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file_kind.h -- files that are given by mistake: compressed, of another format, another encoding,
- * or what a download left instead. Recognised by their first bytes, so that the error says what
+ * or what a download left instead. Recognized by their first bytes, so that the error says what
  * they are and what to do. */
 #ifndef BALLAST_BASE_FILE_KIND_H
 #define BALLAST_BASE_FILE_KIND_H

@@ -117,7 +117,7 @@ int bl_status_exit_code(bl_status status)
     case BL_ENUMERIC:
         return 6;
     case BL_ERANK:
-    case BL_ECANCELLED:
+    case BL_ECANCELED:
         return 7;
     case BL_ESTOPPED:
         return 75;
@@ -129,9 +129,9 @@ int bl_status_exit_code(bl_status status)
 
 const char *bl_status_name(bl_status status)
 {
-    static const char *const names[] = {"ok",     "usage",     "input",      "io",
-                                        "memory", "limit",     "checkpoint", "numeric",
-                                        "rank",   "cancelled", "stopped",    "internal"};
+    static const char *const names[] = {"ok",     "usage",    "input",      "io",
+                                        "memory", "limit",    "checkpoint", "numeric",
+                                        "rank",   "canceled", "stopped",    "internal"};
     size_t index = (size_t)status;
     return index < sizeof names / sizeof names[0] ? names[index] : "unknown";
 }

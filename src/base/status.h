@@ -27,7 +27,7 @@ typedef enum bl_status {
     BL_ECHECKPOINT, /* a checkpoint that cannot be used                        exit 5 */
     BL_ENUMERIC,    /* NaN or infinity where there must be none                exit 6 */
     BL_ERANK,       /* a rank died or hung                                     exit 7 */
-    BL_ECANCELLED,  /* gave up because another rank or stream failed first     exit 7 */
+    BL_ECANCELED,   /* gave up because another rank or stream failed first     exit 7 */
     BL_ESTOPPED,    /* stopped on request, resumable                           exit 75 */
     BL_EINTERNAL    /* a bug of Ballast's                                      exit 1 */
 } bl_status;

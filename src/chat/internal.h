@@ -23,7 +23,7 @@ typedef struct bl_chat_text {
 struct bl_chat_template {
     const bl_tokenizer *tokenizer;
     char *name;
-    bool recognised;
+    bool recognized;
     bool trims;        /* white space around a content, as Python's str.strip does */
     bool alternates;   /* user, assistant, user, ...; one system message, at the start */
     bool nests_system; /* Llama 2: a system message begins the first user's content */

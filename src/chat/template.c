@@ -193,7 +193,7 @@ static family find_family_of(const char *text)
     return FAMILY_LLAMA2;
 }
 
-static bl_status recognise_text(const char *jinja, family *found)
+static bl_status recognize_text(const char *jinja, family *found)
 {
     char *text = malloc(strlen(jinja) + 1), *end = text;
 
@@ -206,12 +206,12 @@ static bl_status recognise_text(const char *jinja, family *found)
     return BL_OK;
 }
 
-static bl_status recognise(const bl_tokenizer *tokenizer, family *found)
+static bl_status recognize(const bl_tokenizer *tokenizer, family *found)
 {
     const char *jinja = bl_tokenizer_chat_template(tokenizer);
 
     if (jinja) {
-        BL_TRY(recognise_text(jinja, found));
+        BL_TRY(recognize_text(jinja, found));
         if (*found != FAMILY_FILE) return BL_OK;
         return BL_FAIL(
             BL_EUSAGE,
@@ -278,14 +278,14 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
     if (name)
         which = find_family(name);
     else
-        BL_TRY(recognise(tokenizer, &which));
+        BL_TRY(recognize(tokenizer, &which));
     bl_chat_template *chat = calloc(1, sizeof *chat);
     if (!chat || !(chat->name = strdup(name ? name : family_names[which]))) {
         free(chat);
         return BL_FAIL(BL_ENOMEM, "chat template");
     }
     chat->tokenizer = tokenizer;
-    chat->recognised = !name;
+    chat->recognized = !name;
     bl_status st = build(chat, which, date);
     if (st != BL_OK) {
         bl_chat_template_destroy(chat);
@@ -302,9 +302,9 @@ const char *bl_chat_template_name(const bl_chat_template *chat)
     return chat->name;
 }
 
-bool bl_chat_template_was_recognised(const bl_chat_template *chat)
+bool bl_chat_template_was_recognized(const bl_chat_template *chat)
 {
-    return chat->recognised;
+    return chat->recognized;
 }
 
 static uint64_t hash_text(const bl_chat_text *text, uint64_t hash)

@@ -64,7 +64,7 @@ void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
 
 /* "llama3.1", or the file's path. */
 const char *bl_chat_template_name(const bl_chat_template *chat);
-bool bl_chat_template_was_recognised(const bl_chat_template *chat); /* loaded without a name */
+bool bl_chat_template_was_recognized(const bl_chat_template *chat); /* loaded without a name */
 
 /* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of
  * it. */

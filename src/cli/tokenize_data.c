@@ -84,7 +84,7 @@ static bool is_learned(const bl_sample *row, int64_t t)
 }
 
 static bl_status print_table(const bl_tokenizer *tokenizer, const bl_sample *row, int64_t index,
-                             bool in_colour)
+                             bool in_color)
 {
     int64_t n_learned = 0;
 
@@ -94,19 +94,19 @@ static bl_status print_table(const bl_tokenizer *tokenizer, const bl_sample *row
     printf("  position%s       id    label  token\n", row->document_ids ? "  document" : "");
     for (int64_t t = 0; t < row->n_tokens; t++) {
         bool learned = is_learned(row, t);
-        printf("%s%c %8" PRId64, in_colour ? learned ? "\033[32m" : "\033[2m" : "",
+        printf("%s%c %8" PRId64, in_color ? learned ? "\033[32m" : "\033[2m" : "",
                learned ? '*' : ' ', t);
         if (row->document_ids) printf("  %8d", row->document_ids[t]);
         printf(" %8d %8d  ", row->ids[t], row->labels[t]);
         BL_TRY(print_token(tokenizer, row->ids[t]));
-        puts(in_colour ? "\033[0m" : "");
+        puts(in_color ? "\033[0m" : "");
     }
     return BL_OK;
 }
 
 /* ---- both ---- */
 
-static bool wants_colour(void)
+static bool wants_color(void)
 {
     const char *terminal = getenv("TERM");
     return isatty(STDOUT_FILENO) && !getenv("NO_COLOR") && terminal && strcmp(terminal, "dumb");
@@ -116,7 +116,7 @@ bl_status bl_cli_show_data(const bl_tokenizer *tokenizer, const bl_dataset_optio
                            bl_packing packing, int64_t n_rows, bool as_json)
 {
     bl_dataset *samples = NULL, *packed = NULL;
-    bool in_colour = wants_colour();
+    bool in_color = wants_color();
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_dataset_open(options, tokenizer, &samples));
@@ -135,7 +135,7 @@ bl_status bl_cli_show_data(const bl_tokenizer *tokenizer, const bl_dataset_optio
         if (as_json)
             print_json(&row);
         else
-            st = print_table(tokenizer, &row, i, in_colour);
+            st = print_table(tokenizer, &row, i, in_color);
         bl_sample_free(&row);
         if (st != BL_OK) goto done;
     }

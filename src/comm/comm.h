@@ -8,7 +8,7 @@
  * other ranks read them, too.
  *
  * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits
- * for a rank, and every later one, on any rank of the job then ends with BL_ECANCELLED (sticky on
+ * for a rank, and every later one, on any rank of the job then ends with BL_ECANCELED (sticky on
  * its stream). A rank that does not arrive within the deadline makes its group fail with BL_ERANK,
  * naming it by its rank in the job, and aborts the job. Ranks that call different collectives or
  * sizes all get BL_EINTERNAL, which aborts the job as well. */

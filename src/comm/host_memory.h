@@ -59,7 +59,7 @@ BL_API void bl_host_memory_return(void *piece, size_t n_bytes);
 
 /* While the first rank works for long before all meet, it calls beat now and then, and the others
  * are in await: so they wait as long as it is at work, and after the deadline without a beat they
- * give it up. beat tells the others at most once a second, and is BL_ECANCELLED when one of them
+ * give it up. beat tells the others at most once a second, and is BL_ECANCELED when one of them
  * has failed. await of the first rank ends that of the others. */
 BL_API bl_status bl_host_memory_beat(bl_host_memory *memory);
 BL_API bl_status bl_host_memory_await(bl_host_memory *memory);

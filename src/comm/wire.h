@@ -90,7 +90,7 @@ void bl_wire_channel_destroy(bl_wire_channel *channel); /* NULL is fine */
 
 /* At most one transfer a peer and direction. `call` names the collective in errors. A meeting fails
  * with BL_ERANK, naming the peers not heard from, a deadline after its start; another exchange, a
- * deadline after the last transfer (or piece of 1 GiB) that was completed. BL_ECANCELLED:
+ * deadline after the last transfer (or piece of 1 GiB) that was completed. BL_ECANCELED:
  * aborted. */
 bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
                                    bool is_meeting, const bl_transfer *transfers, int n_transfers);

@@ -84,7 +84,7 @@ typedef struct bl_train_config {
     bl_string_list lora_target_modules; /* projection names, or "all-linear" alone */
     bool use_rslora;
 
-    /* optimisation */
+    /* optimization */
     double learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
     double max_grad_norm; /* 0: off */
     bl_lr_scheduler_type lr_scheduler_type;

@@ -4,7 +4,7 @@
  * The seven projections of each layer become E4M3 codes with F32 scales beside them
  * (X.weight_scale: [rows, 1], or the grid of 128 x 128 blocks), with the bits that training from
  * the source with that base_format would use; everything else is copied. config.json gets a
- * quantization_config of compressed-tensors ("float-quantized", activations quantised as they come,
+ * quantization_config of compressed-tensors ("float-quantized", activations quantized as they come,
  * lm_head ignored), as vLLM and store/hf_model.h read it.
  *
  * A shard of the source becomes a shard of the same name, written piece by piece and put in place

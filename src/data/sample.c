@@ -85,7 +85,7 @@ typedef struct sample_draft {
     bl_ids ids, labels;
 } sample_draft;
 
-/* Labels the ids behind the last labelled one: with themselves, or masked. */
+/* Labels the ids behind the last labeled one: with themselves, or masked. */
 static bl_status label_rest(sample_draft *draft, bool learn)
 {
     size_t n_more = draft->ids.n - draft->labels.n;

@@ -100,7 +100,7 @@ BL_API bl_device_kind bl_device_get_kind(const bl_device *device);
 
 /* The rank's worker threads on the host; borrowed. A CPU's exist from create on. A GPU has none,
  * NULL, until start_workers gives it n_threads (>= 1, the caller of bl_pool_run among them):
- * weights are quantised and memory is touched on them. BL_EINTERNAL: it has some. */
+ * weights are quantized and memory is touched on them. BL_EINTERNAL: it has some. */
 BL_API bl_pool *bl_device_pool(bl_device *device);
 BL_API bl_status bl_device_start_workers(bl_device *device, int n_threads);
 

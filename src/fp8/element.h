@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h -- quantising and decoding one number, for C and for CUDA: what the kernels of every
+/* element.h -- quantizing and decoding one number, for C and for CUDA: what the kernels of every
  * device agree on.
  *
  * The rule of fp8.h: scale = absmax / 448, or 1 where that is zero; code = E4M3(x / scale); value =

@@ -6,7 +6,7 @@
  *   fp8_row    E4M3 codes, one fp32 scale a row:             scales[rows]
  *   fp8_block  E4M3 codes, one fp32 scale a 128 x 128 block: scales[ceil(rows/128)][ceil(cols/128)]
  *   f32, f16, bf16   the value itself, as the checkpoint stores it; no scales
- * Quantising: scale = absmax / 448, code = E4M3(w / scale), both of them IEEE fp32 divisions (a
+ * Quantizing: scale = absmax / 448, code = E4M3(w / scale), both of them IEEE fp32 divisions (a
  * reciprocal changes codes). Where absmax / 448 is zero (all weights zero, or too small for fp32 to
  * hold the scale) the scale is 1. Zeros at the end of a row or block change nothing, so padding is
  * free. A NaN or an infinity among the weights is BL_EINPUT.
@@ -56,20 +56,20 @@ BL_API size_t bl_format_code_bytes(bl_format format); /* of one weight */
 BL_API bool bl_format_sizes(bl_format format, int64_t rows, int64_t cols, size_t *codes_bytes,
                             size_t *n_scales);
 
-/* ---- quantising. `src` and `codes` begin at row `row_begin` of the projection and hold rows
+/* ---- quantizing. `src` and `codes` begin at row `row_begin` of the projection and hold rows
  * [row_begin, row_end). ---- */
 
 /* fp8_row; scales[row_end - row_begin]. Errors name the row of the projection and the column. */
-BL_API bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src,
+BL_API bl_status bl_fp8_row_quantize(bl_pool *pool, bl_dtype dtype, const void *src,
                                      int64_t row_begin, int64_t row_end, int64_t cols,
                                      uint8_t *codes, float *scales);
 
 /* fp8_block, whole: rows [0, rows) and scales[ceil(rows/128)][ceil(cols/128)]. */
-BL_API bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
+BL_API bl_status bl_fp8_block_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
                                        int64_t cols, uint8_t *codes, float *scales);
 
 /* fp8_block in three steps, for a rank that holds some rows only. It takes the absmax over all rows
- * of the blocks it has a part in (up to 127 rows on either side are its neighbours'), makes scales
+ * of the blocks it has a part in (up to 127 rows on either side are its neighbors'), makes scales
  * of them, and encodes the rows it owns. The grid's row 0 is the block that row_begin lies in,
  * floor(row_begin/128) of the projection; it has ceil(row_end/128) - floor(row_begin/128) rows of
  * ceil(cols/128) blocks. */
@@ -91,12 +91,12 @@ BL_API bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *
 /* dst[(row - row_begin) * ld + col - col_begin] = the value at (row, col), for the tile [row_begin,
  * row_end) x [col_begin, col_end) of the matrix of `cols` columns that begins at `codes` and
  * `scales`. ld >= col_end - col_begin. */
-BL_API void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *scales,
+BL_API void bl_fp8_dequantize_tile(bl_format format, const void *codes, const float *scales,
                                    int64_t cols, int64_t row_begin, int64_t row_end,
                                    int64_t col_begin, int64_t col_end, float *dst, int64_t ld);
 
 /* The whole matrix: dst[rows][cols]. */
-BL_API void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes,
+BL_API void bl_fp8_dequantize(bl_pool *pool, bl_format format, const void *codes,
                               const float *scales, int64_t rows, int64_t cols, float *dst);
 
 /* dst[cols][rows] = src[rows][cols], codes of one byte. */

@@ -246,7 +246,7 @@ void bl_launch_leave(bl_launch *launch)
     while (atomic_flag_test_and_set(&is_leaving)) pause(); /* the other one ends the process */
     /* Neither the wire nor the launch is freed: this process's other threads use them until it
      * ends. */
-    leave(end_job(launch, BL_ECANCELLED, bl_wire_end));
+    leave(end_job(launch, BL_ECANCELED, bl_wire_end));
 }
 
 bl_status bl_launch_close(bl_launch *launch, bl_status st)

@@ -23,7 +23,7 @@ extern "C" {
 /* Most matrices of a unit, and most segments of a matrix. */
 enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3 };
 
-/* Rows that are gathered together: neighbouring segments whose rows have the same number of
+/* Rows that are gathered together: neighboring segments whose rows have the same number of
  * bytes. */
 typedef struct bl_base_part {
     int first_segment, n_segments;

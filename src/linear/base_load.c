@@ -352,6 +352,6 @@ bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_
     uint8_t *codes = (uint8_t *)job->codes + (r->row - job->begin) * job->cols;
 
     if (job->format == BL_FORMAT_FP8_BLOCK) return quantize_blocks(pool, job, r, codes, grid);
-    return bl_fp8_row_quantise(pool, r->dtype, r->bytes, r->row, r->stop, job->cols, codes,
+    return bl_fp8_row_quantize(pool, r->dtype, r->bytes, r->row, r->stop, job->cols, codes,
                                job->scales + r->row);
 }

@@ -46,7 +46,7 @@ typedef struct bl_linear_lora {
 
 /* A layer, and where its frozen weight W (rows, cols) comes from: memory or a function. Both are
  * read by bl_linear_stack_create only, each rank its own rows; for BL_FORMAT_FP8_BLOCK whole blocks
- * of 128 rows, of which its neighbours have a part. */
+ * of 128 rows, of which its neighbors have a part. */
 typedef struct bl_linear_spec {
     int64_t rows, cols;
     bl_format format;   /* how W is stored */

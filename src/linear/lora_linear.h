@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_linear.h -- a frozen, possibly quantised weight with trainable low-rank updates.
+/* lora_linear.h -- a frozen, possibly quantized weight with trainable low-rank updates.
  *
  *   y  = x W^T + s (D x A^T) B^T        Hu et al. 2021, arXiv:2106.09685, eq. 3; D is the dropout
  *                                       mask of the LoRA path's input

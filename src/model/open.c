@@ -81,7 +81,7 @@ bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_
             (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
             return BL_FAIL(BL_EUSAGE,
                            "base_format %s: %s is FP8 with %s scales already and would lose by "
-                           "being quantised again; use auto",
+                           "being quantized again; use auto",
                            bl_base_format_name(choice), what,
                            *out == BL_FORMAT_FP8_BLOCK ? "128 x 128 block" : "row");
         return BL_OK;

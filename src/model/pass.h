@@ -40,7 +40,7 @@ typedef struct bl_pass_adapter {
     bl_lora_dropout dropout; /* p, seed, step; of micro-batches with gradients alone */
 } bl_pass_adapter;
 
-/* A micro-batch, what it goes through and where its results go. Neighbours may differ in all of it:
+/* A micro-batch, what it goes through and where its results go. Neighbors may differ in all of it:
  * one visit serves several adapters, an evaluation and the frozen base alone, at one transfer of
  * the weights. */
 typedef struct bl_pass_micro {

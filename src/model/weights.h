@@ -3,7 +3,7 @@
  *
  * Once a host (bl_model): the configuration, the open files, the embedding table in its stored
  * dtype (and the tied head, which is the same table), and the format chosen for each projection.
- * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantised as it was read; all
+ * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantized as it was read; all
  * scales; the norms; RoPE tables.
  *
  * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU
@@ -84,7 +84,7 @@ void bl_model_close(bl_model *model); /* NULL is fine */
  * bl_model_open. */
 bl_status bl_model_set_format(bl_model *model, bl_base_format format);
 const char *bl_base_format_name(bl_base_format format); /* "auto" */
-/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantised again; names
+/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantized again; names
  * `what`. */
 bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
                                 const char *what, bl_format *out);
@@ -132,7 +132,7 @@ typedef struct bl_model_weights {
 bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
                                   bl_model_weights **out);
 
-/* Reads and quantises this rank's rows and places them in their tiers; rows whose page files are
+/* Reads and quantizes this rank's rows and places them in their tiers; rows whose page files are
  * there already are not read again. placement NULL: all in device memory. Collective over
  * `shard_group`: scales are exchanged there. `model` is borrowed until the weights are freed.
  * BL_EINPUT names tensor, row and column of a weight that is not finite. BL_ESTOPPED:

@@ -19,8 +19,8 @@
  * Where reads go through the bounce buffer, a host stream of the pager's own waits for the disk:
  * nothing waits in a GPU's callbacks. Copy, gather and compute are ordered by events only. Nothing
  * is allocated after create. Errors of reads surface at the next acquire, or where the compute
- * stream is synchronised, with tensor, file, offset and errno. destroy may be called at any moment
- * once the streams have been synchronised or have failed: reads under way are waited for, those not
+ * stream is synchronized, with tensor, file, offset and errno. destroy may be called at any moment
+ * once the streams have been synchronized or have failed: reads under way are waited for, those not
  * yet given to the system are dropped. */
 #ifndef BALLAST_OFFLOAD_PAGER_H
 #define BALLAST_OFFLOAD_PAGER_H

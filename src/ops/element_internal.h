@@ -11,7 +11,7 @@
 
 #include "base/host_device.h"
 
-/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorises: x = n ln 2 + r
+/* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorizes: x = n ln 2 + r
  *   with |r|
  * <= ln(2)/2 (ln 2 in two parts, the first with so few bits that n times it is exact: Cody & Waite
  * 1980), Taylor's polynomial of degree 7 (remainder below r^8/8! < 5.3e-9, a twelfth of an ulp),

@@ -118,7 +118,7 @@ static bl_status read_device_rates(reading *r)
     const char *in[] = {"device", device, "direction", "host_to_device", NULL};
     const char *out[] = {"device", device, "direction", "device_to_host", NULL};
     const char *gemm[] = {"device", device, "dtype", is_gpu ? "bf16" : "f32", NULL};
-    const char *decode[] = {"device", device, "direction", "dequantise", NULL};
+    const char *decode[] = {"device", device, "direction", "dequantize", NULL};
 
     BL_TRY(read_rate(r, "device_copy", "bytes", in, 1, &h->copy_in_bytes_per_s));
     BL_TRY(read_rate(r, "device_copy", "bytes", out, 1, &h->copy_out_bytes_per_s));

@@ -39,7 +39,7 @@ typedef struct bl_time_habits {
     double copy_back_bytes_per_s;
     bool decodes_each_use; /* a weight is decoded for each product, not once a visit */
     bool recomputes_all;   /* of a layer whose input alone is kept, also what nobody reads */
-    bool is_eager;         /* one kernel for each operation of transformers' modelling code */
+    bool is_eager;         /* one kernel for each operation of transformers' modeling code */
 } bl_time_habits;
 
 /* Borrowed for the call. */

@@ -101,7 +101,7 @@ typedef struct bl_bpe {
 } bl_bpe;
 
 typedef struct bl_symbol {
-    int32_t id, prev, next; /* id -1: merged into its left neighbour */
+    int32_t id, prev, next; /* id -1: merged into its left neighbor */
 } bl_symbol;
 
 typedef struct bl_candidate {

@@ -23,7 +23,7 @@
 
 typedef struct bl_tokenizer bl_tokenizer;
 
-/* A growable list of token ids. Zero-initialise it before first use; bl_ids_free releases it and
+/* A growable list of token ids. Zero-initialize it before first use; bl_ids_free releases it and
  * makes it empty again. */
 typedef struct bl_ids {
     int32_t *id;

@@ -94,11 +94,11 @@ bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number)
     return true;
 }
 
-/* How much a rank's failure says: cancelled ranks only heard of it; of those that see a loss that
+/* How much a rank's failure says: canceled ranks only heard of it; of those that see a loss that
  * is not finite, some know why. */
 static int failure_weight(const bl_rank_thread *t)
 {
-    return t->status == BL_OK ? 0 : t->status == BL_ECANCELLED ? 1 : t->rank->is_at_fault ? 3 : 2;
+    return t->status == BL_OK ? 0 : t->status == BL_ECANCELED ? 1 : t->rank->is_at_fault ? 3 : 2;
 }
 
 /* The error that started it. */

@@ -214,7 +214,7 @@ static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals
     while (bl_ranks_wait(&w->ranks, signals, &signal_number))
         take_signal(w, signals, signal_number);
     st = bl_ranks_join(&w->ranks, st);
-    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELLED))
+    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELED))
         return save_abandoned(w, output);
     return st;
 }

@@ -62,9 +62,9 @@ static void encode(bl_pool *pool, const bl_weight_segment *s, int64_t cols, uint
     float *values = random_values(s->rows * cols, seed, 0.1f);
 
     if (s->format == BL_FORMAT_FP8_ROW)
-        check(bl_fp8_row_quantise(pool, BL_F32, values, 0, s->rows, cols, codes, scales));
+        check(bl_fp8_row_quantize(pool, BL_F32, values, 0, s->rows, cols, codes, scales));
     else if (s->format == BL_FORMAT_FP8_BLOCK)
-        check(bl_fp8_block_quantise(pool, BL_F32, values, s->rows, cols, codes, scales));
+        check(bl_fp8_block_quantize(pool, BL_F32, values, s->rows, cols, codes, scales));
     for (int64_t i = 0; s->format == BL_FORMAT_BF16 && i < s->rows * cols; i++)
         ((uint16_t *)(void *)codes)[i] = bl_f32_to_bf16(values[i]);
     free(values);

@@ -241,7 +241,7 @@ static bl_tokenizer *with_config(const char *fixture, const char *config)
     return tokenizer;
 }
 
-static void check_recognised(const char *fixture, const char *jinja, const char *name)
+static void check_recognized(const char *fixture, const char *jinja, const char *name)
 {
     bl_chat_template *chat;
     json_t *config = json_object();
@@ -252,7 +252,7 @@ static void check_recognised(const char *fixture, const char *jinja, const char 
     if (name) {
         if (st != BL_OK) fail_msg("%s", bl_error_text());
         assert_string_equal(bl_chat_template_name(chat), name);
-        assert_true(bl_chat_template_was_recognised(chat));
+        assert_true(bl_chat_template_was_recognized(chat));
     } else {
         assert_int_equal(st, BL_EUSAGE);
         assert_non_null(strstr(bl_error_text(), "give llama2, llama3"));
@@ -280,19 +280,19 @@ static void check_recognised(const char *fixture, const char *jinja, const char 
 static void test_recognition(void **state)
 {
     (void)state;
-    check_recognised(FIXTURE, "{% for message in messages %}{{ " MESSAGE3 " }}{% endfor %}",
+    check_recognized(FIXTURE, "{% for message in messages %}{{ " MESSAGE3 " }}{% endfor %}",
                      "llama3");
-    check_recognised(
+    check_recognized(
         FIXTURE, "{% for message in messages %}{{ 'You are kind' }}{{ " MESSAGE3 " }}{% endfor %}",
         NULL);
-    check_recognised(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}", NULL);
-    check_recognised(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", NULL);
-    check_recognised(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
-    check_recognised(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
-    check_recognised(SPM_FIXTURE,
+    check_recognized(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}", NULL);
+    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", NULL);
+    check_recognized(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
+    check_recognized(SPM_FIXTURE,
                      "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2, NULL);
-    check_recognised(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", NULL);
-    check_recognised(SPM_FIXTURE, NULL, NULL);
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", NULL);
+    check_recognized(SPM_FIXTURE, NULL, NULL);
     bl_tokenizer *tokenizer = with_config(
         SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"
                      "\"default\",\"template\":\"b\"}]}");
@@ -318,7 +318,7 @@ static void test_recognition_of_real_texts(void **state)
         snprintf(path, sizeof path, "%s/suites/chat-templates/meta-llama-Llama-%s-Instruct.jinja",
                  data_folder, files[i][0]);
         assert_int_equal(bl_file_read_all(path, 1 << 20, &bytes, &n), BL_OK);
-        check_recognised(FIXTURE, bytes, files[i][1]);
+        check_recognized(FIXTURE, bytes, files[i][1]);
         free(bytes);
     }
     snprintf(path, sizeof path, "%s/tokenizers/llama3",

@@ -21,7 +21,7 @@ typedef struct lines {
 } lines;
 
 /* bench.c has the program's, and all measurements with it. */
-bl_bench_times bl_bench_summarise(double *seconds, int64_t n)
+bl_bench_times bl_bench_summarize(double *seconds, int64_t n)
 {
     double best_s = seconds[0];
     for (int64_t i = 1; i < n; i++) best_s = seconds[i] < best_s ? seconds[i] : best_s;

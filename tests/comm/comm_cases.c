@@ -399,7 +399,7 @@ bl_status comm_case_one_rank_fails(test_rank *self)
     unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);
     bl_comm *half = NULL;
     bl_stream *other = NULL;
-    bool all_cancelled = false;
+    bool all_canceled = false;
     bl_status st;
 
     /* Rank 1 is not in the others' group. */
@@ -414,16 +414,16 @@ bl_status comm_case_one_rank_fails(test_rank *self)
     }
     st = bl_stream_synchronize(self->stream);
     if (self->rank == 1) goto done;
-    TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
+    TEST_CHECK_GOTO(st, done, st == BL_ECANCELED);
     TEST_CHECK_GOTO(st, done, strstr(bl_error_text(), "shard.bin: a short read"));
     TEST_CHECK_GOTO(st, done,
                     bl_comm_barrier(half, other) ==
-                        BL_OK); /* queued; the split group is cancelled too */
+                        BL_OK); /* queued; the split group is canceled too */
     st = bl_stream_synchronize(other);
-    TEST_CHECK_GOTO(st, done, st == BL_ECANCELLED);
+    TEST_CHECK_GOTO(st, done, st == BL_ECANCELED);
     bl_comm *never;
-    TEST_CHECK_GOTO(st, done, bl_comm_split(half, 0, &never) == BL_ECANCELLED && never == NULL);
-    all_cancelled = true;
+    TEST_CHECK_GOTO(st, done, bl_comm_split(half, 0, &never) == BL_ECANCELED && never == NULL);
+    all_canceled = true;
 done:
     if (self->rank == 1 && st != BL_OK) {
         bl_error error;
@@ -435,7 +435,7 @@ done:
     bl_stream_synchronize(self->stream);
     bl_comm_destroy(half);
     free(recv);
-    return all_cancelled ? BL_FAIL(BL_ECANCELLED, "all cancelled") : st;
+    return all_canceled ? BL_FAIL(BL_ECANCELED, "all canceled") : st;
 }
 
 bl_status comm_case_two_ranks_stay_away(test_rank *self)

@@ -18,8 +18,8 @@ bl_status comm_case_run_pipeline(test_rank *self);
 /* Two communicators of the same ranks: a gather that waits for a rank holds up no reduction. */
 bl_status comm_case_gather_is_held(test_rank *self);
 
-/* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are cancelled
- * everywhere, and return BL_ECANCELLED "all cancelled". */
+/* Rank 1's task fails with BL_EIO after ten rounds; the others check that they are canceled
+ * everywhere, and return BL_ECANCELED "all canceled". */
 bl_status comm_case_one_rank_fails(test_rank *self);
 
 /* For those that follow. Ranks that mean to come do so within this time of each other; where one

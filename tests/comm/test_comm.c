@@ -68,9 +68,9 @@ static void test_abort(void **state)
             test_ranks_run(rank_counts[i], 1, 0, comm_case_one_rank_fails, NULL, errors), BL_EIO);
         assert_string_equal(bl_error_text(), "shard.bin: a short read");
         for (int r = 0; r < rank_counts[i]; r++) {
-            if (errors[r].status != (r == 1 ? BL_EIO : BL_ECANCELLED))
+            if (errors[r].status != (r == 1 ? BL_EIO : BL_ECANCELED))
                 fail_msg("rank %d: %s", r, errors[r].text);
-            if (r != 1) assert_string_equal(errors[r].text, "all cancelled");
+            if (r != 1) assert_string_equal(errors[r].text, "all canceled");
         }
         assert_true(bl_now_s() - start_s < 60); /* without the abort they wait for ever */
     }
@@ -207,9 +207,9 @@ static void test_arguments(void **state)
     bl_comm_first_error(comm, &error);
     assert_int_equal(error.status, BL_EIO);
     assert_string_equal(error.text, "first");
-    assert_ok(bl_comm_barrier(comm, stream)); /* queued; a group of one is cancelled as well */
-    assert_int_equal(bl_stream_synchronize(stream), BL_ECANCELLED);
-    assert_string_equal(bl_error_text(), "cancelled: first");
+    assert_ok(bl_comm_barrier(comm, stream)); /* queued; a group of one is canceled as well */
+    assert_int_equal(bl_stream_synchronize(stream), BL_ECANCELED);
+    assert_string_equal(bl_error_text(), "canceled: first");
 
     bl_stream_destroy(stream);
     bl_device_destroy(device);

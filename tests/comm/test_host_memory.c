@@ -249,8 +249,8 @@ static void test_failure_while_waiting(void **state)
 
     (void)state;
     assert_int_equal(run(3, fail_waiting, &fd, errors), BL_EIO);
-    assert_int_equal(errors[0].status, BL_ECANCELLED);
-    assert_int_equal(errors[2].status, BL_ECANCELLED);
+    assert_int_equal(errors[0].status, BL_ECANCELED);
+    assert_int_equal(errors[2].status, BL_ECANCELED);
     close(fd);
 }
 
@@ -310,7 +310,7 @@ static void test_used_file(void **state)
     assert_int_equal(ftruncate(fd, 1), 0);
     assert_int_equal(run(2, open_only, &fd, errors), BL_EINTERNAL);
     assert_string_equal(errors[0].text, "the host's memory file is used already: 1 bytes");
-    assert_int_equal(errors[1].status, BL_ECANCELLED);
+    assert_int_equal(errors[1].status, BL_ECANCELED);
     close(fd);
 }
 
@@ -346,7 +346,7 @@ static void test_file_limit(void **state)
                         "the embedding: memory that the ranks of a host share is a file of 1052672 "
                         "bytes, and files may have 524288 (ulimit -f, RLIMIT_FSIZE): raise the "
                         "limit, or use rank_processes false");
-    assert_int_equal(errors[1].status, BL_ECANCELLED);
+    assert_int_equal(errors[1].status, BL_ECANCELED);
     close(fd);
 }
 
@@ -419,7 +419,7 @@ static void test_failing_filler(void **state)
     (void)state;
     assert_int_equal(run(4, fail_filling, &fd, errors), BL_EINPUT);
     for (int r = 0; r < 4; r++)
-        assert_int_equal(errors[r].status, r == 1 ? BL_EINPUT : BL_ECANCELLED);
+        assert_int_equal(errors[r].status, r == 1 ? BL_EINPUT : BL_ECANCELED);
     close(fd);
 }
 
@@ -453,13 +453,13 @@ static void test_refusals_of_processes(void **state)
     for (int r = 0; r < 3; r++) n_found += ends[r].error.status == BL_EINTERNAL;
     for (int r = 0; r < 3; r++) /* one that is late hears of it before it finds it */
         if (ends[r].error.status != BL_EINTERNAL)
-            assert_int_equal(ends[r].error.status, BL_ECANCELLED);
+            assert_int_equal(ends[r].error.status, BL_ECANCELED);
     assert_true(n_found > 0);
     close(fd);
     fd = memory_file();
     host_ranks_run(4, 60, fail_filling, &fd, ends);
     for (int r = 0; r < 4; r++)
-        assert_int_equal(ends[r].error.status, r == 1 ? BL_EINPUT : BL_ECANCELLED);
+        assert_int_equal(ends[r].error.status, r == 1 ? BL_EINPUT : BL_ECANCELED);
     close(fd);
 }
 
@@ -494,7 +494,7 @@ static void test_death_of_the_filler(void **state)
         assert_int_equal(ends[n - 1].signal_number, SIGKILL);
         for (int r = 0; r < n - 1; r++) {
             /* The wire of each has seen it, or heard it of another. */
-            assert_true(ends[r].error.status == BL_ERANK || ends[r].error.status == BL_ECANCELLED);
+            assert_true(ends[r].error.status == BL_ERANK || ends[r].error.status == BL_ECANCELED);
             if (ends[r].error.status == BL_ERANK) assert_string_equal(ends[r].error.text, expected);
         }
         close(fd);

@@ -61,7 +61,7 @@ float test_value(int rank, int64_t index, uint64_t seed)
 {
     uint64_t z =
         seed * 0x9E3779B97F4A7C15u + (uint64_t)rank * 0xD1B54A32D192ED03u + (uint64_t)index;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u; /* SplitMix64's finaliser */
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u; /* SplitMix64's finalizer */
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
     z ^= z >> 31;
     return (float)((double)(z >> 11) * 0x1p-52 - 1.0);

@@ -163,7 +163,7 @@ static void check_errors(const shared_case *given, bl_status status)
         c.fd = memfd_create("test_dataset_shared", MFD_CLOEXEC);
         assert_int_equal(test_ranks_run(n, 1, 60, open_together, &c, errors), status);
         assert_string_equal(errors[0].text, expected);
-        for (int r = 1; r < n; r++) assert_int_equal(errors[r].status, BL_ECANCELLED);
+        for (int r = 1; r < n; r++) assert_int_equal(errors[r].status, BL_ECANCELED);
         close(c.fd);
     }
 }

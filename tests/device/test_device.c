@@ -17,7 +17,7 @@
 #include "base/sizes.h"
 #include "device/device.h"
 
-const char *__asan_default_options(void);
+BL_API const char *__asan_default_options(void); /* ASan looks it up by name */
 const char *__asan_default_options(void)
 {
     return "allocator_may_return_null=1"; /* as malloc does */

@@ -18,7 +18,7 @@
 
 enum { PIECE = 256, MARGIN = 64, MOST = 3 * PIECE + 1 };
 
-const char *__asan_default_options(void);
+BL_API const char *__asan_default_options(void); /* ASan looks it up by name */
 const char *__asan_default_options(void)
 {
     return "allocator_may_return_null=1"; /* as malloc does */

@@ -75,8 +75,8 @@ static void test_decoding_all_codes(void **state)
 
 enum { MAX_BOUNDARIES = 4096 };
 
-/* Each code's value, each midpoint between neighbours (the last with what would be the next code),
- * their two fp32 neighbours, and the ends of fp32; both signs. Returns how many. */
+/* Each code's value, each midpoint between neighbors (the last with what would be the next code),
+ * their two fp32 neighbors, and the ends of fp32; both signs. Returns how many. */
 static int64_t list_boundaries(float *out)
 {
     int64_t n = 0;
@@ -205,7 +205,7 @@ static void check_widen_all_halves(const bl_fp8_kernels *kernels)
     free(halves);
 }
 
-/* The largest magnitude at each place of runs of each length, with its neighbours left out. */
+/* The largest magnitude at each place of runs of each length, with its neighbors left out. */
 static void check_absmax(const bl_fp8_kernels *kernels)
 {
     enum { N = 150 };
@@ -352,7 +352,7 @@ static void check_matrix(const matrix *m, bl_format format)
     const float *scales = m->scales;
     size_t n = (size_t)(m->rows * m->cols);
     float *back = malloc(n * sizeof *back + 1);
-    bl_fp8_dequantise(m->pool, format, m->codes, scales, m->rows, m->cols, back);
+    bl_fp8_dequantize(m->pool, format, m->codes, scales, m->rows, m->cols, back);
     for (int64_t row = 0; row < m->rows; row++)
         for (int64_t col = 0; col < m->cols; col++) {
             int64_t i = row * m->cols + col, block_row = row / 128, block = col / 128;
@@ -374,7 +374,7 @@ static void check_matrix(const matrix *m, bl_format format)
     int64_t width = c1 - c0, ld = width + 3;
     float *tile = malloc((size_t)((r1 - r0) * ld) * sizeof *tile + 1);
     for (int64_t i = 0; i < (r1 - r0) * ld; i++) tile[i] = 77;
-    bl_fp8_dequantise_tile(format, m->codes, scales, m->cols, r0, r1, c0, c1, tile, ld);
+    bl_fp8_dequantize_tile(format, m->codes, scales, m->cols, r0, r1, c0, c1, tile, ld);
     for (int64_t row = r0; row < r1; row++)
         for (int64_t col = 0; col < ld; col++)
             assert_same_bits(tile[(row - r0) * ld + col],
@@ -386,18 +386,18 @@ static void check_matrix(const matrix *m, bl_format format)
 static const int64_t shapes[][2] = {{1, 1},     {1, 100},   {7, 3}, {172, 100}, {128, 128},
                                     {129, 257}, {300, 640}, {0, 5}, {5, 0}};
 
-static void test_quantising_matrices(void **state)
+static void test_quantizing_matrices(void **state)
 {
     (void)state;
     for (size_t s = 0; s < BL_COUNT(shapes); s++)
         for (size_t d = 0; d < BL_COUNT(source_dtypes); d++)
             for (int n_threads = 1; n_threads <= 3; n_threads++) {
                 matrix m = make_matrix(n_threads, source_dtypes[d], shapes[s][0], shapes[s][1]);
-                assert_int_equal(bl_fp8_row_quantise(m.pool, source_dtypes[d], m.source, 0, m.rows,
+                assert_int_equal(bl_fp8_row_quantize(m.pool, source_dtypes[d], m.source, 0, m.rows,
                                                      m.cols, m.codes, m.scales),
                                  BL_OK);
                 check_matrix(&m, BL_FORMAT_FP8_ROW);
-                assert_int_equal(bl_fp8_block_quantise(m.pool, source_dtypes[d], m.source, m.rows,
+                assert_int_equal(bl_fp8_block_quantize(m.pool, source_dtypes[d], m.source, m.rows,
                                                        m.cols, m.codes, m.scales),
                                  BL_OK);
                 check_matrix(&m, BL_FORMAT_FP8_BLOCK);
@@ -405,9 +405,9 @@ static void test_quantising_matrices(void **state)
             }
 }
 
-/* Cut into shards of any size, each with its neighbours' rows for the absmax, the matrix is the
+/* Cut into shards of any size, each with its neighbors' rows for the absmax, the matrix is the
  * same. */
-static void test_quantising_shards(void **state)
+static void test_quantizing_shards(void **state)
 {
     (void)state;
     matrix m = make_matrix(2, BL_BF16, 300, 200);
@@ -418,7 +418,7 @@ static void test_quantising_shards(void **state)
             int64_t end = bl_min_i64(begin + shard, m.rows);
             const char *mine = (const char *)m.source + 2 * begin * m.cols;
             assert_int_equal(
-                bl_fp8_block_quantise(m.pool, BL_BF16, m.source, m.rows, m.cols, m.codes, m.scales),
+                bl_fp8_block_quantize(m.pool, BL_BF16, m.source, m.rows, m.cols, m.codes, m.scales),
                 BL_OK);
 
             int64_t first = begin / 128 * 128, last = bl_min_i64(bl_round_up(end, 128), m.rows);
@@ -440,11 +440,11 @@ static void test_quantising_shards(void **state)
                 BL_OK);
             assert_memory_equal(codes, m.codes + begin * m.cols, (size_t)((end - begin) * m.cols));
 
-            assert_int_equal(bl_fp8_row_quantise(m.pool, BL_BF16, m.source, 0, m.rows, m.cols,
+            assert_int_equal(bl_fp8_row_quantize(m.pool, BL_BF16, m.source, 0, m.rows, m.cols,
                                                  m.codes, m.scales),
                              BL_OK);
             assert_int_equal(
-                bl_fp8_row_quantise(m.pool, BL_BF16, mine, begin, end, m.cols, codes, row_scales),
+                bl_fp8_row_quantize(m.pool, BL_BF16, mine, begin, end, m.cols, codes, row_scales),
                 BL_OK);
             assert_memory_equal(codes, m.codes + begin * m.cols, (size_t)((end - begin) * m.cols));
             assert_memory_equal(row_scales, m.scales + begin,
@@ -468,16 +468,16 @@ static void test_refusing_bad_weights(void **state)
             const char *text = isnan(bad[b]) ? "row 97, column 299: the weight is NaN"
                                              : "row 97, column 299: the weight is infinite";
             assert_int_equal(
-                bl_fp8_row_quantise(m.pool, dtype, m.source, 0, 172, 300, m.codes, m.scales),
+                bl_fp8_row_quantize(m.pool, dtype, m.source, 0, 172, 300, m.codes, m.scales),
                 BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             assert_int_equal(
-                bl_fp8_block_quantise(m.pool, dtype, m.source, 172, 300, m.codes, m.scales),
+                bl_fp8_block_quantize(m.pool, dtype, m.source, 172, 300, m.codes, m.scales),
                 BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             const char *shard = (const char *)m.source + (size_t)(90 * 300) * bl_dtype_bytes(dtype);
             assert_int_equal(
-                bl_fp8_row_quantise(m.pool, dtype, shard, 90, 172, 300, m.codes, m.scales),
+                bl_fp8_row_quantize(m.pool, dtype, shard, 90, 172, 300, m.codes, m.scales),
                 BL_EINPUT);
             assert_string_equal(bl_error_text(), text);
             float absmax[2 * 3] = {0};
@@ -487,13 +487,13 @@ static void test_refusing_bad_weights(void **state)
             free_matrix(&m);
         }
     matrix m = make_matrix(1, BL_F32, 4, 4);
-    assert_int_equal(bl_fp8_row_quantise(m.pool, BL_F64, m.source, 0, 4, 4, m.codes, m.scales),
+    assert_int_equal(bl_fp8_row_quantize(m.pool, BL_F64, m.source, 0, 4, 4, m.codes, m.scales),
                      BL_EINPUT);
-    assert_string_equal(bl_error_text(), "weights of type F64 cannot be quantised");
+    assert_string_equal(bl_error_text(), "weights of type F64 cannot be quantized");
     free_matrix(&m);
 }
 
-static void test_dequantising_stored_formats(void **state)
+static void test_dequantizing_stored_formats(void **state)
 {
     (void)state;
     for (size_t d = 0; d < BL_COUNT(source_dtypes); d++) {
@@ -501,9 +501,9 @@ static void test_dequantising_stored_formats(void **state)
         matrix m = make_matrix(2, source_dtypes[d], 172, 100);
         float *back = malloc(172 * 100 * sizeof *back), tile[3][10];
         assert_true(bl_format_from_dtype(source_dtypes[d], &format));
-        bl_fp8_dequantise(m.pool, format, m.source, NULL, m.rows, m.cols, back);
+        bl_fp8_dequantize(m.pool, format, m.source, NULL, m.rows, m.cols, back);
         assert_memory_equal(back, m.values, 172 * 100 * sizeof *back);
-        bl_fp8_dequantise_tile(format, m.source, NULL, m.cols, 169, 172, 90, 100, tile[0], 10);
+        bl_fp8_dequantize_tile(format, m.source, NULL, m.cols, 169, 172, 90, 100, tile[0], 10);
         for (int row = 0; row < 3; row++)
             assert_memory_equal(tile[row], m.values + (169 + row) * 100 + 90, 40);
         free(back);
@@ -563,10 +563,10 @@ int main(void)
         cmocka_unit_test(test_every_variant_widens),
         cmocka_unit_test(test_every_variant_finds_absmax),
         cmocka_unit_test(test_every_variant_handles_tails),
-        cmocka_unit_test(test_quantising_matrices),
-        cmocka_unit_test(test_quantising_shards),
+        cmocka_unit_test(test_quantizing_matrices),
+        cmocka_unit_test(test_quantizing_shards),
         cmocka_unit_test(test_refusing_bad_weights),
-        cmocka_unit_test(test_dequantising_stored_formats),
+        cmocka_unit_test(test_dequantizing_stored_formats),
         cmocka_unit_test(test_transposing),
         cmocka_unit_test(test_format_names_and_sizes),
     };

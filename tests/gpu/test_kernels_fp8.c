@@ -14,25 +14,25 @@ static const shape shapes[] = {{1, 16384, 0},  {2, 18432, 0}, {1, 53248, 0}, {1,
                                {129, 100, 1},  {5, 1, 0},     {130, 272, 0}, {33, 256, 16},
                                {144, 4112, 0}, {0, 64, 0}};
 
-typedef struct quantise_args {
+typedef struct quantize_args {
     const void *x;
     int64_t ld, T, cols;
     const float *column_factor;
     uint8_t *codes;
     float *scales;
-} quantise_args;
+} quantize_args;
 
 static bl_status launch_rows(bl_stream *stream, const void *args)
 {
-    const quantise_args *a = args;
-    return fp8_cuda_quantise_rows(stream, a->x, a->ld, a->column_factor, a->T, a->cols, a->codes,
+    const quantize_args *a = args;
+    return fp8_cuda_quantize_rows(stream, a->x, a->ld, a->column_factor, a->T, a->cols, a->codes,
                                   a->scales);
 }
 
 static bl_status launch_groups(bl_stream *stream, const void *args)
 {
-    const quantise_args *a = args;
-    return fp8_cuda_quantise_groups(stream, a->x, a->ld, a->T, a->cols, a->codes, a->scales);
+    const quantize_args *a = args;
+    return fp8_cuda_quantize_groups(stream, a->x, a->ld, a->T, a->cols, a->codes, a->scales);
 }
 
 /* Rows of very different sizes, zeros and numbers too small for a scale among them; rows lie `gap`
@@ -61,7 +61,7 @@ static void check_rows_with(gpu_test *t, shape s, bool with_factor, int64_t gap)
                       scales = buffer_create(t, (size_t)s.rows * 4, 0);
     float *cx = activations(t, s, gap, &x), *cf = f32_inputs(t, s.cols, 0, 32, &factor),
           *row = test_floats(s.cols);
-    quantise_args args = {x.gpu,
+    quantize_args args = {x.gpu,
                           ld,
                           s.rows,
                           s.cols,
@@ -74,7 +74,7 @@ static void check_rows_with(gpu_test *t, shape s, bool with_factor, int64_t gap)
     for (int64_t r = 0; r < s.rows; r++) {
         for (int64_t c = 0; c < s.cols; c++)
             row[c] = with_factor ? cx[r * ld + c] * cf[c] : cx[r * ld + c];
-        gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, row, 0, 1, s.cols,
+        gpu_ok(bl_fp8_row_quantize(bl_device_pool(t->cpu.device), BL_F32, row, 0, 1, s.cols,
                                    want + r * s.cols, want_scales + r));
     }
     same_bytes("row scales", &scales, want_scales, (size_t)s.rows * 4);
@@ -83,14 +83,14 @@ static void check_rows_with(gpu_test *t, shape s, bool with_factor, int64_t gap)
     buffer_free(t, &x), buffer_free(t, &factor), buffer_free(t, &codes), buffer_free(t, &scales);
 }
 
-static void check_quantise_rows(gpu_test *t, shape s)
+static void check_quantize_rows(gpu_test *t, shape s)
 {
     check_rows_with(t, s, false, 0);
     check_rows_with(t, s, true, 0);
     check_rows_with(t, s, true, 24);
 }
 
-static void check_quantise_groups(gpu_test *t, shape s)
+static void check_quantize_groups(gpu_test *t, shape s)
 {
     enum { GAP = 8 };
     int64_t n = s.rows * s.cols, ld = s.cols + GAP, n_groups = bl_ceil_div(s.cols, BL_FP8_BLOCK);
@@ -98,13 +98,13 @@ static void check_quantise_groups(gpu_test *t, shape s)
               scales = buffer_create(t, (size_t)(s.rows * n_groups) * 4, 0);
     float *cx = activations(t, s, GAP, &x), *want_scales = test_floats(s.rows * n_groups);
     uint8_t *want = test_alloc(n, 1);
-    quantise_args args = {
+    quantize_args args = {
         x.gpu, ld, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
     run_twice(t, launch_groups, &args, (buffer *[]){&x, &codes, &scales}, 3);
     for (int64_t r = 0; r < s.rows; r++)
         for (int64_t g = 0; g < n_groups; g++) {
             int64_t c = g * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, s.cols - c);
-            gpu_ok(bl_fp8_row_quantise(bl_device_pool(t->cpu.device), BL_F32, cx + r * ld + c, 0, 1,
+            gpu_ok(bl_fp8_row_quantize(bl_device_pool(t->cpu.device), BL_F32, cx + r * ld + c, 0, 1,
                                        width, want + r * s.cols + c, want_scales + g * s.rows + r));
         }
     same_bytes("group scales", &scales, want_scales, (size_t)(s.rows * n_groups) * 4);
@@ -123,7 +123,7 @@ static void check_not_finite(gpu_test *t, shape s)
     const uint16_t infinity = 0xff80, nan = 0x7fc1;
     memcpy(x.initial + 2 * (s.cols - 1), &infinity, 2);
     memcpy(x.initial + 2 * (2 * s.cols + s.cols / 2), &nan, 2);
-    quantise_args args = {
+    quantize_args args = {
         x.gpu, s.cols, s.rows, s.cols, NULL, (uint8_t *)codes.gpu, (float *)scales.gpu};
     run_twice(t, launch_rows, &args, (buffer *[]){&x, &codes, &scales}, 3);
     for (int64_t r = 0; r < s.rows; r++) {
@@ -143,13 +143,13 @@ typedef struct matrix_args {
     void *dst;
 } matrix_args;
 
-static bl_status launch_dequantise(bl_stream *stream, const void *args)
+static bl_status launch_dequantize(bl_stream *stream, const void *args)
 {
     const matrix_args *a = args;
-    return fp8_cuda_dequantise(stream, a->format, a->codes, a->scales, a->rows, a->cols, a->dst);
+    return fp8_cuda_dequantize(stream, a->format, a->codes, a->scales, a->rows, a->cols, a->dst);
 }
 
-static void check_dequantise(gpu_test *t, shape s)
+static void check_dequantize(gpu_test *t, shape s)
 {
     int64_t n = s.rows * s.cols,
             n_blocks = bl_ceil_div(s.rows, BL_FP8_BLOCK) * bl_ceil_div(s.cols, BL_FP8_BLOCK);
@@ -170,11 +170,11 @@ static void check_dequantise(gpu_test *t, shape s)
             else
                 memcpy(codes.initial + 2 * i, &half, 2);
         }
-        bl_fp8_dequantise(bl_device_pool(t->cpu.device), (bl_format)format, codes.initial, cs,
+        bl_fp8_dequantize(bl_device_pool(t->cpu.device), (bl_format)format, codes.initial, cs,
                           s.rows, s.cols, want);
         matrix_args args = {
             (bl_format)format, codes.gpu, (float *)scales.gpu, s.rows, s.cols, 0, dst.gpu};
-        run_twice(t, launch_dequantise, &args, (buffer *[]){&codes, &scales, &dst}, 3);
+        run_twice(t, launch_dequantize, &args, (buffer *[]){&codes, &scales, &dst}, 3);
         bf16_is_rounded(bl_format_name((bl_format)format), &dst, want, n);
     }
     free(cs), free(numbers), free(want);
@@ -235,10 +235,10 @@ static void check_scales(gpu_test *t, shape s)
 int main(void)
 {
     static const kernel_case kernels[] = {
-        {"quantise_rows", check_quantise_rows},
-        {"quantise_groups", check_quantise_groups},
+        {"quantize_rows", check_quantize_rows},
+        {"quantize_groups", check_quantize_groups},
         {"numbers that are not finite", check_not_finite},
-        {"dequantise", check_dequantise},
+        {"dequantize", check_dequantize},
         {"transpose", check_transpose},
         {"transpose_scales, fill", check_scales},
     };

@@ -55,7 +55,7 @@ static head head_create(gpu_test *t, int64_t V, bl_format format)
                                 .rows = k == 0 ? split : V - split,
                                 .codes = w.codes.initial + (size_t)(row * H) * code_bytes,
                                 .scales = (float *)(void *)w.scales.initial + scale};
-        bl_fp8_dequantise(bl_device_pool(t->cpu.device), format, w.cpu.segment[k].codes,
+        bl_fp8_dequantize(bl_device_pool(t->cpu.device), format, w.cpu.segment[k].codes,
                           w.cpu.segment[k].scales, w.cpu.segment[k].rows, H, w.values + row * H);
     }
     w.gpu = w.cpu;

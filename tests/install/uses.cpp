@@ -14,8 +14,8 @@ static bl_status quantize(bl_pool *pool, double *worst)
 
     for (size_t i = 0; i < x.size(); i++)
         x[i] = static_cast<float>(static_cast<int>(i * 37 % 101) - 50) / 50.0f;
-    BL_TRY(bl_fp8_row_quantise(pool, BL_F32, x.data(), 0, rows, cols, codes.data(), scales.data()));
-    bl_fp8_dequantise_tile(BL_FORMAT_FP8_ROW, codes.data(), scales.data(), cols, 0, rows, 0, cols,
+    BL_TRY(bl_fp8_row_quantize(pool, BL_F32, x.data(), 0, rows, cols, codes.data(), scales.data()));
+    bl_fp8_dequantize_tile(BL_FORMAT_FP8_ROW, codes.data(), scales.data(), cols, 0, rows, 0, cols,
                            back.data(), cols);
     *worst = 0.0;
     for (size_t i = 0; i < x.size(); i++) {

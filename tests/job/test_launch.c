@@ -306,7 +306,7 @@ static void leave_late(bl_status st)
 
     while (atomic_load(&n_looks) < n + N_LOOKS && bl_now_s() < end_s) usleep(1000);
     _exit(atomic_load(&n_looks) < n + N_LOOKS ? CODE_SLOW
-          : st == BL_ECANCELLED               ? 0
+          : st == BL_ECANCELED                ? 0
                                               : CODE_UNCHANGED);
 }
 
@@ -329,7 +329,7 @@ static void be_child_that_leaves(int control_fd)
     if (putenv(job_child_format(&child)) != 0) _exit(126);
     if (bl_launch_open(&(bl_launch_options){.leave = leave_late}, &launch) != BL_OK) _exit(126);
     if (pthread_create(&thread, NULL, look_for_ever, launch) != 0) _exit(126);
-    (void)BL_FAIL(BL_ECANCELLED, "cancelled");
+    (void)BL_FAIL(BL_ECANCELED, "canceled");
     bl_launch_leave(launch);
 }
 

@@ -85,9 +85,9 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
             ((uint16_t *)(void *)to)[k] = bl_f32_to_f16(values[k]);
         if (format == BL_FORMAT_F32) memcpy(to, values, (size_t)n * sizeof *values);
         if (format == BL_FORMAT_FP8_ROW)
-            check_status(bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, shape->K, to, scales));
+            check_status(bl_fp8_row_quantize(pool, BL_F32, values, 0, rows, shape->K, to, scales));
         if (format == BL_FORMAT_FP8_BLOCK)
-            check_status(bl_fp8_block_quantise(pool, BL_F32, values, rows, shape->K, to, scales));
+            check_status(bl_fp8_block_quantize(pool, BL_F32, values, rows, shape->K, to, scales));
         w->segment[i] =
             (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
         if (n_scales[i])

@@ -10,7 +10,7 @@
  * several stages are independent and add as squares. For bf16, u = 2^-8. bf16: the decoded matrix,
  * u or du, each update's addition to y or dx (at most 3), the mask, the last addition: at most 7
  * stages: e <= sqrt(7/3) 2^-8 = 0.6 %. Twice that is asked for:
- * small sums have small samples. FP8:  the quantised input moreover: E4M3 has u = 2^-4, e = 2^-4 /
+ * small sums have small samples. FP8:  the quantized input moreover: E4M3 has u = 2^-4, e = 2^-4 /
  *                                      sqrt(3)
  * = 3.6 %, and less where values fill a binade's top. Where fp8_row's scales go into dy first, that
  * changes where in its binade a value lies, and nothing else. Asked for: 5 %. dA and dB have no

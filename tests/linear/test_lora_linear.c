@@ -108,12 +108,12 @@ static void add_segment(problem *p, bl_pool *pool, int s, double *w)
     switch (format) {
     case BL_FORMAT_FP8_ROW:
         assert_int_equal(
-            bl_fp8_row_quantise(pool, BL_F32, values, 0, rows, p->K, p->codes[s], p->scales[s]),
+            bl_fp8_row_quantize(pool, BL_F32, values, 0, rows, p->K, p->codes[s], p->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_FP8_BLOCK:
         assert_int_equal(
-            bl_fp8_block_quantise(pool, BL_F32, values, rows, p->K, p->codes[s], p->scales[s]),
+            bl_fp8_block_quantize(pool, BL_F32, values, rows, p->K, p->codes[s], p->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_F32:
@@ -126,7 +126,7 @@ static void add_segment(problem *p, bl_pool *pool, int s, double *w)
         for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
         break;
     }
-    bl_fp8_dequantise(pool, format, p->codes[s], p->scales[s], rows, p->K, values);
+    bl_fp8_dequantize(pool, format, p->codes[s], p->scales[s], rows, p->K, values);
     for (int64_t i = 0; i < n; i++) w[i] = values[i];
     p->linear.weight.segment[s] = (bl_weight_segment){format, p->codes[s], p->scales[s], rows};
     free(values);

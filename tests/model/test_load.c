@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank holds after loading: the rows of its shard, as quantising the whole tensor gives
+/* What a rank holds after loading: the rows of its shard, as quantizing the whole tensor gives
  * them, in any format, from any checkpoint, on any number of ranks. Small models are made here, of
  * shapes that no block or rank count divides. It is longer than 600 lines: half of it makes those
  * models. */
@@ -170,7 +170,7 @@ static bl_model *open_host(const char *dir, bl_base_format format)
     return model;
 }
 
-/* ---- one rank: each projection is what quantising it whole gives ---- */
+/* ---- one rank: each projection is what quantizing it whole gives ---- */
 
 /* Of each projection, its segment of the fused matrix. */
 static const int segments[BL_PROJECTIONS] = {0, 1, 2, 0, 0, 1, 0};
@@ -202,11 +202,11 @@ static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t l
         for (size_t i = 1; stored.scale_kind == BL_SCALE_TENSOR && i < n_scales; i++)
             scales[i] = scales[0];
     } else if (format == BL_FORMAT_FP8_ROW) {
-        assert_int_equal(bl_fp8_row_quantise(pool, stored.codes->dtype, bytes, 0, stored.rows,
+        assert_int_equal(bl_fp8_row_quantize(pool, stored.codes->dtype, bytes, 0, stored.rows,
                                              stored.cols, codes, scales),
                          BL_OK);
     } else if (format == BL_FORMAT_FP8_BLOCK) {
-        assert_int_equal(bl_fp8_block_quantise(pool, stored.codes->dtype, bytes, stored.rows,
+        assert_int_equal(bl_fp8_block_quantize(pool, stored.codes->dtype, bytes, stored.rows,
                                                stored.cols, codes, scales),
                          BL_OK);
     } else {
@@ -369,7 +369,7 @@ static void test_fp8_checkpoints(void **state)
         assert_true(check_model(&m, BL_BASE_STORED, kept[kind]) == checksum);
         bl_base_format other = kind == BL_SCALE_BLOCK ? BL_BASE_FP8_ROW : BL_BASE_FP8_BLOCK;
         assert_int_equal(bl_model_open(tmp_path("model"), other, 16, &model), BL_EUSAGE);
-        assert_error_has("would lose by being quantised again");
+        assert_error_has("would lose by being quantized again");
         assert_null(model);
     }
 }

@@ -242,11 +242,11 @@ static void check_golden(const char *dir, const char *golden_path)
     ok(bl_json_load(golden_path, 1 << 24, &root));
     const json_t *list = json_object_get(root, "cases");
     assert_true(json_array_size(list) >= 3);
-    for (int quantised = 0; quantised < 2; quantised++) {
+    for (int quantized = 0; quantized < 2; quantized++) {
         bl_model *model;
-        ok(bl_model_open(dir, quantised ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &model));
+        ok(bl_model_open(dir, quantized ? BL_BASE_FP8_ROW : BL_BASE_STORED, 256, &model));
         for (size_t i = 0; i < json_array_size(list); i++)
-            check_case(dir, model, json_array_get(list, i), !quantised);
+            check_case(dir, model, json_array_get(list, i), !quantized);
         bl_model_close(model);
     }
     json_decref(root);

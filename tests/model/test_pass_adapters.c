@@ -116,7 +116,7 @@ done:
     return st;
 }
 
-static void test_neighbours_change_no_bit(void **state)
+static void test_neighbors_change_no_bit(void **state)
 {
     static const variant variants[] = {
         {.group = MICROS, .depth = 2, .save = BL_SAVE_S2},
@@ -169,7 +169,7 @@ static void test_beyond_the_options(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_neighbours_change_no_bit),
+        cmocka_unit_test(test_neighbors_change_no_bit),
         cmocka_unit_test(test_beyond_the_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

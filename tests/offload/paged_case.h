@@ -32,7 +32,7 @@ typedef struct paged_case {
     bl_pager_unit units[CASE_UNITS];
     /* Host memory that device memory is copied to when the host cannot read it; else NULL. */
     unsigned char *seen;
-    /* Of all bytes that were looked at; of the rank's stream until that is synchronised. */
+    /* Of all bytes that were looked at; of the rank's stream until that is synchronized. */
     uint64_t sum;
 } paged_case;
 

@@ -299,12 +299,12 @@ static void test_huge_pages(void **state)
     bl_arena_destroy(arena);
 }
 
-static void test_huge_pages_of_a_neighbour(void **state)
+static void test_huge_pages_of_a_neighbor(void **state)
 {
     bl_arena *arena = make(*state, SEVERAL_BYTES);
     size_t huge_bytes = get_info(arena).huge_bytes;
 
-    /* A neighbour's are not counted, whichever lies below the other and whether or not the system
+    /* A neighbor's are not counted, whichever lies below the other and whether or not the system
      * made one mapping of both. */
     bl_arena *small = make(*state, HUGE_PAGE_BYTES);
     assert_in_range(get_info(small).huge_bytes, 0, HUGE_PAGE_BYTES);
@@ -666,7 +666,7 @@ int main(void)
         cmocka_unit_test(test_addresses_are_given_back),
         cmocka_unit_test(test_touched),
         cmocka_unit_test(test_huge_pages),
-        cmocka_unit_test(test_huge_pages_of_a_neighbour),
+        cmocka_unit_test(test_huge_pages_of_a_neighbor),
         cmocka_unit_test(test_more_than_there_is),
         cmocka_unit_test(test_pinned),
         cmocka_unit_test(test_unpinned_fallback),

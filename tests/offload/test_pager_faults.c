@@ -111,7 +111,7 @@ static void test_a_read_that_fails(void **state)
         assert_non_null(strstr(bl_error_text(), " bytes at offset "));
         assert_non_null(strstr(bl_error_text(), faults[which].text));
         for (int r = 0; r < n_ranks; r++)
-            assert_int_equal(errors[r].status, r == f.rank ? faults[which].status : BL_ECANCELLED);
+            assert_int_equal(errors[r].status, r == f.rank ? faults[which].status : BL_ECANCELED);
         case_remove_dir(dir);
     }
 }

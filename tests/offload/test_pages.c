@@ -196,7 +196,7 @@ static void test_files_of_other_keys(void **state)
         BL_OK);
     assert_int_equal(bl_page_folder_others(dir, PAGES_KEY, &n_files, &n_bytes), BL_OK);
     assert_int_equal(n_files, 2);
-    assert_int_equal(stat(pages_in_dir(".pages"), &info), 0); /* as large as its neighbour */
+    assert_int_equal(stat(pages_in_dir(".pages"), &info), 0); /* as large as its neighbor */
     assert_in_range(n_bytes, info.st_size, info.st_size + 65536);
     assert_int_equal(bl_page_folder_others(dir, PAGES_KEY + 1, &n_files, &n_bytes), BL_OK);
     assert_int_equal(n_files, 1);

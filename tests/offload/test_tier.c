@@ -130,7 +130,7 @@ static void test_none_and_all(void **state)
 }
 
 /* Decoder layers are equal pieces. Any 126 ratios: as many layers as the ratio says, to the
- * nearest, and the gaps between two neighbours of a kind differ by one at most, so that the link is
+ * nearest, and the gaps between two neighbors of a kind differ by one at most, so that the link is
  * never idle and then late. */
 static void test_layers_alternate(void **state)
 {

@@ -66,7 +66,7 @@ static void every_bf16_gets_the_code_of_a_division(void **state)
     }
 }
 
-/* Midpoints between codes, times the scale, and their neighbours: where another quotient is another
+/* Midpoints between codes, times the scale, and their neighbors: where another quotient is another
  * code. */
 static void halfway_cases_get_the_code_of_a_division(void **state)
 {
@@ -90,7 +90,7 @@ static void halfway_cases_get_the_code_of_a_division(void **state)
     }
 }
 
-static void quantised_rows_are_the_host_s(void **state)
+static void quantized_rows_are_the_host_s(void **state)
 {
     (void)state;
     bl_pool *pool;
@@ -100,7 +100,7 @@ static void quantised_rows_are_the_host_s(void **state)
         float *x = test_random_floats(COLS, 5u + (uint64_t)round), scale;
         uint8_t codes[COLS];
         for (int i = 0; i < COLS; i++) x[i] = round == 0 ? 0.0f : ldexpf(x[i], 30 * round - 140);
-        assert_int_equal(bl_fp8_row_quantise(pool, BL_F32, x, 0, 1, COLS, codes, &scale), BL_OK);
+        assert_int_equal(bl_fp8_row_quantize(pool, BL_F32, x, 0, 1, COLS, codes, &scale), BL_OK);
         uint32_t absmax = 0;
         for (int i = 0; i < COLS; i++) absmax = bl_absmax_bits(absmax, x[i]);
         float mine = bl_e4m3_scale(bl_f32_from_bits(absmax));
@@ -141,7 +141,7 @@ static void decoded_codes_are_the_host_s(void **state)
     for (int i = 0; i < 256; i++) codes[i] = (uint8_t)i;
     for (size_t s = 0; s < BL_COUNT(scales); s++) {
         float want[256];
-        bl_fp8_dequantise(pool, BL_FORMAT_FP8_ROW, codes, &scales[s], 1, 256, want);
+        bl_fp8_dequantize(pool, BL_FORMAT_FP8_ROW, codes, &scales[s], 1, 256, want);
         for (int i = 0; i < 256; i++) {
             float got = bl_e4m3_decode(codes[i], scales[s]),
                   near = bl_bf16_to_f32(bl_e4m3_decode_bf16(codes[i], scales[s]));
@@ -345,7 +345,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_bf16_gets_the_code_of_a_division),
         cmocka_unit_test(halfway_cases_get_the_code_of_a_division),
-        cmocka_unit_test(quantised_rows_are_the_host_s),
+        cmocka_unit_test(quantized_rows_are_the_host_s),
         cmocka_unit_test(scales_of_edges),
         cmocka_unit_test(decoded_codes_are_the_host_s),
         cmocka_unit_test(bf16_rounding_is_to_nearest_even),

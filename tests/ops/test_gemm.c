@@ -173,12 +173,12 @@ static void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int6
     switch (format) {
     case BL_FORMAT_FP8_ROW:
         assert_int_equal(
-            bl_fp8_row_quantise(pool, BL_F32, source, 0, rows, cols, f->codes[s], f->scales[s]),
+            bl_fp8_row_quantize(pool, BL_F32, source, 0, rows, cols, f->codes[s], f->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_FP8_BLOCK:
         assert_int_equal(
-            bl_fp8_block_quantise(pool, BL_F32, source, rows, cols, f->codes[s], f->scales[s]),
+            bl_fp8_block_quantize(pool, BL_F32, source, rows, cols, f->codes[s], f->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_F32:
@@ -189,7 +189,7 @@ static void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int6
             halves[i] =
                 format == BL_FORMAT_F16 ? bl_f32_to_f16(source[i]) : bl_f32_to_bf16(source[i]);
     }
-    bl_fp8_dequantise(pool, format, f->codes[s], f->scales[s], rows, cols, values);
+    bl_fp8_dequantize(pool, format, f->codes[s], f->scales[s], rows, cols, values);
     free(source);
 }
 

@@ -77,7 +77,7 @@ static void test_published_fp8(void **state)
     assert_int_equal(count(&m, BL_FORMAT_FP8_ROW), 126 * 7);
     bl_plan_model_close(&m);
     assert_int_equal(bl_plan_model_open("llama-3.1-405b-fp8", BL_BASE_FP8_BLOCK, &m), BL_EUSAGE);
-    assert_non_null(strstr(bl_error_text(), "quantised again"));
+    assert_non_null(strstr(bl_error_text(), "quantized again"));
 }
 
 static void test_folder(void **state)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mpi_job.h -- a job of processes, under mpirun or not, to be watched, signalled and killed;
+/* mpi_job.h -- a job of processes, under mpirun or not, to be watched, signaled and killed;
  * tests/train/runs.h for several processes. */
 #ifndef BALLAST_TESTS_MPI_JOB_H
 #define BALLAST_TESTS_MPI_JOB_H

@@ -187,7 +187,7 @@ typedef struct stop {
     const char *grace;
 } stop;
 
-/* False: the run was over before it was signalled. */
+/* False: the run was over before it was signaled. */
 static bool is_stopped(golden_args *args, const char *output, const stop *s)
 {
     runs_child child = {0};

@@ -293,7 +293,7 @@ static bl_status fail_fetch(test_rank *self)
     c.fails_at = self->rank == 0 ? 1 : -1;
     BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.g.ring, 0));
     st = use_fetched(&c, 0, 2, 0); /* whether the failure is known by now or not */
-    if (self->rank > 0) {          /* its peers: cancelled */
+    if (self->rank > 0) {          /* its peers: canceled */
         if (st == BL_OK) st = bl_stream_synchronize(self->stream);
         goto done;
     }
@@ -366,7 +366,7 @@ static void test_a_failing_source(void **state)
         assert_int_equal(test_ranks_run(n_ranks, 1, 60, fail_fetch, NULL, errors), BL_EIO);
         assert_non_null(strstr(bl_error_text(), "planted in the source"));
         assert_int_equal(errors[0].status, BL_EIO);
-        for (int r = 1; r < n_ranks; r++) assert_int_equal(errors[r].status, BL_ECANCELLED);
+        for (int r = 1; r < n_ranks; r++) assert_int_equal(errors[r].status, BL_ECANCELED);
     }
     RUN(refuse_fetch, 1);
     RUN(fail_copies, 1);

@@ -212,7 +212,7 @@ double golden_compare_losses(const json_t *metrics, const json_t *steps, size_t 
 }
 
 /* Norm and two projections, as tools/golden/train/reference.py defines them. */
-static void summarise(const float *x, int64_t n, double out[3])
+static void summarize(const float *x, int64_t n, double out[3])
 {
     out[0] = out[1] = out[2] = 0.0;
     for (int64_t i = 0; i < n; i++) {
@@ -245,7 +245,7 @@ double golden_compare_tensors(const char *path, const json_t *expected, double s
         int64_t n = t->n_bytes / (int64_t)sizeof(float);
         float *x = malloc((size_t)t->n_bytes + 1);
         require(x && bl_stored_tensor_read_f32(t, x) == BL_OK, name);
-        summarise(x, n, summary);
+        summarize(x, n, summary);
         free(x);
         double norm = json_number_value(json_array_get(values, 0));
         for (size_t k = 0; k < 3; k++) {

@@ -65,7 +65,7 @@ bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
 
 /* ---- requests to stop ---- */
 
-/* This program is signalled when an evaluation begins, and passes are counted from then on. */
+/* This program is signaled when an evaluation begins, and passes are counted from then on. */
 static atomic_bool is_asked_in_evaluation;
 static atomic_int n_passes_after;
 static const double GRACE_S = 0.01,

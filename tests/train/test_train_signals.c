@@ -21,7 +21,7 @@
 
 enum { EXIT_USAGE = 2, EXIT_LIMIT = 4, EXIT_STOPPED = 75 };
 enum { STEPS = 60, SLOW_STEPS = 3, SAVE_STEPS = 5, MAX_LIVES = 200 };
-enum { MAX_TRIES = 20 }; /* where a run can be through before it is signalled */
+enum { MAX_TRIES = 20 }; /* where a run can be through before it is signaled */
 
 static const double LIMIT_S = 600; /* for a child; a sanitizer makes it 20 times slower */
 

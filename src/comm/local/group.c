@@ -267,7 +267,7 @@ static bl_status report_end(comm_local_meeting *meeting)
         return bl_error_restore(&error);
     }
     comm_local_first_error(meeting->group, &error);
-    return BL_FAIL(BL_ECANCELLED, "cancelled: %s", error.text);
+    return BL_FAIL(BL_ECANCELED, "canceled: %s", error.text);
 }
 
 /* All ranks come to the same verdict: each compares every call with rank 0's. */

@@ -12,7 +12,7 @@
  *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has come about
  *     stays so, and all ranks go on: a collective happens on every rank or on none.
  *   - From meet to the last part a rank does nothing that can wait for anything but the others'
- *     copying, so comm_local_part cannot hang and is not cancelled: nobody returns, and frees its
+ *     copying, so comm_local_part cannot hang and is not canceled: nobody returns, and frees its
  *     buffers, while another still reads them. */
 #ifndef BALLAST_COMM_LOCAL_GROUP_H
 #define BALLAST_COMM_LOCAL_GROUP_H
@@ -31,7 +31,7 @@ typedef struct comm_local_call {
     bl_comm_call what; /* equal on all ranks */
     const void *send;
     int color;               /* split */
-    comm_local_group *group; /* split: made by the first rank of a colour */
+    comm_local_group *group; /* split: made by the first rank of a color */
     bl_event *ready, *done;  /* device.h: of the rank's stream */
     const void *piece;       /* the same: of a sum, in host memory */
 } comm_local_call;
@@ -50,7 +50,7 @@ comm_local_group_scratch(comm_local_group *group,
 comm_local_meeting *comm_local_collectives(comm_local_group *group);
 comm_local_meeting *comm_local_splits(comm_local_group *group);
 
-/* Publishes `call` for `rank` and waits for the others. BL_ECANCELLED: the job was aborted;
+/* Publishes `call` for `rank` and waits for the others. BL_ECANCELED: the job was aborted;
  * BL_ERANK: somebody did not come in time; BL_EINTERNAL: the ranks call different things. After a
  * failure the meeting is over for good. */
 bl_status comm_local_meet(comm_local_meeting *meeting, int rank, const comm_local_call *call);

@@ -173,7 +173,7 @@ static void local_first_error(bl_comm *comm, bl_error *out)
 
 static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out);
 
-/* The first rank of each colour makes the group and shows it to the others. `ranks` (of the old
+/* The first rank of each color makes the group and shows it to the others. `ranks` (of the old
  * group) has room for all. */
 static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **out)
 {

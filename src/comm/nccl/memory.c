@@ -75,7 +75,7 @@ static bl_status register_block(comm_nccl *c, comm_nccl_block *block)
     const comm_nccl_library *library = &c->job->library;
 
     if (!comm_nccl_begin(c, "ncclCommWindowRegister"))
-        return BL_FAIL(BL_ECANCELLED, "cancelled: %s is over", c->name);
+        return BL_FAIL(BL_ECANCELED, "canceled: %s is over", c->name);
     bl_status st = comm_nccl_check(
         library,
         (int)library->ncclCommWindowRegister(c->nccl, block->memory, block->size_bytes,
@@ -83,7 +83,7 @@ static bl_status register_block(comm_nccl *c, comm_nccl_block *block)
         "ncclCommWindowRegister", c->name);
     BL_TRY(comm_nccl_end(c, st));
     if (atomic_load(&c->watch.is_over))
-        return BL_FAIL(BL_ECANCELLED, "cancelled: %s was ended meanwhile", c->name);
+        return BL_FAIL(BL_ECANCELED, "canceled: %s was ended meanwhile", c->name);
     log_path(c, block->window ? NULL : "this machine has no symmetric windows");
     return BL_OK;
 }

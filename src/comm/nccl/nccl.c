@@ -122,7 +122,7 @@ static bl_status join(comm_nccl *c)
         BL_TRY(comm_nccl_end(c, st));
     }
     if (atomic_load(&c->watch.is_over))
-        return BL_FAIL(BL_ECANCELLED, "cancelled: %s was aborted as it was made", c->name);
+        return BL_FAIL(BL_ECANCELED, "canceled: %s was aborted as it was made", c->name);
     return BL_OK;
 }
 

@@ -178,7 +178,7 @@ static bl_status look_at_job(const comm_nccl *c)
 {
     bl_error first;
     bl_comm_first_error(c->host, &first);
-    return first.status == BL_OK ? BL_OK : BL_FAIL(BL_ECANCELLED, "cancelled: %s", first.text);
+    return first.status == BL_OK ? BL_OK : BL_FAIL(BL_ECANCELED, "canceled: %s", first.text);
 }
 
 /* Under the lock. */
@@ -271,7 +271,7 @@ static bool wait_for_rank(comm_nccl *c, double seconds)
 /* On the watch's thread, once. The job knows of the error before anything here may hang. */
 static void end_in_trouble(comm_nccl *c, const bl_error *error)
 {
-    if (error->status != BL_ECANCELLED) bl_comm_abort(c->host, error);
+    if (error->status != BL_ECANCELED) bl_comm_abort(c->host, error);
     bl_cuda_device_fail(c->job->device, error);
     atomic_store(&c->watch.is_over, true);
     comm_nccl_guard_count_abort(c->job, 1);

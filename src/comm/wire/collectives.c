@@ -18,7 +18,7 @@ enum { SCRATCH_BYTES = 4 << 20, MIN_CHUNK_BYTES = 64 << 10 };
 /* What a rank says to every other when it arrives. */
 typedef struct arrival {
     bl_comm_call call;
-    int color, group; /* split: the colour, and the number that the new group might get */
+    int color, group; /* split: the color, and the number that the new group might get */
 } arrival;
 
 /* Where ranks meet: one for collectives, which run on streams, and one for splits, which run on the
@@ -122,7 +122,7 @@ static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char
 
 /* ---- the tasks ---- */
 
-/* Each rank sends to its neighbours in another order, so that they do not all load the same one. */
+/* Each rank sends to its neighbors in another order, so that they do not all load the same one. */
 static bl_status all_gather_task(bl_stream *stream, const void *args)
 {
     const bl_comm_task *t = args;
@@ -240,7 +240,7 @@ static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const
                              bl_comm **out);
 
 /* The new group's number is the largest that any rank of the old one proposes: no member of it has
- * used that number, and the groups of other colours, which get the same, have no member in common
+ * used that number, and the groups of other colors, which get the same, have no member in common
  * with it. */
 static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
 {

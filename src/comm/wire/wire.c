@@ -314,5 +314,5 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
     if (is_well) return BL_OK;
     if (hangs) return bl_error_restore(&first);
     if (n_transfers > 0 && channel->error.status != BL_OK) return bl_error_restore(&channel->error);
-    return BL_FAIL(BL_ECANCELLED, "cancelled: %s", first.text);
+    return BL_FAIL(BL_ECANCELED, "canceled: %s", first.text);
 }

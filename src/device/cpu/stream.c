@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An event is a
  * stream and a number of tasks: recording it notes how many the stream had been given, waiting for
- * it waits until so many are done. Nothing is signalled for an event, recording it again cannot
+ * it waits until so many are done. Nothing is signaled for an event, recording it again cannot
  * disturb a wait for the earlier record, and the order between threads is exactly the contract's:
  * from giver to task, and from task to whoever waits for it.
  *

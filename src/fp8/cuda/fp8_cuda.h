@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp8_cuda.h -- the formats on a CUDA stream: decoding weights, quantising activations, turning
+/* fp8_cuda.h -- the formats on a CUDA stream: decoding weights, quantizing activations, turning
  * codes over. For a build with CUDA only.
  *
  * All pointers are device memory of the stream's device, 16-byte aligned unless said otherwise;
@@ -26,20 +26,20 @@ extern "C" {
 
 /* dst (rows, cols) bf16 = the values of a matrix of any format, each rounded once from the fp32
  * value. codes and scales as in fp8.h. */
-bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes,
+bl_status fp8_cuda_dequantize(bl_stream *stream, bl_format format, const void *codes,
                               const float *scales, int64_t rows, int64_t cols, void *dst);
 
 /* One scale a row: codes (T, cols), scales (T) of x'_tc = x_tc * column_factor_c, the product in
  * fp32; column_factor NULL for ones. x bf16, row t at x + t * ld. cols is a multiple of 16, ld of
  * 8. */
-bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
+bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, int64_t ld,
                                  const float *column_factor, int64_t T, int64_t cols,
                                  uint8_t *codes, float *scales);
 
-/* One scale for 128 neighbouring columns of a row: codes (T, cols), scales (ceil(cols/128), T): the
+/* One scale for 128 neighboring columns of a row: codes (T, cols), scales (ceil(cols/128), T): the
  * scales of one group of columns lie together, as cuBLASLt's VEC128 wants them. x bf16, row t at x
  * + t * ld. cols is a multiple of 16, ld of 8. */
-bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
+bl_status fp8_cuda_quantize_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
                                    int64_t cols, uint8_t *codes, float *scales);
 
 /* dst (cols, rows) = src (rows, cols) transposed, codes of one byte. rows and cols are multiples of

@@ -2,7 +2,7 @@
 /* vector.cuh -- what the kernels of fp8/ and ops/ have in common: eight elements at a time,
  * reductions over a block, grids. For .cu files only; included by no C file.
  *
- * A kernel takes its elements in groups of eight neighbours of a row: 16 bytes of bf16. Where rows
+ * A kernel takes its elements in groups of eight neighbors of a row: 16 bytes of bf16. Where rows
  * begin at a multiple of 16 bytes (`aligned`) a whole group is one access; elsewhere, and at a
  * row's end, the same code goes element by element. So there is one path through the arithmetic,
  * and any shape and alignment is right. */
@@ -190,7 +190,7 @@ static inline unsigned bl_row_threads(int64_t n, unsigned most)
     return threads > (int64_t)most ? most : (unsigned)threads;
 }
 
-/* n_blocks along x, of n_threads each; neighbours form clusters of n_clustered (Hopper; 1: none).
+/* n_blocks along x, of n_threads each; neighbors form clusters of n_clustered (Hopper; 1: none).
  * Each block has shared_bytes of dynamic shared memory beside its static one. */
 typedef struct bl_grid {
     int64_t n_blocks;

@@ -157,7 +157,7 @@ static void take_signals(parent *p)
 /* Nothing, or what others, or NCCL, say of a rank that has gone. */
 static bool is_hearsay(const bl_error *told)
 {
-    return told->status == BL_OK || told->status == BL_ECANCELLED || bl_wire_is_loss(told) ||
+    return told->status == BL_OK || told->status == BL_ECANCELED || bl_wire_is_loss(told) ||
            bl_nccl_is_report(told);
 }
 

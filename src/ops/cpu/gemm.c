@@ -157,7 +157,7 @@ static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64
         int64_t begin = bl_max_i64(row_begin, first),
                 end = bl_min_i64(row_end, first + segment->rows);
         if (begin < end)
-            bl_fp8_dequantise_tile(segment->format, segment->codes, segment->scales, w->cols,
+            bl_fp8_dequantize_tile(segment->format, segment->codes, segment->scales, w->cols,
                                    begin - first, end - first, col_begin, col_end,
                                    dst + (begin - row_begin) * ld, ld);
         first += segment->rows;

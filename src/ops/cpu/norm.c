@@ -6,7 +6,7 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void normalise_row(int64_t H, float rstd, const float *x, const float *w,
+OPS_CLONES static void normalize_row(int64_t H, float rstd, const float *x, const float *w,
                                      float *y)
 {
     OPS_IVDEP
@@ -21,7 +21,7 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     for (int64_t t = index * rows; t < end; t++) {
         const float *x = ops_f32(a->x) + t * a->H;
         float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
-        normalise_row(a->H, rstd, x, a->w, ops_f32(a->y) + t * a->H);
+        normalize_row(a->H, rstd, x, a->w, ops_f32(a->y) + t * a->H);
         if (a->rstd) a->rstd[t] = rstd;
     }
 }

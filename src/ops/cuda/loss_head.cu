@@ -201,7 +201,7 @@ static bl_status multiply_segment(const head_chunk *c, bool forward, const bl_we
         if (s->format == BL_FORMAT_FP8_ROW) scales += row;
         if (s->format == BL_FORMAT_FP8_BLOCK)
             scales += row / BL_FP8_BLOCK * bl_ceil_div(H, BL_FP8_BLOCK);
-        BL_TRY(fp8_cuda_dequantise(c->stream, s->format,
+        BL_TRY(fp8_cuda_dequantize(c->stream, s->format,
                                    (const char *)s->codes + (size_t)row * row_bytes, scales, n_rows,
                                    H, decoded));
         BL_TRY(multiply_piece(c, forward, first_row + row, n_rows, decoded));

@@ -168,7 +168,7 @@ static bl_status make_dense(const weight_product *p)
     if (ops_matmul_plan_is_dense(w) || !must_make(p, OPS_MADE_DENSE)) return BL_OK;
     for (int s = 0; s < w->n_segments; s++) {
         const bl_weight_segment *segment = &w->segment[s];
-        BL_TRY(fp8_cuda_dequantise(p->stream, segment->format, segment->codes, segment->scales,
+        BL_TRY(fp8_cuda_dequantize(p->stream, segment->format, segment->codes, segment->scales,
                                    segment->rows, p->K, dst));
         dst += (size_t)segment->rows * (size_t)p->K * 2;
     }
@@ -230,16 +230,16 @@ static bl_status make_codes(const weight_product *p)
                               (uint8_t *)p->memory + p->in_memory.turned);
 }
 
-static bl_status quantise_in(const weight_product *p)
+static bl_status quantize_in(const weight_product *p)
 {
     const bl_matmul_weight_args *a = p->args;
     uint8_t *codes = (uint8_t *)p->scratch + p->at.codes;
     float *scales = floats_at(p->scratch, p->at.scales);
 
     if (p->gemm.kind == OPS_GEMM_FP8_BLOCK)
-        return fp8_cuda_quantise_groups(p->stream, a->in.data, p->inner, a->T, p->inner, codes,
+        return fp8_cuda_quantize_groups(p->stream, a->in.data, p->inner, a->T, p->inner, codes,
                                         scales);
-    return fp8_cuda_quantise_rows(p->stream, a->in.data, p->inner,
+    return fp8_cuda_quantize_rows(p->stream, a->in.data, p->inner,
                                   a->forward ? NULL : floats_at(p->memory, p->in_memory.scales),
                                   a->T, p->inner, codes, scales);
 }
@@ -250,7 +250,7 @@ static bl_status run_fp8(const weight_product *p, bool *is_served)
     BL_TRY(ops_cuda_gemm_is_served(p->stream, &p->gemm, is_served));
     if (!*is_served) return BL_OK;
     BL_TRY(make_codes(p));
-    BL_TRY(quantise_in(p));
+    BL_TRY(quantize_in(p));
     return ops_cuda_gemm_try(p->stream, &p->gemm, is_served);
 }
 

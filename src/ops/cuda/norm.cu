@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A block takes a row. It reads it once: groups stay in registers while the row's sum is made; only
  * what is past ROW_THREADS * KEPT groups (16,384 channels) is read again. Sums: products and eight
- * neighbours' sum in fp32, all above in double, in an order that depends on H alone. */
+ * neighbors' sum in fp32, all above in double, in an order that depends on H alone. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
@@ -26,7 +26,7 @@ __device__ static inline double squares(uint4 raw)
     return (double)sum;
 }
 
-__device__ static inline void normalise_group(uint4 raw, float rstd, const float *w,
+__device__ static inline void normalize_group(uint4 raw, float rstd, const float *w,
                                               int64_t n_valid, bool aligned, bl_bf16 *y)
 {
     float x[BL_GROUP], weight[BL_GROUP];
@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int64_t col = first + k * stride;
-        if (col < H) normalise_group(kept[k], rstd, w + col, H - col, aligned, y + col);
+        if (col < H) normalize_group(kept[k], rstd, w + col, H - col, aligned, y + col);
     }
     for (int64_t col = first + KEPT * stride; col < H; col += stride)
-        normalise_group(bl_load_raw(x + col, H - col, aligned), rstd, w + col, H - col, aligned,
+        normalize_group(bl_load_raw(x + col, H - col, aligned), rstd, w + col, H - col, aligned,
                         y + col);
 }
 

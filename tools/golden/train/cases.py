@@ -62,8 +62,8 @@ def _tiny(about, adapter='tiny-gqa-all-linear', tokens='tiny', model='tiny-gqa',
 BOTH = ('gradients', 'final')
 CASES = {
     'stories-stored': _stories('the real model as stored, F32'),
-    'stories-fp8-row': _stories('quantised at load, a scale a row', base_format='fp8_row'),
-    'stories-fp8-block': _stories('quantised at load, a scale a 128 x 128 block of each projection', base_format='fp8_block'),
+    'stories-fp8-row': _stories('quantized at load, a scale a row', base_format='fp8_row'),
+    'stories-fp8-block': _stories('quantized at load, a scale a 128 x 128 block of each projection', base_format='fp8_block'),
     'stories-auto': _stories('auto on a model without FP8 tensors is fp8_row', base_format='auto', max_steps=2),
     'stories-bf16-fp8-row': _stories('from BF16 weights', 'stories260K-bf16', base_format='fp8_row', max_steps=10),
     'stories-bf16-sharded': _stories('several files behind an index', 'stories260K-bf16-sharded', max_steps=4),

@@ -40,8 +40,8 @@ def spread(scale, rows, cols):
     return scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
 
 
-def check_projection(name, source, quantised):
-    weight, codes, scale = source.weight.float(), quantised.weight, quantised.weight_scale.float()
+def check_projection(name, source, quantized):
+    weight, codes, scale = source.weight.float(), quantized.weight, quantized.weight_scale.float()
     if codes.dtype != torch.float8_e4m3fn:
         sys.exit(f'{name}: {codes.dtype} is no FP8')
     expected = scales_of(weight, scale.shape)
@@ -50,7 +50,7 @@ def check_projection(name, source, quantised):
     wide = spread(expected, *weight.shape)
     if not torch.equal((weight / wide).to(torch.float8_e4m3fn).view(torch.uint8), codes.view(torch.uint8)):
         sys.exit(f'{name}: codes differ')
-    decoded = copy.deepcopy(quantised)
+    decoded = copy.deepcopy(quantized)
     decompress_module(decoded)
     if not torch.equal(decoded.weight.float(), codes.float() * wide):
         sys.exit(f'{name}: the library decodes another weight')
@@ -61,14 +61,14 @@ def main():
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-    quantised = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32)
-    modules = dict(quantised.named_modules())
+    quantized = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32)
+    modules = dict(quantized.named_modules())
     n_codes = sum(check_projection(name, module, modules[name]) for name, module in source.named_modules()
                   if name.endswith('_proj'))
     torch.manual_seed(0)
     ids = torch.randint(3, source.config.vocab_size, (2, 64))
     with torch.no_grad():
-        ours, theirs = source(ids).logits.double(), quantised(ids).logits.double()
+        ours, theirs = source(ids).logits.double(), quantized(ids).logits.double()
     rms = ((ours - theirs).square().mean() / ours.square().mean()).sqrt().item()
     print(f'{n_codes} codes and their scales equal; logits differ by {100 * rms:.2f} % (root mean square)')
     if not rms < LOGITS_RMS:

@@ -163,7 +163,7 @@ def is_projection(name):
 def load_model(directory, base_format='stored'):
     """(config, name -> float32 array): the weights that a base held in `base_format` multiplies with.
 
-    `stored` is what the checkpoint has, its FP8 tensors dequantised; `auto` keeps FP8 tensors and makes fp8_row of the other
+    `stored` is what the checkpoint has, its FP8 tensors dequantized; `auto` keeps FP8 tensors and makes fp8_row of the other
     projections; `fp8_row` and `fp8_block` are for checkpoints that are not FP8. Embedding, norms and head are never touched.
     """
     with open(os.path.join(directory, 'config.json')) as f:
@@ -176,7 +176,7 @@ def load_model(directory, base_format='stored'):
         if not name.endswith('.weight'):
             continue
         if dtype == 'F8_E4M3':
-            assert base_format in ('stored', 'auto'), 'an FP8 tensor is never quantised again'
+            assert base_format in ('stored', 'auto'), 'an FP8 tensor is never quantized again'
             scale = next(stored[name + s] for s in SCALE_SUFFIXES if name + s in stored)
             weights[name] = dequantize(array, widen(*scale))
         elif base_format == 'stored' or not is_projection(name):

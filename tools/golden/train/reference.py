@@ -67,7 +67,7 @@ def float64_llama():
 
 
 def build_config(config):
-    """What Hugging Face needs of a config.json; the quantisation is left out, since the weights come dequantised."""
+    """What Hugging Face needs of a config.json; the quantization is left out, since the weights come dequantized."""
     settings = {k: config[k] for k in CONFIG_KEYS if config.get(k) is not None}
     settings.setdefault('head_dim', config['hidden_size'] // config['num_attention_heads'])
     return LlamaConfig(attn_implementation='eager', use_cache=False, **settings)

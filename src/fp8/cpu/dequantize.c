@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dequantise.c -- codes and scales to fp32, by runs of a row; and the transpose of FP8 codes by
+/* dequantize.c -- codes and scales to fp32, by runs of a row; and the transpose of FP8 codes by
  * cache-line tiles. */
 #include "fp8/fp8.h"
 
@@ -24,7 +24,7 @@ static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes
     }
 }
 
-static void dequantise_run(const bl_fp8_kernels *kernels, bl_format format, const void *codes,
+static void dequantize_run(const bl_fp8_kernels *kernels, bl_format format, const void *codes,
                            const float *scales, int64_t cols, int64_t row, int64_t col_begin,
                            int64_t col_end, float *dst)
 {
@@ -50,7 +50,7 @@ static void dequantise_run(const bl_fp8_kernels *kernels, bl_format format, cons
     }
 }
 
-void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *scales, int64_t cols,
+void bl_fp8_dequantize_tile(bl_format format, const void *codes, const float *scales, int64_t cols,
                             int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
                             float *dst, int64_t ld)
 {
@@ -63,34 +63,34 @@ void bl_fp8_dequantise_tile(bl_format format, const void *codes, const float *sc
                 (const char *)codes + ((row + PREFETCH_ROWS) * cols + col_begin) * code_bytes;
             for (int64_t i = 0; i < run_bytes; i += CACHE_LINE_BYTES) __builtin_prefetch(ahead + i);
         }
-        dequantise_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
+        dequantize_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
     }
 }
 
-typedef struct dequantise_task {
+typedef struct dequantize_task {
     bl_format format;
     const void *codes;
     const float *scales;
     int64_t rows, cols, rows_per_item;
     float *dst;
-} dequantise_task;
+} dequantize_task;
 
-static void dequantise_rows(void *argument, int64_t index, void *scratch)
+static void dequantize_rows(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
-    const dequantise_task *task = argument;
+    const dequantize_task *task = argument;
     int64_t begin = index * task->rows_per_item,
             end = bl_min_i64(begin + task->rows_per_item, task->rows);
-    bl_fp8_dequantise_tile(task->format, task->codes, task->scales, task->cols, begin, end, 0,
+    bl_fp8_dequantize_tile(task->format, task->codes, task->scales, task->cols, begin, end, 0,
                            task->cols, task->dst + begin * task->cols, task->cols);
 }
 
-void bl_fp8_dequantise(bl_pool *pool, bl_format format, const void *codes, const float *scales,
+void bl_fp8_dequantize(bl_pool *pool, bl_format format, const void *codes, const float *scales,
                        int64_t rows, int64_t cols, float *dst)
 {
-    dequantise_task task = {
+    dequantize_task task = {
         format, codes, scales, rows, cols, bl_max_i64(ITEM_ELEMENTS / bl_max_i64(cols, 1), 1), dst};
-    bl_pool_run(pool, bl_ceil_div(rows, task.rows_per_item), dequantise_rows, &task);
+    bl_pool_run(pool, bl_ceil_div(rows, task.rows_per_item), dequantize_rows, &task);
 }
 
 typedef struct transpose_task {
@@ -100,7 +100,7 @@ typedef struct transpose_task {
 } transpose_task;
 
 /* Eight rows of eight codes, in registers: swap halves of rows four apart, quarters of rows two
- * apart, then bytes of neighbours (Warren, Hacker's Delight, 2nd ed., section 7-3). */
+ * apart, then bytes of neighbors (Warren, Hacker's Delight, 2nd ed., section 7-3). */
 static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int64_t dst_ld)
 {
     static const uint64_t masks[5] = {0, 0x00ff00ff00ff00ffu, 0x0000ffff0000ffffu, 0,

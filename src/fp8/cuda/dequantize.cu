@@ -29,7 +29,7 @@ __device__ static inline float scale_at(const float *scales, bool is_row, int64_
 }
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    dequantise_codes_kernel(const uint8_t *codes, const float *scales, bool is_row, int64_t cols,
+    dequantize_codes_kernel(const uint8_t *codes, const float *scales, bool is_row, int64_t cols,
                             bool aligned, unsigned blocks_per_row, bl_bf16 *dst)
 {
     int64_t row = blockIdx.x / blocks_per_row, first = row * cols;
@@ -78,29 +78,29 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     bl_store_raw(dst + i, n - i, aligned, raw);
 }
 
-static bl_status dequantise_codes(bl_stream *stream, bool is_row, const void *codes,
+static bl_status dequantize_codes(bl_stream *stream, bool is_row, const void *codes,
                                   const float *scales, int64_t rows, int64_t cols, void *dst)
 {
     int64_t blocks_per_row = bl_blocks_for(cols, ACCESSES * ROW_STEP);
     bool aligned = bl_is_aligned(codes) && bl_is_aligned(dst) && cols % CODES == 0;
-    return bl_launch("dequantise", stream, {rows * blocks_per_row, BL_BLOCK_THREADS, 1},
-                     dequantise_codes_kernel, (const uint8_t *)codes, scales, is_row, cols, aligned,
+    return bl_launch("dequantize", stream, {rows * blocks_per_row, BL_BLOCK_THREADS, 1},
+                     dequantize_codes_kernel, (const uint8_t *)codes, scales, is_row, cols, aligned,
                      (unsigned)blocks_per_row, (bl_bf16 *)dst);
 }
 
-extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, const void *codes,
+extern "C" bl_status fp8_cuda_dequantize(bl_stream *stream, bl_format format, const void *codes,
                                          const float *scales, int64_t rows, int64_t cols, void *dst)
 {
     int64_t n = rows * cols;
     if (rows < 0 || cols < 0)
-        return BL_FAIL(BL_EINTERNAL, "dequantise: %lld x %lld", (long long)rows, (long long)cols);
+        return BL_FAIL(BL_EINTERNAL, "dequantize: %lld x %lld", (long long)rows, (long long)cols);
     if (n == 0) return BL_OK;
     if (bl_format_is_fp8(format))
-        return dequantise_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols,
+        return dequantize_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols,
                                 dst);
     if (format == BL_FORMAT_BF16)
-        return bl_copy("dequantise", stream, dst, codes, (size_t)n * sizeof(bl_bf16));
-    return bl_launch("dequantise", stream,
+        return bl_copy("dequantize", stream, dst, codes, (size_t)n * sizeof(bl_bf16));
+    return bl_launch("dequantize", stream,
                      {bl_blocks_for(n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1}, narrow_kernel,
                      codes, format == BL_FORMAT_F32, n, bl_is_aligned(codes) && bl_is_aligned(dst),
                      (bl_bf16 *)dst);
@@ -112,7 +112,7 @@ extern "C" bl_status fp8_cuda_dequantise(bl_stream *stream, bl_format format, co
  * puts one word, 4 rows of a column, at a time into the tile; then it takes 16 rows of a column to
  * dst. The tile has a line of 32 words for each column; within it, quads of words (16 bytes) are
  * permuted by an xor with the column's sixteenth. So the 32 words a warp writes at once, of 8
- * sixteenths and 4 neighbouring words, lie in 32 banks, and the 8 quads that a quarter of a warp
+ * sixteenths and 4 neighboring words, lie in 32 banks, and the 8 quads that a quarter of a warp
  * reads at once, a whole line, do too. */
 enum { TILE = 128, TILE_WORDS = TILE / 4 };
 

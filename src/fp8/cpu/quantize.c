@@ -20,7 +20,7 @@ enum {
     CACHE_LINE_BYTES = 64
 };
 
-typedef struct quantise_task {
+typedef struct quantize_task {
     const bl_fp8_kernels *kernels;
     bl_dtype dtype;
     const unsigned char *src;
@@ -30,14 +30,14 @@ typedef struct quantise_task {
     float *scales; /* fp8_row: written. fp8_block encode: read */
     float *absmax;
     atomic_llong first_bad_row; /* of the projection */
-} quantise_task;
+} quantize_task;
 
-static bl_status init_task(quantise_task *task, bl_dtype dtype, const void *src, int64_t row_begin,
+static bl_status init_task(quantize_task *task, bl_dtype dtype, const void *src, int64_t row_begin,
                            int64_t row_end, int64_t cols)
 {
     if (dtype != BL_F32 && dtype != BL_BF16 && dtype != BL_F16)
-        return BL_FAIL(BL_EINPUT, "weights of type %s cannot be quantised", bl_dtype_name(dtype));
-    *task = (quantise_task){.kernels = bl_fp8_kernels_best(),
+        return BL_FAIL(BL_EINPUT, "weights of type %s cannot be quantized", bl_dtype_name(dtype));
+    *task = (quantize_task){.kernels = bl_fp8_kernels_best(),
                             .dtype = dtype,
                             .src = src,
                             .row_begin = row_begin,
@@ -49,19 +49,19 @@ static bl_status init_task(quantise_task *task, bl_dtype dtype, const void *src,
     return BL_OK;
 }
 
-static const unsigned char *source_at(const quantise_task *task, int64_t row, int64_t col)
+static const unsigned char *source_at(const quantize_task *task, int64_t row, int64_t col)
 {
     return task->src +
            ((row - task->row_begin) * task->cols + col) * (int64_t)bl_dtype_bytes(task->dtype);
 }
 
-static void note_bad_row(quantise_task *task, int64_t row)
+static void note_bad_row(quantize_task *task, int64_t row)
 {
     long long seen = atomic_load(&task->first_bad_row);
     while (row < seen && !atomic_compare_exchange_weak(&task->first_bad_row, &seen, row)) continue;
 }
 
-static bl_status check_rows(quantise_task *task)
+static bl_status check_rows(quantize_task *task)
 {
     int64_t row = atomic_load(&task->first_bad_row);
     if (row >= task->row_end) return BL_OK;
@@ -83,7 +83,7 @@ float bl_fp8_scale(float absmax)
 
 /* The division keeps this loop busy, not the memory: meanwhile the next row is fetched for its
  * absmax. */
-static void encode_row(quantise_task *task, int64_t row, bool has_next)
+static void encode_row(quantize_task *task, int64_t row, bool has_next)
 {
     int64_t i = row - task->row_begin,
             run_bytes = ENCODE_RUN * (int64_t)bl_dtype_bytes(task->dtype);
@@ -99,10 +99,10 @@ static void encode_row(quantise_task *task, int64_t row, bool has_next)
     }
 }
 
-static void quantise_rows(void *argument, int64_t index, void *scratch)
+static void quantize_rows(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
-    quantise_task *task = argument;
+    quantize_task *task = argument;
     int64_t begin = task->row_begin + index * task->rows_per_item;
     int64_t end = bl_min_i64(begin + task->rows_per_item, task->row_end);
     for (int64_t row = begin; row < end; row++) {
@@ -117,14 +117,14 @@ static void quantise_rows(void *argument, int64_t index, void *scratch)
     }
 }
 
-bl_status bl_fp8_row_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
+bl_status bl_fp8_row_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
                               int64_t row_end, int64_t cols, uint8_t *codes, float *scales)
 {
-    quantise_task task;
+    quantize_task task;
     BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
     task.codes = codes;
     task.scales = scales;
-    bl_pool_run(pool, bl_ceil_div(row_end - row_begin, task.rows_per_item), quantise_rows, &task);
+    bl_pool_run(pool, bl_ceil_div(row_end - row_begin, task.rows_per_item), quantize_rows, &task);
     return check_rows(&task);
 }
 
@@ -135,7 +135,7 @@ static int64_t grid_rows(int64_t row_begin, int64_t row_end)
     return row_begin < row_end ? bl_ceil_div(row_end, BL_FP8_BLOCK) - row_begin / BL_FP8_BLOCK : 0;
 }
 
-static void block_row_range(const quantise_task *task, int64_t index, int64_t *begin, int64_t *end)
+static void block_row_range(const quantize_task *task, int64_t index, int64_t *begin, int64_t *end)
 {
     int64_t first = (task->row_begin / BL_FP8_BLOCK + index) * BL_FP8_BLOCK;
     *begin = bl_max_i64(first, task->row_begin);
@@ -145,7 +145,7 @@ static void block_row_range(const quantise_task *task, int64_t index, int64_t *b
 static void absmax_block_row(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
-    quantise_task *task = argument;
+    quantize_task *task = argument;
     int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
     float *absmax = task->absmax + index * n_blocks;
     block_row_range(task, index, &begin, &end);
@@ -164,7 +164,7 @@ static void absmax_block_row(void *argument, int64_t index, void *scratch)
 bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
                               int64_t row_end, int64_t cols, float *absmax)
 {
-    quantise_task task;
+    quantize_task task;
     BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
     task.absmax = absmax;
     bl_pool_run(pool, grid_rows(row_begin, row_end), absmax_block_row, &task);
@@ -174,7 +174,7 @@ bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src, in
 static void encode_block_row(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
-    quantise_task *task = argument;
+    quantize_task *task = argument;
     int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
     const float *scales = task->scales + index * n_blocks;
     block_row_range(task, index, &begin, &end);
@@ -189,7 +189,7 @@ static void encode_block_row(void *argument, int64_t index, void *scratch)
 bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
                               int64_t row_end, int64_t cols, const float *scales, uint8_t *codes)
 {
-    quantise_task task;
+    quantize_task task;
     BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
     task.scales = (float *)scales; /* only read */
     task.codes = codes;
@@ -198,9 +198,9 @@ bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src, in
 }
 
 /* A row of blocks at a time, start to end, so that the second reading comes from the cache. */
-static void quantise_block_row(void *argument, int64_t index, void *scratch)
+static void quantize_block_row(void *argument, int64_t index, void *scratch)
 {
-    quantise_task *task = argument;
+    quantize_task *task = argument;
     int64_t n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
     float *scales = task->scales + index * n_blocks;
     for (int64_t block = 0; block < n_blocks; block++) scales[block] = 0;
@@ -209,13 +209,13 @@ static void quantise_block_row(void *argument, int64_t index, void *scratch)
     encode_block_row(task, index, scratch);
 }
 
-bl_status bl_fp8_block_quantise(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
+bl_status bl_fp8_block_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
                                 int64_t cols, uint8_t *codes, float *scales)
 {
-    quantise_task task;
+    quantize_task task;
     BL_TRY(init_task(&task, dtype, src, 0, rows, cols));
     task.codes = codes;
     task.scales = task.absmax = scales;
-    bl_pool_run(pool, grid_rows(0, rows), quantise_block_row, &task);
+    bl_pool_run(pool, grid_rows(0, rows), quantize_block_row, &task);
     return check_rows(&task);
 }

@@ -95,7 +95,7 @@ __device__ static inline uint32_t row_max(uint32_t bits, [[maybe_unused]] bool i
     return of_row;
 }
 
-__device__ static inline void quantise_piece(const rows_task &task, int64_t row, int64_t begin)
+__device__ static inline void quantize_piece(const rows_task &task, int64_t row, int64_t begin)
 {
     int64_t end = min(begin + task.piece, task.cols);
     const bl_bf16 *x = task.x + row * task.ld;
@@ -140,22 +140,22 @@ __device__ static inline void quantise_piece(const rows_task &task, int64_t row,
     }
 }
 
-/* The pieces of a row are neighbours in the grid, and one cluster. */
+/* The pieces of a row are neighbors in the grid, and one cluster. */
 __global__ void __launch_bounds__(ROW_THREADS, 2)
-    quantise_rows_kernel(rows_task task, unsigned n_pieces)
+    quantize_rows_kernel(rows_task task, unsigned n_pieces)
 {
     int64_t first = blockIdx.x / n_pieces * task.n_rows;
     for (int64_t row = first; row < min(first + task.n_rows, task.T); row++)
-        quantise_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
+        quantize_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
 #if __CUDA_ARCH__ >= 900
     if (n_pieces > 1)
         cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
 #endif
 }
 
-/* 128 columns are 16 neighbouring threads' groups: half a warp finds the scale of each. */
+/* 128 columns are 16 neighboring threads' groups: half a warp finds the scale of each. */
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    quantise_groups_kernel(const bl_bf16 *x, int64_t ld, int64_t T, int64_t cols, bool aligned,
+    quantize_groups_kernel(const bl_bf16 *x, int64_t ld, int64_t T, int64_t cols, bool aligned,
                            unsigned blocks_per_row, uint8_t *codes, float *scales)
 {
     int64_t row = blockIdx.x / blocks_per_row;
@@ -181,11 +181,11 @@ static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t col
     return BL_OK;
 }
 
-extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, int64_t ld,
+extern "C" bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, int64_t ld,
                                             const float *column_factor, int64_t T, int64_t cols,
                                             uint8_t *codes, float *scales)
 {
-    BL_TRY(check_rows("quantise_rows", ld, T, cols));
+    BL_TRY(check_rows("quantize_rows", ld, T, cols));
     if (cols == 0) return BL_OK;
     const bl_cuda_properties *gpu = bl_cuda_device_properties(bl_stream_device(stream));
     int64_t n_pieces = 1;
@@ -208,21 +208,21 @@ extern "C" bl_status fp8_cuda_quantise_rows(bl_stream *stream, const void *x, in
     task.aligned = bl_is_aligned(x) && bl_is_aligned(codes) &&
                    (!column_factor || bl_is_aligned(column_factor)) && ld % BL_GROUP == 0 &&
                    cols % BL_GROUP == 0;
-    return bl_launch("quantise_rows", stream,
+    return bl_launch("quantize_rows", stream,
                      {bl_blocks_for(T, task.n_rows) * n_pieces,
                       bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
-                     quantise_rows_kernel, task, (unsigned)n_pieces);
+                     quantize_rows_kernel, task, (unsigned)n_pieces);
 }
 
-extern "C" bl_status fp8_cuda_quantise_groups(bl_stream *stream, const void *x, int64_t ld,
+extern "C" bl_status fp8_cuda_quantize_groups(bl_stream *stream, const void *x, int64_t ld,
                                               int64_t T, int64_t cols, uint8_t *codes,
                                               float *scales)
 {
     int64_t blocks_per_row = bl_blocks_for(cols, BL_BLOCK_ELEMENTS);
-    BL_TRY(check_rows("quantise_groups", ld, T, cols));
+    BL_TRY(check_rows("quantize_groups", ld, T, cols));
     bool aligned =
         bl_is_aligned(x) && bl_is_aligned(codes) && ld % BL_GROUP == 0 && cols % BL_GROUP == 0;
-    return bl_launch("quantise_groups", stream, {T * blocks_per_row, BL_BLOCK_THREADS, 1},
-                     quantise_groups_kernel, (const bl_bf16 *)x, ld, T, cols, aligned,
+    return bl_launch("quantize_groups", stream, {T * blocks_per_row, BL_BLOCK_THREADS, 1},
+                     quantize_groups_kernel, (const bl_bf16 *)x, ld, T, cols, aligned,
                      (unsigned)blocks_per_row, codes, scales);
 }
