@@ -25,11 +25,19 @@ CONFIG_KEYS = ('vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_lay
 
 # ---- the model
 
+def rope_of(config):
+    """theta and scaling (None: plain RoPE); transformers 5 has both in rope_parameters."""
+    if hasattr(config, 'rope_theta'):
+        return config.rope_theta, config.rope_scaling
+    parameters = config.rope_parameters
+    return parameters['rope_theta'], None if parameters['rope_type'] == 'default' else parameters
+
+
 def inverse_frequencies(config):
     """theta^(-2i/d) in float64, with the three branches of Llama 3.1's scaling."""
     d = config.head_dim
-    inv = config.rope_theta ** -(torch.arange(0, d, 2, dtype=torch.float64) / d)
-    scaling = config.rope_scaling
+    theta, scaling = rope_of(config)
+    inv = theta ** -(torch.arange(0, d, 2, dtype=torch.float64) / d)
     if not scaling:
         return inv
     assert scaling['rope_type'] == 'llama3', scaling
