@@ -36,7 +36,7 @@ typedef struct uring_state {
  * addresses that another thread used before would look like a race. What liburing's inline
  * functions touch is shared with the kernel only, never between threads. */
 #if defined(__SANITIZE_THREAD__)
-const char *__tsan_default_suppressions(void);
+BL_API const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
     return "race:liburing.h\nrace:ring_result\nrace:ring_fixed_file\n";
