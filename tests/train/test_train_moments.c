@@ -11,7 +11,7 @@
 
 #include "base/files.h"
 #include "model/rows.h"
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 /* The folder of the run under way, where it is taken away, and whether it is made again. */
 static const char *lost_dir;

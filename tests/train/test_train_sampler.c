@@ -16,7 +16,7 @@
 
 #include "base/json.h"
 #include "base/sizes.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 
 /* ---- the permutation ---- */
 

@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "base/signals.h"
 #include "base/sizes.h"
-#include "train/ranks_internal.h"
-#include "train/trainer_internal.h"
+#include "train/rank/ranks.h"
+#include "train/rank/trainer.h"
 
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks_internal.h -- the ranks of this process: a thread each, and which failure was the first. */
-#ifndef BALLAST_TRAIN_RANKS_INTERNAL_H
-#define BALLAST_TRAIN_RANKS_INTERNAL_H
+/* ranks.h -- the ranks of this process: a thread each, and which failure was the first. */
+#ifndef BALLAST_TRAIN_RANK_RANKS_H
+#define BALLAST_TRAIN_RANK_RANKS_H
 
 #include <pthread.h>
 #include <signal.h>

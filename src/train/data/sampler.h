@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sampler_internal.h -- which row of the data set is trained when; and the learning rate of a step.
+/* sampler.h -- which row of the data set is trained when; and the learning rate of a step.
  *
  * A run sees an endless sequence of rows: epoch after epoch, each a permutation of the data set
  * (the identity without shuffling). A step takes the next B positions, B = per_device x
@@ -8,8 +8,8 @@
  * last one the rows that are left, as transformers' Trainer has it. The permutation is computed,
  * not stored: a Feistel network over the next power of four, walked until it lands inside (Black &
  * Rogaway 2002, "Ciphers with arbitrary finite domains"), keyed by (seed, epoch). */
-#ifndef BALLAST_TRAIN_SAMPLER_INTERNAL_H
-#define BALLAST_TRAIN_SAMPLER_INTERNAL_H
+#ifndef BALLAST_TRAIN_DATA_SAMPLER_H
+#define BALLAST_TRAIN_DATA_SAMPLER_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -9,7 +9,7 @@
 
 #include "base/json.h"
 #include "base/log.h"
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 enum { HASH_TEXT_BYTES = 17 };
 

@@ -27,7 +27,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 #include "train/training_internal.h"
 
 /* ---- what runs in output_dir left ---- */

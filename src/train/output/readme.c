@@ -8,7 +8,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 #include "train/training_internal.h"
 
 static void target_list(const bl_job *job, char *text, size_t n_bytes)

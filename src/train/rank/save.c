@@ -17,7 +17,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 /* ---- saving ---- */
 

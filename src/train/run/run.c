@@ -9,7 +9,7 @@
 #include "base/sizes.h"
 #include "plan/lora.h"
 #include "ops/gemm.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 #include "train/training_internal.h"
 
 static bl_status print_model(const bl_job *job)

@@ -2,7 +2,7 @@
 /* run_evaluation.c -- an evaluation, from its configuration to its result. */
 #include "ops/gemm.h"
 #include "plan/lora.h"
-#include "train/ranks_internal.h"
+#include "train/rank/ranks.h"
 
 static bl_status evaluate_rank(bl_rank *r, void *user)
 {

@@ -19,7 +19,7 @@
  * no state. It takes no memory but the step's. */
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 /* Tokens that could be a step's: the largest micro-batches, in documents of the longest row. */
 static void fill(const bl_rank *r, bl_batches *batches)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* sampler.c -- the order of rows (a Feistel permutation per epoch), steps per epoch, and learning
  * rate schedules. */
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 
 #include <math.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer_internal.h -- one rank of a training. */
-#ifndef BALLAST_TRAIN_TRAINER_INTERNAL_H
-#define BALLAST_TRAIN_TRAINER_INTERNAL_H
+/* trainer.h -- one rank of a training. */
+#ifndef BALLAST_TRAIN_RANK_TRAINER_H
+#define BALLAST_TRAIN_RANK_TRAINER_H
 
 #include <stdatomic.h>
 
 #include "train/rank.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 #include "train/training_internal.h"
 
 /* What the process asks of its trainers. */

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "train/sampler_internal.h"
+#include "train/data/sampler.h"
 
 typedef struct opening {
     const bl_train_config *config;

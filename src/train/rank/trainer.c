@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trainer.c -- what a rank needs in a training, beside what every rank has. */
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 #include <stdlib.h>
 

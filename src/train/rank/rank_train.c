@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "train/trainer_internal.h"
+#include "train/rank/trainer.h"
 
 static bl_batches *batches_of(const bl_trainer *t, int64_t step)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ranks.c -- starts a thread per rank; after a failure, which of several errors is the cause is
  * decided by weight. */
-#include "train/ranks_internal.h"
+#include "train/rank/ranks.h"
 
 #include <stdlib.h>
 
