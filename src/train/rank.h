@@ -64,7 +64,7 @@ void bl_rank_close(bl_rank *rank);
  * rank. */
 bl_status bl_rank_evaluate(bl_rank *rank, bl_eval_result *out);
 
-/* identity.c: BL_EUSAGE when ranks have read different weights; collective over the job. */
+/* check_weights.c: BL_EUSAGE when ranks have read different weights; collective over the job. */
 bl_status bl_rank_compare_weights(bl_rank *rank);
 
 #endif

@@ -99,7 +99,7 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
 /* paths.c: BL_EUSAGE when a path that the training writes is one that it reads, another one of its
  * own, or not what can be written: before anything is. */
 bl_status bl_training_check_paths(const bl_training *training);
-/* run.c: of this process's trace; config->trace is set. */
+/* paths.c: of this process's trace; config->trace is set. */
 bl_status bl_training_trace_path(const bl_training *training, char **path);
 
 /* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
@@ -126,6 +126,9 @@ typedef struct bl_differences {
     FILE *all, *refused; /* each with "; " after it; names that are not allowed, with ", " */
     bool is_refused;
 } bl_differences;
+
+/* What allow_resume_mismatch calls another model. */
+#define BL_DIFFERENCE_MODEL "model_name_or_path"
 
 /* `name`: what allow_resume_mismatch calls it. */
 void bl_differences_add(bl_differences *d, const char *name, const char *format, ...)

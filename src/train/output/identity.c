@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* identity.c -- what a result depends on beside the run's own keys: the model's configuration and
- * weights, the data. A checkpoint keeps it, and the ranks compare their weights. Where it is
- * another one when a run is resumed, what differs is named. */
+ * weights, the data. A checkpoint keeps it. Where it is another one when a run is resumed, what
+ * differs is named. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/json.h"
-#include "base/log.h"
-#include "train/rank/trainer.h"
+#include "train/training_internal.h"
 
 enum { HASH_TEXT_BYTES = 17 };
-
-static const char MODEL_NAME[] = "model_name_or_path"; /* of allow_resume_mismatch */
 
 static const char *hash_text(uint64_t hash, char text[HASH_TEXT_BYTES])
 {
@@ -89,7 +86,8 @@ static bool list_config(const json_t *before, const json_t *now, bl_differences 
             fprintf(d->all, "%s of the model's config.json is %s, was %s; ", key,
                     is ? is : "absent", was ? was : "absent");
         else
-            bl_differences_add(d, MODEL_NAME, "%s of the model's config.json is %s, was %s", key,
+            bl_differences_add(d, BL_DIFFERENCE_MODEL,
+                               "%s of the model's config.json is %s, was %s", key,
                                is ? is : "absent", was ? was : "absent");
         free(is);
         free(was);
@@ -115,56 +113,18 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
     start->has_weights = weights != NULL;
     start->weights = weights ? strtoull(weights, NULL, 16) : 0;
     if (!weights) { /* an earlier build's */
-        bl_differences_add(d, MODEL_NAME, "it does not say which model and data it was made with");
+        bl_differences_add(d, BL_DIFFERENCE_MODEL,
+                           "it does not say which model and data it was made with");
         return BL_OK;
     }
     BL_TRY(bl_model_config_describe(&job->model->config, &config));
     bool differ = list_config(json_object_get(state, "model_config"), config, d);
     json_decref(config);
     if (!differ && !is_same(state, "model", job->identity.model))
-        bl_differences_add(d, MODEL_NAME, "the model's tensors differ");
+        bl_differences_add(d, BL_DIFFERENCE_MODEL, "the model's tensors differ");
     if (!is_same(state, "data", job->identity.train))
         bl_differences_add(d, "train_file", "the training data differ");
     /* Changes no bit of the adapter: only what is reported. */
     start->other_validation = !is_same(state, "validation_data", job->identity.validation);
-    return BL_OK;
-}
-
-/* ---- weights, once they have been read ---- */
-
-/* Each shard group has read a copy of the base, and each rank the norms and the embedding, of its
- * host's files. */
-bl_status bl_rank_compare_weights(bl_rank *r)
-{
-    int n_ranks = r->job->topology.n_ranks, other = 0;
-
-    if (n_ranks == 1) return BL_OK;
-    uint64_t *all = calloc((size_t)n_ranks, sizeof *all);
-    if (!all) return BL_FAIL(BL_ENOMEM, "checksums");
-    all[r->index] = r->weights->checksum;
-    bl_status st = bl_talk_gather(&r->talk, all, sizeof *all);
-    while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
-    free(all);
-    if (st != BL_OK || other == n_ranks) return st;
-    return BL_FAIL(BL_EUSAGE, "the model's weights are not the same on rank 0 and on rank %d",
-                   other);
-}
-
-bl_status bl_trainer_check_weights(bl_trainer *t)
-{
-    const bl_start *start = &t->training->start;
-
-    if (!start->dir || !start->has_weights || start->weights == t->rank->weights->checksum)
-        return BL_OK;
-    t->start_differs = true;
-    if (!bl_train_config_allows(t->training->job.config, MODEL_NAME))
-        return BL_FAIL(BL_ECHECKPOINT,
-                       "%s was made by another run: the model's weights differ "
-                       "(allow_resume_mismatch: [%s] resumes it, not bit-identically)",
-                       start->dir, MODEL_NAME);
-    if (t->rank->index == 0)
-        bl_log_warning("resuming %s although this run differs, so not bit-identical: the model's "
-                       "weights differ",
-                       start->dir);
     return BL_OK;
 }

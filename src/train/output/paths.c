@@ -192,6 +192,14 @@ static bl_status add_in_output(places *list, const char *dir, const char *name)
     return add_output(list, OUTPUT_KEY, path, RENAMED);
 }
 
+/* Processes of one job write a file each. */
+bl_status bl_training_trace_path(const bl_training *training, char **path)
+{
+    const bl_job *job = &training->job;
+    if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
+    return bl_text_format(path, "%s.rank%d", job->config->trace, job->topology.first_here);
+}
+
 static bl_status list_outputs(const bl_training *training, places *list)
 {
     const bl_train_config *c = training->job.config;

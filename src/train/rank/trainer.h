@@ -63,8 +63,8 @@ bl_status bl_trainer_forget_counts(bl_trainer *trainer);
  * cannot be used. Else the error of a device, a file or another rank. */
 bl_status bl_trainer_run(bl_trainer *trainer);
 
-/* identity.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was made
- * with others, and allow_resume_mismatch is off; else a warning. */
+/* check_weights.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was
+ * made with others, and allow_resume_mismatch is off; else a warning. */
 bl_status bl_trainer_check_weights(bl_trainer *trainer);
 
 /* save.c */

@@ -59,14 +59,6 @@ static bl_status compare_processes(bl_job *job, const bl_output *output)
     return bl_job_compare_machines(job);
 }
 
-/* Processes of one job write a file each. */
-bl_status bl_training_trace_path(const bl_training *training, char **path)
-{
-    const bl_job *job = &training->job;
-    if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
-    return bl_text_format(path, "%s.rank%d", job->config->trace, job->topology.first_here);
-}
-
 static bl_status open_trace(bl_training *training)
 {
     bl_job *job = &training->job;
