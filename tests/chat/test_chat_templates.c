@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which chat template a tokenizer gets, template files, and what is refused of both. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "chat_case.h"
+#include "skip.h"
+
+enum { M = BL_LABEL_MASKED };
+
+static const char *data_folder;
+
+/* ---- which template ---- */
+
+/* The fixture in a folder of its own, beside a tokenizer_config.json. */
+static bl_tokenizer *with_config(const char *fixture, const char *config)
+{
+    bl_tokenizer *tokenizer;
+    void *bytes;
+    size_t n;
+    assert_int_equal(bl_file_read_all(fixture, 1 << 20, &bytes, &n), BL_OK);
+    assert_int_equal(bl_file_write_atomic(in_folder("tokenizer.json"), bytes, n), BL_OK);
+    free(bytes);
+    write_file("tokenizer_config.json", config);
+    if (bl_tokenizer_load(folder, &tokenizer) != BL_OK) fail_msg("%s", bl_error_text());
+    return tokenizer;
+}
+
+static void check_recognized(const char *fixture, const char *jinja, const char *name)
+{
+    bl_chat_template *chat;
+    json_t *config = json_object();
+    if (jinja) json_object_set_new(config, "chat_template", json_string(jinja));
+    char *text = json_dumps(config, 0);
+    bl_tokenizer *tokenizer = with_config(fixture, text);
+    bl_status st = bl_chat_template_load(NULL, NULL, tokenizer, &chat);
+    if (name) {
+        if (st != BL_OK) fail_msg("%s", bl_error_text());
+        assert_string_equal(bl_chat_template_name(chat), name);
+        assert_true(bl_chat_template_was_recognized(chat));
+    } else {
+        assert_int_equal(st, BL_EUSAGE);
+        assert_non_null(strstr(bl_error_text(), "give llama2, llama3"));
+        assert_null(chat);
+    }
+    bl_chat_template_destroy(chat);
+    bl_tokenizer_destroy(tokenizer);
+    json_decref(config);
+    free(text);
+}
+
+#define MESSAGE3                                                                                   \
+    "'<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | "   \
+    "trim + "                                                                                      \
+    "'<|eot_id|>'"
+#define SYSTEM2 "{% set system_message = messages[0]['content'] %}"
+#define MESSAGE2                                                                                   \
+    "{% set content = '<<SYS>>\\n' + system_message + '\\n<</SYS>>\\n\\n' + message['content'] %}" \
+    "{{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ ' '  + content.strip() + ' ' + " \
+    "eos_token "                                                                                   \
+    "}}"
+
+static void test_recognition(void **state)
+{
+    (void)state;
+    check_recognized(FIXTURE, "{% for message in messages %}{{ " MESSAGE3 " }}{% endfor %}",
+                     "llama3");
+    check_recognized(
+        FIXTURE, "{% for message in messages %}{{ 'You are kind' }}{{ " MESSAGE3 " }}{% endfor %}",
+        NULL);
+    check_recognized(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}", NULL);
+    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", NULL);
+    check_recognized(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
+    check_recognized(SPM_FIXTURE,
+                     "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2, NULL);
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", NULL);
+    check_recognized(SPM_FIXTURE, NULL, NULL);
+    bl_tokenizer *tokenizer = with_config(
+        SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"
+                     "\"default\",\"template\":\"b\"}]}");
+    assert_string_equal(bl_tokenizer_chat_template(tokenizer), "b");
+    bl_tokenizer_destroy(tokenizer);
+    write_file("chat_template.jinja", "c");
+    tokenizer = with_config(SPM_FIXTURE, "{\"chat_template\":\"b\"}");
+    assert_string_equal(bl_tokenizer_chat_template(tokenizer), "c");
+    bl_tokenizer_destroy(tokenizer);
+    assert_int_equal(bl_tree_remove(in_folder("chat_template.jinja")), BL_OK);
+}
+
+static void test_recognition_of_real_texts(void **state)
+{
+    static const char *const files[][2] = {{"3.1-8B", "llama3.1"}, {"3.2-3B", "llama3.2"}};
+    bl_tokenizer *tokenizer;
+    char path[256];
+    (void)state;
+    TEST_SKIP_WITHOUT_DATA(data_folder);
+    for (size_t i = 0; i < BL_COUNT(files); i++) {
+        void *bytes;
+        size_t n;
+        snprintf(path, sizeof path, "%s/suites/chat-templates/meta-llama-Llama-%s-Instruct.jinja",
+                 data_folder, files[i][0]);
+        assert_int_equal(bl_file_read_all(path, 1 << 20, &bytes, &n), BL_OK);
+        check_recognized(FIXTURE, bytes, files[i][1]);
+        free(bytes);
+    }
+    snprintf(path, sizeof path, "%s/tokenizers/llama3",
+             data_folder); /* no configuration beside it: by its tokens */
+    assert_int_equal(bl_tokenizer_load(path, &tokenizer), BL_OK);
+    bl_chat_template *chat = load(NULL, NULL, tokenizer);
+    assert_string_equal(bl_chat_template_name(chat), "llama3.1");
+    bl_chat_template_destroy(chat);
+    bl_tokenizer_destroy(tokenizer);
+}
+
+static void check_load_fails(const char *name, const char *date, const bl_tokenizer *tokenizer,
+                             const char *reason)
+{
+    bl_chat_template *chat;
+    assert_int_equal(bl_chat_template_load(name, date, tokenizer, &chat), BL_EUSAGE);
+    assert_null(chat);
+    if (!strstr(bl_error_text(), reason))
+        fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), reason);
+}
+
+static void test_templates_that_do_not_fit(void **state)
+{
+    static const char *const bad_dates[] = {
+        "2024-07-26", "26 jul 2024",  "6 Jul 2024", "32 Jul 2024", "26 Anf 2024",
+        "26 Jul 24",  "26 Jul 2024 ", "",           "00 Jul 2024"};
+    (void)state;
+    check_load_fails("llama4", NULL, chat_tokenizer,
+                     "chat_template llama4: no such file; expected llama2, ");
+    check_load_fails("llama3.1", NULL, spm_tokenizer, "<|begin_of_text|> is not a special token");
+    check_load_fails("llama2", NULL, chat_tokenizer, "no special token </s>");
+    check_load_fails("llama3", "26 Jul 2024", chat_tokenizer, "llama3 writes no date");
+    for (size_t i = 0; i < BL_COUNT(bad_dates); i++)
+        check_load_fails("llama3.2", bad_dates[i], chat_tokenizer, "such as 26 Jul 2024");
+    bl_chat_template *a = load("llama3.1", NULL, chat_tokenizer),
+                     *b = load("llama3.2", "26 Jul 2024", chat_tokenizer),
+                     *c = load("llama3.2", "27 Jul 2024", chat_tokenizer);
+    assert_true(bl_chat_template_hash(a) ==
+                bl_chat_template_hash(b)); /* what they write is the same */
+    assert_true(bl_chat_template_hash(a) != bl_chat_template_hash(c));
+    bl_chat_template_destroy(a);
+    bl_chat_template_destroy(b);
+    bl_chat_template_destroy(c);
+}
+
+/* ---- template files ---- */
+
+static void test_template_files(void **state)
+{
+    static const bl_chat_message messages[] = {{BL_CHAT_USER, " h"}, {BL_CHAT_ASSISTANT, "e "}};
+    static const struct {
+        const char *text;
+        int n_learned; /* of: e, blank, <|eot_id|>, ! */
+    } files[] = {{ROLES "end_token: <|eot_id|>\n", 3},
+                 {ROLES "end_token: <|eot_id|>\ntrain_suffix: true\n", 4},
+                 {ROLES "train_suffix: true\n", 4},
+                 {ROLES "train_suffix: false\n", 2},
+                 {ROLES "end_token: <|eot_id|>\ntrim: true\n", 2},
+                 {"{\"roles\": {\"user\": {\"prefix\": \"U \"}, \"assistant\": {\"prefix\": \"A\", "
+                  "\"suffix\": \"<|eot_id|>\\u0021\"}},\n"
+                  "\"end_token\": \"<|eot_id|>\", \"begin\": \"<|begin_of_text|>\"}",
+                  3}};
+    uint64_t hashes[BL_COUNT(files)];
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(files); i++) {
+        bl_chat_template *chat = load(write_file("t.yaml", files[i].text), NULL, chat_tokenizer);
+        bl_ids ids = {0}, labels = {0};
+        int n_learned = 0;
+        char *text;
+        assert_int_equal(bl_chat_template_encode(chat, messages, 2, false, &ids, &labels), BL_OK);
+        for (size_t t = 0; t < labels.n; t++) n_learned += labels.id[t] != M;
+        assert_int_equal(n_learned, files[i].n_learned);
+        assert_int_equal(bl_tokenizer_decode(chat_tokenizer, ids.id, ids.n, false, &text, NULL),
+                         BL_OK);
+        assert_string_equal(text, i == 5   ? "<|begin_of_text|>U  hAe <|eot_id|>!"
+                                  : i == 4 ? "U hAe<|eot_id|>!"
+                                           : "U  hAe <|eot_id|>!");
+        hashes[i] = bl_chat_template_hash(chat);
+        for (size_t k = 0; k < i; k++) assert_true(hashes[k] != hashes[i] || (k == 1 && i == 2));
+        free(text);
+        bl_ids_free(&ids);
+        bl_ids_free(&labels);
+        bl_chat_template_destroy(chat);
+    }
+}
+
+static void test_bad_template_files(void **state)
+{
+    static const char *const files[][2] = {
+        {"", "no template in it"},
+        {"- a\n", ":1: the template: expected keys"},
+        {"rols: 3\n", ":1: rols: unknown key of the template; did you mean roles"},
+        {"trim: true\n", "roles: missing"},
+        {"roles: {user: {}}\nend_token: a\n", ":1: roles: expected user and assistant"},
+        {"roles: {user: {}, assistant: {}, tool: {}}\n", "tool: unknown key of roles"},
+        {"roles: {user: {}, user: {}}\n", "user: given twice"},
+        {"roles: {user: {prefix: [1]}, assistant: {}}\n", ":1: prefix: expected a text"},
+        {"roles:\n  user: {prefix: '<|foo|>'}\n  assistant: {}\n",
+         ":2: prefix: <|foo|> is not a special token"},
+        {ROLES, "end_token: missing"},
+        {ROLES "end_token: eot\n", ":2: end_token: expected one special token"},
+        {ROLES "end_token: <|im_end|>\n",
+         ":2: end_token: the assistant's suffix must begin with it"},
+        {ROLES "train_suffix: maybe\n", ":2: train_suffix: expected true or false"},
+        {ROLES "\ttrain_suffix: {\n", ":2: "},
+    };
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(files); i++)
+        check_load_fails(write_file("t.yaml", files[i][0]), NULL, chat_tokenizer, files[i][1]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_recognition),
+        cmocka_unit_test(test_recognition_of_real_texts),
+        cmocka_unit_test(test_templates_that_do_not_fit),
+        cmocka_unit_test(test_template_files),
+        cmocka_unit_test(test_bad_template_files),
+    };
+    data_folder = getenv("BALLAST_TEST_DATA");
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
