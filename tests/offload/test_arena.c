@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The arena on this host, under a small RLIMIT_MEMLOCK and on hosts with several NUMA nodes, which
- * hwloc makes up from HWLOC_SYNTHETIC. It is longer than 600 lines: half of it builds those
- * hosts. */
+/* The arena on this host, and under a small RLIMIT_MEMLOCK. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
 #include <linux/capability.h>
-#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,19 +13,18 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
+#include "arena_case.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "offload/arena.h"
 #include "skip.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #endif
 
-enum { MIB = 1 << 20, LOCK_LIMIT_BYTES = 1 << 16, HUGE_PAGE_BYTES = 2 << 20, TEXT_BYTES = 4096 };
+enum { LOCK_LIMIT_BYTES = 1 << 16, HUGE_PAGE_BYTES = 2 << 20 };
 
 /* ---- what the linker's --wrap puts in between ---- */
 
@@ -61,22 +57,6 @@ bl_pool *__wrap_bl_device_pool(bl_device *device)
 
 /* ---- helpers ---- */
 
-static void assert_ok(bl_status st)
-{
-    if (st != BL_OK) fail_msg("%s: %s", bl_status_name(st), bl_error_text());
-}
-
-static int set_up(void **state)
-{
-    return bl_device_create_cpu(2, (bl_device **)state) == BL_OK ? 0 : -1;
-}
-
-static int tear_down(void **state)
-{
-    bl_device_destroy(*state);
-    return 0;
-}
-
 static bl_arena *make(bl_device *device, size_t size_bytes)
 {
     bl_arena *arena;
@@ -85,67 +65,6 @@ static bl_arena *make(bl_device *device, size_t size_bytes)
             .device = device, .size_bytes = size_bytes, .what = "weights", .node = -1},
         &arena));
     return arena;
-}
-
-static bl_arena_info get_info(const bl_arena *arena)
-{
-    bl_arena_info info;
-    bl_arena_get_info(arena, &info);
-    return info;
-}
-
-/* The exit status of fn in a child; what it wrote to stderr is in text. A child has a device of its
- * own: threads do not survive a fork. */
-static int run_child(int (*fn)(bl_device *device), char text[TEXT_BYTES])
-{
-    int ends[2], status = -1;
-    size_t n_bytes = 0;
-    ssize_t n;
-
-    assert_int_equal(pipe(ends), 0);
-    fflush(NULL);
-    pid_t pid = fork();
-    assert_true(pid >= 0);
-    if (pid == 0) {
-        bl_device *device;
-        alarm(60);
-        unlocked_bytes = 0;
-        if (dup2(ends[1], STDERR_FILENO) < 0 || bl_device_create_cpu(1, &device) != BL_OK)
-            _exit(98);
-        int code = fn(device);
-        bl_device_destroy(device);
-        _exit(code);
-    }
-    close(ends[1]);
-    while (n_bytes < TEXT_BYTES - 1 &&
-           (n = read(ends[0], text + n_bytes, TEXT_BYTES - 1 - n_bytes)) > 0)
-        n_bytes += (size_t)n;
-    text[n_bytes] = '\0';
-    close(ends[0]);
-    assert_int_equal(waitpid(pid, &status, 0), pid);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 99;
-}
-
-/* Ends the child with the number of the line that does not hold. */
-#define REQUIRE(condition)                                                                         \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, bl_error_text());          \
-            return 1;                                                                              \
-        }                                                                                          \
-    } while (0)
-
-static void assert_child_succeeds(int (*fn)(bl_device *device), char text[TEXT_BYTES])
-{
-    int code = run_child(fn, text);
-    if (code != 0) fail_msg("exit code %d: %s", code, text);
-}
-
-static int count(const char *text, const char *part)
-{
-    int n = 0;
-    for (const char *at = strstr(text, part); at; at = strstr(at + 1, part)) n++;
-    return n;
 }
 
 /* ThreadSanitizer takes several times as much as what is touched. */
@@ -387,6 +306,7 @@ static bool lower_limit(void)
 
 static int create_unpinned(bl_device *device)
 {
+    unlocked_bytes = 0;
     bl_arena *arena;
     bl_arena_options options = {.device = device,
                                 .size_bytes = MIB,
@@ -451,213 +371,6 @@ static void test_must_pin(void **state)
     assert_string_equal(text, "");
 }
 
-/* ---- NUMA ---- */
-
-static void assert_nodes(int n, const int *nodes)
-{
-    for (int i = 0; i < n; i++) assert_int_equal(bl_arena_node_of(i, n), nodes[i]);
-}
-
-static void assert_bound(bl_device *device, int node, int expected)
-{
-    bl_arena *arena;
-    bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "w", .node = node};
-
-    assert_ok(bl_arena_create(&options, &arena));
-    assert_int_equal(get_info(arena).node, expected);
-    bl_arena_destroy(arena);
-}
-
-static void assert_no_node(bl_device *device, int node, const char *text)
-{
-    bl_arena *arena;
-    bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "w", .node = node};
-
-    assert_int_equal(bl_arena_create(&options, &arena), BL_EUSAGE);
-    assert_null(arena);
-    assert_string_equal(bl_error_text(), text);
-    assert_int_equal(bl_arena_bind_thread(node), BL_EUSAGE);
-    assert_string_equal(bl_error_text(), text);
-}
-
-static void test_four_nodes(void **state)
-{
-    setenv("HWLOC_SYNTHETIC", "node:4 core:2 pu:1", 1);
-    assert_nodes(8, (const int[]){0, 0, 1, 1, 2, 2, 3, 3});
-    assert_nodes(6, (const int[]){0, 0, 1, 2, 2, 3});
-    assert_nodes(4, (const int[]){0, 1, 2, 3});
-    assert_nodes(3, (const int[]){-1, -1, -1});
-    assert_nodes(1, (const int[]){-1});
-    for (int node = 0; node < 4; node++) {
-        assert_bound(*state, node, node);
-        assert_ok(bl_arena_bind_thread(node));
-    }
-    assert_bound(*state, -1, -1); /* this thread may run on the cores of all */
-    assert_ok(bl_arena_bind_thread(-1));
-    assert_no_node(*state, 4, "NUMA node 4: this host has 4 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
-}
-
-/* Two kinds of memory beside the cores of each package. */
-static void test_nodes_without_cores(void **state)
-{
-    setenv("HWLOC_SYNTHETIC", "pack:2 [numa][numa] core:2 pu:1", 1);
-    assert_nodes(2, (const int[]){0, 1});
-    assert_bound(*state, 1, 1);
-    assert_no_node(*state, 2, "NUMA node 2: this host has 2 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
-}
-
-static void test_one_node(void **state)
-{
-    setenv("HWLOC_SYNTHETIC", "node:1 core:8 pu:1", 1);
-    assert_nodes(3, (const int[]){0, 0, 0});
-    assert_bound(*state, 0, -1);
-    assert_bound(*state, -1, -1);
-    assert_no_node(*state, 1, "NUMA node 1: this host has 1 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
-}
-
-static bool has_two_cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_ISSET(0, &set) && CPU_ISSET(1, &set);
-}
-
-static bool runs_on(int core)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) == 1 &&
-           CPU_ISSET(core, &set);
-}
-
-/* hwloc's XML: an object that stays open, with its cores and nodes as masks; a node; a core's only
- * thread; a GPU behind a bridge. */
-#define SETS(cores, nodes)                                                                         \
-    " cpuset=\"0x" cores "\" complete_cpuset=\"0x" cores "\" nodeset=\"0x" nodes                   \
-    "\" complete_nodeset=\"0x" nodes "\""
-#define OBJECT(type, index, cores, nodes, id)                                                      \
-    "<object type=\"" type "\" os_index=\"" index "\"" SETS(cores, nodes) " gp_index=\"" id "\">"
-#define NODE(index, cores, nodes, id)                                                              \
-    "<object type=\"NUMANode\" os_index=\"" index                                                  \
-    "\"" SETS(cores, nodes) " gp_index=\"" id "\" local_memory=\"1073741824\"/>"
-#define PU(index, cores, nodes, id)                                                                \
-    "<object type=\"PU\" os_index=\"" index "\"" SETS(cores, nodes) " gp_index=\"" id "\"/>"
-#define PCI_DEVICE(id, domain, bus)                                                                \
-    "<object type=\"Bridge\" gp_index=\"" id                                                       \
-    "\" bridge_type=\"0-1\" depth=\"0\" bridge_pci=\"" domain ":[" bus "-" bus                     \
-    "]\"><object type=\"PCIDev\" gp_index=\"" id "1\" pci_busid=\"" domain ":" bus                 \
-    ":00.0\" pci_type=\"0302 [10de:2335] [10de:18be] a1\" pci_link_speed=\"63.0\"/></object>"
-
-/* Two packages with a node each, and a device under each and one under the host's own bridge. */
-static const char pci_host[] =
-    "<?xml version=\"1.0\"?><!DOCTYPE topology SYSTEM \"hwloc2.dtd\"><topology "
-    "version=\"2.0\">" OBJECT("Machine", "0", "3", "3", "1") PCI_DEVICE("20", "0000", "05")
-        OBJECT("Package", "0", "1", "1", "2") NODE("0", "1", "1", "3") PU("0", "1", "1", "4")
-            PCI_DEVICE("22", "0000", "17") "</object>" OBJECT("Package", "1", "2", "2", "5")
-                NODE("1", "2", "2", "6") PU("1", "2", "2", "7")
-                    PCI_DEVICE("24", "0001", "b8") "</object></object></topology>";
-
-/* A GPU's memory is next to it, whatever the ranks' order: where the host says one node. */
-static void test_node_of_a_device(void **state)
-{
-    char path[] = "/tmp/ballast-arena-XXXXXX";
-    int fd = mkstemp(path);
-
-    (void)state;
-    assert_true(fd >= 0);
-    assert_true(write(fd, pci_host, strlen(pci_host)) == (ssize_t)strlen(pci_host));
-    close(fd);
-    setenv("HWLOC_XMLFILE", path, 1);
-    assert_int_equal(bl_arena_node_of_pci("0001:B8:00.0"), 1);
-    assert_int_equal(bl_arena_node_of_pci("0000:17:00.0"), 0);
-    assert_int_equal(bl_arena_node_of_pci("0000:05:00.0"), -1);
-    assert_int_equal(bl_arena_node_of_pci("0000:06:00.0"), -1);
-    assert_int_equal(bl_arena_node_of_pci("no such text"), -1);
-    unsetenv("HWLOC_XMLFILE");
-    unlink(path);
-}
-
-/* A thread that its owner has put on one core stays there. */
-static int bind_to_one_node(bl_device *device)
-{
-    cpu_set_t set;
-
-    (void)device;
-    CPU_ZERO(&set);
-    CPU_SET(1, &set);
-    setenv("HWLOC_SYNTHETIC", "node:1 core:2 pu:1", 1);
-    setenv("HWLOC_THISSYSTEM", "1", 1);
-    REQUIRE(sched_setaffinity(0, sizeof set, &set) == 0);
-    REQUIRE(bl_arena_bind_thread(0) == BL_OK);
-    REQUIRE(runs_on(1));
-    return 0;
-}
-
-/* Two cores called two nodes, and hwloc told to believe it. Only the first of the memory's need
- * exist. */
-static int bind_for_real(bl_device *device)
-{
-    bl_arena *arena;
-    bl_arena_options options = {
-        .device = device, .size_bytes = MIB, .what = "near weights", .node = -1};
-
-    setenv("HWLOC_SYNTHETIC", "node:2 core:1 pu:1", 1);
-    setenv("HWLOC_THISSYSTEM", "1", 1);
-    REQUIRE(bl_arena_node_of(1, 2) == 1);
-    REQUIRE(bl_arena_bind_thread(0) == BL_OK);
-    REQUIRE(bl_arena_node_of(1, 2) == -1); /* who has been put on cores is not taken off them */
-    REQUIRE(bl_arena_bind_thread(1) == BL_OK);
-    REQUIRE(runs_on(0));
-    REQUIRE(bl_arena_create(&options, &arena) == BL_OK);
-    bl_arena_info info = get_info(arena);
-    if (info.node != 0) REQUIRE(info.node == -1); /* containers may forbid mbind */
-    fprintf(stderr, "node %d\n", info.node);
-    bl_arena_destroy(arena);
-    return 0;
-}
-
-/* A node that the system does not have: the memory is made nevertheless. */
-static int bind_refused(bl_device *device)
-{
-    bl_arena *arena;
-    bl_arena_options options = {
-        .device = device, .size_bytes = MIB, .what = "far weights", .node = 63};
-
-    setenv("HWLOC_SYNTHETIC", "node:64 core:1 pu:1", 1);
-    setenv("HWLOC_THISSYSTEM", "1", 1);
-    REQUIRE(bl_arena_create(&options, &arena) == BL_OK);
-    REQUIRE(get_info(arena).node == -1);
-    REQUIRE(bl_arena_take(arena, MIB) != NULL);
-    bl_arena_destroy(arena);
-    return 0;
-}
-
-static void test_binding(void **state)
-{
-    char text[TEXT_BYTES];
-
-    (void)state;
-    if (!has_two_cores()) TEST_SKIP("this needs cores 0 and 1");
-    assert_child_succeeds(bind_for_real, text);
-    if (strcmp(text, "node 0\n") == 0) return;
-    assert_int_equal(count(text, "warning: near weights: "), 1);
-    TEST_SKIP("this system does not bind memory: %s", text);
-}
-
-static void test_binding_refused(void **state)
-{
-    char text[TEXT_BYTES];
-
-    (void)state;
-    if (!has_two_cores()) TEST_SKIP("this needs cores 0 and 1");
-    assert_child_succeeds(bind_to_one_node, text);
-    assert_child_succeeds(bind_refused, text);
-    assert_int_equal(
-        count(text, "warning: far weights: its memory cannot be bound to NUMA node 63: "), 1);
-    assert_int_equal(count(text, "\n"), 1);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -671,12 +384,6 @@ int main(void)
         cmocka_unit_test(test_pinned),
         cmocka_unit_test(test_unpinned_fallback),
         cmocka_unit_test(test_must_pin),
-        cmocka_unit_test(test_four_nodes),
-        cmocka_unit_test(test_nodes_without_cores),
-        cmocka_unit_test(test_one_node),
-        cmocka_unit_test(test_node_of_a_device),
-        cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_binding_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

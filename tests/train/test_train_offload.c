@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where the base and the activations lie, how they are brought and how long that takes never
- * changes a bit; and what happens when a page cannot be brought. It is longer than 600 lines: all
- * cases compare with the same run in memory. */
+ * changes a bit; and what happens when a page cannot be brought. */
+#include "offload_runs.h"
 #include "runs.h"
 
 #include <dirent.h>
@@ -16,8 +16,6 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "offload/pager.h"
-
-enum { STEPS = 3, MAX_RANKS = 8 };
 
 static const double SOON_S =
     60; /* nobody waits for a rank that has failed; the deadline of others is half an hour */
@@ -72,43 +70,12 @@ static bl_pager_hooks disturbing_hooks(disturbance *d)
 
 /* ---- runs ---- */
 
-static void offload_args(golden_args *args, const char *output, int ranks)
-{
-    runs_standard(args, output, ranks);
-    runs_set(args, "overwrite_output_dir", "true");
-    runs_set(args, "max_steps", "%d", STEPS);
-    runs_set(args, "save_steps", "0");
-    runs_set(args, "eval_steps", "2");
-}
-
-/* The run with everything in device memory, made when first asked for. */
-static const char *plain_run(int ranks)
-{
-    static char paths[MAX_RANKS + 1][GOLDEN_PATH_BYTES];
-    golden_args args = {0};
-
-    if (paths[ranks][0]) return paths[ranks];
-    snprintf(paths[ranks], GOLDEN_PATH_BYTES, "%s", runs_path("plain-%d", ranks));
-    offload_args(&args, paths[ranks], ranks);
-    runs_set(&args, "offload_ratio", "0");
-    assert_int_equal(golden_train(&args), BL_OK);
-    golden_args_free(&args);
-    return paths[ranks];
-}
-
 typedef struct placement_case {
     int ranks, depth;
     double ratio, host_part;
     const char *tier, *engine;
     bool is_disturbed, is_synchronous, bounces;
 } placement_case;
-
-static const char *pages_dir(int ranks)
-{
-    const char *dir = runs_path("pages-%d", ranks);
-    assert_int_equal(bl_dir_create(dir), BL_OK);
-    return dir;
-}
 
 static void place(golden_args *args, const placement_case *c)
 {
@@ -247,11 +214,6 @@ static void test_bytes_are_counted(void **state)
 }
 
 /* ---- what fails ---- */
-
-static void assert_error_has(const char *text)
-{
-    if (!strstr(bl_error_text(), text)) fail_msg("'%s' is not in: %s", text, bl_error_text());
-}
 
 /* Reads that fail from some point on end the run with file, page and reason; the checkpoint before
  * them is resumed from. */
@@ -423,131 +385,6 @@ static void test_damage_in_memory_is_not_saved(void **state)
     }
 }
 
-/* ---- auto ---- */
-
-static _Atomic int64_t planted_bytes; /* what the system has to say once; 0: the truth */
-/* Before that; the first is about the embedding, the next about all. */
-static atomic_int n_true_answers;
-
-static void answer_once(int64_t n_bytes, int n_before)
-{
-    n_true_answers = n_before;
-    planted_bytes = n_bytes;
-}
-
-int64_t __real_bl_memory_available_bytes(void);
-int64_t __wrap_bl_memory_available_bytes(void);
-
-int64_t __wrap_bl_memory_available_bytes(void)
-{
-    if (planted_bytes && atomic_fetch_sub(&n_true_answers, 1) > 0)
-        return __real_bl_memory_available_bytes();
-    int64_t said = atomic_exchange(&planted_bytes, 0);
-    return said ? said : __real_bl_memory_available_bytes();
-}
-
-/* Of the host's memory, auto takes to the disk what does not fit: nothing, or here, where nothing
- * fits, all. */
-static void test_auto_ratio(void **state)
-{
-    (void)state;
-    for (int is_short = 0; is_short < 2; is_short++) {
-        char **names;
-        size_t n_names;
-        golden_args args = {0};
-        offload_args(&args, runs_path("auto"), 2);
-        runs_set(&args, "offload_ratio", "auto");
-        runs_set(&args, "offload_tier", "disk");
-        runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
-        assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
-        answer_once(is_short ? 1 << 20 : 0, 1);
-        assert_int_equal(golden_train(&args), BL_OK);
-        assert_true(runs_are_same(plain_run(2), runs_path("auto")));
-        assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
-        assert_int_equal(n_names, is_short ? 4 : 0); /* two ranks' pages and lists */
-        bl_names_free(names, n_names);
-        golden_args_free(&args);
-    }
-}
-
-/* A run that does not fit says so with both numbers, and names the keys that make it fit, if there
- * are any left. The run that it was to overwrite is as it was. */
-static void test_too_little_memory_names_keys(void **state)
-{
-    const char *adapter = runs_path("small/adapter_model.safetensors");
-    golden_args args = {0};
-
-    (void)state;
-    offload_args(&args, runs_path("small"), 2);
-    assert_int_equal(golden_train(&args), BL_OK);
-    golden_args_free(&args);
-    for (int ratio = 0; ratio <= 1; ratio++) {
-        args = (golden_args){0};
-        offload_args(&args, runs_path("small"), 2);
-        runs_set(&args, "activation_checkpointing", "full");
-        runs_set(&args, "offload_ratio", "%d", ratio);
-        runs_set(&args, "offload_tier", "disk");
-        runs_set(&args, "offload_dir", "%s", pages_dir(2));
-        runs_set(&args, "overwrite_output_dir", "true");
-        answer_once(3 << 19, 1);
-        assert_int_equal(golden_train(&args), BL_ENOMEM);
-        assert_error_has("this run needs about ");
-        assert_error_has(" GB of memory, 0.001573 GB are available; ");
-        assert_error_has("per_device_train_batch_size, max_seq_length or visit_tokens");
-        assert_int_equal(
-            strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL,
-            ratio == 0);
-        assert_true(bl_file_exists(adapter));
-        golden_args_free(&args);
-    }
-    answer_once(1, 0);
-    args = (golden_args){0};
-    offload_args(&args, runs_path("small"), 2);
-    assert_int_equal(golden_train(&args), BL_ENOMEM);
-    assert_error_has("model.embed_tokens.weight: takes ");
-    assert_error_has(" bytes of memory, 1 are available");
-    golden_args_free(&args);
-}
-
-static bool auto_keeps_all_in_memory(const char *checkpointing, int64_t available_bytes)
-{
-    char **names;
-    size_t n_names;
-    golden_args args = {0};
-
-    offload_args(&args, runs_path("auto"), 1);
-    runs_set(&args, "max_steps", "1");
-    runs_set(&args, "activation_checkpointing", "%s", checkpointing);
-    runs_set(&args, "offload_tier", "disk");
-    runs_set(&args, "offload_dir", "%s", runs_path("auto-pages"));
-    assert_int_equal(bl_tree_remove(runs_path("auto-pages")), BL_OK);
-    assert_int_equal(bl_dir_create(runs_path("auto-pages")), BL_OK);
-    answer_once(available_bytes, 1);
-    assert_int_equal(golden_train(&args), BL_OK);
-    assert_int_equal(bl_dir_list(runs_path("auto-pages"), &names, &n_names), BL_OK);
-    bl_names_free(names, n_names);
-    golden_args_free(&args);
-    return n_names == 0;
-}
-
-/* The memory that auto wants before it leaves the base in memory, to within 16 KiB. */
-static int64_t memory_auto_wants(const char *checkpointing)
-{
-    int64_t too_little = 1 << 20, enough = 1 << 26;
-    while (enough - too_little > 16 << 10) {
-        int64_t half = (too_little + enough) / 2;
-        *(auto_keeps_all_in_memory(checkpointing, half) ? &enough : &too_little) = half;
-    }
-    return enough;
-}
-
-/* What layers are told to keep counts when auto decides about the base. */
-static void test_auto_ratio_counts_what_is_kept(void **state)
-{
-    (void)state;
-    assert_true(memory_auto_wants("none") > memory_auto_wants("full") + (64 << 10));
-}
-
 static void test_wrong_keys(void **state)
 {
     golden_args args = {0};
@@ -612,9 +449,6 @@ int main(void)
         cmocka_unit_test(test_damaged_page_is_found),
         cmocka_unit_test(test_one_rank_finds_damage),
         cmocka_unit_test(test_damage_in_memory_is_not_saved),
-        cmocka_unit_test(test_auto_ratio),
-        cmocka_unit_test(test_too_little_memory_names_keys),
-        cmocka_unit_test(test_auto_ratio_counts_what_is_kept),
         cmocka_unit_test(test_wrong_keys),
         cmocka_unit_test(test_trace_can_be_read),
     };
