@@ -18,7 +18,7 @@
 #include "bench/command/made_weights.h"
 #include "bench/command/model.h"
 #include "bench/command/step_internal.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "plan/model.h"
 #include "train/rank.h"
 
@@ -170,7 +170,7 @@ static bl_status open_job(step_bench *b)
                     .model = b->model};
     BL_TRY(bl_run_data_open_training(b->config, &b->model->config, NULL, (int)b->config->ranks,
                                      &job->data));
-    BL_TRY(bl_plan_choose_lora(b->config, &b->model->config, true, &job->lora));
+    BL_TRY(bl_adapter_choose_lora(b->config, &b->model->config, true, &job->lora));
     bl_plan_input input = bl_job_plan_input(job);
     input.is_training = true;
     return bl_job_choose_plan(job, &input);

@@ -13,7 +13,7 @@
 #include "cli/generate_prompt_internal.h"
 #include "config/config.h"
 #include "model/generate.h"
-#include "model/lora_io.h"
+#include "adapter/lora_io.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct generate_options {

@@ -199,6 +199,9 @@ bl_resume bl_train_config_resume(const bl_train_config *config);
 /* The comment that the file begins with. */
 #define BL_RESOLVED_COMMENT "Every key of this run; `ballast train` reads it back."
 
+/* Of a resolved configuration. */
+bl_device_kind bl_train_config_device_kind(const bl_train_config *config);
+
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);
 

@@ -101,6 +101,11 @@ static bl_status choose_device(bl_config_device *device, bl_gpu_info *gpu)
     return BL_OK;
 }
 
+bl_device_kind bl_train_config_device_kind(const bl_train_config *config)
+{
+    return config->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
+}
+
 /* What a CPU computes in, fp32. */
 static bl_status compute_on_cpu(bl_compute_dtype *dtype)
 {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "plan/memory.h"
 
 static int64_t n_devices(const bl_hardware *h)
@@ -86,7 +86,7 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
     BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
     BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
     BL_TRY(choose_bf16_matrices(c));
-    BL_TRY(bl_plan_choose_lora(c->config, &c->model.config, true, &c->lora));
+    BL_TRY(bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora));
     if (row_tokens == 0) row_tokens = c->config->max_seq_length;
     bl_topology topology = topology_of(&c->hardware, is_here, c->config);
     bool has_validation = c->config->validation_file || c->config->validation_split_percentage > 0;

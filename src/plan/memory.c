@@ -4,9 +4,10 @@
 #include "plan/memory.h"
 
 #include "base/pool.h"
+#include "adapter/state.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
-#include "device/staging.h"
+#include "model/batch.h"
 
 /* Measured, docs/memory.md: what no function of ours allocates. */
 enum {
@@ -53,11 +54,6 @@ int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_m
     for (int i = (int)first; i <= (int)last; i++)
         n_bytes += ledger->item[i].device + ledger->item[i].host;
     return n_bytes;
-}
-
-bl_device_kind bl_plan_device_kind(const bl_train_config *config)
-{
-    return config->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
 }
 
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks)
@@ -112,32 +108,6 @@ int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
     return (int)bl_min_i64(config->shard_size, topology->n_ranks);
 }
 
-int64_t bl_plan_micro_batch_bytes(int64_t T_max)
-{
-    int64_t per_token =
-        4 * (int64_t)sizeof(int32_t) + (int64_t)sizeof(float) + (int64_t)sizeof(int64_t);
-    return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
-}
-
-bl_adapter_bytes bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout,
-                                       int64_t n_layers, int n_ranks, int ring_depth)
-{
-    enum { FLOAT = sizeof(float) };
-    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
-            act_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind));
-    return (bl_adapter_bytes){.shard = n_layers * chunk * FLOAT,
-                              .part = chunk * FLOAT,
-                              .whole = chunk * n_ranks * FLOAT,
-                              .copy = act_bytes == FLOAT ? 0 : n_layers * chunk * act_bytes,
-                              .ring = ring_depth * chunk * n_ranks * act_bytes,
-                              .staging = BL_STAGING_BYTES};
-}
-
-int64_t bl_plan_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers)
-{
-    return BL_CHECKPOINT_ARRAYS * n_layers * layout->n_floats * (int64_t)sizeof(float);
-}
-
 /* ---- the pass ---- */
 
 /* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an
@@ -167,7 +137,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
     return (bl_pass_options){
-        .kind = bl_plan_device_kind(c),
+        .kind = bl_train_config_device_kind(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
         .is_dense = bl_model_base_is_bf16(in->model, in->formats),
         .T_max =
@@ -209,7 +179,7 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
 {
     int64_t n_train = in->is_training ? 2 * in->config->gradient_accumulation_steps : 0,
             n_evaluation = in->longest_validation_row > 0 ? 1 : 0;
-    return (n_train + n_evaluation) * bl_plan_micro_batch_bytes(T_max);
+    return (n_train + n_evaluation) * bl_batches_micro_bytes(T_max);
 }
 
 /* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and
@@ -229,7 +199,7 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     bl_base_layout layout;
     bl_placed_bytes placed;
 
-    bl_device_kind kind = bl_plan_device_kind(c);
+    bl_device_kind kind = bl_train_config_device_kind(c);
 
     BL_TRY(bl_model_layout(in->model, in->formats, in->head_dtype, kind,
                            bl_plan_n_shards(c, &in->topology), &layout));
@@ -240,7 +210,7 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
     out->item[BL_MEMORY_SCALES].device = whole.scales;
     out->item[BL_MEMORY_NORMS].device = whole.vectors + whole.rope_tables;
-    bool is_cpu = bl_plan_device_kind(c) == BL_DEVICE_CPU;
+    bool is_cpu = bl_train_config_device_kind(c) == BL_DEVICE_CPU;
     out->item[BL_MEMORY_RING].device = (int64_t)(is_cpu ? placed.ring_used : placed.ring);
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
     out->disk = (int64_t)placed.disk;
@@ -251,8 +221,8 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
 static void add_adapter(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
 {
     if (in->lora->n_floats == 0) return;
-    bl_adapter_bytes n = bl_plan_adapter_bytes(kind, in->lora, in->model->n_layers,
-                                               in->topology.n_ranks, (int)in->config->ring_depth);
+    bl_adapter_bytes n = bl_adapter_state_measure(
+        kind, in->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
     out->item[BL_MEMORY_LORA].device = n.shard + n.copy;
     out->item[BL_MEMORY_ADAM].device = 2 * n.shard;
     out->item[BL_MEMORY_GRADIENTS].device = n.shard + n.part + 2 * n.whole;

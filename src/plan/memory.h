@@ -71,9 +71,6 @@ int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topol
 /* Each plans with its part of the host's memory. */
 int bl_plan_processes_on_host(const bl_topology *topology);
 
-/* Of the configuration, which is resolved. */
-bl_device_kind bl_plan_device_kind(const bl_train_config *config);
-
 /* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks
  * ranks, which share it, without what NCCL takes; 0 on a CPU. */
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
@@ -101,23 +98,5 @@ bool bl_plan_uses_prepared(const bl_plan_input *input, const bl_pass_options *pa
 
 /* Ranks of a shard group. */
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology);
-
-/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments,
- * fp32, of all ranks. What train/ writes. */
-enum { BL_CHECKPOINT_ARRAYS = 3 };
-int64_t bl_plan_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
-
-/* What train/ allocates by these very functions, bytes: a micro-batch of T_max tokens (in device
- * memory, and the same in host memory); */
-int64_t bl_plan_micro_batch_bytes(int64_t T_max);
-/* one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed
- * gradients (shard), the part of a layer's (part) and a whole layer's, of which there are two
- * (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring of
- * gathered layers; staging in host memory, the rest in device memory. */
-typedef struct bl_adapter_bytes {
-    int64_t shard, part, whole, copy, ring, staging;
-} bl_adapter_bytes;
-bl_adapter_bytes bl_plan_adapter_bytes(bl_device_kind kind, const bl_lora_layout *layout,
-                                       int64_t n_layers, int n_ranks, int ring_depth);
 
 #endif

@@ -67,7 +67,7 @@ static int64_t gpu_bytes(const bl_plan_input *in, const bl_memory_ledger *m)
 
 static bool is_gpu(const bl_plan_input *in)
 {
-    return bl_plan_device_kind(in->config) == BL_DEVICE_CUDA;
+    return bl_train_config_device_kind(in->config) == BL_DEVICE_CUDA;
 }
 
 static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report_details.c -- behind the dozen lines: memory by item, disks, time by phase, rates and their
  * sources. */
+#include "adapter/state.h"
 #include "base/sizes.h"
 #include "plan/report_internal.h"
 
@@ -44,7 +45,7 @@ static void print_memory(const bl_plan_report *r, FILE *out)
 static void print_disk(const bl_plan_report *r, FILE *out)
 {
     const bl_memory_ledger *m = &r->plan->memory;
-    int64_t checkpoint = bl_plan_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers);
+    int64_t checkpoint = bl_adapter_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers);
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     fprintf(out, "Disk: the model %s GB, each checkpoint %s GB",

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report_json.c -- a plan for programs. */
+#include "adapter/state.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "plan/report.h"
@@ -28,7 +29,7 @@ static json_t *describe_memory(const bl_plan_report *r)
         (json_int_t)(m->total * n_processes), "disk_bytes_per_host",
         (json_int_t)(m->disk * t->n_on_host), "model_bytes", (json_int_t)r->c->model.stored.n_bytes,
         "checkpoint_bytes",
-        (json_int_t)bl_plan_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers));
+        (json_int_t)bl_adapter_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers));
 }
 
 static json_t *describe_time(const bl_plan_report *r)

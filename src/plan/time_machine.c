@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time_machine.c -- a pass on simulated streams: what each action of the schedule queues, in the
  * order in which model/pass.c, ring/gather_ring.c, offload/pager.c, offload/spill.c and
- * train/adapter_state.c queue it. A test compares the spans with those of a training. */
+ * adapter/state.c queue it. A test compares the spans with those of a training. */
 #include <stdlib.h>
 
 #include "base/sizes.h"

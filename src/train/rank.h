@@ -4,8 +4,8 @@
 #define BALLAST_TRAIN_RANK_H
 
 #include "device/staging.h"
-#include "train/adapter_state.h"
-#include "train/batch.h"
+#include "adapter/state.h"
+#include "model/batch.h"
 #include "train/job.h"
 #include "train/talk.h"
 

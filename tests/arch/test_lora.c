@@ -5,7 +5,7 @@
 
 #include "arch/lora.h"
 #include "arch/llama.h"
-#include "model/lora_io.h"
+#include "adapter/lora_io.h"
 
 static const bl_model_config config = {.arch = &bl_arch_llama,
                                        .hidden_size = 24,

@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "arch/llama.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "plan/measure.h"
 #include "plan/search.h"
 
@@ -59,7 +59,7 @@ static void open_case(measure_case *c)
     assert_int_equal(
         bl_train_config_load(BL_CONFIG_TRAIN, NULL, (int)BL_COUNT(args), args, &c->config), BL_OK);
     for (size_t i = 0; i < BL_COUNT(c->formats); i++) c->formats[i] = BL_FORMAT_FP8_ROW;
-    assert_int_equal(bl_plan_choose_lora(c->config, &c->model, true, &c->lora), BL_OK);
+    assert_int_equal(bl_adapter_choose_lora(c->config, &c->model, true, &c->lora), BL_OK);
     assert_int_equal(bl_hardware_preset("cpu", &c->hardware), BL_OK);
     c->input = (bl_plan_input){.config = c->config,
                                .model = &c->model,

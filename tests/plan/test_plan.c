@@ -13,7 +13,7 @@
 
 #include "base/sizes.h"
 #include "arch/llama.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "plan/plan.h"
 
 static const char DIR[] = "/nowhere/pages"; /* a plan creates nothing */
@@ -59,7 +59,7 @@ static void open_case(plan_case *p, const char *checkpointing)
     p->formats = calloc((size_t)n_formats, sizeof *p->formats);
     assert_non_null(p->formats);
     for (int64_t i = 0; i < n_formats; i++) p->formats[i] = BL_FORMAT_FP8_ROW;
-    assert_int_equal(bl_plan_choose_lora(p->config, &p->model, true, &p->lora), BL_OK);
+    assert_int_equal(bl_adapter_choose_lora(p->config, &p->model, true, &p->lora), BL_OK);
     p->input = (bl_plan_input){.config = p->config,
                                .model = &p->model,
                                .formats = p->formats,

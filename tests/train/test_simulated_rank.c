@@ -19,8 +19,8 @@
 #include "model/placement.h"
 #include "../plan/time_case.h"
 #include "plan/memory.h"
-#include "train/adapter_state.h"
-#include "train/batch.h"
+#include "adapter/state.h"
+#include "model/batch.h"
 
 typedef struct spans {
     int n, max;
@@ -221,9 +221,9 @@ static void compare_memory(const rank *r)
     bl_pass_bytes pass = bl_pass_measure(in->model, &options);
     bl_model_whole_bytes whole =
         bl_model_measure_whole(in->model, &r->weights->layout, in->kind, in->micro_tokens);
-    bl_adapter_bytes adapter =
-        bl_plan_adapter_bytes(in->kind, in->lora, in->model->n_layers, in->n_ranks, in->ring_depth);
-    int64_t tokens = in->group * bl_plan_micro_batch_bytes(in->micro_tokens);
+    bl_adapter_bytes adapter = bl_adapter_state_measure(in->kind, in->lora, in->model->n_layers,
+                                                        in->n_ranks, in->ring_depth);
+    int64_t tokens = in->group * bl_batches_micro_bytes(in->micro_tokens);
 
     must(bl_placement_measure(&r->weights->layout, &placement, in->kind, in->ring_depth, &placed));
     int64_t device = (int64_t)(placed.device + placed.ring) + whole.scales + whole.vectors +

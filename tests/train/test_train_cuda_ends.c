@@ -13,7 +13,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "model/generate.h"
-#include "model/lora_io.h"
+#include "adapter/lora_io.h"
 #include "train/train.h"
 
 static void ok(bl_status st)

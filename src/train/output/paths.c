@@ -19,7 +19,7 @@
 #include "base/file_kind.h"
 #include "base/files.h"
 #include "base/sizes.h"
-#include "train/adapter_state.h"
+#include "adapter/state.h"
 #include "train/trace.h"
 #include "train/training_internal.h"
 

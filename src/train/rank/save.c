@@ -2,7 +2,7 @@
 /* save.c -- training checkpoints: what is in one, and how all ranks write it together. start.c: how
  * one is resumed.
  *
- *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter_shards.c
+ *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter/shards.c
  *   checkpoints/step-N/config.yaml                        the resolved configuration
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
@@ -57,7 +57,7 @@ done:
 int64_t bl_job_checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return bl_plan_checkpoint_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
+    return bl_adapter_checkpoint_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
 }
 
 /* Before the checkpoint's directory appears. */

@@ -7,7 +7,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "ops/gemm.h"
 #include "train/data/sampler.h"
 #include "train/training_internal.h"
@@ -115,7 +115,7 @@ static bl_status evaluate_job(const bl_job *job, bl_job *stored, bl_outcome *out
 {
     const bl_memory_ledger *needed = &stored->plan.memory, *taken = &job->plan.memory;
 
-    BL_TRY(bl_plan_choose_lora(stored->config, &job->model->config, false, &stored->lora));
+    BL_TRY(bl_adapter_choose_lora(stored->config, &job->model->config, false, &stored->lora));
     bl_plan_input input = bl_job_plan_input(stored);
     BL_TRY(bl_job_choose_plan(stored, &input));
     if (needed->total > taken->total || needed->device > taken->device) {
@@ -180,7 +180,7 @@ static bl_status open_job(bl_job *job)
     BL_TRY(bl_run_data_open_training(c, &job->model->config, job->host_memory, job->topology.n_here,
                                      &job->data));
     bl_job_measure_rows(job);
-    BL_TRY(bl_plan_choose_lora(c, &job->model->config, true, &job->lora));
+    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
     bl_job_print_base_formats(job, "training");
     return BL_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_evaluation.c -- an evaluation, from its configuration to its result. */
 #include "ops/gemm.h"
-#include "plan/lora.h"
+#include "adapter/choose.h"
 #include "train/rank/ranks.h"
 
 static bl_status evaluate_rank(bl_rank *r, void *user)
@@ -46,7 +46,7 @@ static bl_status open_job(bl_job *job)
     BL_TRY(bl_run_data_open_evaluation(c, &job->model->config, job->host_memory,
                                        job->topology.n_here, &job->data));
     bl_job_measure_rows(job);
-    BL_TRY(bl_plan_choose_lora(c, &job->model->config, false, &job->lora));
+    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, false, &job->lora));
     bl_job_print_base_formats(job, "memory");
     if (!job->data.validation.set) return BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     BL_TRY(bl_job_identify(job));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_state.h -- the trainable state of one rank: its shard of every layer's LoRA weights,
+/* state.h -- the trainable state of one rank: its shard of every layer's LoRA weights,
  * AdamW moments and gradients, all fp32.
  *
  * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c =
@@ -8,8 +8,8 @@
  * micro-batches: the same bits for any grouping. Weights are gathered layer by layer through a
  * ring, as the base is, in the dtype of activations: where that is not fp32, the shard has a copy
  * that is made anew whenever the weights have changed. */
-#ifndef BALLAST_TRAIN_ADAPTER_STATE_H
-#define BALLAST_TRAIN_ADAPTER_STATE_H
+#ifndef BALLAST_ADAPTER_STATE_H
+#define BALLAST_ADAPTER_STATE_H
 
 #include "comm/comm.h"
 #include "device/device.h"
@@ -19,7 +19,17 @@
 
 typedef struct bl_adapter_state bl_adapter_state;
 
-/* Everything zero; bl_plan_adapter_bytes says how much. device, layout, comm, streams and timeline
+/* Bytes of one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed
+ * gradients (shard), the part of a layer's (part) and a whole layer's, of which there are two
+ * (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring of
+ * gathered layers; staging in host memory, the rest in device memory. */
+typedef struct bl_adapter_bytes {
+    int64_t shard, part, whole, copy, ring, staging;
+} bl_adapter_bytes;
+bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
+                                          int64_t n_layers, int n_ranks, int ring_depth);
+
+/* Everything zero; bl_adapter_state_measure says how much. device, layout, comm, streams and timeline
  * (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,
@@ -71,8 +81,13 @@ bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_model_co
                                       const char *dir, const char *base_model, bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 
-/* adapter_shards.c: the state as a checkpoint keeps it, a file for each rank, without
+/* shards.c: the state as a checkpoint keeps it, a file for each rank, without
  * communication. */
+
+/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments,
+ * fp32, of all ranks. */
+enum { BL_CHECKPOINT_ARRAYS = 3 };
+int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
 
 enum { BL_SHARD_NAME_BYTES = 64 };
 /* "state-00000-of-00002.safetensors" */

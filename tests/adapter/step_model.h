@@ -7,7 +7,7 @@
 
 #include "arch/llama.h"
 #include "model/pass.h"
-#include "train/adapter_state.h"
+#include "adapter/state.h"
 
 enum {
     STEP_LAYERS = 3, /* more than fit the slots of offloaded activations */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank
+/* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank
  * R's holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the
  * tensors are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other
  * layout, read their parts out of them. */
@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/safetensors.h"
-#include "train/adapter_internal.h"
+#include "adapter/internal.h"
 
 enum { N_ARRAYS = BL_CHECKPOINT_ARRAYS };
 
@@ -19,6 +19,11 @@ static const char *const array_names[2][N_ARRAYS] = {{"m", "v", "w"},
 static float *state_array(const bl_adapter_state *s, int which)
 {
     return which == 0 ? s->m : which == 1 ? s->v : s->w;
+}
+
+int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers)
+{
+    return BL_CHECKPOINT_ARRAYS * n_layers * layout->n_floats * (int64_t)sizeof(float);
 }
 
 void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES])

@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* batch.c -- micro-batches in one block of host memory and its copy on the device: ids, targets,
  * positions, documents. */
-#include "train/batch.h"
+#include "model/batch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/sizes.h"
 #include "chat/template.h"
-#include "plan/memory.h"
+
+int64_t bl_batches_micro_bytes(int64_t T_max)
+{
+    int64_t per_token =
+        4 * (int64_t)sizeof(int32_t) + (int64_t)sizeof(float) + (int64_t)sizeof(int64_t);
+    return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
+}
 
 /* Where the host fills in what the device has at `memory`. */
 static void *on_host(const bl_batches *b, const void *memory)
@@ -17,7 +24,7 @@ static void *on_host(const bl_batches *b, const void *memory)
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out)
 {
-    int64_t micro_bytes = bl_plan_micro_batch_bytes(T_max);
+    int64_t micro_bytes = bl_batches_micro_bytes(T_max);
 
     *out = NULL;
     bl_batches *b = calloc(1, sizeof *b);

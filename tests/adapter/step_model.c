@@ -10,7 +10,7 @@
 #include "base/sizes.h"
 #include "ops/rope.h"
 #include "test_ranks.h" /* test_value */
-#include "train/adapter_internal.h"
+#include "adapter/internal.h"
 
 enum { R = 4, GAP_BYTES = 256 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_io.h -- a PEFT adapter and the flat vectors of arch/lora.h. */
-#ifndef BALLAST_MODEL_LORA_IO_H
-#define BALLAST_MODEL_LORA_IO_H
+#ifndef BALLAST_ADAPTER_LORA_IO_H
+#define BALLAST_ADAPTER_LORA_IO_H
 
 #include "device/device.h"
 #include "arch/lora.h"

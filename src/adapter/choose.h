@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.h -- the LoRA layout of a run: by its configuration, or by the adapter that it starts
+/* choose.h -- the LoRA layout of a run: by its configuration, or by the adapter that it starts
  * from. */
-#ifndef BALLAST_PLAN_LORA_H
-#define BALLAST_PLAN_LORA_H
+#ifndef BALLAST_ADAPTER_CHOOSE_H
+#define BALLAST_ADAPTER_CHOOSE_H
 
 #include "config/config.h"
 #include "arch/lora.h"
@@ -11,7 +11,7 @@
  * adapter_config.json is read. Without one an evaluation (is_training false) has no adapter:
  * out->n_floats 0. BL_EUSAGE: a key that contradicts it in a training, or targets that do not
  * exist. */
-bl_status bl_plan_choose_lora(const bl_train_config *config, const bl_model_config *model,
-                              bool is_training, bl_lora_layout *out);
+bl_status bl_adapter_choose_lora(const bl_train_config *config, const bl_model_config *model,
+                                 bool is_training, bl_lora_layout *out);
 
 #endif

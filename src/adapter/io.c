@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_io.c -- the adapter between its shards and PEFT's files, a layer at a time. */
+/* io.c -- the adapter between its shards and PEFT's files, a layer at a time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
-#include "model/lora_io.h"
+#include "adapter/lora_io.h"
 #include "store/safetensors.h"
-#include "train/adapter_internal.h"
+#include "adapter/internal.h"
 
 bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_model_config *config,
                                      const char *dir)

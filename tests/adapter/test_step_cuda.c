@@ -17,7 +17,7 @@
 #include "base/sizes.h"
 #include "model/generate.h"
 #include "step_model.h"
-#include "train/adapter_internal.h"
+#include "adapter/internal.h"
 
 static const step_choice plain = {
     .group = STEP_MICROS, .depth = 2, .save = BL_SAVE_S3, .tier = BL_TIER_DEVICE, .prepares = true};

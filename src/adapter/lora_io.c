@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_io.c -- LoRA weights between PEFT files and flat vectors. */
-#include "model/lora_io.h"
+#include "adapter/lora_io.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_internal.h -- the state of adapter_state.h, for the files that make it up. */
-#ifndef BALLAST_TRAIN_ADAPTER_INTERNAL_H
-#define BALLAST_TRAIN_ADAPTER_INTERNAL_H
+/* internal.h -- the state of state.h, for the files that make it up. */
+#ifndef BALLAST_ADAPTER_INTERNAL_H
+#define BALLAST_ADAPTER_INTERNAL_H
 
 #include "device/staging.h"
-#include "plan/memory.h"
-#include "train/adapter_state.h"
+#include "adapter/state.h"
 
 struct bl_adapter_state {
     const bl_lora_layout *layout;
@@ -33,7 +32,7 @@ struct bl_adapter_state {
     bl_gradient_sink sink;
 };
 
-/* adapter_state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it.
+/* state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it.
  * After every change of w. */
 bl_status bl_adapter_state_publish(bl_adapter_state *state);
 

@@ -17,7 +17,7 @@
 #include "test_ranks.h"
 #include "tmp_dir.h"
 #include "arch/llama.h"
-#include "train/adapter_internal.h" /* its gradients, to be filled in */
+#include "adapter/internal.h" /* its gradients, to be filled in */
 
 enum { N_LAYERS = 3, DEPTH = 2, LATE_US = 100 * 1000 };
 

@@ -5,8 +5,8 @@
  * Each row is a sample of its own (positions and attention start anew), and so is each document
  * inside it. The target of token t is the label of token t + 1 of the same row, with that label's
  * weight; -100 and the end of a row have weight 0. */
-#ifndef BALLAST_TRAIN_BATCH_H
-#define BALLAST_TRAIN_BATCH_H
+#ifndef BALLAST_MODEL_BATCH_H
+#define BALLAST_MODEL_BATCH_H
 
 #include "device/staging.h"
 #include "arch/block.h"
@@ -23,6 +23,9 @@ typedef struct bl_batches {
          * 0 */
         n_labels;
 } bl_batches;
+
+/* Bytes of a micro-batch of T_max tokens, in device memory and the same in host memory. */
+int64_t bl_batches_micro_bytes(int64_t T_max);
 
 bl_status bl_batches_create(bl_device *device, int n_micro, int64_t T_max, bl_batches **out);
 void bl_batches_destroy(bl_batches *batches); /* NULL is fine */

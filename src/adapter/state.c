@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapter_state.c -- LoRA weights, gradients and AdamW's moments as shards of one vector; reduces
+/* state.c -- LoRA weights, gradients and AdamW's moments as shards of one vector; reduces
  * gradients, clips, updates, publishes. */
 #include <math.h>
 #include <stdlib.h>
@@ -8,12 +8,26 @@
 #include "base/sizes.h"
 #include "ops/elementwise.h"
 #include "ops/optimizer.h"
-#include "train/adapter_internal.h"
+#include "adapter/internal.h"
 
 /* sums: BL_N_LANES numbers of bytes, added up; BL_N_LANES stalls of each rank, which leaves the
  * others' zero: a sum is enough. */
 enum { LOSS, SQUARES, LANE_BYTES, LANE_STALLS = LANE_BYTES + BL_N_LANES };
 enum { NORM, SCALE, N_CLIP }; /* clip */
+
+bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
+                                          int64_t n_layers, int n_ranks, int ring_depth)
+{
+    enum { FLOAT = sizeof(float) };
+    int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
+            act_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind));
+    return (bl_adapter_bytes){.shard = n_layers * chunk * FLOAT,
+                              .part = chunk * FLOAT,
+                              .whole = chunk * n_ranks * FLOAT,
+                              .copy = act_bytes == FLOAT ? 0 : n_layers * chunk * act_bytes,
+                              .ring = ring_depth * chunk * n_ranks * act_bytes,
+                              .staging = BL_STAGING_BYTES};
+}
 
 static int64_t n_sums(const bl_adapter_state *s)
 {
@@ -127,9 +141,9 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                             .timeline = timeline,
                             .n_layers = n_layers,
                             .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world)),
-                            .bytes =
-                                bl_plan_adapter_bytes(bl_device_get_kind(device), layout, n_layers,
-                                                      bl_comm_size(world), ring_depth)};
+                            .bytes = bl_adapter_state_measure(bl_device_get_kind(device), layout,
+                                                              n_layers, bl_comm_size(world),
+                                                              ring_depth)};
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
     bl_status st = allocate(s);
     if (st == BL_OK) st = create_ring(s, ring_depth);

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.c -- reads which projections have LoRA terms from the configuration, or from the adapter
+/* choose.c -- reads which projections have LoRA terms from the configuration, or from the adapter
  * that the run starts from. */
-#include "plan/lora.h"
+#include "adapter/choose.h"
 
 #include <string.h>
 
-#include "model/lora_io.h"
-#include "plan/memory.h"
+#include "adapter/lora_io.h"
 
 /* all-linear, names, or one regular expression. */
 static bl_status targets_of_config(const bl_train_config *c, const bl_model_config *model,
@@ -60,8 +59,8 @@ static bl_status check_given(const bl_train_config *c, const bl_lora_options *as
                    key, c->init_adapter);
 }
 
-bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_model_config *model,
-                              bool is_training, bl_lora_layout *out)
+bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config *model,
+                                 bool is_training, bl_lora_layout *out)
 {
     bl_lora_options options;
 
@@ -81,6 +80,6 @@ bl_status bl_plan_choose_lora(const bl_train_config *c, const bl_model_config *m
         options = adapter;
     }
     bl_lora_layout_init(model, &options, out);
-    bl_lora_layout_order_for(bl_plan_device_kind(c), out);
+    bl_lora_layout_order_for(bl_train_config_device_kind(c), out);
     return BL_OK;
 }
