@@ -49,11 +49,13 @@ if(NOT BALLAST_SANITIZE AND NOT BALLAST_CUDA_EMULATED)
   set(public_symbols ${CMAKE_BINARY_DIR}/public_symbols.txt) # "-Wl,-u,NAME" for each
   set(public_headers ${library_headers})
   list(TRANSFORM public_headers PREPEND ${CMAKE_SOURCE_DIR}/src/)
-  add_custom_command(OUTPUT ${public_symbols} DEPENDS ${public_headers} ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
-    COMMAND ${CMAKE_COMMAND} -D "HEADERS=${public_headers}" -D OUTPUT=${public_symbols} -P ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
+  set(version_script ${CMAKE_BINARY_DIR}/libballast.map)
+  add_custom_command(OUTPUT ${public_symbols} ${version_script} DEPENDS ${public_headers} ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
+    COMMAND ${CMAKE_COMMAND} -D "HEADERS=${public_headers}" -D OUTPUT=${public_symbols} -D MAP=${version_script} -D VERSION=${BALLAST_SOVERSION}
+      -P ${CMAKE_SOURCE_DIR}/cmake/public_symbols.cmake
     COMMENT "Public symbols" VERBATIM)
   add_library(libballast_shared SHARED $<TARGET_OBJECTS:bl_build_id> ${public_symbols})
-  target_link_options(libballast_shared PRIVATE @${public_symbols} LINKER:-z,defs,--as-needed)
+  target_link_options(libballast_shared PRIVATE @${public_symbols} LINKER:-z,defs,--as-needed,--version-script,${version_script})
   set_target_properties(libballast_shared PROPERTIES OUTPUT_NAME ballast LINKER_LANGUAGE C LINK_DEPENDS ${public_symbols}
     VERSION ${PROJECT_VERSION} SOVERSION ${BALLAST_SOVERSION})
   target_link_libraries(libballast_shared PRIVATE libballast)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D HEADERS=a.h;b.h -D OUTPUT=file -P public_symbols.cmake: linker options that keep every function that the headers mark BL_API.
+# cmake -D HEADERS=a.h;b.h -D OUTPUT=file -D MAP=file -D VERSION=0.1 -P public_symbols.cmake: linker options that keep every function that
+# the headers mark BL_API, and a version script that exports them as BALLAST_0.1 and nothing else.
 foreach(header ${HEADERS})
   file(READ ${header} text)
   string(REGEX MATCHALL "\nBL_API [^;(]*\\(" declarations "${text}")
@@ -7,6 +8,8 @@ foreach(header ${HEADERS})
     string(REGEX MATCH "[a-z0-9_]+\\($" name "${declaration}")
     string(REPLACE "(" "" name "${name}")
     string(APPEND options "-Wl,-u,${name}\n")
+    string(APPEND names "    ${name};\n")
   endforeach()
 endforeach()
 file(WRITE ${OUTPUT} "${options}")
+file(WRITE ${MAP} "BALLAST_${VERSION} {\n  global:\n${names}  local:\n    *;\n};\n")

@@ -10,6 +10,7 @@
 #include "base/pool.h"
 #include "base/sizes.h"
 #include "base/status.h"
+#include "base/version.h"
 #include "comm/comm.h"
 #include "ring/gather_ring.h"
 #include "comm/host_memory.h"

@@ -15,6 +15,7 @@
 #include "base/build_id.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "base/version.h"
 #include "cli/cli.h"
 #include "job/launch.h"
 
@@ -120,7 +121,7 @@ void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, boo
 static bl_status run_version(int argc, char *const *argv)
 {
     if (argc > 0) return BL_FAIL(BL_EUSAGE, "%s: version takes no arguments", argv[0]);
-    printf("ballast %s (build %s)\n", BALLAST_VERSION, bl_build_id());
+    printf("ballast %s (build %s)\n", bl_version(), bl_build_id());
     return BL_OK;
 }
 
