@@ -1,171 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer.c -- stacks of layers: creation, the order in which weights are gathered, and calls.
- *
- * Which units the ring holds is decided at each call from the calls so far: those that the calls to
- * come are expected to need, beginning with its own. The others are released, by the stream of this
- * call, which comes after their last use. */
+/* layer.c -- stacks of layers: creation, and the memory of a stack. */
 #include "linear/layer.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "linear/base_paged.h"
 #include "linear/layer_internal.h"
-#include "ops/elementwise.h"
-
-/* ---- the order of gathers ---- */
-
-/* The layer expected after `unit`: up and down, or around. */
-static int64_t next_unit(const bl_linear_stack *stack, int64_t unit, int *direction)
-{
-    if (stack->options.forward_only) return (unit + 1) % stack->n_layers;
-    if (unit + *direction < 0 || unit + *direction >= stack->n_layers) *direction = -*direction;
-    return bl_min_i64(bl_max_i64(unit + *direction, 0), stack->n_layers - 1);
-}
-
-static bool is_among(const int64_t *units, int64_t n, int64_t unit)
-{
-    for (int64_t i = 0; i < n; i++)
-        if (units[i] == unit) return true;
-    return false;
-}
-
-/* The next n distinct units, from `unit` on. Turning at one end, n units are met within 2 n steps;
- * when turning at both, all of them. */
-static int64_t expect(const bl_linear_stack *stack, int64_t unit, int64_t n, int64_t *units)
-{
-    int direction = stack->direction;
-    int64_t n_units = 0;
-
-    for (int64_t step = 0; step < 2 * n && n_units < n; step++) {
-        if (!is_among(units, n_units, unit)) units[n_units++] = unit;
-        unit = next_unit(stack, unit, &direction);
-    }
-    return n_units;
-}
-
-/* Has the ring hold what is expected from `layer` on. */
-static bl_status turn_ring(bl_linear_stack *stack, int64_t layer, bl_stream *stream)
-{
-    int64_t n = bl_min_i64(stack->ring_depth, stack->n_layers), *wanted = stack->wanted, *held;
-
-    if (stack->last_layer >= 0 && layer != stack->last_layer)
-        stack->direction = layer > stack->last_layer ? 1 : -1;
-    stack->last_layer = layer;
-    n = expect(stack, layer, n, wanted);
-    for (int64_t i = 0; i < stack->n_held; i++)
-        if (!is_among(wanted, n, stack->held[i]))
-            BL_TRY(bl_base_release(stack->base, stack->held[i], stream));
-    for (int64_t i = 0; i < n; i++) BL_TRY(bl_base_prefetch(stack->base, wanted[i]));
-    held = stack->held;
-    stack->held = wanted;
-    stack->wanted = held;
-    stack->n_held = n;
-    return BL_OK;
-}
-
-/* ---- calls ---- */
-
-bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer)
-{
-    const bl_linear_stack *stack = layer->stack;
-    bl_linear_use use = {.base = stack->base,
-                         .unit = layer->index,
-                         .lora = {.mode = layer->mode,
-                                  .workspace = stack->work,
-                                  .workspace_bytes = stack->work_bytes}};
-
-    if (layer->r == 0) return use;
-    bl_linear_lora_view view = bl_linear_layer_lora(layer);
-    use.lora.n_parts = 1;
-    use.lora.part[0] =
-        (bl_lora_part){.r = layer->r,
-                       .rows = stack->layout.units[layer->index].matrix[0].weight.rows,
-                       .scale = layer->scale,
-                       .A = bl_tensor_f32(view.A),
-                       .B = bl_tensor_f32(view.B),
-                       .dA = view.dA,
-                       .dB = view.dB};
-    if (bl_tensor_is_there(stack->copies)) {
-        use.lora.part[0].A = bl_tensor_at(stack->copies, layer->a_offset);
-        use.lora.part[0].B = bl_tensor_at(stack->copies, layer->b_offset);
-    }
-    use.lora.dropout =
-        (bl_lora_dropout){.p = layer->dropout,
-                          .seed = stack->options.seed,
-                          .step = stack->step,
-                          .sample = stack->sample ? stack->sample : stack->no_sample,
-                          .position = stack->position ? stack->position : stack->token};
-    return use;
-}
 
 static bl_status null_argument(const char *call, const char *name)
 {
     return BL_FAIL(BL_EUSAGE, "%s: %s is NULL", call, name);
-}
-
-/* What a call has of activations; `is_optional`: it may be none. */
-static bl_status check_tensor(const bl_linear_layer *layer, const char *name, int64_t T,
-                              bl_tensor tensor, bool is_optional)
-{
-    bl_dtype want = bl_act_dtype(bl_device_get_kind(layer->stack->options.device));
-
-    if (!bl_tensor_is_there(tensor)) {
-        if (is_optional || T == 0) return BL_OK;
-        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": %s is NULL", layer->index, name);
-    }
-    if (tensor.dtype == want) return BL_OK;
-    return BL_FAIL(
-        BL_EUSAGE, "layer %" PRId64 ": %s is %s, this device takes %s", layer->index, name,
-        (int)tensor.dtype >= 0 && tensor.dtype < BL_DTYPE_COUNT ? bl_dtype_name(tensor.dtype)
-                                                                : "of an unknown dtype",
-        bl_dtype_name(want));
-}
-
-static bl_status begin_call(const bl_linear_layer *layer, bl_stream *stream, int64_t T)
-{
-    bl_linear_stack *stack = layer->stack;
-
-    if (T < 0 || T > stack->options.max_tokens)
-        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": %" PRId64 " tokens, max_tokens is %" PRId64,
-                       layer->index, T, stack->options.max_tokens);
-    BL_TRY(turn_ring(stack, layer->index, stream));
-    if (layer->r == 0 || !bl_tensor_is_there(stack->copies)) return BL_OK;
-    int64_t n = layer->b_offset - layer->a_offset +
-                layer->r * stack->layout.units[layer->index].matrix[0].weight.rows;
-    return bl_cast(stream, &(bl_cast_args){.n = n,
-                                           .x = bl_tensor_f32(stack->weights + layer->a_offset),
-                                           .y = bl_tensor_at(stack->copies, layer->a_offset)});
-}
-
-bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T, bl_tensor x,
-                                  bl_tensor y)
-{
-    if (!layer) return null_argument("bl_linear_layer_forward", "layer");
-    if (!stream) return null_argument("bl_linear_layer_forward", "stream");
-    BL_TRY(check_tensor(layer, "x", T, x, false));
-    BL_TRY(check_tensor(layer, "y", T, y, false));
-    BL_TRY(begin_call(layer, stream, T));
-    bl_linear_use use = bl_linear_layer_use(layer);
-    return bl_linear_apply(stream, &use, T, x, y);
-}
-
-bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
-                                   bl_tensor x, bl_tensor dy, bl_tensor dx)
-{
-    if (!layer) return null_argument("bl_linear_layer_backward", "layer");
-    if (!stream) return null_argument("bl_linear_layer_backward", "stream");
-    if (layer->stack->options.forward_only)
-        return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": backward of a forward_only stack",
-                       layer->index);
-    BL_TRY(check_tensor(layer, "x", T, x, layer->r == 0));
-    BL_TRY(check_tensor(layer, "dy", T, dy, false));
-    BL_TRY(check_tensor(layer, "dx", T, dx, true));
-    BL_TRY(begin_call(layer, stream, T));
-    bl_linear_use use = bl_linear_layer_use(layer);
-    return bl_linear_pull_back(stream, &use, T, x, dy, dx);
 }
 
 /* ---- what a stack has ---- */
@@ -191,7 +37,7 @@ bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer)
 {
     float *w = layer->stack->weights, *g = layer->stack->gradients;
 
-    if (layer->r == 0) return (bl_linear_lora_view){0};
+    if (layer->r == 0 || layer->is_external) return (bl_linear_lora_view){0};
     return (bl_linear_lora_view){.r = layer->r,
                                  .A = w ? w + layer->a_offset : NULL,
                                  .B = w ? w + layer->b_offset : NULL,
@@ -228,7 +74,8 @@ static uint64_t hash_stack(const bl_linear_stack *stack)
     for (int64_t i = 0; i < stack->n_layers; i++) {
         const bl_linear_spec *s = &stack->specs[i];
         const bl_linear_layer *layer = &stack->layers[i];
-        int64_t shape[] = {s->rows, s->cols, s->format, layer->r};
+        int64_t shape[] = {s->rows,           s->cols, s->format, layer->r, layer->is_external,
+                           layer->bias_offset};
         float factors[] = {layer->scale, layer->dropout};
         hash = XXH3_64bits_withSeed(shape, sizeof shape, hash);
         hash = XXH3_64bits_withSeed(factors, sizeof factors, hash);
@@ -268,10 +115,27 @@ static bl_status take(const bl_linear_stack *stack, size_t n_bytes, const char *
     return bl_device_alloc(stack->options.device, BL_SPACE_DEVICE, n_bytes, what, out);
 }
 
+/* `bias` in the dtype of `out`, host memory. */
+static void fill_bias(const float *bias, int64_t n, bl_tensor out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (out.dtype == BL_F32)
+            ((float *)out.data)[i] = bias[i];
+        else
+            ((uint16_t *)out.data)[i] = bl_f32_to_bf16(bias[i]);
+    }
+}
+
+static void give_back(const bl_linear_stack *stack, void *memory)
+{
+    if (memory) bl_device_free(stack->options.device, BL_SPACE_DEVICE, memory);
+}
+
 static bl_status take_memory(bl_linear_stack *stack)
 {
-    size_t n_floats = (size_t)stack->n_floats, T = (size_t)stack->options.max_tokens;
-    bl_tensor copies = {NULL, bl_act_dtype(bl_device_get_kind(stack->options.device))};
+    size_t n_floats = (size_t)stack->n_floats;
+    bl_tensor copies = {NULL, bl_act_dtype(bl_device_get_kind(stack->options.device))},
+              biases = copies;
 
     BL_TRY(take(stack, stack->memory.scales, "scales", (void **)&stack->scales));
     for (int64_t i = 0; i < stack->n_layers; i++)
@@ -282,35 +146,88 @@ static bl_status take_memory(bl_linear_stack *stack)
     if (!stack->options.forward_only)
         BL_TRY(take(stack, n_floats * sizeof(float), "LoRA gradients", (void **)&stack->gradients));
     if (copies.dtype != BL_F32)
-        BL_TRY(take(stack, bl_tensor_bytes(copies, stack->n_floats), "LoRA copies", &copies.data));
+        BL_TRY(take(stack, bl_tensor_bytes(copies, stack->n_floats + stack->n_external),
+                    "LoRA copies", &copies.data));
     stack->copies = copies;
-    BL_TRY(take(stack, stack->work_bytes, "linear workspace", &stack->work));
-    if (!stack->has_dropout) return BL_OK;
-    BL_TRY(take(stack, T * sizeof(int64_t), "dropout keys", (void **)&stack->no_sample));
-    return take(stack, T * sizeof(int32_t), "dropout keys", (void **)&stack->token);
+    BL_TRY(take(stack, bl_tensor_bytes(biases, stack->n_biases), "biases", &biases.data));
+    stack->biases = biases;
+    return BL_OK;
 }
 
-/* A's first values and the tokens' numbers. */
+/* A's first values and the biases. */
 static bl_status fill_memory(const bl_linear_stack *stack, bl_staging *staging)
 {
     size_t n_weights = (size_t)stack->n_floats * sizeof(float),
-           n_tokens = stack->token ? (size_t)stack->options.max_tokens * sizeof(int32_t) : 0;
+           n_biases = bl_tensor_bytes(stack->biases, stack->n_biases);
     float *weights = calloc(1, n_weights + 1);
-    int32_t *token = calloc(1, n_tokens + 1);
-    bl_status st = weights && token ? BL_OK : BL_FAIL(BL_ENOMEM, "LoRA weights");
+    char *biases = calloc(1, n_biases + 1);
+    bl_status st = weights && biases ? BL_OK : BL_FAIL(BL_ENOMEM, "LoRA weights");
 
     for (int64_t i = 0; st == BL_OK && i < stack->n_layers; i++) {
-        int64_t cols = stack->layout.units[i].matrix[0].weight.cols;
-        bl_lora_initialize(stack->options.seed, i, 0, cols, 0, stack->layers[i].r * cols,
-                           weights + stack->layers[i].a_offset);
+        const bl_linear_layer *layer = &stack->layers[i];
+        const bl_weight *w = &stack->layout.units[i].matrix[0].weight;
+        if (layer->r > 0 && !layer->is_external)
+            bl_lora_initialize(stack->options.seed, i, 0, w->cols, 0, layer->r * w->cols,
+                               weights + layer->a_offset);
+        if (layer->bias_offset >= 0)
+            fill_bias(stack->specs[i].bias, w->rows,
+                      bl_tensor_at(bl_tensor_of(biases, stack->biases.dtype), layer->bias_offset));
     }
-    for (int64_t t = 0; st == BL_OK && n_tokens > 0 && t < stack->options.max_tokens; t++)
-        token[t] = (int32_t)t;
     if (st == BL_OK) st = bl_staging_upload(staging, stack->weights, weights, n_weights);
-    if (st == BL_OK) st = bl_staging_upload(staging, stack->token, token, n_tokens);
-    free(token);
+    if (st == BL_OK) st = bl_staging_upload(staging, stack->biases.data, biases, n_biases);
+    free(biases);
     free(weights);
     return st;
+}
+
+/* ---- what a call of T tokens needs ---- */
+
+static bl_status upload_tokens(const bl_linear_stack *stack, int64_t T)
+{
+    size_t n_bytes = (size_t)T * sizeof(int32_t);
+    int32_t *token = malloc(n_bytes);
+    float *ones = calloc((size_t)T, sizeof(float)); /* in the biases' dtype: as large or smaller */
+    bl_staging *staging = NULL;
+    bl_status st = token && ones ? BL_OK : BL_FAIL(BL_ENOMEM, "numbers of tokens");
+
+    for (int64_t t = 0; st == BL_OK && t < T; t++) {
+        float one = 1;
+        token[t] = (int32_t)t;
+        fill_bias(&one, 1, bl_tensor_at(bl_tensor_of(ones, stack->ones.dtype), t));
+    }
+    if (st == BL_OK)
+        st = bl_staging_create(stack->options.device, BL_STAGING_BYTES, "linear stack", &staging);
+    if (st == BL_OK && stack->token) st = bl_staging_upload(staging, stack->token, token, n_bytes);
+    if (st == BL_OK && stack->ones.data)
+        st = bl_staging_upload(staging, stack->ones.data, ones, bl_tensor_bytes(stack->ones, T));
+    bl_staging_destroy(staging);
+    free(ones);
+    free(token);
+    return st;
+}
+
+bl_status bl_linear_stack_reserve(bl_linear_stack *stack, int64_t T)
+{
+    void *const old[] = {stack->work, stack->no_sample, stack->token, stack->ones.data};
+
+    for (size_t i = 0; i < BL_COUNT(old); i++) give_back(stack, old[i]);
+    stack->work = stack->no_sample = NULL;
+    stack->token = NULL;
+    stack->ones = bl_tensor_of(NULL, stack->biases.dtype);
+    stack->n_tokens = 0;
+    stack->work_bytes = bl_linear_stack_work_bytes(stack, T);
+    stack->memory.work = bl_linear_stack_call_bytes(stack, T);
+    BL_TRY(take(stack, stack->work_bytes, "linear workspace", &stack->work));
+    if (stack->has_dropout) {
+        BL_TRY(
+            take(stack, (size_t)T * sizeof(int64_t), "dropout keys", (void **)&stack->no_sample));
+        BL_TRY(take(stack, (size_t)T * sizeof(int32_t), "dropout keys", (void **)&stack->token));
+    }
+    if (stack->n_biases > 0)
+        BL_TRY(take(stack, bl_tensor_bytes(stack->ones, T), "ones of a bias", &stack->ones.data));
+    if (stack->token || stack->ones.data) BL_TRY(upload_tokens(stack, T));
+    stack->n_tokens = T;
+    return BL_OK;
 }
 
 static bl_status create_base(bl_linear_stack *stack)
@@ -337,6 +254,10 @@ static bl_status create(bl_linear_stack *stack, const bl_linear_options *options
         BL_TRY(compare_ranks(stack));
     }
     BL_TRY(take_memory(stack));
+    if (options->max_tokens > 0) BL_TRY(bl_linear_stack_reserve(stack, options->max_tokens));
+    BL_TRY(bl_stamp_create(options->device, &stack->begin_wait));
+    BL_TRY(bl_stamp_create(options->device, &stack->end_wait));
+    BL_TRY(bl_linear_order_create(&stack->order, n_layers));
     BL_TRY(bl_staging_create(options->device, BL_STAGING_BYTES, "linear stack", &staging));
     bl_status st = fill_memory(stack, staging);
     if (st == BL_OK) st = bl_linear_stack_load(stack, staging);
@@ -383,9 +304,9 @@ bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_lay
 void bl_linear_stack_destroy(bl_linear_stack *stack)
 {
     if (!stack) return;
-    bl_device *device = stack->options.device;
-    void *const memory[] = {stack->scales, stack->weights,   stack->gradients, stack->copies.data,
-                            stack->work,   stack->no_sample, stack->token};
+    void *const memory[] = {stack->scales,      stack->weights,     stack->gradients, stack->work,
+                            stack->copies.data, stack->biases.data, stack->no_sample, stack->token,
+                            stack->ones.data,   stack->panel};
 
     if (stack->gather) (void)bl_stream_synchronize(stack->gather);
     if (stack->copy) (void)bl_stream_synchronize(stack->copy);
@@ -394,8 +315,10 @@ void bl_linear_stack_destroy(bl_linear_stack *stack)
     bl_stream_destroy(stack->copy);
     bl_stream_destroy(stack->gather);
     bl_comm_destroy(stack->comm);
-    for (size_t i = 0; i < BL_COUNT(memory); i++)
-        if (memory[i]) bl_device_free(device, BL_SPACE_DEVICE, memory[i]);
+    for (size_t i = 0; i < BL_COUNT(memory); i++) give_back(stack, memory[i]);
+    bl_stamp_destroy(stack->begin_wait);
+    bl_stamp_destroy(stack->end_wait);
+    free(stack->order.calls);
     free(stack->layout.units);
     free(stack->wanted);
     free(stack->held);

@@ -11,15 +11,19 @@
  * nor the number of ranks changes a bit of y, dx, dA or dB.
  *
  * A and B (fp32) and their gradients are on every rank, whole: the caller sums gradients over the
- * ranks (bl_comm_all_reduce_f32 over bl_linear_stack_gradients) and updates the weights.
+ * ranks (bl_comm_all_reduce_f32 over bl_linear_stack_gradients) and updates the weights. They are
+ * the stack's, or with bl_linear_lora.is_external the caller's: each call gives them.
  *
- * Order of calls. The stack expects a pass over its layers to go up and then down (forward,
- * backward; with forward_only: up, and again from the start) and prefetches in that order; it
- * follows the direction that calls take. Another order is right, too, but waits for its gathers.
- * Ranks of a group make the same calls in the same order.
+ * Order of calls. The stack records calls and prefetches, from the second pass over its layers on,
+ * what followed a call the last time. In the first pass it expects layers to go up and then down
+ * (forward, backward; with forward_only: up, and again from the start). Another order is right,
+ * too, but waits for its gathers; bl_linear_stack_get_stats counts them. Ranks of a group make the
+ * same calls in the same order.
  *
- * Nothing is allocated after creation but by bl_linear_stack_verify. One thread at a time calls a
- * stack's functions. */
+ * Nothing is allocated after creation, except by bl_linear_stack_verify; with max_tokens 0, by
+ * calls with more tokens than all before; and on the CPU by the first call with bf16 tensors. One
+ * thread at a time calls a stack's functions: a call during a call of another thread is
+ * BL_EUSAGE. */
 #ifndef BALLAST_LINEAR_LAYER_H
 #define BALLAST_LINEAR_LAYER_H
 
@@ -42,6 +46,9 @@ typedef struct bl_linear_lora {
     double alpha;
     bool use_rslora; /* s = alpha / sqrt(r), Kalajdzievski 2023, arXiv:2312.03732 */
     double dropout;  /* p of its input, in [0, 1); with forward_only: not applied */
+    /* A, B and their gradients are the caller's memory, given by each call (bl_linear_call): the
+     * layer is not in the stack's vectors, and nothing is initialized. */
+    bool is_external;
 } bl_linear_lora;
 
 /* A layer, and where its frozen weight W (rows, cols) comes from: memory or a function. Both are
@@ -58,6 +65,7 @@ typedef struct bl_linear_spec {
     void *user;
     bl_matmul_mode mode; /* of products with W on CUDA (ops/matmul.h) */
     bl_linear_lora lora;
+    const float *bias; /* (rows), added to y, frozen; host memory, read by create; NULL: none */
 } bl_linear_spec;
 
 typedef struct bl_linear_options {
@@ -69,11 +77,13 @@ typedef struct bl_linear_options {
     /* Names the contents of the page files: under another key they are written anew. 0: a hash of
      * the rows, which are then read at each start. */
     uint64_t key;
-    bool pin;           /* pin the memory of the host tier */
-    int ring_depth;     /* layers gathered at a time, the current one included; 0: 2 */
-    int64_t max_tokens; /* largest T of a call */
-    uint64_t seed;      /* of A's first values and of dropout's masks */
-    bool forward_only;  /* no backward: neither gradients nor dropout */
+    bool pin;       /* pin the memory of the host tier */
+    int ring_depth; /* layers gathered at a time, the current one included; 0: 2 */
+    /* Largest T of a call. 0: any; the workspace grows when a call needs more, which then waits
+     * until the work before it on its stream has ended. */
+    int64_t max_tokens;
+    uint64_t seed;     /* of A's first values and of dropout's masks */
+    bool forward_only; /* no backward: neither gradients nor dropout */
 } bl_linear_options;
 
 typedef struct bl_linear_stack bl_linear_stack;
@@ -84,7 +94,7 @@ typedef struct bl_linear_memory {
     size_t frozen; /* device memory: frozen rows, */
     size_t ring;   /* gathered layers, */
     size_t scales; /* scales of all rows, */
-    size_t lora;   /* A, B and their gradients, and on CUDA bf16 copies, */
+    size_t lora;   /* A, B and their gradients, biases, and on CUDA bf16 copies, */
     size_t work;   /* what a call needs beside x, y, dy and dx */
     size_t host;   /* host memory: frozen rows, */
     size_t reader; /* and buffers of reads from disk */
@@ -122,24 +132,69 @@ BL_API float *bl_linear_stack_gradients(bl_linear_stack *stack, int64_t *n_float
 BL_API void bl_linear_stack_set_dropout(bl_linear_stack *stack, uint64_t step,
                                         const int64_t *sample, const int32_t *position);
 
-/* Views into the two vectors; B follows A. r 0: all NULL. */
+/* Views into the two vectors; B follows A. r 0, is_external: all NULL. */
 typedef struct bl_linear_lora_view {
     int64_t r;
     float *A, *B;   /* (r, cols), (rows, r) */
-    float *dA, *dB; /* overwritten by backward */
+    float *dA, *dB; /* overwritten by backward, unless a call accumulates */
 } bl_linear_lora_view;
 BL_API bl_linear_lora_view bl_linear_layer_lora(const bl_linear_layer *layer);
 
-/* Queue themselves on `stream`, of the stack's device, and return. x, dx (T, cols), y, dy (T,
- * rows): device memory, row-major, fp32 on the CPU and bf16 on CUDA. Calls on different streams are
+/* The arguments of a call. Built zeroed, with size_bytes = sizeof(bl_linear_call): members that a
+ * later version adds at the end are zero then. Every pointer is device memory, borrowed until the
+ * stream has passed the call. */
+typedef struct bl_linear_call {
+    size_t size_bytes;
+    int64_t T;
+    int64_t rows, cols; /* of the layer as the caller sees it; compared unless 0 */
+    /* x, dx (T, cols), y, dy (T, rows), row-major. One dtype: bf16, or on the CPU fp32 or bf16, for
+     * which it computes in fp32 and rounds once, a panel of tokens at a time. */
+    bl_tensor x, y;   /* y: of forward */
+    bl_tensor dy, dx; /* of backward; no dx skips it */
+    /* With is_external: (r, cols), (rows, r). dA, dB: of backward. Other layers: not read. */
+    const float *A, *B;
+    float *dA, *dB;
+    bool accumulate;   /* dA and dB are added to, not overwritten */
+    bool skip_dropout; /* as if the layer had none: evaluation */
+    /* With `has_keys` in place of those of bl_linear_stack_set_dropout: */
+    bool has_keys;
+    uint64_t step;
+    const int64_t *sample;   /* (T); NULL: 0 */
+    const int32_t *position; /* (T); NULL: the token's index */
+} bl_linear_call;
+
+/* Queue themselves on `stream`, of the stack's device, and return. Calls on different streams are
  * ordered by the caller. forward: y is overwritten; x and y do not overlap. backward: x is the
- * forward's input. dx, dA and dB are overwritten; no dx skips it; dx overlaps neither x nor dy.
- * BL_EUSAGE: an argument that is NULL or of another dtype, by its name; T beyond max_tokens;
- * backward with forward_only. Else the error of stream or group. */
+ * forward's input; dx is overwritten and overlaps neither x nor dy. BL_EUSAGE: an argument that is
+ * NULL or of another dtype, by its name; other rows or cols; T beyond max_tokens; backward with
+ * forward_only; a call during another thread's. BL_ENOMEM: workspace. Else the error of stream or
+ * group. */
+BL_API bl_status bl_linear_call_forward(bl_linear_layer *layer, bl_stream *stream,
+                                        const bl_linear_call *call);
+BL_API bl_status bl_linear_call_backward(bl_linear_layer *layer, bl_stream *stream,
+                                         const bl_linear_call *call);
+
+/* The same for layers whose A and B are the stack's; dA and dB are overwritten. */
 BL_API bl_status bl_linear_layer_forward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
                                          bl_tensor x, bl_tensor y);
 BL_API bl_status bl_linear_layer_backward(bl_linear_layer *layer, bl_stream *stream, int64_t T,
                                           bl_tensor x, bl_tensor dy, bl_tensor dx);
+
+/* One rank's account. size_bytes = sizeof(bl_linear_stats) before the call. */
+typedef struct bl_linear_stats {
+    size_t size_bytes;
+    bl_linear_memory memory; /* as planned; work: as grown */
+    int64_t n_forward, n_backward;
+    int64_t n_gathers;     /* layers that were brought into the ring, */
+    size_t gathered_bytes; /* whole layers */
+    int64_t n_on_demand;   /* of n_gathers: not prefetched before their call */
+    int64_t n_strays;      /* calls that broke the recorded order */
+    /* Time that calls waited for their layer, over the n_timed calls that were measured: those
+     * before which the measurement of an earlier one had ended. */
+    int64_t n_timed;
+    double wait_s;
+} bl_linear_stats;
+BL_API bl_status bl_linear_stack_get_stats(bl_linear_stack *stack, bl_linear_stats *out);
 
 /* Checks stored rows against the checksums of when they were written; streams idle. BL_EINPUT. */
 BL_API bl_status bl_linear_stack_verify(bl_linear_stack *stack);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_internal.h -- a stack of layers, shared by layer.c (calls), layer_plan.c (sizes) and
- * layer_load.c (rows). Layer i is unit i of the base, with one matrix of one part: page i. */
+/* layer_internal.h -- a stack of layers, shared by layer.c (creation), layer_call.c
+ * (calls), layer_order.c (which layers the ring holds), layer_plan.c (sizes) and layer_load.c
+ * (rows). Layer i is unit i of the base, with one matrix of one part: page i. */
 #ifndef BALLAST_LINEAR_LAYER_INTERNAL_H
 #define BALLAST_LINEAR_LAYER_INTERNAL_H
 
@@ -9,14 +10,32 @@
 #include "linear/layer.h"
 #include "offload/pages.h"
 
+#define BL_LINEAR_MAX_TOKENS (INT64_C(1) << 30)
+
 struct bl_linear_layer {
     bl_linear_stack *stack;
     int64_t index;
-    int64_t r, a_offset, b_offset; /* in the stack's vectors */
+    int64_t r, a_offset, b_offset; /* in the stack's vectors; external: in its copies */
+    bool is_external;
     float scale, dropout;
     bl_matmul_mode mode;
     int64_t scale_offset, n_scales; /* in the stack's scales */
+    int64_t bias_offset;            /* in the stack's biases; -1: none */
 };
+
+typedef struct bl_linear_recorded {
+    int32_t layer;
+    bool is_backward;
+} bl_linear_recorded;
+
+/* The order of calls: layer_order.c. Counted from the first on. */
+typedef struct bl_linear_order {
+    bl_linear_recorded *calls; /* the last `capacity` of n_calls */
+    int64_t capacity, n_calls;
+    int64_t match; /* the earlier call whose successors are expected; -1: none */
+    int64_t n_gathers, n_on_demand, n_strays;
+    size_t gathered_bytes;
+} bl_linear_order;
 
 struct bl_linear_stack {
     bl_linear_options options;
@@ -35,10 +54,17 @@ struct bl_linear_stack {
     float *scales;
     int64_t n_scales;
     float *weights, *gradients;
-    bl_tensor copies; /* of the weights in bl_act_dtype; none where that is fp32 */
-    int64_t n_floats;
+    bl_tensor copies;             /* of the weights in bl_act_dtype; none where that is fp32 */
+    int64_t n_floats, n_external; /* n_external: of the largest layer with is_external */
+    bl_tensor biases;             /* in bl_act_dtype */
+    int64_t n_biases;
+    /* For up to n_tokens: */
+    int64_t n_tokens;
     void *work;
     size_t work_bytes;
+    bl_tensor ones; /* NULL without biases */
+    /* of the CPU, for calls with bf16 tensors: x, dx and y or dy of a panel of tokens */
+    float *panel;
 
     bool has_dropout;
     uint64_t step;
@@ -47,6 +73,13 @@ struct bl_linear_stack {
     int64_t *no_sample;
     int32_t *token;
 
+    bool is_in_call; /* read and written atomically */
+    int64_t n_forward, n_backward, n_timed;
+    bl_stamp *begin_wait, *end_wait;
+    double wait_s;
+    bool is_timing; /* the stamps were recorded and not read yet */
+
+    bl_linear_order order;
     int64_t *held, *wanted; /* units in the ring, at most ring_depth; those of the next call */
     int64_t n_held;
     int64_t last_layer;
@@ -60,7 +93,19 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
 /* Writes this rank's rows into pages, which it creates, and the scales of all rows. */
 bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging);
 
-/* The layer's LoRA terms, its workspace and its dropout, for a call. */
-bl_linear_use bl_linear_layer_use(const bl_linear_layer *layer);
+/* The layer's LoRA terms but for A, B, their gradients and the mask's keys. */
+bl_lora_linear bl_linear_layer_outline(const bl_linear_layer *layer);
+
+/* The workspace of calls with T tokens, and all that they need. */
+size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T);
+size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T);
+/* Makes the workspace, the tokens' numbers and the ones large enough for T tokens; what held them
+ * before is freed, and nothing queued may use it. */
+bl_status bl_linear_stack_reserve(bl_linear_stack *stack, int64_t T);
+
+bl_status bl_linear_order_create(bl_linear_order *order, int64_t n_layers);
+/* Has the ring hold what is expected from a call of `layer` on. */
+bl_status bl_linear_order_turn(bl_linear_stack *stack, int64_t layer, bool is_backward,
+                               bl_stream *stream);
 
 #endif

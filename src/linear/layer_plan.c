@@ -17,8 +17,6 @@ enum {
     MAX_R = 1 << 20
 };
 
-static const int64_t MAX_TOKENS = INT64_C(1) << 30;
-
 static bl_status check_options(const bl_linear_options *o, int64_t n_layers,
                                const bl_linear_spec *specs)
 {
@@ -34,8 +32,8 @@ static bl_status check_options(const bl_linear_options *o, int64_t n_layers,
     if (o->ring_depth < 0 || o->ring_depth > MAX_RING_DEPTH)
         return BL_FAIL(BL_EUSAGE, "linear stack: ring_depth %d is not in [0, %d]", o->ring_depth,
                        MAX_RING_DEPTH);
-    if (o->max_tokens < 1 || o->max_tokens > MAX_TOKENS)
-        return BL_FAIL(BL_EUSAGE, "linear stack: max_tokens %" PRId64 " is not in [1, 2^30]",
+    if (o->max_tokens < 0 || o->max_tokens > BL_LINEAR_MAX_TOKENS)
+        return BL_FAIL(BL_EUSAGE, "linear stack: max_tokens %" PRId64 " is not in [0, 2^30]",
                        o->max_tokens);
     return BL_OK;
 }
@@ -76,11 +74,35 @@ static bl_status too_large(int64_t layer)
 /* Before any size is made of them: (r + T) (rows + cols) with room for a few factors below 2^63. */
 static bl_status check_sizes(const bl_linear_options *o, const bl_linear_spec *s, int64_t layer)
 {
-    int64_t sum, product;
+    int64_t sum, product, T = o->max_tokens > 0 ? o->max_tokens : BL_LINEAR_MAX_TOKENS;
 
     if (__builtin_add_overflow(s->rows, s->cols, &sum) ||
-        bl_mul_i64_overflows(sum, 64 * (s->lora.r + o->max_tokens), &product))
+        bl_mul_i64_overflows(sum, 64 * (s->lora.r + T), &product))
         return too_large(layer);
+    return BL_OK;
+}
+
+static bl_status place_lora(bl_linear_stack *stack, bl_linear_layer *layer, const bl_linear_spec *s)
+{
+    double r = (double)s->lora.r;
+    int64_t end;
+
+    if (s->lora.r == 0) return BL_OK;
+    layer->r = s->lora.r;
+    layer->is_external = s->lora.is_external;
+    layer->scale = (float)(s->lora.alpha / (s->lora.use_rslora ? sqrt(r) : r));
+    layer->dropout = stack->options.forward_only ? 0.0f : (float)s->lora.dropout;
+    stack->has_dropout = stack->has_dropout || layer->dropout > 0;
+    layer->a_offset = layer->is_external ? 0 : stack->n_floats;
+    layer->b_offset = layer->a_offset + bl_round_up(s->lora.r * s->cols, FLOAT_ALIGN);
+    if (__builtin_add_overflow(layer->b_offset, bl_round_up(s->lora.r * s->rows, FLOAT_ALIGN),
+                               &end) ||
+        end > INT64_MAX / 64)
+        return too_large(layer->index);
+    if (layer->is_external)
+        stack->n_external = bl_max_i64(stack->n_external, end);
+    else
+        stack->n_floats = end;
     return BL_OK;
 }
 
@@ -90,7 +112,6 @@ static bl_status place_layer(bl_linear_stack *stack, int64_t i)
     bl_linear_layer *layer = &stack->layers[i];
     bl_base_unit *unit = &stack->layout.units[i];
     size_t code_bytes, n_scales;
-    double r = (double)s->lora.r;
 
     BL_TRY(check_spec(s, i));
     BL_TRY(check_sizes(&stack->options, s, i));
@@ -105,20 +126,11 @@ static bl_status place_layer(bl_linear_stack *stack, int64_t i)
                                .index = i,
                                .mode = s->mode,
                                .scale_offset = stack->n_scales,
-                               .n_scales = (int64_t)n_scales};
+                               .n_scales = (int64_t)n_scales,
+                               .bias_offset = s->bias ? stack->n_biases : -1};
     stack->n_scales += (int64_t)n_scales;
-    if (s->lora.r == 0) return BL_OK;
-    layer->r = s->lora.r;
-    layer->scale = (float)(s->lora.alpha / (s->lora.use_rslora ? sqrt(r) : r));
-    layer->dropout = stack->options.forward_only ? 0.0f : (float)s->lora.dropout;
-    layer->a_offset = stack->n_floats;
-    layer->b_offset = layer->a_offset + bl_round_up(s->lora.r * s->cols, FLOAT_ALIGN);
-    if (__builtin_add_overflow(layer->b_offset, bl_round_up(s->lora.r * s->rows, FLOAT_ALIGN),
-                               &stack->n_floats) ||
-        stack->n_floats > INT64_MAX / 64)
-        return too_large(i);
-    stack->has_dropout = stack->has_dropout || layer->dropout > 0;
-    return BL_OK;
+    if (s->bias) stack->n_biases += bl_round_up(s->rows, FLOAT_ALIGN);
+    return place_lora(stack, layer, s);
 }
 
 /* Whole layers go to a tier. */
@@ -140,24 +152,50 @@ static bl_status place_tiers(bl_linear_stack *stack)
     return BL_OK;
 }
 
-static void count_work(bl_linear_stack *stack)
+bl_lora_linear bl_linear_layer_outline(const bl_linear_layer *layer)
 {
-    const bl_linear_options *o = &stack->options;
-    bl_device_kind kind = bl_device_get_kind(o->device);
-    bl_dtype act = bl_act_dtype(kind);
-    size_t vectors = o->forward_only ? 1 : 2;
+    const bl_weight *w = &layer->stack->layout.units[layer->index].matrix[0].weight;
+    bl_lora_linear lora = {.weight = *w, .mode = layer->mode, .dropout = {.p = layer->dropout}};
+
+    if (layer->r == 0) return lora;
+    lora.n_parts = 1;
+    lora.part[0] = (bl_lora_part){.r = layer->r, .rows = w->rows, .scale = layer->scale};
+    return lora;
+}
+
+size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T)
+{
+    bl_device_kind kind = bl_device_get_kind(stack->options.device);
+    size_t most = 0;
 
     for (int64_t i = 0; i < stack->n_layers; i++) {
-        bl_linear_use use = bl_linear_layer_use(&stack->layers[i]);
-        use.lora.weight = stack->layout.units[i].matrix[0].weight;
-        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, &use.lora, o->max_tokens);
-        if (n_bytes > stack->work_bytes) stack->work_bytes = n_bytes;
+        bl_lora_linear lora = bl_linear_layer_outline(&stack->layers[i]);
+        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, &lora, T);
+        if (n_bytes > most) most = n_bytes;
     }
-    stack->memory.work =
-        stack->work_bytes +
-        (stack->has_dropout ? (size_t)o->max_tokens * (sizeof(int64_t) + sizeof(int32_t)) : 0);
-    stack->memory.lora = (size_t)stack->n_floats *
-                         (vectors * sizeof(float) + (act == BL_F32 ? 0 : bl_dtype_bytes(act)));
+    return most;
+}
+
+size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T)
+{
+    bl_dtype act = bl_act_dtype(bl_device_get_kind(stack->options.device));
+    size_t per_token = (stack->has_dropout ? sizeof(int64_t) + sizeof(int32_t) : 0) +
+                       (stack->n_biases > 0 ? bl_dtype_bytes(act) : 0);
+
+    return bl_linear_stack_work_bytes(stack, T) + (size_t)T * per_token;
+}
+
+static void count_memory(bl_linear_stack *stack)
+{
+    const bl_linear_options *o = &stack->options;
+    bl_dtype act = bl_act_dtype(bl_device_get_kind(o->device));
+    size_t vectors = o->forward_only ? 1 : 2, act_bytes = bl_dtype_bytes(act);
+
+    stack->memory.work = o->max_tokens > 0 ? bl_linear_stack_call_bytes(stack, o->max_tokens) : 0;
+    stack->memory.lora =
+        (size_t)stack->n_floats * vectors * sizeof(float) + (size_t)stack->n_biases * act_bytes;
+    if (act != BL_F32)
+        stack->memory.lora += (size_t)(stack->n_floats + stack->n_external) * act_bytes;
     stack->memory.scales = (size_t)stack->n_scales * sizeof(float);
 }
 
@@ -184,8 +222,13 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
     if (!stack->layers || !stack->tiers || !stack->held || !stack->wanted || !stack->layout.units)
         return BL_FAIL(BL_ENOMEM, "linear stack of %" PRId64 " layers", n_layers);
     for (int64_t i = 0; i < n_layers; i++) BL_TRY(place_layer(stack, i));
+    for (int64_t i = 0; i < n_layers; i++) /* their copies follow the stack's */
+        if (stack->layers[i].is_external) {
+            stack->layers[i].a_offset += stack->n_floats;
+            stack->layers[i].b_offset += stack->n_floats;
+        }
     BL_TRY(bl_base_layout_finish(&stack->layout));
     BL_TRY(place_tiers(stack));
-    count_work(stack);
+    count_memory(stack);
     return BL_OK;
 }

@@ -285,11 +285,12 @@ bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear
 
 static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int64_t K)
 {
+    if (part->accumulate) return BL_OK;
     BL_TRY(bl_stream_zero(stream, part->dA, (size_t)(part->r * K) * sizeof(float)));
     return bl_stream_zero(stream, part->dB, (size_t)(part->rows * part->r) * sizeof(float));
 }
 
-/* Of the stack's part `index`: dB (rows,r) = s dy^T u, and its columns of du (T,r) = s dy B. */
+/* Of the stack's part `index`: dB (rows,r) = s dy^T u or +=, and its columns of du (T,r) = s dy B. */
 static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index,
                          const workspace *ws, int64_t T, bl_tensor dy)
 {
@@ -305,16 +306,18 @@ static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const 
     product.M = part->rows, product.N = r, product.K = T;
     product.ldb = s->r, product.ldc = r;
     product.b = columns_of(s, index, ws->u), product.c = bl_tensor_f32(part->dB);
+    product.beta = part->accumulate ? 1.0f : 0.0f;
     BL_TRY(bl_matmul(stream, &product));
 
     product.transpose_a = false;
+    product.beta = 0;
     product.M = T, product.N = r, product.K = part->rows;
     product.ldb = r, product.ldc = s->r;
     product.b = part->B, product.c = columns_of(s, index, ws->du);
     return bl_matmul(stream, &product);
 }
 
-/* dA (r,K) = du^T input, and unless out is none: out (T,K) = du A + beta out. */
+/* dA (r,K) = du^T input or +=, and unless out is none: out (T,K) = du A + beta out. */
 static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
                            const workspace *ws, int64_t T, bl_tensor input, float beta,
                            bl_tensor out)
@@ -328,6 +331,7 @@ static bl_status pull_down(bl_stream *stream, const bl_lora_linear *linear, cons
     product.transpose_a = true;
     product.M = r, product.N = K, product.K = T;
     product.b = input, product.c = bl_tensor_f32(s->part->dA);
+    product.beta = s->part->accumulate ? 1.0f : 0.0f;
     BL_TRY(bl_matmul(stream, &product));
     if (!bl_tensor_is_there(out)) return BL_OK;
 

@@ -36,8 +36,9 @@ typedef struct bl_lora_part {
     /* s: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (Kalajdzievski 2023,
      * arXiv:2312.03732). */
     float scale;
-    bl_tensor A, B; /* (r,K), (rows,r) */
-    float *dA, *dB; /* overwritten by backward */
+    bl_tensor A, B;  /* (r,K), (rows,r) */
+    float *dA, *dB;  /* overwritten by backward, */
+    bool accumulate; /* or added to; of stacked parts the first one's is for the dA of all */
 } bl_lora_part;
 
 /* The mask's key; see bl_dropout in ops/elementwise.h. p = 0: no dropout, the other members are not
@@ -81,8 +82,9 @@ BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_
 BL_API bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                         bl_tensor x, bl_tensor y);
 
-/* dx (T,K) and the parts' dA, dB are overwritten; none for dx skips it. x is the forward's input.
- * dx overlaps neither x nor dy. T = 0 sets dA and dB to zero. */
+/* dx (T,K) and the parts' dA, dB are overwritten, or with `accumulate` dA and dB are added to; none
+ * for dx skips it. x is the forward's input. dx overlaps neither x nor dy. T = 0 sets dA and dB to
+ * zero, or leaves them. */
 BL_API bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                          bl_tensor x, bl_tensor dy, bl_tensor dx);
 

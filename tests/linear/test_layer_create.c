@@ -144,7 +144,7 @@ static void test_rejected_options(void **state)
     expect_failure(d.device, &good, p.specs, 0, BL_EUSAGE, "0 layers");
     o = good, o.ratio = NAN;
     expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "ratio");
-    o = good, o.max_tokens = 0;
+    o = good, o.max_tokens = -1;
     expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "max_tokens");
     o = good, o.ring_depth = -1;
     expect_failure(d.device, &o, p.specs, LAYERS, BL_EUSAGE, "ring_depth");
@@ -251,9 +251,9 @@ static void test_rejected_arguments(void **state)
     expect_usage_error(bl_linear_layer_forward(layer, stream, T, none, y), "layer 1: x is NULL");
     expect_usage_error(bl_linear_layer_forward(layer, stream, T, x, none), "layer 1: y is NULL");
     expect_usage_error(bl_linear_layer_forward(layer, stream, T, bf16, y),
-                       "layer 1: x is BF16, this device takes F32");
+                       "layer 1: y is F32, the tensors before it are BF16");
     expect_usage_error(bl_linear_layer_forward(layer, stream, T, x, odd),
-                       "layer 1: y is of an unknown dtype, this device takes F32");
+                       "layer 1: y is of an unknown dtype, this device takes F32 and BF16");
     expect_usage_error(bl_linear_layer_backward(NULL, stream, T, x, dy, none), "layer is NULL");
     expect_usage_error(bl_linear_layer_backward(layer, NULL, T, x, dy, none), "stream is NULL");
     expect_usage_error(bl_linear_layer_backward(layer, stream, T, none, dy, none), "x is NULL");

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Calls of a layer with the caller's A and B: the bits of a stack's own, added to gradients,
+ * biases, any number of tokens, bf16 tensors on the CPU, the learned order and refusals. */
+#include "layer_problem.h"
+
+#include "../store/tmp_dir.h"
+
+#include <math.h>
+
+enum { R = 5, STEP = 3, MANY = 1100 }; /* MANY: three panels of tokens */
+
+static float *external_A(const bl_linear_lora_view *view, int64_t cols)
+{
+    float *A = test_floats(view->r * cols);
+    memcpy(A, view->A, (size_t)(view->r * cols) * sizeof(float));
+    return A;
+}
+
+static void run_both(test_device d, bl_linear_layer *layer, bl_linear_call call)
+{
+    call.size_bytes = sizeof call;
+    assert_int_equal(bl_linear_call_forward(layer, d.stream, &call), BL_OK);
+    assert_int_equal(bl_linear_call_backward(layer, d.stream, &call), BL_OK);
+    test_finish(d);
+}
+
+/* With dropout and a growing workspace: bits as from the stack's A and B; a second backward that
+ * accumulates doubles the gradients, exactly. */
+static void test_external_weights(void **state)
+{
+    test_device d = test_device_create(2);
+    bl_linear_options o = {.device = d.device, .max_tokens = T, .seed = 11}, grows = o;
+    bl_linear_spec specs[LAYERS];
+    bl_linear_stack *own, *external;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_ROW, DROPOUT);
+    outputs got = create_outputs(&p);
+    memcpy(specs, p.specs, sizeof specs);
+    for (int l = 0; l < LAYERS; l++) specs[l].lora.is_external = true;
+    grows.max_tokens = 0;
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &own), BL_OK);
+    assert_int_equal(bl_linear_stack_create(&grows, LAYERS, specs, &external), BL_OK);
+    assert_null(bl_linear_layer_lora(bl_linear_stack_layer(external, 0)).A);
+    bl_linear_stack_set_dropout(own, STEP, p.sample, p.position);
+    for (int l = 0; l < LAYERS; l++) {
+        assert_int_equal(set_B(d.stream, own, &p, l), BL_OK);
+        bl_linear_layer *layer = bl_linear_stack_layer(own, l);
+        bl_linear_lora_view view = bl_linear_layer_lora(layer);
+        float *A = external_A(&view, shapes[l].cols);
+        run_both(d, layer,
+                 (bl_linear_call){.T = T,
+                                  .x = bl_tensor_f32(p.x[l]),
+                                  .y = bl_tensor_f32(p.first.y[l]),
+                                  .dy = bl_tensor_f32(p.dy[l]),
+                                  .dx = bl_tensor_f32(p.first.dx[l])});
+        bl_linear_call call = {.size_bytes = sizeof call,
+                               .T = T,
+                               .rows = shapes[l].rows,
+                               .cols = shapes[l].cols,
+                               .x = bl_tensor_f32(p.x[l]),
+                               .y = bl_tensor_f32(got.y[l]),
+                               .dy = bl_tensor_f32(p.dy[l]),
+                               .dx = bl_tensor_f32(got.dx[l]),
+                               .A = A,
+                               .B = p.B[l],
+                               .dA = got.dA[l],
+                               .dB = got.dB[l],
+                               .has_keys = true,
+                               .step = STEP,
+                               .sample = p.sample,
+                               .position = p.position};
+        run_both(d, bl_linear_stack_layer(external, l), call);
+        size_t K = (size_t)shapes[l].cols, N = (size_t)shapes[l].rows, r = (size_t)view.r;
+        assert_memory_equal(got.y[l], p.first.y[l], T * N * sizeof(float));
+        assert_memory_equal(got.dx[l], p.first.dx[l], T * K * sizeof(float));
+        assert_memory_equal(got.dA[l], view.dA, r * K * sizeof(float));
+        assert_memory_equal(got.dB[l], view.dB, r * N * sizeof(float));
+        call.accumulate = true;
+        run_both(d, bl_linear_stack_layer(external, l), call);
+        for (size_t i = 0; i < r * K; i++) assert_true(got.dA[l][i] == 2 * view.dA[i]);
+        for (size_t i = 0; i < r * N; i++) assert_true(got.dB[l][i] == 2 * view.dB[i]);
+        call.skip_dropout = true;
+        run_both(d, bl_linear_stack_layer(external, l), call);
+        assert_memory_not_equal(got.y[l], p.first.y[l], T * N * sizeof(float));
+        free(A);
+    }
+    bl_linear_stack_destroy(external);
+    bl_linear_stack_destroy(own);
+    free_outputs(&got);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+typedef struct large {
+    float *x, *y, *dy, *dx, *A, *B, *dA, *dB;
+} large;
+
+static large create_large(void)
+{
+    int64_t N = shapes[0].rows, K = shapes[0].cols;
+    return (large){.x = test_random_floats(MANY * K, 1),
+                   .y = test_floats(MANY * N),
+                   .dy = test_random_floats(MANY * N, 2),
+                   .dx = test_floats(MANY * K),
+                   .A = test_random_floats(R * K, 3),
+                   .B = test_random_floats(N * R, 4),
+                   .dA = test_floats(R * K),
+                   .dB = test_floats(N * R)};
+}
+
+static void free_large(large *l)
+{
+    float *all[] = {l->x, l->y, l->dy, l->dx, l->A, l->B, l->dA, l->dB};
+    for (size_t i = 0; i < BL_COUNT(all); i++) free(all[i]);
+}
+
+static uint16_t *to_bf16(float *values, int64_t n)
+{
+    uint16_t *out = test_alloc(n, sizeof *out);
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = bl_f32_to_bf16(values[i]);
+        values[i] = bl_bf16_to_f32(out[i]);
+    }
+    return out;
+}
+
+static double largest(const float *values, int64_t n)
+{
+    double most = 0;
+    for (int64_t i = 0; i < n; i++) most = fmax(most, fabs((double)values[i]));
+    return most;
+}
+
+/* bf16 outputs are the rounded fp32 ones: half a bf16 ulp, 2^-8 of a value, and what the sums of
+ * panels differ by, 1e-5 of the largest. Masks are the same, across panels too. Three panels
+ * follow a call of few tokens: the workspace grows. */
+static void test_bf16_and_bias(void **state)
+{
+    test_device d = test_device_create(2);
+    bl_linear_options o = {.device = d.device, .seed = 4};
+    int64_t N = shapes[0].rows, K = shapes[0].cols;
+    large l = create_large();
+    uint16_t *x = to_bf16(l.x, MANY * K), *dy = to_bf16(l.dy, MANY * N),
+             *y = test_alloc(MANY * N, 2), *dx = test_alloc(MANY * K, 2);
+    float *bias = test_random_floats(N, 9), *dA = test_floats(R * K), *dB = test_floats(N * R);
+    bl_linear_stack *stack, *plain;
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_BLOCK, DROPOUT);
+    bl_linear_spec spec = p.specs[0], without;
+    spec.lora = (bl_linear_lora){.r = R, .alpha = 7, .dropout = 0.2, .is_external = true};
+    without = spec;
+    spec.bias = bias;
+    assert_int_equal(bl_linear_stack_create(&o, 1, &spec, &stack), BL_OK);
+    assert_int_equal(bl_linear_stack_create(&o, 1, &without, &plain), BL_OK);
+    bl_linear_call call = {.T = 3,
+                           .x = bl_tensor_f32(l.x),
+                           .y = bl_tensor_f32(l.y),
+                           .dy = bl_tensor_f32(l.dy),
+                           .dx = bl_tensor_f32(l.dx),
+                           .A = l.A,
+                           .B = l.B,
+                           .dA = l.dA,
+                           .dB = l.dB};
+    run_both(d, bl_linear_stack_layer(stack, 0), call);
+    float *few = test_floats(3 * N);
+    memcpy(few, l.y, (size_t)(3 * N) * sizeof(float));
+    run_both(d, bl_linear_stack_layer(plain, 0), call);
+    for (int64_t i = 0; i < 3 * N; i++) assert_true(few[i] == l.y[i] + bias[i % N]);
+    call.T = MANY;
+    run_both(d, bl_linear_stack_layer(stack, 0), call);
+    bl_linear_call bf16 = call;
+    bf16.x = bl_tensor_of(x, BL_BF16), bf16.y = bl_tensor_of(y, BL_BF16);
+    bf16.dy = bl_tensor_of(dy, BL_BF16), bf16.dx = bl_tensor_of(dx, BL_BF16);
+    bf16.dA = dA, bf16.dB = dB;
+    run_both(d, bl_linear_stack_layer(stack, 0), bf16);
+    double y_most = largest(l.y, MANY * N), dx_most = largest(l.dx, MANY * K);
+    for (int64_t i = 0; i < MANY * N; i++)
+        assert_true(fabs((double)bl_bf16_to_f32(y[i]) - (double)l.y[i]) <=
+                    fabs((double)l.y[i]) / 256 + 1e-5 * y_most);
+    for (int64_t i = 0; i < MANY * K; i++)
+        assert_true(fabs((double)bl_bf16_to_f32(dx[i]) - (double)l.dx[i]) <=
+                    fabs((double)l.dx[i]) / 256 + 1e-5 * dx_most);
+    double dA_most = largest(l.dA, R * K), dB_most = largest(l.dB, N * R);
+    for (int64_t i = 0; i < R * K; i++)
+        assert_true(fabs((double)dA[i] - (double)l.dA[i]) <= 1e-5 * dA_most);
+    for (int64_t i = 0; i < N * R; i++)
+        assert_true(fabs((double)dB[i] - (double)l.dB[i]) <= 1e-5 * dB_most);
+    bl_linear_stack_destroy(plain);
+    bl_linear_stack_destroy(stack);
+    void *all[] = {x, dy, y, dx, bias, dA, dB, few};
+    for (size_t i = 0; i < BL_COUNT(all); i++) free(all[i]);
+    free_large(&l);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+static bl_linear_stats stats_of(bl_linear_stack *stack)
+{
+    bl_linear_stats stats = {.size_bytes = sizeof stats};
+    assert_int_equal(bl_linear_stack_get_stats(stack, &stats), BL_OK);
+    return stats;
+}
+
+/* Layers 2, 0, 1 and back, as no rule would guess: from the second pass on nothing waits for a
+ * gather that was not begun, and another order is counted. */
+static void test_order_is_learned(void **state)
+{
+    static const int order[] = {2, 0, 1};
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device, .tier = BL_TIER_HOST, .ratio = 1};
+    bl_linear_stack *stack;
+    problem p;
+    int64_t n_first = 0;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_ROW, PLAIN);
+    assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+    for (int pass = 0; pass < 4; pass++) {
+        for (int i = 0; i < 2 * LAYERS; i++) {
+            int l = order[i < LAYERS ? i : 2 * LAYERS - 1 - i];
+            bl_linear_call call = {.size_bytes = sizeof call,
+                                   .T = T,
+                                   .x = bl_tensor_f32(p.x[l]),
+                                   .y = bl_tensor_f32(p.first.y[l]),
+                                   .dy = bl_tensor_f32(p.dy[l]),
+                                   .dx = bl_tensor_f32(p.first.dx[l])};
+            bl_linear_layer *layer = bl_linear_stack_layer(stack, l);
+            assert_int_equal(i < LAYERS ? bl_linear_call_forward(layer, d.stream, &call)
+                                        : bl_linear_call_backward(layer, d.stream, &call),
+                             BL_OK);
+            test_finish(d);
+        }
+        bl_linear_stats s = stats_of(stack);
+        if (pass == 0) n_first = s.n_on_demand;
+        assert_true(n_first >= 2); /* the first pass guesses wrong */
+        assert_int_equal(s.n_on_demand, n_first);
+        assert_int_equal(s.n_strays, 0);
+        assert_int_equal(s.n_forward, (pass + 1) * LAYERS);
+        assert_int_equal(s.n_timed, (pass + 1) * 2 * LAYERS);
+    }
+    forward_once(d, stack, &p, p.first.y[0]);
+    assert_int_equal(stats_of(stack).n_strays, 1);
+    assert_true(stats_of(stack).gathered_bytes > 0);
+    bl_linear_stack_destroy(stack);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+static void expect_refusal(bl_linear_layer *layer, bl_stream *stream, bl_linear_call call,
+                           const char *text)
+{
+    assert_int_equal(bl_linear_call_backward(layer, stream, &call), BL_EUSAGE);
+    assert_error_has(text);
+}
+
+static void test_rejected_calls(void **state)
+{
+    test_device d = test_device_create(1);
+    bl_linear_options o = {.device = d.device};
+    bl_linear_stack *stack;
+    bl_linear_stats stats = {.size_bytes = 8};
+    problem p;
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_F32, LORA);
+    p.specs[0].lora.is_external = true;
+    assert_int_equal(bl_linear_stack_create(&o, 1, p.specs, &stack), BL_OK);
+    bl_linear_layer *layer = bl_linear_stack_layer(stack, 0);
+    bl_linear_call good = {.size_bytes = sizeof good,
+                           .T = T,
+                           .x = bl_tensor_f32(p.x[0]),
+                           .dy = bl_tensor_f32(p.dy[0]),
+                           .A = p.w[0],
+                           .B = p.B[0],
+                           .dA = p.first.dA[0],
+                           .dB = p.first.dB[0]},
+                   c;
+    c = good, c.size_bytes = 8, expect_refusal(layer, d.stream, c, "a call of 8 bytes");
+    c = good, c.rows = 7;
+    expect_refusal(layer, d.stream, c, "layer 0: a call of 7 x 0, the weight is 150 x 131");
+    c = good, c.A = NULL, expect_refusal(layer, d.stream, c, "layer 0: A is NULL");
+    c = good, c.dB = NULL, expect_refusal(layer, d.stream, c, "layer 0: dB is NULL");
+    c = good, c.T = -1, expect_refusal(layer, d.stream, c, "-1 tokens");
+    c = good, c.x.dtype = BL_F16, expect_refusal(layer, d.stream, c, "x is F16");
+    assert_int_equal(bl_linear_call_forward(layer, d.stream, NULL), BL_EUSAGE);
+    assert_error_has("call is NULL");
+    assert_int_equal(bl_linear_stack_get_stats(stack, &stats), BL_EUSAGE);
+    assert_int_equal(bl_linear_stack_get_stats(NULL, &stats), BL_EUSAGE);
+    assert_int_equal(bl_linear_call_backward(layer, d.stream, &good), BL_OK);
+    test_finish(d);
+    bl_linear_stack_destroy(stack);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_external_weights),
+        cmocka_unit_test(test_bf16_and_bias),
+        cmocka_unit_test(test_order_is_learned),
+        cmocka_unit_test(test_rejected_calls),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
