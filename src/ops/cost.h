@@ -65,6 +65,7 @@ typedef struct bl_cost_setting {
     X(swiglu_forward)                                                                              \
     X(swiglu_backward)                                                                             \
     X(add)                                                                                         \
+    X(add_bias)                                                                                    \
     X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \

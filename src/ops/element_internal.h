@@ -88,6 +88,12 @@ BL_HOST_DEVICE bl_rope_pair bl_rope_rotate(float a, float b, float cosine, float
     return turned;
 }
 
+/* Where row `row` of a norm begins: of dense rows of H channels, or of n_heads heads per token. */
+BL_HOST_DEVICE int64_t bl_norm_row(int64_t row, int64_t H, int64_t n_heads, int64_t row_stride)
+{
+    return n_heads > 0 ? row / n_heads * row_stride + row % n_heads * H : row * H;
+}
+
 /* x rstd w: an element of RMSNorm. */
 BL_HOST_DEVICE float bl_rmsnorm_element(float x, float rstd, float w)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* elementwise.h -- SwiGLU, residual additions, dropout, token embedding. */
+/* elementwise.h -- SwiGLU, residual additions, biases, dropout, token embedding. */
 #ifndef BALLAST_OPS_ELEMENTWISE_H
 #define BALLAST_OPS_ELEMENTWISE_H
 
@@ -35,6 +35,14 @@ typedef struct bl_add_args {
     bool without_workers;
 } bl_add_args;
 BL_API bl_status bl_add(bl_stream *stream, const bl_add_args *args);
+
+/* y_tn += bias_n, y (T, N), the sum in fp32. Its backward is the identity: biases are frozen. */
+typedef struct bl_add_bias_args {
+    int64_t T, N;
+    const float *bias;
+    bl_tensor y;
+} bl_add_bias_args;
+BL_API bl_status bl_add_bias(bl_stream *stream, const bl_add_bias_args *args);
 
 /* y_i += x_i for i < n. Both are of one dtype; CUDA: fp32 or bf16. */
 typedef struct bl_accumulate_args {

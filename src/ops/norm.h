@@ -11,24 +11,29 @@ extern "C" {
 #endif
 
 /* rstd_t = 1 / sqrt(mean_h x_th^2 + eps);  y_th = x_th rstd_t w_h. The mean is summed in double.
- * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL. */
+ * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL.
+ * n_heads > 0: a norm per head. Token t has n_heads rows of H channels, from t * row_stride on in x
+ * and in y, which lie in a wider matrix; rstd (T, n_heads). */
 typedef struct bl_rmsnorm_forward_args {
     int64_t T, H;
     double eps;
     bl_tensor x, y;
     const float *w;
     float *rstd;
+    int64_t n_heads, row_stride;
 } bl_rmsnorm_forward_args;
 BL_API bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
 
 /* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). The weight is frozen: no
  * dw. x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H) overwritten when accumulate
- * is 0, else added to; dx may be dy when accumulate is 0. */
+ * is 0, else added to; dx may be dy when accumulate is 0. n_heads > 0: as in the forward, for x, dy
+ * and dx. */
 typedef struct bl_rmsnorm_backward_args {
     int64_t T, H;
     int accumulate;
     bl_tensor x, dy, dx;
     const float *w, *rstd;
+    int64_t n_heads, row_stride;
 } bl_rmsnorm_backward_args;
 BL_API bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
 

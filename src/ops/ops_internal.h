@@ -36,6 +36,7 @@ extern "C" {
     X(swiglu_forward)                                                                              \
     X(swiglu_backward)                                                                             \
     X(add)                                                                                         \
+    X(add_bias)                                                                                    \
     X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \

@@ -27,6 +27,7 @@ LAUNCH(swiglu_forward)
 LAUNCH(swiglu_backward)
 LAUNCH(add)
 LAUNCH(accumulate)
+LAUNCH(add_bias)
 LAUNCH(cast)
 LAUNCH(dropout)
 LAUNCH(embedding)
@@ -133,6 +134,72 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
     free(cx), free(cw), free(cdy), free(before), free(cdx), free(crstd);
     buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &dy), buffer_free(t, &dx),
         buffer_free(t, &rstd);
+}
+
+/* Norms of heads inside wider rows: bit by bit those of the same rows side by side, which the checks
+ * above compare with the CPU. */
+static void check_head_rows(gpu_test *t, int64_t H, int64_t stride_more)
+{
+    enum { T = 5, HEADS = 3 };
+    int64_t dense = HEADS * H, stride = dense + stride_more, n = T * stride, rows = T * HEADS;
+    buffer x, w, d, rstd = buffer_create(t, (size_t)rows * 4, 0), dense_x, dense_d,
+                    dense_y = buffer_create(t, (size_t)(T * dense) * 2, 0),
+                    y = buffer_create(t, (size_t)n * 2, 0);
+    float *cx = bf16_inputs(t, n, 0, 1, 3.0f, &x), *cd = bf16_inputs(t, n, 0, 2, 1.0f, &d),
+          *cw = f32_inputs(t, H, 0, 3, &w);
+    unsigned char *rows_x = test_alloc(T * dense, 2), *rows_d = test_alloc(T * dense, 2);
+    bl_rmsnorm_forward_args forward = {.T = T,
+                                       .H = H,
+                                       .eps = 1e-5,
+                                       .n_heads = HEADS,
+                                       .row_stride = stride,
+                                       .w = (float *)w.gpu,
+                                       .rstd = (float *)rstd.gpu,
+                                       .x = gpu_bf16(&x),
+                                       .y = gpu_bf16(&y)};
+    for (int64_t i = 0; i < T; i++) {
+        memcpy(rows_x + i * dense * 2, x.initial + i * stride * 2, (size_t)dense * 2);
+        memcpy(rows_d + i * dense * 2, d.initial + i * stride * 2, (size_t)dense * 2);
+    }
+    dense_x = bytes_input(t, rows_x, (size_t)(T * dense) * 2);
+    dense_d = bytes_input(t, rows_d, (size_t)(T * dense) * 2);
+    run_twice(t, launch_rmsnorm_forward, &forward, (buffer *[]){&x, &w, &y, &rstd}, 4);
+    memcpy(rstd.initial, rstd.result, (size_t)rows * 4);
+    bl_rmsnorm_backward_args backward = {.T = T,
+                                         .H = H,
+                                         .n_heads = HEADS,
+                                         .row_stride = stride,
+                                         .w = (float *)w.gpu,
+                                         .rstd = (float *)rstd.gpu,
+                                         .x = gpu_bf16(&x),
+                                         .dy = gpu_bf16(&d),
+                                         .dx = gpu_bf16(&d)};
+    run_twice(t, launch_rmsnorm_backward, &backward, (buffer *[]){&x, &w, &rstd, &d}, 4);
+    forward.T = backward.T = rows, forward.n_heads = backward.n_heads = 0;
+    forward.x = backward.x = gpu_bf16(&dense_x), forward.y = gpu_bf16(&dense_y);
+    backward.dy = backward.dx = gpu_bf16(&dense_d);
+    run_twice(t, launch_rmsnorm_forward, &forward, (buffer *[]){&dense_x, &w, &dense_y, &rstd}, 4);
+    run_twice(t, launch_rmsnorm_backward, &backward, (buffer *[]){&dense_x, &w, &rstd, &dense_d},
+              4);
+    for (int64_t i = 0; i < T; i++) {
+        assert_memory_equal(y.result + i * stride * 2, dense_y.result + i * dense * 2,
+                            (size_t)dense * 2);
+        assert_memory_equal(d.result + i * stride * 2, dense_d.result + i * dense * 2,
+                            (size_t)dense * 2);
+        assert_memory_equal(d.result + (i * stride + dense) * 2,
+                            d.initial + (i * stride + dense) * 2, (size_t)stride_more * 2);
+    }
+    free(cx), free(cd), free(cw), free(rows_x), free(rows_d);
+    buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &d), buffer_free(t, &rstd),
+        buffer_free(t, &dense_x), buffer_free(t, &dense_d), buffer_free(t, &dense_y),
+        buffer_free(t, &y);
+}
+
+static void check_head_norms(gpu_test *t, shape s)
+{
+    if (s.rows != 1) return; /* shapes of its own, once */
+    check_head_rows(t, 128, 256);
+    check_head_rows(t, 20, 3);
 }
 
 /* ---- RoPE: the same operations, so the same fp32 numbers ---- */
@@ -246,6 +313,22 @@ static void check_add(gpu_test *t, shape s)
     free(ca), free(cb), free(cy), free(cfa), free(cfb);
     buffer_free(t, &a), buffer_free(t, &b), buffer_free(t, &y), buffer_free(t, &fa),
         buffer_free(t, &fb);
+}
+
+static void check_add_bias(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols;
+    buffer y, bias;
+    float *cy = bf16_inputs(t, n, s.shift, 21, 1.0f, &y),
+          *cbias = f32_inputs(t, s.cols, 0, 22, &bias);
+    bl_add_bias_args add = {.T = s.rows, .N = s.cols, .bias = cbias, .y = bl_tensor_f32(cy)};
+    gpu_ok(bl_add_bias(t->cpu.stream, &add));
+    test_finish(t->cpu);
+    add.bias = (float *)bias.gpu, add.y = gpu_bf16(&y);
+    run_twice(t, launch_add_bias, &add, (buffer *[]){&y, &bias}, 2);
+    bf16_is_rounded("add_bias", &y, cy, n);
+    free(cy), free(cbias);
+    buffer_free(t, &y), buffer_free(t, &bias);
 }
 
 static void check_cast(gpu_test *t, shape s)
@@ -431,9 +514,11 @@ int main(void)
     static const kernel_case kernels[] = {
         {"rmsnorm_forward", check_rmsnorm_forward},
         {"rmsnorm_backward", check_rmsnorm_backward},
+        {"norms of heads", check_head_norms},
         {"rope", check_rope},
         {"swiglu", check_swiglu},
         {"add", check_add},
+        {"add_bias", check_add_bias},
         {"cast", check_cast},
         {"dropout", check_dropout},
         {"embedding", check_embedding},

@@ -84,6 +84,24 @@ bl_status ops_cpu_add(bl_stream *stream, const bl_add_args *args)
     return BL_OK;
 }
 
+static void add_bias_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_add_bias_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->N), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        float *y = ops_f32(a->y) + t * a->N;
+        add_block(a->N, y, a->bias, y);
+    }
+}
+
+bl_status ops_cpu_add_bias(bl_stream *stream, const bl_add_bias_args *args)
+{
+    bl_add_bias_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.N)), add_bias_item, &a);
+    return BL_OK;
+}
+
 static void cast_item(void *arg, int64_t index, void *scratch)
 {
     const bl_cast_args *a = arg;

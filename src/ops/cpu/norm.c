@@ -13,23 +13,31 @@ OPS_CLONES static void normalize_row(int64_t H, float rstd, const float *x, cons
     for (int64_t h = 0; h < H; h++) y[h] = bl_rmsnorm_element(x[h], rstd, w[h]);
 }
 
+static int64_t count_rows(int64_t T, int64_t n_heads)
+{
+    return T * bl_max_i64(1, n_heads);
+}
+
 static void forward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_rmsnorm_forward_args *a = arg;
-    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    int64_t rows = ops_rows_per_item(a->H),
+            end = bl_min_i64(count_rows(a->T, a->n_heads), (index + 1) * rows);
     (void)scratch;
-    for (int64_t t = index * rows; t < end; t++) {
-        const float *x = ops_f32(a->x) + t * a->H;
+    for (int64_t r = index * rows; r < end; r++) {
+        int64_t at = bl_norm_row(r, a->H, a->n_heads, a->row_stride);
+        const float *x = ops_f32(a->x) + at;
         float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
-        normalize_row(a->H, rstd, x, a->w, ops_f32(a->y) + t * a->H);
-        if (a->rstd) a->rstd[t] = rstd;
+        normalize_row(a->H, rstd, x, a->w, ops_f32(a->y) + at);
+        if (a->rstd) a->rstd[r] = rstd;
     }
 }
 
 bl_status ops_cpu_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
     bl_rmsnorm_forward_args a = *args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), forward_item, &a);
+    int64_t n_rows = count_rows(a.T, a.n_heads);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows, ops_rows_per_item(a.H)), forward_item, &a);
     return BL_OK;
 }
 
@@ -67,11 +75,13 @@ OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float alon
 static void backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_rmsnorm_backward_args *a = arg;
-    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    int64_t rows = ops_rows_per_item(a->H),
+            end = bl_min_i64(count_rows(a->T, a->n_heads), (index + 1) * rows);
     (void)scratch;
-    for (int64_t t = index * rows; t < end; t++) {
-        const float *x = ops_f32(a->x) + t * a->H, *dy = ops_f32(a->dy) + t * a->H;
-        float rstd = a->rstd[t], *dx = ops_f32(a->dx) + t * a->H;
+    for (int64_t r = index * rows; r < end; r++) {
+        int64_t at = bl_norm_row(r, a->H, a->n_heads, a->row_stride);
+        const float *x = ops_f32(a->x) + at, *dy = ops_f32(a->dy) + at;
+        float rstd = a->rstd[r], *dx = ops_f32(a->dx) + at;
         float along =
             (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
         if (a->accumulate)
@@ -84,6 +94,7 @@ static void backward_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
     bl_rmsnorm_backward_args a = *args;
-    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), backward_item, &a);
+    int64_t n_rows = count_rows(a.T, a.n_heads);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows, ops_rows_per_item(a.H)), backward_item, &a);
     return BL_OK;
 }

@@ -125,6 +125,30 @@ extern "C" bl_status ops_cuda_add(bl_stream *stream, const bl_add_args *a)
                      (const float *)a->a.data, (const float *)a->b.data, (float *)a->y.data);
 }
 
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    add_bias_kernel(int64_t N, bool aligned, unsigned blocks_per_row, const float *bias, bl_bf16 *y)
+{
+    place p = place_of(N, blocks_per_row);
+    if (p.n_valid <= 0) return;
+    float sum[BL_GROUP], other[BL_GROUP];
+    y += p.row * N + p.col;
+    bl_load(y, p.n_valid, aligned, sum);
+    bl_load(bias + p.col, p.n_valid, aligned, other);
+#pragma unroll
+    for (int k = 0; k < BL_GROUP; k++) sum[k] += other[k];
+    bl_store(y, p.n_valid, aligned, sum);
+}
+
+extern "C" bl_status ops_cuda_add_bias(bl_stream *stream, const bl_add_bias_args *a)
+{
+    bl_grid grid = {};
+    unsigned blocks_per_row = 0;
+    BL_TRY(plan_rows("add_bias", a->T, a->N, &grid, &blocks_per_row));
+    bool aligned = bl_is_aligned(a->y.data) && bl_is_aligned(a->bias) && a->N % BL_GROUP == 0;
+    return bl_launch("add_bias", stream, grid, add_bias_kernel, a->N, aligned, blocks_per_row,
+                     a->bias, (bl_bf16 *)a->y.data);
+}
+
 template <typename From, typename To>
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     cast_kernel(int64_t n, bool aligned, const From *x, To *y)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block takes a row. It reads it once: groups stay in registers while the row's sum is made; only
+/* RMSNorm on CUDA, of tokens and of heads. A block takes a row. It reads it once: groups stay in registers while the row's sum is made; only
  * what is past ROW_THREADS * KEPT groups (16,384 channels) is read again. Sums: products and eight
  * neighbors' sum in fp32, all above in double, in an order that depends on H alone. */
 #include "fp8/cuda/vector.cuh"
@@ -38,13 +38,14 @@ __device__ static inline void normalize_group(uint4 raw, float rstd, const float
 }
 
 __global__ void __launch_bounds__(ROW_THREADS, 2)
-    rmsnorm_forward_kernel(int64_t H, double eps, bool aligned, const bl_bf16 *x, const float *w,
-                           bl_bf16 *y, float *rstd_out)
+    rmsnorm_forward_kernel(int64_t H, int64_t n_heads, int64_t row_stride, double eps, bool aligned,
+                           const bl_bf16 *x, const float *w, bl_bf16 *y, float *rstd_out)
 {
     __shared__ double partial[ROW_THREADS / BL_WARP];
     int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
-    x += (int64_t)blockIdx.x * H;
-    y += (int64_t)blockIdx.x * H;
+    int64_t at = bl_norm_row(blockIdx.x, H, n_heads, row_stride);
+    x += at;
+    y += at;
 
     uint4 kept[KEPT];
 #pragma unroll
@@ -113,14 +114,16 @@ __device__ static inline void gradient_group(gradient_row row, uint4 raw_x, uint
 
 /* dx may be dy: a thread writes only where it has read, and has the row's sum by then. */
 __global__ void __launch_bounds__(ROW_THREADS, 2)
-    rmsnorm_backward_kernel(int64_t H, bool accumulate, bool aligned, const bl_bf16 *x,
-                            const float *w, const float *rstd, const bl_bf16 *dy, bl_bf16 *dx)
+    rmsnorm_backward_kernel(int64_t H, int64_t n_heads, int64_t row_stride, bool accumulate,
+                            bool aligned, const bl_bf16 *x, const float *w, const float *rstd,
+                            const bl_bf16 *dy, bl_bf16 *dx)
 {
     __shared__ double partial[ROW_THREADS / BL_WARP];
     int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
-    x += (int64_t)blockIdx.x * H;
-    dy += (int64_t)blockIdx.x * H;
-    dx += (int64_t)blockIdx.x * H;
+    int64_t at = bl_norm_row(blockIdx.x, H, n_heads, row_stride);
+    x += at;
+    dy += at;
+    dx += at;
 
     uint4 kept_x[KEPT], kept_dy[KEPT];
 #pragma unroll
@@ -154,31 +157,38 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
                        bl_load_raw(dy + col, H - col, aligned), w + col, H - col, dx + col);
 }
 
-static bl_status check_rows(const char *what, int64_t T, int64_t H)
+/* A block per row; vectors of 16 bytes where all rows allow them. */
+static bl_status plan_rows(const char *what, int64_t T, int64_t H, int64_t n_heads,
+                           int64_t row_stride, bl_grid *grid, bool *aligned)
 {
-    if (T < 0 || H < 1)
-        return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld channels", what, (long long)T,
-                       (long long)H);
+    if (T < 0 || H < 1 || n_heads < 0 || (n_heads > 0 && row_stride < n_heads * H))
+        return BL_FAIL(BL_EINTERNAL, "%s: %lld rows of %lld channels, %lld heads", what,
+                       (long long)T, (long long)H, (long long)n_heads);
+    *grid = {n_heads > 0 ? T * n_heads : T, bl_row_threads(H, ROW_THREADS), 1};
+    *aligned = H % BL_GROUP == 0 && (n_heads == 0 || row_stride % BL_GROUP == 0);
     return BL_OK;
 }
 
 extern "C" bl_status ops_cuda_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *a)
 {
-    BL_TRY(check_rows("rmsnorm_forward", a->T, a->H));
-    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->y.data) &&
-                   a->H % BL_GROUP == 0;
-    return bl_launch("rmsnorm_forward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
-                     rmsnorm_forward_kernel, a->H, a->eps, aligned, (const bl_bf16 *)a->x.data,
-                     a->w, (bl_bf16 *)a->y.data, a->rstd);
+    bl_grid grid = {};
+    bool aligned = false;
+    BL_TRY(plan_rows("rmsnorm_forward", a->T, a->H, a->n_heads, a->row_stride, &grid, &aligned));
+    aligned =
+        aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->y.data);
+    return bl_launch("rmsnorm_forward", stream, grid, rmsnorm_forward_kernel, a->H, a->n_heads,
+                     a->row_stride, a->eps, aligned, (const bl_bf16 *)a->x.data, a->w,
+                     (bl_bf16 *)a->y.data, a->rstd);
 }
 
 extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *a)
 {
-    BL_TRY(check_rows("rmsnorm_backward", a->T, a->H));
-    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->dy.data) &&
-                   bl_is_aligned(a->dx.data) && a->H % BL_GROUP == 0;
-    return bl_launch("rmsnorm_backward", stream, {a->T, bl_row_threads(a->H, ROW_THREADS), 1},
-                     rmsnorm_backward_kernel, a->H, a->accumulate != 0, aligned,
-                     (const bl_bf16 *)a->x.data, a->w, a->rstd, (const bl_bf16 *)a->dy.data,
-                     (bl_bf16 *)a->dx.data);
+    bl_grid grid = {};
+    bool aligned = false;
+    BL_TRY(plan_rows("rmsnorm_backward", a->T, a->H, a->n_heads, a->row_stride, &grid, &aligned));
+    aligned = aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) &&
+              bl_is_aligned(a->dy.data) && bl_is_aligned(a->dx.data);
+    return bl_launch("rmsnorm_backward", stream, grid, rmsnorm_backward_kernel, a->H, a->n_heads,
+                     a->row_stride, a->accumulate != 0, aligned, (const bl_bf16 *)a->x.data, a->w,
+                     a->rstd, (const bl_bf16 *)a->dy.data, (bl_bf16 *)a->dx.data);
 }

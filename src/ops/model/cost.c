@@ -27,17 +27,22 @@ static bl_cost elementwise(double n, bl_tensor t)
 
 /* ---- norms, RoPE, elementwise ---- */
 
+static double norm_rows(int64_t T, int64_t n_heads)
+{
+    return (double)T * (n_heads > 0 ? (double)n_heads : 1.0);
+}
+
 bl_cost bl_cost_rmsnorm_forward(const bl_cost_setting *s, const bl_rmsnorm_forward_args *a)
 {
     (void)s;
-    return elementwise((double)a->T * 2 * (double)a->H, a->x);
+    return elementwise(norm_rows(a->T, a->n_heads) * 2 * (double)a->H, a->x);
 }
 
 /* x, dy, dx; dx once more where it is added to. An overwritten one counts the same. */
 bl_cost bl_cost_rmsnorm_backward(const bl_cost_setting *s, const bl_rmsnorm_backward_args *a)
 {
     (void)s;
-    return elementwise((double)a->T * 4 * (double)a->H, a->x);
+    return elementwise(norm_rows(a->T, a->n_heads) * 4 * (double)a->H, a->x);
 }
 
 bl_cost bl_cost_rope(const bl_cost_setting *s, const bl_rope_args *a)
@@ -62,6 +67,12 @@ bl_cost bl_cost_add(const bl_cost_setting *s, const bl_add_args *a)
 {
     (void)s;
     return elementwise(3 * (double)a->n, a->y);
+}
+
+bl_cost bl_cost_add_bias(const bl_cost_setting *s, const bl_add_bias_args *a)
+{
+    (void)s;
+    return elementwise(2 * (double)a->T * (double)a->N, a->y);
 }
 
 bl_cost bl_cost_cast(const bl_cost_setting *s, const bl_cast_args *a)
