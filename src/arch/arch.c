@@ -14,6 +14,8 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         return c->intermediate_size;
     case BL_EXTENT_Q:
         return c->n_heads * c->head_dim;
+    case BL_EXTENT_HEAD:
+        return c->head_dim;
     case BL_EXTENT_KV:
         break;
     }
@@ -102,9 +104,33 @@ int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vec
     return n;
 }
 
+static bool has_bias(const bl_model_config *c, int projection)
+{
+    return c->biases >> c->arch->projections[projection].matrix & 1u;
+}
+
+/* Of a projection's bias, behind all other vectors; of one past the last: floats of a layer. */
+static int64_t bias_offset(const bl_model_config *c, int projection)
+{
+    int64_t n = bl_arch_vector_offset(c, BL_LAYER_VECTORS);
+
+    for (int p = 0; p < projection; p++)
+        if (has_bias(c, p)) n += extent_of(c, c->arch->projections[p].rows);
+    return n;
+}
+
+int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_matrix matrix)
+{
+    int p = 0;
+
+    while (p < config->arch->n_projections && config->arch->projections[p].matrix != matrix) p++;
+    if (p == config->arch->n_projections || !has_bias(config, p)) return -1;
+    return bias_offset(config, p);
+}
+
 int64_t bl_arch_layer_floats(const bl_model_config *config)
 {
-    return bl_arch_vector_offset(config, BL_LAYER_VECTORS);
+    return bias_offset(config, config->arch->n_projections);
 }
 
 int64_t bl_arch_vector_floats(const bl_model_config *config)
@@ -120,11 +146,24 @@ static int n_vectors(const bl_arch *arch)
     return n;
 }
 
+static int n_biases(const bl_model_config *c)
+{
+    int n = 0;
+
+    for (int p = 0; p < c->arch->n_projections; p++) n += has_bias(c, p);
+    return n;
+}
+
+static int tensors_per_layer(const bl_model_config *c)
+{
+    return c->arch->n_projections + n_vectors(c->arch) + n_biases(c);
+}
+
 enum { AROUND = 3 }; /* final norm, embedding, head */
 
 int64_t bl_arch_tensor_count(const bl_model_config *config)
 {
-    return config->n_layers * (config->arch->n_projections + n_vectors(config->arch)) + AROUND;
+    return config->n_layers * tensors_per_layer(config) + AROUND;
 }
 
 void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES])
@@ -154,13 +193,29 @@ static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int
     return t;
 }
 
+/* The k-th bias of a layer. */
+static bl_arch_tensor bias_tensor(const bl_model_config *c, int64_t layer, int k)
+{
+    const bl_arch *arch = c->arch;
+    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .n_dims = 1};
+    int p = 0;
+
+    while (!has_bias(c, p) || k-- > 0) p++;
+    t.offset = layer * bl_arch_layer_floats(c) + bias_offset(c, p);
+    t.shape[0] = extent_of(c, arch->projections[p].rows);
+    snprintf(t.name, sizeof t.name, "%s.%lld.%s.bias", arch->layers, (long long)layer,
+             arch->projections[p].module);
+    return t;
+}
+
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
 {
     const bl_arch *arch = c->arch;
-    int64_t per_layer = arch->n_projections + n_vectors(arch), layer = i / per_layer;
-    int k = (int)(i % per_layer);
+    int64_t per_layer = tensors_per_layer(c), layer = i / per_layer;
+    int k = (int)(i % per_layer), first_bias = arch->n_projections + n_vectors(arch);
     bl_arch_tensor t = {.role = BL_ROLE_PROJECTION, .n_dims = 2};
 
+    if (layer < c->n_layers && k >= first_bias) return bias_tensor(c, layer, k - first_bias);
     if (layer < c->n_layers && k >= arch->n_projections)
         return vector_tensor(c, layer, k - arch->n_projections);
     if (layer < c->n_layers) {

@@ -17,7 +17,10 @@
 
 typedef enum bl_rope_kind { BL_ROPE_DEFAULT, BL_ROPE_LINEAR, BL_ROPE_LLAMA3 } bl_rope_kind;
 
-enum { BL_MODEL_MAX_EOS = 8 };
+enum {
+    BL_MODEL_MAX_EOS = 8,
+    BL_MODEL_MASK_LAYERS = 1024 /* layers that may differ in kind */
+};
 
 typedef struct bl_arch bl_arch;
 
@@ -40,6 +43,11 @@ typedef struct bl_model_config {
     int64_t bos_token_id; /* -1: none */
     int64_t eos_token_ids[BL_MODEL_MAX_EOS];
     int n_eos_token_ids;
+
+    /* What some models have beyond Llama; 0: it has not. */
+    unsigned biases;        /* bit m: the projections of bl_layer_matrix m have a bias each */
+    int64_t sliding_window; /* tokens that a token of a windowed layer sees, itself included */
+    uint64_t windowed[BL_MODEL_MASK_LAYERS / 64]; /* bit l % 64 of word l / 64: layer l is */
 } bl_model_config;
 
 /* The matrices of a layer as a block multiplies with them: q|k|v, o, gate|up, down. Each is one or
@@ -52,10 +60,12 @@ typedef enum bl_layer_matrix {
     BL_LAYER_MATRICES
 } bl_layer_matrix;
 
-/* The vectors of a layer, by their use in a block: fp32, whole on every rank. */
+/* The vectors of a layer but for biases, by their use in a block: fp32, whole on every rank. */
 typedef enum bl_layer_vector {
     BL_ATTENTION_NORM, /* before W_qkv */
     BL_MLP_NORM,       /* before W_gate_up */
+    BL_Q_NORM,         /* of each head of q, and of k, before RoPE */
+    BL_K_NORM,
     BL_LAYER_VECTORS
 } bl_layer_vector;
 
@@ -63,14 +73,16 @@ typedef enum bl_layer_vector {
 typedef enum bl_extent {
     BL_EXTENT_HIDDEN,
     BL_EXTENT_INTER,
-    BL_EXTENT_Q, /* n_heads head_dim */
-    BL_EXTENT_KV /* n_kv_heads head_dim */
+    BL_EXTENT_Q,  /* n_heads head_dim */
+    BL_EXTENT_KV, /* n_kv_heads head_dim */
+    BL_EXTENT_HEAD
 } bl_extent;
 
 enum { BL_MAX_PROJECTIONS = BL_PEFT_MAX_MODULES, BL_TENSOR_NAME_BYTES = 96 };
 
 /* A frozen matrix of a layer as a checkpoint stores it: "LAYERS.3.MODULE.weight". It may be held in
- * another format, and LoRA may target it. */
+ * another format, and LoRA may target it. With bl_model_config.biases it has a vector
+ * "LAYERS.3.MODULE.bias" of its rows. */
 typedef struct bl_projection {
     const char *module; /* "self_attn.q_proj" */
     bl_layer_matrix
@@ -95,7 +107,7 @@ struct bl_arch {
 
     /* config.json. `keys`, NULL-terminated: those that `read` reads; every other key that changes
      * some model's forward pass must have the value that changes nothing (config_keys.c). `read`
-     * finds `defaults` in *config. `describe`: bl_model_config_describe. */
+     * finds `defaults` and the entry in *config. `describe`: bl_model_config_describe. */
     const char *const *keys;
     bl_model_config defaults;
     bl_status (*read)(const char *file, const json_t *root, bl_model_config *config);
@@ -150,8 +162,8 @@ typedef struct bl_arch_tensor {
     int64_t shape[2];
 } bl_arch_tensor;
 
-/* The tensors of a checkpoint, 0 <= i < count: layer by layer its projections and its vectors, then
- * the final norm, the embedding and the head. */
+/* The tensors of a checkpoint, 0 <= i < count: layer by layer its projections, its vectors and its
+ * biases, then the final norm, the embedding and the head. */
 int64_t bl_arch_tensor_count(const bl_model_config *config);
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *config, int64_t i);
 
@@ -161,10 +173,13 @@ void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_proj
 /* "lm_head.weight" */
 void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
-/* Floats of the vectors of one layer, and from their start to one of them; floats of all vectors of
- * the model, whose last ones are the final norm. */
+/* Floats of the vectors of one layer, biases included, and from their start to one of them; floats
+ * of all vectors of the model, whose last ones are the final norm. */
 int64_t bl_arch_layer_floats(const bl_model_config *config);
 int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector);
+/* From the start of a layer's vectors to the bias of a fused matrix, in the order of its rows; -1:
+ * it has none. */
+int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_matrix matrix);
 int64_t bl_arch_vector_floats(const bl_model_config *config);
 
 /* ---- work ---- */

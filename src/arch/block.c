@@ -5,7 +5,8 @@
  * (linear/lora_linear.h):
  *
  *   n1      = norm(x) w1                          norm(x) = x / sqrt(mean(x^2) + eps)
- *   q|k|v   = n1 W_qkv^T, q and k rotated         saved with BL_SAVE_QKV, rotated
+ *   q|k|v   = n1 W_qkv^T, q and k rotated         saved with BL_SAVE_QKV, rotated; with norms of
+ *                                                 heads before them, which then come next
  *   a, lse  = attention(q, k, v)                  saved with BL_SAVE_ATTENTION
  *   mid     = x + a W_out^T                       saved with BL_SAVE_ATTENTION
  *   n2      = norm(mid) w2
@@ -30,204 +31,15 @@
  * matrix (bl_linear_apply), so the stream waits for a gather as late as possible; the visit
  * releases all of a layer's matrices together. Nothing here waits on the host or allocates.
  *
- * Memory: what is saved lies where the pass put it (bl_block_place_saved); the rest in one
- * workspace for all layers. There, buffers whose uses do not overlap are shared: da is in h,
- * dq|dk|dv in dh. Sizes come from the code that places (with no memory, `bump` only counts), so
- * they cannot differ.
+ * Memory: block_memory.c.
  *
  * Families of models use these functions with other extents, matrices and vectors (arch/arch.h). */
 #include "arch/block.h"
 
-#include "base/sizes.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
-
-enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
-
-bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind)
-{
-    bl_block_dims dims = {.hidden = config->hidden_size,
-                          .inter = config->intermediate_size,
-                          .n_heads = config->n_heads,
-                          .n_kv_heads = config->n_kv_heads,
-                          .head_dim = config->head_dim,
-                          .eps = config->rms_norm_eps,
-                          .kind = kind,
-                          .act = bl_act_dtype(kind)};
-    dims.q_width = dims.n_heads * dims.head_dim;
-    dims.kv_width = dims.n_kv_heads * dims.head_dim;
-    dims.qkv_width = dims.q_width + 2 * dims.kv_width;
-    for (int p = 0; p < config->arch->n_projections; p++) {
-        int m = (int)config->arch->projections[p].matrix;
-        int64_t rows;
-        bl_projection_shape(config, p, &rows, &dims.matrix[m].cols);
-        dims.matrix[m].rows += rows;
-        dims.matrix[m].n_projections++;
-    }
-    for (int v = 0; v < BL_LAYER_VECTORS; v++)
-        dims.vector_offset[v] = bl_arch_vector_offset(config, (bl_layer_vector)v);
-    dims.vector_floats = bl_arch_layer_floats(config);
-    return dims;
-}
-
-/* Hands out consecutive pieces of `memory`; with memory NULL only counts. */
-typedef struct bump {
-    char *memory;
-    bl_dtype act; /* of tensors */
-    int64_t used; /* bytes */
-} bump;
-
-static void *take_bytes(bump *from, int64_t n_bytes)
-{
-    char *piece = from->memory ? from->memory + from->used : NULL;
-    from->used += bl_round_up(n_bytes, ALIGNMENT_BYTES);
-    return piece;
-}
-
-static bl_tensor take(bump *from, int64_t n_elements)
-{
-    int64_t n_bytes = n_elements * (int64_t)bl_dtype_bytes(from->act);
-    return bl_tensor_of(take_bytes(from, n_bytes), from->act);
-}
-
-static float *take_floats(bump *from, int64_t n_floats)
-{
-    return take_bytes(from, n_floats * (int64_t)sizeof(float));
-}
-
-static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from,
-                          bl_block_tensors *out)
-{
-    *out = (bl_block_tensors){0};
-    if (which & BL_SAVE_ATTENTION) {
-        out->mid = take(from, T * dims->hidden);
-        out->attention = take(from, T * dims->q_width);
-        out->lse = take_floats(from, T * dims->n_heads);
-    }
-    if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
-    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * 2 * dims->inter);
-}
-
-int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
-{
-    return bl_round_up(T, ALIGNMENT_BYTES / (int64_t)bl_dtype_bytes(dims->act));
-}
-
-int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save)
-{
-    bl_block_tensors unused;
-    bump counter = {.act = dims->act};
-    int64_t rows = bl_block_rows(dims, 1);
-    place_tensors(dims, save, rows, &counter, &unused);
-    return counter.used / rows;
-}
-
-void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
-                          bl_block_tensors *tensors)
-{
-    bump from = {memory, dims->act, 0};
-    place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
-}
-
-/* One of the layer's matrices in any format, for sizes. */
-static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_format format)
-{
-    return (bl_weight){.rows = dims->matrix[matrix].rows,
-                       .cols = dims->matrix[matrix].cols,
-                       .n_segments = 1,
-                       .segment = {{.format = format, .rows = dims->matrix[matrix].rows}}};
-}
-
-/* The formats that a matrix may have, which are not known here. */
-static const bl_format any_format[] = {BL_FORMAT_BF16, BL_FORMAT_F32, BL_FORMAT_FP8_ROW,
-                                       BL_FORMAT_FP8_BLOCK};
-
-static size_t n_formats(const bl_block_dims *dims)
-{
-    return dims->is_dense ? 1 : BL_COUNT(any_format);
-}
-
-static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
-                                     bool dropout)
-{
-    bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
-    size_t most = 0;
-
-    for (size_t f = 0; f < n_formats(dims); f++)
-        for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
-            bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, any_format[f]),
-                                     .n_parts = r > 0 ? dims->matrix[matrix].n_projections : 0,
-                                     .is_stacked = true,
-                                     .dropout = {.p = dropout ? 0.5f : 0.0f},
-                                     .mode = (bl_matmul_mode)mode,
-                                     .prepared = &prepared};
-            for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
-            size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
-            if (n_bytes > most) most = n_bytes;
-        }
-    return most;
-}
-
-/* Of the layer's matrix that needs most. */
-static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout)
-{
-    size_t most = 0;
-
-    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
-        size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
-        if (n_bytes > most) most = n_bytes;
-    }
-    return most;
-}
-
-static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
-                               bool training, void *memory, bl_block_workspace *ws)
-{
-    bump from = {memory, dims->act, 0};
-
-    *ws = (bl_block_workspace){0};
-    place_tensors(dims, BL_SAVE_S4, T, &from, &ws->tensors);
-    ws->norm = take(&from, T * dims->hidden);
-    ws->rstd = take_floats(&from, T);
-    ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
-    ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
-    ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
-    if (training) {
-        ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
-        ws->d_norm = take(&from, T * dims->hidden);
-        ws->delta = take_floats(&from, T * dims->n_heads);
-        ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */
-        ws->d_qkv = ws->dh;
-    }
-    return from.used;
-}
-
-int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                                 bool training)
-{
-    bl_block_workspace unused;
-    return place_workspace(dims, T_max, r, dropout, training, NULL, &unused);
-}
-
-void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
-                              bool training, void *memory, bl_block_workspace *workspace)
-{
-    place_workspace(dims, T_max, r, dropout, training, memory, workspace);
-}
-
-bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
-                                            const bl_block_workspace *ws)
-{
-    bl_block_tensors t = *kept;
-    if (!bl_tensor_is_there(t.qkv)) t.qkv = ws->tensors.qkv;
-    if (!bl_tensor_is_there(t.attention)) t.attention = ws->tensors.attention;
-    if (!t.lse) t.lse = ws->tensors.lse;
-    if (!bl_tensor_is_there(t.mid)) t.mid = ws->tensors.mid;
-    if (!bl_tensor_is_there(t.gate_up)) t.gate_up = ws->tensors.gate_up;
-    return t;
-}
 
 /* One fused matrix with its adapters. */
 static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
@@ -254,8 +66,16 @@ static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_lay
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
                                 bl_tensor x, bl_tensor y)
 {
+    const bl_block_dims *dims = block->dims;
     bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
-    return bl_linear_apply(stream, &use, batch->T, x, y);
+
+    BL_TRY(bl_linear_apply(stream, &use, batch->T, x, y));
+    if (dims->bias_offset[matrix] < 0) return BL_OK;
+    return bl_add_bias(stream,
+                       &(bl_add_bias_args){.T = batch->T,
+                                           .N = dims->matrix[matrix].rows,
+                                           .bias = block->vectors + dims->bias_offset[matrix],
+                                           .y = y});
 }
 
 static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
@@ -316,19 +136,96 @@ static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_m
                                            .x = qkv});
 }
 
+/* The heads of q, or of k, as a norm sees them: their number, first column and place in
+ * head_rstd. */
+typedef struct head_rows {
+    bl_layer_vector norm;
+    int64_t n_heads, column;
+    float *rstd;
+} head_rows;
+
+static head_rows heads_of(const bl_block_dims *dims, int64_t T, const bl_block_workspace *ws,
+                          bl_layer_vector norm)
+{
+    if (norm == BL_Q_NORM) return (head_rows){norm, dims->n_heads, 0, ws->head_rstd};
+    return (head_rows){norm, dims->n_kv_heads, dims->q_width, ws->head_rstd + T * dims->n_heads};
+}
+
+/* ws->qk = norm of q's or k's heads in qkv */
+static bl_status norm_heads(bl_stream *stream, const bl_block *block, int64_t T,
+                            bl_layer_vector norm, bl_tensor qkv, const bl_block_workspace *ws)
+{
+    const bl_block_dims *dims = block->dims;
+    head_rows heads = heads_of(dims, T, ws, norm);
+
+    return bl_rmsnorm_forward(
+        stream, &(bl_rmsnorm_forward_args){.T = T,
+                                           .H = dims->head_dim,
+                                           .eps = dims->eps,
+                                           .x = bl_tensor_at(qkv, heads.column),
+                                           .y = bl_tensor_at(ws->qk, heads.column),
+                                           .w = block->vectors + dims->vector_offset[norm],
+                                           .rstd = heads.rstd,
+                                           .n_heads = heads.n_heads,
+                                           .row_stride = dims->qkv_width});
+}
+
+/* d = gradient of q's or k's heads in qkv, d being that of their norm */
+static bl_status norm_heads_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                     bl_layer_vector norm, bl_tensor qkv,
+                                     const bl_block_workspace *ws, bl_tensor d)
+{
+    const bl_block_dims *dims = block->dims;
+    head_rows heads = heads_of(dims, T, ws, norm);
+
+    return bl_rmsnorm_backward(
+        stream, &(bl_rmsnorm_backward_args){.T = T,
+                                            .H = dims->head_dim,
+                                            .x = bl_tensor_at(qkv, heads.column),
+                                            .dy = bl_tensor_at(d, heads.column),
+                                            .dx = bl_tensor_at(d, heads.column),
+                                            .w = block->vectors + dims->vector_offset[norm],
+                                            .rstd = heads.rstd,
+                                            .n_heads = heads.n_heads,
+                                            .row_stride = dims->qkv_width});
+}
+
 static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              int64_t position_offset, const bl_block_workspace *ws,
                              const bl_block_tensors *t)
 {
     BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
     BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, ws->norm, t->qkv));
+    if (block->dims->has_head_norms) return BL_OK; /* compute_qk rotates */
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
 }
 
+/* q and k as attention reads them, from qkv as compute_qkv leaves it: its norms of heads, like all
+ * norms, are always computed again. */
+static bl_status compute_qk(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                            int64_t position_offset, const bl_block_workspace *ws,
+                            const bl_block_tensors *t)
+{
+    if (!block->dims->has_head_norms) return BL_OK;
+    BL_TRY(norm_heads(stream, block, batch->T, BL_Q_NORM, t->qkv, ws));
+    BL_TRY(norm_heads(stream, block, batch->T, BL_K_NORM, t->qkv, ws));
+    return rotate(stream, block->dims, batch, position_offset, +1, ws->qk);
+}
+
+/* What compute_qk has made; v is in qkv. */
+static bl_tensor qk_of(const bl_block_dims *dims, const bl_block_workspace *ws,
+                       const bl_block_tensors *t)
+{
+    return dims->has_head_norms ? ws->qk : t->qkv;
+}
+
 static bl_status compute_attention(bl_stream *stream, const bl_block *block,
-                                   const bl_micro_batch *batch, const bl_block_tensors *t)
+                                   const bl_micro_batch *batch, const bl_block_workspace *ws,
+                                   const bl_block_tensors *t)
 {
     const bl_block_dims *dims = block->dims;
+    bl_tensor qk = qk_of(dims, ws, t);
+
     return bl_attention_forward(
         stream,
         &(bl_attention_forward_args){.T = batch->T,
@@ -340,8 +237,8 @@ static bl_status compute_attention(bl_stream *stream, const bl_block *block,
                                      .kv_stride = dims->qkv_width,
                                      .o_stride = dims->q_width,
                                      .cu_seqlens = batch->cu_seqlens,
-                                     .q = t->qkv,
-                                     .k = bl_tensor_at(t->qkv, dims->q_width),
+                                     .q = qk,
+                                     .k = bl_tensor_at(qk, dims->q_width),
                                      .v = bl_tensor_at(t->qkv, dims->q_width + dims->kv_width),
                                      .o = t->attention,
                                      .lse = t->lse});
@@ -385,7 +282,8 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
 
     BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
-    BL_TRY(compute_attention(stream, block, batch, &t));
+    BL_TRY(compute_qk(stream, block, batch, 0, workspace, &t));
+    BL_TRY(compute_attention(stream, block, batch, workspace, &t));
     BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     return compute_out(stream, block, batch, workspace, &t, out);
@@ -418,6 +316,7 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
 {
     const bl_block_dims *dims = block->dims;
     int64_t k = dims->q_width, v = dims->q_width + dims->kv_width;
+    bl_tensor qk = qk_of(dims, ws, t);
 
     BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, d,
                            ws->d_attention));
@@ -431,8 +330,8 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                                                .kv_stride = dims->qkv_width,
                                                                .o_stride = dims->q_width,
                                                                .cu_seqlens = batch->cu_seqlens,
-                                                               .q = t->qkv,
-                                                               .k = bl_tensor_at(t->qkv, k),
+                                                               .q = qk,
+                                                               .k = bl_tensor_at(qk, k),
                                                                .v = bl_tensor_at(t->qkv, v),
                                                                .o = t->attention,
                                                                .lse = t->lse,
@@ -442,6 +341,10 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                                                .dv = bl_tensor_at(ws->d_qkv, v),
                                                                .delta = ws->delta}));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
+    if (dims->has_head_norms) {
+        BL_TRY(norm_heads_backward(stream, block, batch->T, BL_Q_NORM, t->qkv, ws, ws->d_qkv));
+        BL_TRY(norm_heads_backward(stream, block, batch->T, BL_K_NORM, t->qkv, ws, ws->d_qkv));
+    }
     BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
     BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, ws->norm, ws->d_qkv,
                            ws->d_norm));
@@ -456,8 +359,9 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
 
     if (!bl_tensor_is_there(tensors->qkv))
         BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
+    BL_TRY(compute_qk(stream, block, batch, 0, workspace, &t));
     if (!bl_tensor_is_there(tensors->mid)) {
-        BL_TRY(compute_attention(stream, block, batch, &t));
+        BL_TRY(compute_attention(stream, block, batch, workspace, &t));
         BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     }
     if (!bl_tensor_is_there(tensors->gate_up))
@@ -486,10 +390,11 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
     const bl_block_dims *dims = block->dims;
     bl_block_tensors t = bl_block_effective_tensors(&(bl_block_tensors){.x = x}, workspace);
     int64_t T = batch->T, kv = dims->kv_width;
+    bl_tensor qk = qk_of(dims, workspace, &t);
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));
-    BL_TRY(
-        append_rows(stream, dims, T, t.qkv, dims->q_width, kv, bl_tensor_at(k_cache, n_past * kv)));
+    BL_TRY(compute_qk(stream, block, batch, n_past, workspace, &t));
+    BL_TRY(append_rows(stream, dims, T, qk, dims->q_width, kv, bl_tensor_at(k_cache, n_past * kv)));
     BL_TRY(append_rows(stream, dims, T, t.qkv, dims->q_width + kv, kv,
                        bl_tensor_at(v_cache, n_past * kv)));
     BL_TRY(
@@ -503,7 +408,7 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
                                                                   .kv_stride = kv,
                                                                   .o_stride = dims->q_width,
                                                                   .cu_seqlens = batch->cu_seqlens,
-                                                                  .q = t.qkv,
+                                                                  .q = qk,
                                                                   .k = k_cache,
                                                                   .v = v_cache,
                                                                   .o = t.attention}));

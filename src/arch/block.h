@@ -3,12 +3,12 @@
  * kept between the two.
  *
  * Touvron et al. 2023, arXiv:2302.13971; pre-norm residual layer:
- *   qkv = RoPE(norm1(x) W_qkv^T)
+ *   qkv = RoPE(norm1(x) W_qkv^T)          with q and k normed per head before RoPE (Qwen3)
  *   a   = attention(qkv)
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * each W with its LoRA update. What is not kept is computed again in backward by the same ops in
+ * each W with its LoRA update and its bias, if it has one. What is not kept is computed again in backward by the same ops in
  * the same order: any choice gives the same bits. Norms and SwiGLU are always computed again; the
  * output of W_down never (nobody reads it). */
 #ifndef BALLAST_ARCH_BLOCK_H
@@ -57,6 +57,8 @@ typedef struct bl_block_dims {
     } matrix[BL_LAYER_MATRICES];
     int64_t vector_offset[BL_LAYER_VECTORS]; /* in a layer's vectors */
     int64_t vector_floats;                   /* of a layer's vectors */
+    int64_t bias_offset[BL_LAYER_MATRICES];  /* in a layer's vectors; -1: no bias */
+    bool has_head_norms;                     /* of q and k */
     bl_device_kind kind;                     /* of the device it runs on: sizes of scratch */
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
      * bf16, so that products make nothing of them. */
@@ -72,7 +74,8 @@ typedef struct bl_block_dims {
 /* Without the tables. */
 bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind);
 
-/* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated;
+/* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
+ * head norms: as projected);
  * attention (T,q); mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
 typedef struct bl_block_tensors {
     bl_tensor x, qkv, attention, mid, gate_up;
@@ -95,7 +98,9 @@ typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
     bl_tensor norm, h, dh, d_norm, d_attention, d_qkv;
     float *rstd, *delta;
-    void *lora; /* of the LoRA linear layer */
+    bl_tensor qk;     /* with head norms: q and k, normed and rotated, in the columns of qkv */
+    float *head_rstd; /* with head norms: (T, n_heads), then (T, n_kv_heads) */
+    void *lora;       /* of the LoRA linear layer */
     size_t lora_bytes;
 } bl_block_workspace;
 

@@ -139,6 +139,12 @@ bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)
     return BL_FAIL(BL_ENOMEM, "the model's configuration");
 }
 
+int64_t bl_model_config_window(const bl_model_config *config, int64_t layer)
+{
+    if (layer >= BL_MODEL_MASK_LAYERS) return 0;
+    return config->windowed[layer / 64] >> layer % 64 & 1 ? config->sliding_window : 0;
+}
+
 int64_t bl_model_config_n_params(const bl_model_config *config)
 {
     int64_t n = 0, n_tensors = bl_arch_tensor_count(config);
@@ -166,7 +172,7 @@ static bool is_preset(const bl_arch *arch, const char *preset, const char *name)
 bl_status bl_model_config_preset(const char *name, bl_model_config *out)
 {
     const bl_arch *arch;
-    char known[512] = "";
+    char known[2048] = "";
 
     for (size_t a = 0; (arch = bl_arch_at(a)); a++)
         for (size_t i = 0; i < arch->n_presets; i++) {

@@ -32,6 +32,9 @@ bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_mode
  * BL_ENOMEM. */
 bl_status bl_model_config_describe(const bl_model_config *config, json_t **out);
 
+/* Tokens that a token of `layer` sees, itself included; 0: all before it. */
+int64_t bl_model_config_window(const bl_model_config *config, int64_t layer);
+
 /* Parameters of the whole model; a tied head counts once. */
 int64_t bl_model_config_n_params(const bl_model_config *config);
 

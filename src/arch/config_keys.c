@@ -155,7 +155,7 @@ static bool is_neutral(const json_t *value, neutral kind)
     return json_is_null(value) || (json_is_array(value) && n_neutral == json_array_size(value));
 }
 
-static bool is_read(const bl_arch *arch, const char *key)
+bool arch_reads(const bl_arch *arch, const char *key)
 {
     const char *const *k = arch->keys;
 
@@ -165,12 +165,12 @@ static bool is_read(const bl_arch *arch, const char *key)
 
 static bl_status check_changing(const bl_arch *arch, const char *file, const json_t *root)
 {
-    /* Qwen writes a width of windows that it does not use. */
+    /* A width of windows that is not used. */
     bool has_no_window = json_is_false(json_object_get(root, "use_sliding_window"));
 
     for (size_t i = 0; i < BL_COUNT(changing); i++) {
         const json_t *value = json_object_get(root, changing[i].name);
-        if (!value || is_read(arch, changing[i].name) ||
+        if (!value || arch_reads(arch, changing[i].name) ||
             (has_no_window && !strcmp(changing[i].name, "sliding_window")))
             continue;
         if (!is_neutral(value, changing[i].neutral))
@@ -181,7 +181,7 @@ static bl_status check_changing(const bl_arch *arch, const char *file, const jso
 
 static bool is_known(const bl_arch *arch, const char *key)
 {
-    if (is_read(arch, key)) return true;
+    if (arch_reads(arch, key)) return true;
     for (size_t i = 0; i < BL_COUNT(changing); i++)
         if (!strcmp(key, changing[i].name)) return true;
     for (size_t i = 0; i < BL_COUNT(harmless); i++)

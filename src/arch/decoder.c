@@ -7,6 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch/config_internal.h"
+#include "arch/config.h"
+#include "arch/table.h"
 #include "base/json.h"
 #include "base/files.h"
 
@@ -34,18 +37,21 @@ static bl_status read_sizes(const char *file, const json_t *root, bl_model_confi
                            &c->n_layers));
     BL_TRY(bl_json_get_int(file, root, "num_attention_heads", BL_JSON_REQUIRED, 1, MAX_HEADS,
                            &c->n_heads));
-    c->n_kv_heads = c->n_heads;
+    if (c->n_kv_heads == 0 || json_is_null(json_object_get(root, "num_key_value_heads")))
+        c->n_kv_heads = c->n_heads;
     BL_TRY(bl_json_get_int(file, root, "num_key_value_heads", BL_JSON_OPTIONAL, 1, c->n_heads,
                            &c->n_kv_heads));
     if (c->n_heads % c->n_kv_heads)
         return bl_json_fail(file, "num_key_value_heads", "a divisor of num_attention_heads",
                             json_object_get(root, "num_key_value_heads"));
-    bool has_head_dim = json_is_integer(json_object_get(root, "head_dim"));
+    const json_t *head_dim = json_object_get(root, "head_dim");
+    bool has_default = c->head_dim > 0 && !json_is_null(head_dim);
+    bool has_head_dim = json_is_integer(head_dim) || has_default;
     if (!has_head_dim && c->hidden_size % c->n_heads)
         return bl_json_fail(file, "hidden_size",
                             "a multiple of num_attention_heads where head_dim is absent",
                             json_object_get(root, "hidden_size"));
-    c->head_dim = c->hidden_size / c->n_heads;
+    if (!has_default) c->head_dim = c->hidden_size / c->n_heads;
     BL_TRY(
         bl_json_get_int(file, root, "head_dim", BL_JSON_OPTIONAL, 2, MAX_HEAD_DIM, &c->head_dim));
     if (c->head_dim % 2 || c->head_dim < 2 || c->head_dim > MAX_HEAD_DIM)
@@ -150,10 +156,88 @@ done:
     return st;
 }
 
+/* ---- biases ---- */
+
+static bl_status read_bias(const char *file, const json_t *root, const char *key, unsigned matrices,
+                           bl_model_config *c)
+{
+    bool there = c->biases & matrices;
+
+    if (!arch_reads(c->arch, key)) return BL_OK;
+    BL_TRY(bl_json_get_bool(file, root, key, BL_JSON_OPTIONAL, &there));
+    c->biases = there ? c->biases | matrices : c->biases & ~matrices;
+    return BL_OK;
+}
+
+static bl_status read_biases(const char *file, const json_t *root, bl_model_config *c)
+{
+    unsigned out = 1u << BL_OUT;
+    bool is_apart = arch_reads(c->arch, "attention_out_bias");
+
+    BL_TRY(read_bias(file, root, "attention_bias",
+                     is_apart ? BL_ATTENTION_BIASES & ~out : BL_ATTENTION_BIASES, c));
+    BL_TRY(read_bias(file, root, "attention_out_bias", out, c));
+    return read_bias(file, root, "mlp_bias", BL_MLP_BIASES, c);
+}
+
+/* ---- windows ---- */
+
+static void set_windowed(bl_model_config *c, int64_t layer)
+{
+    c->windowed[layer / 64] |= (uint64_t)1 << layer % 64;
+}
+
+static bl_status read_layer_types(const char *file, const json_t *types, bl_model_config *c)
+{
+    if (json_array_size(types) != (size_t)c->n_layers)
+        return bl_json_fail(file, "layer_types", "a type for each of num_hidden_layers", types);
+    for (int64_t l = 0; l < c->n_layers; l++) {
+        const char *type = bl_json_text(json_array_get(types, (size_t)l));
+        bool slides = type && !strcmp(type, "sliding_attention");
+        if (!slides && (!type || strcmp(type, "full_attention") != 0))
+            return bl_json_fail(file, "layer_types",
+                                "\"full_attention\" or \"sliding_attention\" for each layer",
+                                json_array_get(types, (size_t)l));
+        if (slides && c->sliding_window == 0)
+            return bl_json_fail(file, "layer_types", "no sliding_attention without sliding_window",
+                                types);
+        if (slides) set_windowed(c, l);
+    }
+    return BL_OK;
+}
+
+static bl_status read_windows(const char *file, const json_t *root, bl_model_config *c)
+{
+    enum { MAX_WINDOW = 1 << 30 };
+    const json_t *width = json_object_get(root, "sliding_window"), *types = NULL;
+    bool is_used = !arch_reads(c->arch, "use_sliding_window");
+    int64_t first = arch_reads(c->arch, "max_window_layers") ? 28 : 0; /* transformers' default */
+
+    if (!arch_reads(c->arch, "sliding_window")) return BL_OK;
+    BL_TRY(bl_json_get_int(file, root, "sliding_window", BL_JSON_OPTIONAL, 1, MAX_WINDOW,
+                           &c->sliding_window));
+    if (!is_used)
+        BL_TRY(bl_json_get_bool(file, root, "use_sliding_window", BL_JSON_OPTIONAL, &is_used));
+    if (json_is_null(width) || !is_used) c->sliding_window = 0;
+    if (arch_reads(c->arch, "layer_types"))
+        BL_TRY(bl_json_get_array(file, root, "layer_types", BL_JSON_OPTIONAL, &types));
+    if (c->sliding_window > 0 && c->n_layers > BL_MODEL_MASK_LAYERS)
+        return bl_json_fail(file, "sliding_window", "null in a model of more than 1024 layers",
+                            width);
+    if (types && c->n_layers <= BL_MODEL_MASK_LAYERS) return read_layer_types(file, types, c);
+    if (arch_reads(c->arch, "max_window_layers"))
+        BL_TRY(bl_json_get_int(file, root, "max_window_layers", BL_JSON_OPTIONAL, 0, MAX_LAYERS,
+                               &first));
+    for (int64_t l = first; c->sliding_window > 0 && l < c->n_layers; l++) set_windowed(c, l);
+    return BL_OK;
+}
+
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config)
 {
     BL_TRY(read_sizes(file, root, config));
     BL_TRY(read_token_ids(file, root, config));
+    BL_TRY(read_biases(file, root, config));
+    BL_TRY(read_windows(file, root, config));
     return read_rope(file, root, config);
 }
 
@@ -173,18 +257,39 @@ static json_t *describe_rope(const bl_model_config *c)
                      (json_int_t)c->rope_original_max_positions);
 }
 
+/* What only some models have: nothing where a model has it not, so that descriptions of the others
+ * stay as they are. */
+static void describe_extras(const bl_model_config *c, json_t *out)
+{
+    json_t *windows = json_array();
+
+    if (c->arch != bl_arch_at(0))
+        json_object_set_new(out, "model_type", json_string(c->arch->model_type));
+    if (c->biases) json_object_set_new(out, "biases", json_integer((json_int_t)c->biases));
+    for (int64_t l = 0; l < c->n_layers; l++)
+        if (bl_model_config_window(c, l) > 0)
+            json_array_append_new(windows, json_integer((json_int_t)l));
+    if (json_array_size(windows) > 0) {
+        json_object_set_new(out, "sliding_window", json_integer((json_int_t)c->sliding_window));
+        json_object_set(out, "windowed_layers", windows);
+    }
+    json_decref(windows);
+}
+
 json_t *arch_describe_decoder(const bl_model_config *c)
 {
     json_t *eos = json_array(), *rope = describe_rope(c);
 
     for (int i = 0; i < c->n_eos_token_ids; i++)
         json_array_append_new(eos, json_integer(c->eos_token_ids[i]));
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size",
-                     (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size,
-                     "intermediate_size", (json_int_t)c->intermediate_size, "num_hidden_layers",
-                     (json_int_t)c->n_layers, "num_attention_heads", (json_int_t)c->n_heads,
-                     "num_key_value_heads", (json_int_t)c->n_kv_heads, "head_dim",
-                     (json_int_t)c->head_dim, "rms_norm_eps", c->rms_norm_eps,
-                     "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id",
-                     (json_int_t)c->bos_token_id, "eos_token_id", eos, "rope_parameters", rope);
+    json_t *out = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:b, s:I, s:o, s:o}", "vocab_size",
+        (json_int_t)c->vocab_size, "hidden_size", (json_int_t)c->hidden_size, "intermediate_size",
+        (json_int_t)c->intermediate_size, "num_hidden_layers", (json_int_t)c->n_layers,
+        "num_attention_heads", (json_int_t)c->n_heads, "num_key_value_heads",
+        (json_int_t)c->n_kv_heads, "head_dim", (json_int_t)c->head_dim, "rms_norm_eps",
+        c->rms_norm_eps, "tie_word_embeddings", (int)c->tie_word_embeddings, "bos_token_id",
+        (json_int_t)c->bos_token_id, "eos_token_id", eos, "rope_parameters", rope);
+    if (out) describe_extras(c, out);
+    return out;
 }

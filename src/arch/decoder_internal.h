@@ -1,18 +1,42 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* decoder_internal.h -- `read` and `describe` of pre-norm decoders, for entries of the table: an
- * entry uses them, or calls them and adds its own keys. */
+ * entry uses them, or calls them and adds its own keys. Of the keys that only some families have,
+ * they read those that the entry lists. */
 #ifndef BALLAST_ARCH_DECODER_INTERNAL_H
 #define BALLAST_ARCH_DECODER_INTERNAL_H
 
 #include "arch/arch.h"
 
-/* The keys that arch_read_decoder reads. */
+/* The keys that arch_read_decoder reads of every family. */
 #define BL_DECODER_KEYS                                                                            \
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",  \
         "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",              \
         "tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_theta", "rope_scaling",       \
         "rope_parameters"
+/* Keys that it reads where an entry lists them:
+ *
+ *   attention_bias       biases of q, k, v and o; of q, k and v where attention_out_bias is listed
+ *   attention_out_bias   bias of o
+ *   mlp_bias             biases of gate, up and down
+ *   sliding_window       tokens; absent: as in `defaults`; null: none
+ *   use_sliding_window, max_window_layers, layer_types   whether, and in which layers: those from
+ *                        number max_window_layers on, or those of type "sliding_attention" */
+#define BL_WINDOW_KEYS "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config);
 json_t *arch_describe_decoder(const bl_model_config *config);
+
+/* Members of an entry whose tensors are named as Llama's (arch/llama.h). */
+#define BL_DECODER_MEMBERS                                                                         \
+    .read = arch_read_decoder, .describe = arch_describe_decoder, .layers = "model.layers",        \
+    .final_norm = "model.norm", .embedding = "model.embed_tokens", .head = "lm_head",              \
+    .projections = bl_llama_projections, .n_projections = BL_PROJECTIONS
+#define BL_DECODER_NORMS                                                                           \
+    [BL_ATTENTION_NORM] = {"input_layernorm.weight", BL_EXTENT_HIDDEN},                            \
+    [BL_MLP_NORM] = {"post_attention_layernorm.weight", BL_EXTENT_HIDDEN}
+
+enum {
+    BL_ATTENTION_BIASES = 1 << BL_QKV | 1 << BL_OUT,
+    BL_MLP_BIASES = 1 << BL_GATE_UP | 1 << BL_MLP_DOWN
+};
 
 #endif

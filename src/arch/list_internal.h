@@ -6,7 +6,12 @@
 #include "arch/arch.h"
 
 /* The first is that of a config.json without model_type. */
-#define ARCH_LIST(ENTRY) ENTRY(bl_arch_llama)
+#define ARCH_LIST(ENTRY)                                                                           \
+    ENTRY(bl_arch_llama)                                                                           \
+    ENTRY(bl_arch_mistral)                                                                         \
+    ENTRY(bl_arch_qwen2)                                                                           \
+    ENTRY(bl_arch_qwen3)                                                                           \
+    ENTRY(bl_arch_seed_oss)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

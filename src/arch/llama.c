@@ -46,7 +46,7 @@ static const bl_preset presets[] = {
 
 /* ---- the entry ---- */
 
-static const char *const keys[] = {BL_DECODER_KEYS, NULL};
+static const char *const keys[] = {BL_DECODER_KEYS, "attention_bias", "mlp_bias", NULL};
 
 const bl_projection bl_llama_projections[BL_PROJECTIONS] = {
     [BL_Q] = {"self_attn.q_proj", BL_QKV, BL_EXTENT_Q, BL_EXTENT_HIDDEN},
@@ -64,16 +64,8 @@ const bl_arch bl_arch_llama = {
     .title = "Llama",
     .keys = keys,
     .defaults = {.max_position_embeddings = 2048, .rms_norm_eps = 1e-6, .rope_theta = 1e4},
-    .read = arch_read_decoder,
-    .describe = arch_describe_decoder,
+    BL_DECODER_MEMBERS,
     .presets = presets,
     .n_presets = BL_COUNT(presets),
-    .layers = "model.layers",
-    .final_norm = "model.norm",
-    .embedding = "model.embed_tokens",
-    .head = "lm_head",
-    .projections = bl_llama_projections,
-    .n_projections = BL_PROJECTIONS,
-    .vectors = {[BL_ATTENTION_NORM] = {"input_layernorm.weight", BL_EXTENT_HIDDEN},
-                [BL_MLP_NORM] = {"post_attention_layernorm.weight", BL_EXTENT_HIDDEN}},
+    .vectors = {BL_DECODER_NORMS},
 };

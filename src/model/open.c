@@ -154,9 +154,25 @@ static bl_status read_embedding(bl_model *model, bl_host_memory *host)
     return bl_host_memory_tell(host, &model->embedding_checksum, sizeof model->embedding_checksum);
 }
 
+/* Attention sees all positions of a document. */
+static bl_status check_windows(const char *dir, const bl_model *model)
+{
+    for (int64_t l = 0; l < model->config.n_layers; l++) {
+        int64_t window = bl_model_config_window(&model->config, l);
+        if (window > 0 && window < model->n_positions)
+            return BL_FAIL(BL_EUSAGE,
+                           "%s: sliding_window %lld is shorter than a sequence of %lld tokens, and "
+                           "windows in attention are not supported; use sequences of at most %lld",
+                           dir, (long long)window, (long long)model->n_positions,
+                           (long long)window);
+    }
+    return BL_OK;
+}
+
 static bl_status open_headers(const char *dir, bl_base_format format, bl_model *model)
 {
     BL_TRY(bl_model_config_load(dir, &model->config));
+    BL_TRY(check_windows(dir, model));
     BL_TRY(bl_hf_open(dir, &model->files));
     BL_TRY(bl_model_check(&model->config, model->files));
     BL_TRY(bl_model_set_format(model, format));

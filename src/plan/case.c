@@ -134,9 +134,6 @@ bl_status bl_plan_case_check(const bl_plan_case *c)
 {
     const bl_hardware *h = &c->hardware;
 
-    if (c->model.note)
-        return BL_FAIL(BL_EINPUT, "%s: planned only; training does not support it (%s)",
-                       c->model.name, c->model.note);
     if (h->kind == BL_DEVICE_CUDA && h->arch < BL_CUDA_CAPABILITY_MIN)
         return BL_FAIL(BL_ELIMIT,
                        "%s: planned only; training needs compute capability %d.%d, %s has %d.%d",

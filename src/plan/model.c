@@ -20,24 +20,10 @@ typedef enum storage {
     FP8_ALL  /* all projections in FP8, a scale each */
 } storage;
 
-#define KIN(vocab, hidden, inter, layers, heads, kv, dim, positions, theta)                        \
-    {                                                                                              \
-        .vocab_size = vocab, .hidden_size = hidden, .intermediate_size = inter,                    \
-        .n_layers = layers, .n_heads = heads, .n_kv_heads = kv, .head_dim = dim,                   \
-        .max_position_embeddings = positions, .rms_norm_eps = 1e-5, .rope_theta = theta,           \
-        .bos_token_id = -1                                                                         \
-    }
-
-static const char MISTRAL[] = "model_type mistral";
-static const char QWEN2[] = "model_type qwen2, biases of q, k and v";
-static const char QWEN3[] = "model_type qwen3, norms of q and k";
-
-/* shape: a name of bl_model_config_preset; NULL: config. */
+/* shape: a name of bl_model_config_preset. */
 static const struct {
     const char *name, *shape;
     storage storage;
-    bl_model_config config;
-    const char *note;
 } presets[] = {
     {.name = "llama-2-7b", .shape = "llama2-7b"},
     {.name = "llama-2-13b", .shape = "llama2-13b"},
@@ -52,19 +38,16 @@ static const struct {
     {.name = "llama-3.2-3b", .shape = "llama3.2-3b"},
     {.name = "llama-3.3-70b", .shape = "llama3.3-70b"},
     {.name = "hermes-3-405b", .shape = "llama3.1-405b"},
-    {.name = "mistral-large-123b",
-     .config = KIN(32768, 12288, 28672, 88, 96, 8, 128, 131072, 1e6),
-     .note = MISTRAL},
-    {.name = "devstral-2-123b",
-     .storage = FP8_ALL,
-     .config = KIN(131072, 12288, 28672, 88, 96, 8, 128, 262144, 1e6),
-     .note = MISTRAL},
-    {.name = "qwen2.5-72b",
-     .config = KIN(152064, 8192, 29568, 80, 64, 8, 128, 131072, 1e6),
-     .note = QWEN2},
-    {.name = "qwen3-32b",
-     .config = KIN(151936, 5120, 25600, 64, 64, 8, 128, 40960, 1e6),
-     .note = QWEN3},
+    {.name = "mistral-7b-v0.3", .shape = "mistral-7b-v0.3"},
+    {.name = "mistral-large-123b", .shape = "mistral-large-123b"},
+    {.name = "devstral-2-123b", .shape = "devstral-2-123b", .storage = FP8_ALL},
+    {.name = "qwen2.5-7b", .shape = "qwen2.5-7b"},
+    {.name = "qwen2.5-32b", .shape = "qwen2.5-32b"},
+    {.name = "qwen2.5-72b", .shape = "qwen2.5-72b"},
+    {.name = "qwen3-8b", .shape = "qwen3-8b"},
+    {.name = "qwen3-14b", .shape = "qwen3-14b"},
+    {.name = "qwen3-32b", .shape = "qwen3-32b"},
+    {.name = "seed-oss-36b", .shape = "seed-oss-36b"},
 };
 
 const char *bl_plan_model_name(size_t i)
@@ -86,7 +69,7 @@ static bool is_same_name(const char *a, const char *b)
 static bl_status unknown(const char *name)
 {
     const char *names[BL_COUNT(presets)];
-    char list[512] = "";
+    char list[1024] = "";
 
     for (size_t i = 0; i < BL_COUNT(presets); i++) {
         names[i] = presets[i].name;
@@ -136,12 +119,9 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
 
 static bl_status open_preset(size_t idx, bl_base_format choice, bl_plan_model *out)
 {
-    out->config = presets[idx].config;
-    out->config.arch = bl_arch_at(0); /* where the family is another, `note` says so */
-    out->note = presets[idx].note;
     out->embedding_dtype = out->head_dtype = BL_BF16;
     snprintf(out->name, sizeof out->name, "%s", presets[idx].name);
-    if (presets[idx].shape) BL_TRY(bl_model_config_preset(presets[idx].shape, &out->config));
+    BL_TRY(bl_model_config_preset(presets[idx].shape, &out->config));
     return choose_formats(idx, choice, out);
 }
 

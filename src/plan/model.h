@@ -10,7 +10,6 @@ enum { BL_PLAN_MODEL_NAME_BYTES = 128 };
 
 typedef struct bl_plan_model {
     char name[BL_PLAN_MODEL_NAME_BYTES];
-    const char *note; /* of a named model, what training does not support; NULL: it trains it */
     bl_model_config config;
     bl_format *formats; /* [layer * n_projections + projection]: as held in memory */
     bl_base_formats base_formats;

@@ -84,7 +84,6 @@ static json_t *describe_model(const bl_plan_case *c)
                   (json_int_t)bl_model_config_n_params(&c->model.config), "layers",
                   (json_int_t)c->model.config.n_layers, "base_format", formats, "lora_parameters",
                   (json_int_t)(c->lora.n_floats * c->model.config.n_layers));
-    if (c->model.note) json_object_set_new(model, "note", json_string(c->model.note));
     return model;
 }
 

@@ -94,9 +94,27 @@ static void test_tensors(void **state)
         {"model.embed_tokens.weight", BL_ROLE_EMBEDDING, 10, 8, 0},
         {"lm_head.weight", BL_ROLE_HEAD, 10, 8, 0},
     };
-    bl_model_config c = config_of(&other), llama = config_of(&bl_arch_llama);
+    static const expected of_biases[] = {
+        {"transformer.h.0.attention.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.0.attention.out.weight", BL_ROLE_PROJECTION, 8, 6, 0},
+        {"transformer.h.0.mlp.in.weight", BL_ROLE_PROJECTION, 12, 8, 0},
+        {"transformer.h.0.mlp.out.weight", BL_ROLE_PROJECTION, 8, 12, 0},
+        {"transformer.h.0.ln.weight", BL_ROLE_VECTOR, 8, 0, 0},
+        {"transformer.h.0.attention.in.bias", BL_ROLE_VECTOR, 12, 0, 8},
+        {"transformer.h.0.mlp.out.bias", BL_ROLE_VECTOR, 8, 0, 20},
+        {"transformer.ln_f.weight", BL_ROLE_VECTOR, 8, 0, 28},
+        {"transformer.wte.weight", BL_ROLE_EMBEDDING, 10, 8, 0},
+        {"head.weight", BL_ROLE_HEAD, 10, 8, 0},
+    };
+    bl_model_config c = config_of(&other), llama = config_of(&bl_arch_llama), biased = c;
     (void)state;
 
+    biased.n_layers = 1;
+    biased.biases = 1u << BL_QKV | 1u << BL_MLP_DOWN;
+    check_tensors(&biased, of_biases, BL_COUNT(of_biases));
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_QKV), 8);
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_OUT), -1);
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_MLP_DOWN), 20);
     check_tensors(&c, of_other, BL_COUNT(of_other));
     llama.n_layers = 1;
     check_tensors(&llama, of_llama, BL_COUNT(of_llama));

@@ -15,6 +15,7 @@
 #include "ops_test.h"
 
 #include "arch/block.h"
+#include "arch/list_internal.h"
 #include "arch/llama.h"
 #include "model/weights.h"
 #include "ops/rope.h"
@@ -30,9 +31,13 @@ static const int32_t document_starts[DOCUMENTS + 1] = {0, 37, 38, T};
 typedef struct dims_case {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     bool is_fp8_possible;
+    unsigned biases;     /* of bl_model_config */
+    bool has_head_norms; /* of q and k */
 } dims_case;
 
-static const dims_case dims_cases[] = {{128, 256, 4, 4, 32, true}, {64, 172, 8, 4, 8, false}};
+static const dims_case dims_cases[] = {{128, 256, 4, 4, 32, true, 0, false},
+                                       {64, 172, 8, 4, 8, false, 0, false},
+                                       {64, 172, 8, 4, 8, false, 15, true}};
 
 typedef struct host {
     bl_model_config config;
@@ -99,7 +104,8 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     bl_format formats[BL_PROJECTIONS];
     double inverse[64];
 
-    *h = (host){.config = {.arch = &bl_arch_llama,
+    *h = (host){.config = {.arch = c->has_head_norms ? &bl_arch_qwen3 : &bl_arch_llama,
+                           .biases = c->biases,
                            .vocab_size = 8,
                            .hidden_size = c->hidden,
                            .intermediate_size = c->inter,
@@ -117,8 +123,9 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     h->sin_table = test_floats(T * c->head_dim / 2);
     bl_model_config_rope_inv_freq(&h->config, inverse);
     bl_rope_fill_tables(0, T, c->head_dim / 2, inverse, h->cos_table, h->sin_table);
-    h->norms = test_random_floats(2 * c->hidden, 5);
-    for (int64_t i = 0; i < 2 * c->hidden; i++) h->norms[i] += 1.5f;
+    h->norms = test_random_floats(bl_arch_layer_floats(&h->config), 5);
+    for (int64_t i = 0; i < bl_arch_vector_offset(&h->config, BL_LAYER_VECTORS); i++)
+        h->norms[i] += 1.5f;
     h->x = random_values(T * c->hidden, 6, 1);
     h->d = random_values(T * c->hidden, 7, 1);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
@@ -255,7 +262,7 @@ static void put_batch(side *s)
 static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mode, bool prepares,
                         float dropout)
 {
-    int64_t half = h->config.head_dim / 2, H = h->config.hidden_size;
+    int64_t half = h->config.head_dim / 2;
 
     *s = (side){.d = d, .kind = bl_device_get_kind(d.device)};
     put_base(s, h);
@@ -265,7 +272,7 @@ static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mo
     s->dims.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));
     s->dims.sin_table = put(s, h->sin_table, (size_t)(T * half) * sizeof(float));
     s->block = (bl_block){.dims = &s->dims, .base = s->base};
-    s->block.vectors = put(s, h->norms, (size_t)(2 * H) * sizeof(float));
+    s->block.vectors = put(s, h->norms, (size_t)s->dims.vector_floats * sizeof(float));
     put_lora(s, h, dropout);
     put_batch(s);
     if (!prepares) return;

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "arch/config.h"
+#include "arch/decoder_internal.h"
 #include "skip.h"
 
 static char folder[] = "/tmp/ballast-config-XXXXXX";
@@ -143,10 +144,23 @@ static void test_refusals(void **state)
     static const struct {
         const char *rest, *error;
     } cases[] = {
-        {"\"attention_bias\":true", "key attention_bias: expected false, got true"},
-        {"\"mlp_bias\":true", "key mlp_bias: expected false, got true"},
+        {"\"attention_bias\":1", "key attention_bias: expected true or false, got 1"},
+        {"\"bias\":true", "key bias: expected false, got true"},
         {"\"hidden_act\":\"gelu\"", "key hidden_act: expected \"silu\", got \"gelu\""},
-        {"\"model_type\":\"bert\"", "key model_type: expected \"llama\", got \"bert\""},
+        {"\"model_type\":\"bert\"", "key model_type: expected \"llama\" or \"mistral\" or "},
+        {"\"model_type\":\"mistral\",\"num_key_value_heads\":4,\"sliding_window\":0",
+         "key sliding_window: expected an integer in [1, 1073741824], got 0"},
+        {"\"model_type\":\"mistral\",\"layer_types\":[\"full_attention\",\"sliding_attention\"]",
+         "key layer_types: expected \"full_attention\" for every layer"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"layer_types\":[\"full_attention\"]",
+         "key layer_types: expected a type for each of num_hidden_layers"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"layer_types\":[\"full_attention\","
+         "\"sliding_attention\",\"full_attention\"]",
+         "key layer_types: expected no sliding_attention without sliding_window"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"layer_types\":[\"full_attention\","
+         "\"chunked_attention\",\"full_attention\"]",
+         "key layer_types: expected \"full_attention\" or \"sliding_attention\" for each layer"},
+        {"\"model_type\":\"qwen2\",\"attention_bias\":true", "key attention_bias: expected false"},
         {"\"architectures\":[\"Qwen2ForCausalLM\"]",
          "key architectures: expected [\"LlamaForCausalLM\"], got [\"Qwen2ForCausalLM\"]"},
         {"\"num_key_value_heads\":3",
@@ -252,6 +266,88 @@ static void test_keys_that_change_the_model(void **state)
     }
 }
 
+/* Keys that only some families have, and what their absence means. */
+static void test_families(void **state)
+{
+    static const struct {
+        const char *rest;
+        unsigned biases;
+        int64_t window, n_kv_heads, head_dim;
+        const char *windowed; /* a digit per layer */
+    } cases[] = {
+        {"\"attention_bias\":true", BL_ATTENTION_BIASES, 0, 4, 8, "000"},
+        {"\"mlp_bias\":true", BL_MLP_BIASES, 0, 4, 8, "000"},
+        {"\"model_type\":\"mistral\",\"num_key_value_heads\":2", 0, 4096, 2, 8, "111"},
+        {"\"model_type\":\"mistral\",\"num_key_value_heads\":null,\"sliding_window\":null,"
+         "\"head_dim\":null",
+         0, 0, 4, 8, "000"},
+        {"\"model_type\":\"mistral\",\"num_key_value_heads\":2,\"sliding_window\":8", 0, 8, 2, 8,
+         "111"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":2,\"sliding_window\":99", 1u << BL_QKV,
+         0, 2, 8, "000"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":2,\"use_sliding_window\":true,"
+         "\"max_window_layers\":1",
+         1u << BL_QKV, 4096, 2, 8, "011"},
+        {"\"model_type\":\"qwen2\",\"num_key_value_heads\":2,\"use_sliding_window\":true",
+         1u << BL_QKV, 4096, 2, 8, "000"},
+        {"\"model_type\":\"qwen3\",\"num_key_value_heads\":2,\"use_sliding_window\":true,"
+         "\"sliding_window\":5,\"attention_bias\":true,\"layer_types\":[\"sliding_attention\","
+         "\"full_attention\",\"sliding_attention\"]",
+         BL_ATTENTION_BIASES, 5, 2, 128, "101"},
+        {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"head_dim\":null", 1u << BL_QKV, 0,
+         2, 8, "000"},
+        {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"attention_bias\":false,"
+         "\"attention_out_bias\":true,\"mlp_bias\":true,\"attention_dropout\":0.1",
+         1u << BL_OUT | BL_MLP_BIASES, 0, 2, 128, "000"},
+    };
+    bl_model_config c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        if (load(cases[i].rest, &c) != BL_OK) fail_msg("%s: %s", cases[i].rest, bl_error_text());
+        assert_int_equal(c.biases, cases[i].biases);
+        assert_int_equal(c.n_kv_heads, cases[i].n_kv_heads);
+        assert_int_equal(c.head_dim, cases[i].head_dim);
+        for (int64_t l = 0; l < 3; l++)
+            assert_int_equal(bl_model_config_window(&c, l),
+                             cases[i].windowed[l] == '1' ? cases[i].window : 0);
+    }
+}
+
+static json_t *described(const char *rest)
+{
+    bl_model_config c;
+    json_t *out;
+
+    assert_int_equal(load(rest, &c), BL_OK);
+    assert_int_equal(bl_model_config_describe(&c, &out), BL_OK);
+    return out;
+}
+
+/* What changes a result changes the description; what Llama lacks is not in Llama's. */
+static void test_descriptions(void **state)
+{
+    static const char *const texts[] = {
+        "",
+        "\"attention_bias\":true",
+        "\"mlp_bias\":true",
+        "\"model_type\":\"mistral\",\"num_key_value_heads\":4,\"sliding_window\":null",
+        "\"model_type\":\"mistral\",\"num_key_value_heads\":4,\"sliding_window\":8",
+        "\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"sliding_window\":8,"
+        "\"use_sliding_window\":true,\"max_window_layers\":1"};
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(texts); i++)
+        for (size_t k = 0; k <= i; k++) {
+            json_t *a = described(texts[i]), *b = described(texts[k]);
+            assert_int_equal(json_equal(a, b), i == k);
+            json_decref(a), json_decref(b);
+        }
+    json_t *llama = described("");
+    assert_int_equal(json_object_size(llama), 12);
+    json_decref(llama);
+}
+
 static void test_presets(void **state)
 {
     /* Parameter counts as their makers publish them. */
@@ -259,10 +355,26 @@ static void test_presets(void **state)
         const char *name;
         int64_t n_params;
     } cases[] = {
-        {"llama2-7b", 6738415616},   {"llama2-13b", 13015864320},     {"llama2-70b", 68976648192},
-        {"llama3-8b", 8030261248},   {"llama3.1-8b", 8030261248},     {"llama3.1-70b", 70553706496},
-        {"llama3-70b", 70553706496}, {"llama3.1-405b", 405853388800}, {"llama3.2-1b", 1235814400},
-        {"llama3.2-3b", 3212749824}, {"llama3.3-70b", 70553706496},
+        {"llama2-7b", 6738415616},
+        {"llama2-13b", 13015864320},
+        {"llama2-70b", 68976648192},
+        {"llama3-8b", 8030261248},
+        {"llama3.1-8b", 8030261248},
+        {"llama3.1-70b", 70553706496},
+        {"llama3-70b", 70553706496},
+        {"llama3.1-405b", 405853388800},
+        {"llama3.2-1b", 1235814400},
+        {"llama3.2-3b", 3212749824},
+        {"llama3.3-70b", 70553706496},
+        {"mistral-7b-v0.3", 7248023552},
+        {"mistral-large-123b", 122610069504},
+        {"qwen2.5-7b", 7615616512},
+        {"qwen2.5-32b", 32763876352},
+        {"qwen2.5-72b", 72706203648},
+        {"qwen3-8b", 8190735360},
+        {"qwen3-14b", 14768307200},
+        {"qwen3-32b", 32762123264},
+        {"seed-oss-36b", 36151104512},
     };
     bl_model_config c;
 
@@ -379,11 +491,17 @@ static void test_real_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_big_integers),     cmocka_unit_test(test_big_integers),
-        cmocka_unit_test(test_defaults),         cmocka_unit_test(test_spellings),
-        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_presets),
-        cmocka_unit_test(test_rope_frequencies), cmocka_unit_test(test_kv_heads_follow_k_proj),
-        cmocka_unit_test(test_real_config),      cmocka_unit_test(test_keys_that_change_the_model),
+        cmocka_unit_test(test_big_integers),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_spellings),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_rope_frequencies),
+        cmocka_unit_test(test_kv_heads_follow_k_proj),
+        cmocka_unit_test(test_families),
+        cmocka_unit_test(test_descriptions),
+        cmocka_unit_test(test_real_config),
+        cmocka_unit_test(test_keys_that_change_the_model),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }

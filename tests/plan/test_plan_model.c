@@ -30,7 +30,8 @@ static void test_names(void **state)
         {"llama-3.1-70b", 70.554},      {"llama-3.1-405b", 405.853},
         {"llama-3.2-1b", 1.236},        {"Llama-3.1-405B", 405.853},
         {"llama3.1-405b", 405.853},     {"llama-3.1-405b-fp8", 405.853},
-        {"mistral-large-123b", 122.61},
+        {"mistral-large-123b", 122.61}, {"Qwen2.5-72B", 72.706},
+        {"qwen3-32b", 32.762},
     };
     bl_plan_model m;
 

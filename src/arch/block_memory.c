@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* block_memory.c -- the sizes of a decoder layer, and where its tensors are.
+ *
+ * What is saved lies where the pass put it (bl_block_place_saved); the rest in one workspace for all
+ * layers. There, buffers whose uses do not overlap are shared: da is in h, dq|dk|dv in dh. Sizes
+ * come from the code that places (with no memory, `bump` only counts), so they cannot differ. */
+#include "arch/block.h"
+#include "base/sizes.h"
+
+enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
+
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind)
+{
+    bl_block_dims dims = {.hidden = config->hidden_size,
+                          .inter = config->intermediate_size,
+                          .n_heads = config->n_heads,
+                          .n_kv_heads = config->n_kv_heads,
+                          .head_dim = config->head_dim,
+                          .eps = config->rms_norm_eps,
+                          .kind = kind,
+                          .act = bl_act_dtype(kind)};
+    dims.q_width = dims.n_heads * dims.head_dim;
+    dims.kv_width = dims.n_kv_heads * dims.head_dim;
+    dims.qkv_width = dims.q_width + 2 * dims.kv_width;
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        int m = (int)config->arch->projections[p].matrix;
+        int64_t rows;
+        bl_projection_shape(config, p, &rows, &dims.matrix[m].cols);
+        dims.matrix[m].rows += rows;
+        dims.matrix[m].n_projections++;
+    }
+    for (int v = 0; v < BL_LAYER_VECTORS; v++)
+        dims.vector_offset[v] = bl_arch_vector_offset(config, (bl_layer_vector)v);
+    dims.vector_floats = bl_arch_layer_floats(config);
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        dims.bias_offset[m] = bl_arch_bias_offset(config, (bl_layer_matrix)m);
+    dims.has_head_norms = config->arch->vectors[BL_Q_NORM].name != NULL;
+    return dims;
+}
+
+/* Hands out consecutive pieces of `memory`; with memory NULL only counts. */
+typedef struct bump {
+    char *memory;
+    bl_dtype act; /* of tensors */
+    int64_t used; /* bytes */
+} bump;
+
+static void *take_bytes(bump *from, int64_t n_bytes)
+{
+    char *piece = from->memory ? from->memory + from->used : NULL;
+    from->used += bl_round_up(n_bytes, ALIGNMENT_BYTES);
+    return piece;
+}
+
+static bl_tensor take(bump *from, int64_t n_elements)
+{
+    int64_t n_bytes = n_elements * (int64_t)bl_dtype_bytes(from->act);
+    return bl_tensor_of(take_bytes(from, n_bytes), from->act);
+}
+
+static float *take_floats(bump *from, int64_t n_floats)
+{
+    return take_bytes(from, n_floats * (int64_t)sizeof(float));
+}
+
+static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from,
+                          bl_block_tensors *out)
+{
+    *out = (bl_block_tensors){0};
+    if (which & BL_SAVE_ATTENTION) {
+        out->mid = take(from, T * dims->hidden);
+        out->attention = take(from, T * dims->q_width);
+        out->lse = take_floats(from, T * dims->n_heads);
+    }
+    if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
+    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * 2 * dims->inter);
+}
+
+int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
+{
+    return bl_round_up(T, ALIGNMENT_BYTES / (int64_t)bl_dtype_bytes(dims->act));
+}
+
+int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save)
+{
+    bl_block_tensors unused;
+    bump counter = {.act = dims->act};
+    int64_t rows = bl_block_rows(dims, 1);
+    place_tensors(dims, save, rows, &counter, &unused);
+    return counter.used / rows;
+}
+
+void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
+                          bl_block_tensors *tensors)
+{
+    bump from = {memory, dims->act, 0};
+    place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
+}
+
+/* One of the layer's matrices in any format, for sizes. */
+static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_format format)
+{
+    return (bl_weight){.rows = dims->matrix[matrix].rows,
+                       .cols = dims->matrix[matrix].cols,
+                       .n_segments = 1,
+                       .segment = {{.format = format, .rows = dims->matrix[matrix].rows}}};
+}
+
+/* The formats that a matrix may have, which are not known here. */
+static const bl_format any_format[] = {BL_FORMAT_BF16, BL_FORMAT_F32, BL_FORMAT_FP8_ROW,
+                                       BL_FORMAT_FP8_BLOCK};
+
+static size_t n_formats(const bl_block_dims *dims)
+{
+    return dims->is_dense ? 1 : BL_COUNT(any_format);
+}
+
+static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
+                                     bool dropout)
+{
+    bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
+    size_t most = 0;
+
+    for (size_t f = 0; f < n_formats(dims); f++)
+        for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
+            bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, any_format[f]),
+                                     .n_parts = r > 0 ? dims->matrix[matrix].n_projections : 0,
+                                     .is_stacked = true,
+                                     .dropout = {.p = dropout ? 0.5f : 0.0f},
+                                     .mode = (bl_matmul_mode)mode,
+                                     .prepared = &prepared};
+            for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
+            size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
+            if (n_bytes > most) most = n_bytes;
+        }
+    return most;
+}
+
+/* Of the layer's matrix that needs most. */
+static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout)
+{
+    size_t most = 0;
+
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
+        if (n_bytes > most) most = n_bytes;
+    }
+    return most;
+}
+
+static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
+                               bool training, void *memory, bl_block_workspace *ws)
+{
+    bump from = {memory, dims->act, 0};
+
+    *ws = (bl_block_workspace){0};
+    place_tensors(dims, BL_SAVE_S4, T, &from, &ws->tensors);
+    ws->norm = take(&from, T * dims->hidden);
+    ws->rstd = take_floats(&from, T);
+    ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
+    if (dims->has_head_norms) {
+        ws->qk = take(&from, T * dims->qkv_width);
+        ws->head_rstd = take_floats(&from, T * (dims->n_heads + dims->n_kv_heads));
+    }
+    ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
+    ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
+    if (training) {
+        ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
+        ws->d_norm = take(&from, T * dims->hidden);
+        ws->delta = take_floats(&from, T * dims->n_heads);
+        ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */
+        ws->d_qkv = ws->dh;
+    }
+    return from.used;
+}
+
+int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                                 bool training)
+{
+    bl_block_workspace unused;
+    return place_workspace(dims, T_max, r, dropout, training, NULL, &unused);
+}
+
+void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
+                              bool training, void *memory, bl_block_workspace *workspace)
+{
+    place_workspace(dims, T_max, r, dropout, training, memory, workspace);
+}
+
+bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
+                                            const bl_block_workspace *ws)
+{
+    bl_block_tensors t = *kept;
+    if (!bl_tensor_is_there(t.qkv)) t.qkv = ws->tensors.qkv;
+    if (!bl_tensor_is_there(t.attention)) t.attention = ws->tensors.attention;
+    if (!t.lse) t.lse = ws->tensors.lse;
+    if (!bl_tensor_is_there(t.mid)) t.mid = ws->tensors.mid;
+    if (!bl_tensor_is_there(t.gate_up)) t.gate_up = ws->tensors.gate_up;
+    return t;
+}
