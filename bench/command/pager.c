@@ -237,8 +237,7 @@ static bl_status train(pager_bench *b, const contender *c, bool traces, outcome 
 
     b->pacer.n_threads = 0; /* the last training's are gone */
     BL_TRY(configure(b, c, traces, &config));
-    config->hooks = &hooks;
-    bl_status st = bl_train_run(config, NULL);
+    bl_status st = bl_train_run(config, NULL, &hooks);
     bl_train_config_free(config);
     if (st == BL_OK) st = read_metrics(b, out);
     return st == BL_OK && traces ? read_trace(b, c->visit_micro, out) : st;

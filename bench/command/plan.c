@@ -172,8 +172,7 @@ static bl_status train(plan_bench *b, const way *w, int64_t steps)
     bl_train_config *config = NULL;
 
     BL_TRY(configure(b, w, steps, &config));
-    if (w->part > 0) config->hooks = &hooks;
-    bl_status st = bl_train_run(config, NULL);
+    bl_status st = bl_train_run(config, NULL, w->part > 0 ? &hooks : NULL);
     bl_train_config_free(config);
     return st;
 }

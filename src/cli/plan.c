@@ -245,7 +245,7 @@ static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
 {
     bl_plan_choice choice;
     unsigned free_keys =
-        c->config->config_file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
+        c->config->source.file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
 
     BL_TRY(bl_plan_search(&c->input, free_keys, o->objective, &choice));
     if (choice.n_fit == 0) return refuse(c, free_keys, &choice);

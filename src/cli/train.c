@@ -86,7 +86,7 @@ static bl_status run_job(bl_config_command which, const char *command, int argc,
 static bl_status train(const bl_train_config *config, bl_launch *launch, void *user)
 {
     (void)user;
-    return bl_train_run(config, launch);
+    return bl_train_run(config, launch, NULL);
 }
 
 /* While there are no threads, and before CUDA starts. */

@@ -25,7 +25,7 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
                         .n_aliases = bl_train_n_aliases,
                         .command = command,
                         .values = (bl_train_config *)config,
-                        .origins = ((bl_train_config *)config)->origins};
+                        .origins = ((bl_train_config *)config)->source.origins};
 }
 
 /* Puts in place of auto what this machine and this version decide. */
@@ -102,8 +102,8 @@ static bl_status read_words(bl_options *options, const char *yaml_path, int argc
     if (yaml_path) {
         bl_status st = bl_options_read_yaml(options, yaml_path);
         BL_TRY(report_rejected(options, yaml_path, st));
-        config->config_file = strdup(yaml_path);
-        if (!config->config_file) return BL_FAIL(BL_ENOMEM, "path %s", yaml_path);
+        config->source.file = strdup(yaml_path);
+        if (!config->source.file) return BL_FAIL(BL_ENOMEM, "path %s", yaml_path);
     }
     return warn_of_ignored(&options->report->ignored);
 }
@@ -120,7 +120,7 @@ static bl_status read_given(bl_config_command command, bool needs_all, const cha
     if (st == BL_OK) st = read_words(&options, yaml_path, argc, argv, config);
     bl_options_report_clear(&report);
     if (st != BL_OK || !needs_all) return st;
-    if (argc == 0 && !config->config_file)
+    if (argc == 0 && !config->source.file)
         return BL_FAIL(BL_EUSAGE,
                        "missing configuration; usage: ballast %s; `ballast %s --help` lists the "
                        "keys, `ballast config` converts other programs' files",
@@ -297,7 +297,7 @@ void bl_train_config_free(bl_train_config *config)
     if (!config) return;
     bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     bl_options_clear(&options);
-    free(config->config_file);
+    free(config->source.file);
     free(config);
 }
 

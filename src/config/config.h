@@ -56,6 +56,12 @@ typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dty
 
 enum { BL_TRAIN_CONFIG_MAX_KEYS = 96 };
 
+/* Where the values come from. */
+typedef struct bl_config_source {
+    char *file;                                /* YAML; NULL: none was read */
+    uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS]; /* bl_option_origin of each key */
+} bl_config_source;
+
 typedef struct bl_train_config {
     /* model and output */
     char *model_name_or_path;
@@ -127,11 +133,7 @@ typedef struct bl_train_config {
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
 
-    char *config_file;                  /* no key: the YAML file it was read from; NULL */
-    const struct bl_pager_hooks *hooks; /* no key: tests and benches, offload/pager.h; NULL */
-
-    /* bl_option_origin of each key: bl_train_config_given. */
-    uint8_t origins[BL_TRAIN_CONFIG_MAX_KEYS];
+    bl_config_source source; /* the one member that is not a key */
 } bl_train_config;
 
 /* Puts in place of auto what this build and this machine have, logs which device that is and why,

@@ -221,4 +221,4 @@ const bl_option bl_train_options[] = {
 
 const size_t bl_train_n_options = BL_COUNT(bl_train_options);
 _Static_assert(BL_COUNT(bl_train_options) <= BL_TRAIN_CONFIG_MAX_KEYS,
-               "bl_train_config.origins holds one byte a key");
+               "bl_config_source.origins holds one byte a key");

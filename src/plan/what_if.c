@@ -135,7 +135,7 @@ static bl_status fill_chosen_row(const bl_plan_case *c, bl_plan_objective object
 {
     bl_plan_choice choice;
     unsigned free_keys =
-        c->config->config_file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
+        c->config->source.file ? bl_plan_auto_keys(c->config) : bl_plan_keys_left_open(c->config);
 
     BL_TRY(bl_plan_search(&c->input, free_keys, objective, &choice));
     fill_row(c, &choice.best.plan, &choice.best.time, row);

@@ -20,7 +20,8 @@ typedef struct bl_identity {
 /* Ranks have it const: nothing of it changes while they run. */
 typedef struct bl_job {
     const bl_train_config *config;
-    bl_launch *launch; /* NULL: all ranks are this process's */
+    const struct bl_pager_hooks *hooks; /* of bl_train_run */
+    bl_launch *launch;                  /* NULL: all ranks are this process's */
     bl_topology topology;
     bl_gpu_info gpu; /* number topology.gpu; n_gpus 0: the ranks compute on CPUs */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */

@@ -6,6 +6,8 @@
 #include "job/launch.h"
 #include "config/config.h"
 
+struct bl_pager_hooks;
+
 /* For both: `launch` was opened with a `leave` function (job/launch.h), which ends the process when
  * another one of the job fails. */
 
@@ -18,8 +20,11 @@
  *
  * launch: the processes of the job, each of which calls this and is one rank; rank 0's writes
  * output_dir, the others their shards of checkpoints. NULL: all ranks are threads of this
- * process. */
-bl_status bl_train_run(const bl_train_config *config, bl_launch *launch);
+ * process.
+ *
+ * hooks: offload/pager.h, borrowed for the call; NULL except in tests and benches. */
+bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
+                       const struct bl_pager_hooks *hooks);
 
 typedef struct bl_eval_result {
     double loss; /* mean of -log p over the labels */

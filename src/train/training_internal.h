@@ -31,6 +31,7 @@ typedef struct bl_start {
 
 /* Trainers have it const: nothing of it changes while the ranks run. */
 typedef struct bl_training {
+    const bl_train_config *config; /* the job's */
     bl_job job;
     int64_t total_steps;
     bl_start start;
@@ -98,9 +99,9 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
 
 /* paths.c: BL_EUSAGE when a path that the training writes is one that it reads, another one of its
  * own, or not what can be written: before anything is. */
-bl_status bl_training_check_paths(const bl_training *training);
+bl_status bl_job_check_paths(const bl_job *job);
 /* paths.c: of this process's trace; config->trace is set. */
-bl_status bl_training_trace_path(const bl_training *training, char **path);
+bl_status bl_job_trace_path(const bl_job *job, char **path);
 
 /* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
  * takes what the checkpoint has of output->outcome. Refuses an output_dir that holds a run, a

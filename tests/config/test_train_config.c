@@ -359,7 +359,7 @@ static void test_tables_fit(void **state)
                                 .n_aliases = bl_train_n_aliases,
                                 .command = BL_CONFIG_TRAIN,
                                 .values = &config,
-                                .origins = config.origins};
+                                .origins = config.source.origins};
     (void)state;
     for (size_t i = 0; i < bl_train_n_aliases; i++) {
         const bl_option_alias *alias = &bl_train_aliases[i];

@@ -158,8 +158,7 @@ bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hoo
 {
     bl_train_config *config = NULL;
     bl_status st = bl_train_config_load(BL_CONFIG_TRAIN, NULL, args->n, args->text, &config);
-    if (st == BL_OK) config->hooks = hooks;
-    if (st == BL_OK) st = bl_train_run(config, NULL);
+    if (st == BL_OK) st = bl_train_run(config, NULL, hooks);
     bl_train_config_free(config);
     if (st != BL_OK) printf("train: %s\n", bl_error_text());
     return st;

@@ -158,7 +158,7 @@ static void test_configuration(void **state)
     words[4] = (char *)record;
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, NULL, 5, words, &config), BL_OK);
     char *before = snapshot();
-    assert_int_equal(bl_train_run(config, NULL), BL_EUSAGE);
+    assert_int_equal(bl_train_run(config, NULL, NULL), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "trace: "));
     assert_non_null(strstr(bl_error_text(), "(the configuration)"));
     char *after = snapshot();
@@ -167,7 +167,7 @@ static void test_configuration(void **state)
     free(after);
     bl_train_config_free(config);
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, NULL, 3, words, &config), BL_OK);
-    assert_int_equal(bl_train_run(config, NULL), BL_OK);
+    assert_int_equal(bl_train_run(config, NULL, NULL), BL_OK);
     bl_train_config_free(config);
 }
 

@@ -148,7 +148,7 @@ static bl_status list_inputs(const bl_train_config *c, places *files, places *fo
 {
     const struct {
         const char *key, *path;
-    } named[] = {{CONFIG_KEY, c->config_file},
+    } named[] = {{CONFIG_KEY, c->source.file},
                  {"train_file", c->train_file},
                  {"validation_file", c->validation_file},
                  {"chat_template", c->chat_template}};
@@ -193,16 +193,15 @@ static bl_status add_in_output(places *list, const char *dir, const char *name)
 }
 
 /* Processes of one job write a file each. */
-bl_status bl_training_trace_path(const bl_training *training, char **path)
+bl_status bl_job_trace_path(const bl_job *job, char **path)
 {
-    const bl_job *job = &training->job;
     if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
     return bl_text_format(path, "%s.rank%d", job->config->trace, job->topology.first_here);
 }
 
-static bl_status list_outputs(const bl_training *training, places *list)
+static bl_status list_outputs(const bl_job *job, places *list)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = job->config;
     char *path = NULL;
 
     for (size_t i = 0; bl_output_name(i); i++)
@@ -213,7 +212,7 @@ static bl_status list_outputs(const bl_training *training, places *list)
         BL_TRY(add_output(list, "dump_gradients", path, RENAMED));
     }
     if (!c->trace) return BL_OK;
-    BL_TRY(bl_training_trace_path(training, &path));
+    BL_TRY(bl_job_trace_path(job, &path));
     return add_output(list, "trace", path, IN_PLACE);
 }
 
@@ -227,15 +226,15 @@ static bool is_record_of_itself(const place *output, const place *input)
 }
 
 /* After the comparisons, which say more. */
-static bl_status check_kinds(const bl_training *training)
+static bl_status check_kinds(const bl_job *job)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = job->config;
     char *path;
 
     if (c->dump_gradients)
         BL_TRY(bl_file_check_kind("dump_gradients", c->dump_gradients, BL_GRADIENTS_MARK));
     if (!c->trace) return BL_OK;
-    BL_TRY(bl_training_trace_path(training, &path));
+    BL_TRY(bl_job_trace_path(job, &path));
     bl_status st = bl_file_check_kind("trace", path, BL_TRACE_MARK);
     free(path);
     return st;
@@ -324,20 +323,20 @@ static bl_status check_folders(const bl_train_config *c, const places *read, pla
     return st;
 }
 
-bl_status bl_training_check_paths(const bl_training *training)
+bl_status bl_job_check_paths(const bl_job *job)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = job->config;
     places files = {0}, folders = {0}, written = {0}, checkpoints = {0};
     bl_status st;
 
     BL_TRY_GOTO(st, done, list_inputs(c, &files, &folders));
     BL_TRY_GOTO(st, done, check_folders(c, &folders, &checkpoints));
-    BL_TRY_GOTO(st, done, list_outputs(training, &written));
+    BL_TRY_GOTO(st, done, list_outputs(job, &written));
     BL_TRY_GOTO(st, done, compare_with_inputs(&written, &files));
     BL_TRY_GOTO(st, done, compare_outputs(&written));
     BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &files));
     BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &folders));
-    st = check_kinds(training);
+    st = check_kinds(job);
 done:
     places_free(&checkpoints);
     places_free(&written);

@@ -31,7 +31,7 @@ bl_status bl_trainer_check_weights(bl_trainer *t)
     if (!start->dir || !start->has_weights || start->weights == t->rank->weights->checksum)
         return BL_OK;
     t->start_differs = true;
-    if (!bl_train_config_allows(t->training->job.config, BL_DIFFERENCE_MODEL))
+    if (!bl_train_config_allows(t->config, BL_DIFFERENCE_MODEL))
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s was made by another run: the model's weights differ "
                        "(allow_resume_mismatch: [%s] resumes it, not bit-identically)",

@@ -26,7 +26,7 @@ bl_status bl_rank_create_base(bl_rank *r)
                                          bl_model_pager_queue_depth(r->job->topology.n_on_host),
                                      .verify_always = c->verify_base == BL_VERIFY_ALWAYS,
                                      .timeline = r->timeline,
-                                     .hooks = c->hooks};
+                                     .hooks = r->job->hooks};
     return bl_model_base_create(r->weights, &options, &r->base);
 }
 

@@ -24,13 +24,12 @@ static void begin_fill(bl_trainer *t, int64_t step)
 
     bl_batches_clear(batches);
     t->fill = (bl_fill){.step = step,
-                        .n_rows = batches->n_micro *
-                                  t->training->job.config->per_device_train_batch_size};
+                        .n_rows = batches->n_micro * t->config->per_device_train_batch_size};
 }
 
 static bl_status fill_row(bl_trainer *t, int64_t index)
 {
-    const bl_job *job = &t->training->job;
+    const bl_job *job = t->job;
     const bl_train_config *c = job->config;
     bl_sampler sampler = {job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t b = c->per_device_train_batch_size, micro = index / b;
@@ -78,8 +77,8 @@ static bl_status count_step(bl_trainer *t, const bl_batches *batches, int64_t to
 static bool before_visit(void *user)
 {
     bl_trainer *t = user;
-    int64_t n_groups = bl_ceil_div(t->batches[0]->n_micro, t->training->job.plan.pass.max_group),
-            n_visits = n_groups * (2 * t->training->job.model->config.n_layers + 1);
+    int64_t n_groups = bl_ceil_div(t->batches[0]->n_micro, t->job->plan.pass.max_group),
+            n_visits = n_groups * (2 * t->job->model->config.n_layers + 1);
 
     if (atomic_load(&t->control->abandon) != 0) return true;
     fill_rows(t, bl_ceil_div(t->fill.n_rows, n_visits));
@@ -90,10 +89,10 @@ static bool before_visit(void *user)
 static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t step,
                             int64_t n_labels, bl_pass_input *input)
 {
-    int64_t group = t->training->job.plan.pass.max_group;
+    int64_t group = t->job->plan.pass.max_group;
 
-    t->rank->adapter.dropout = (bl_lora_dropout){.p = (float)t->training->job.lora.options.dropout,
-                                                 .seed = (uint64_t)t->training->job.config->seed,
+    t->rank->adapter.dropout = (bl_lora_dropout){.p = (float)t->job->lora.options.dropout,
+                                                 .seed = (uint64_t)t->config->seed,
                                                  .step = (uint64_t)step};
     *input = (bl_pass_input){.micro = t->micro, .stop = before_visit, .stop_user = t};
     for (int64_t first = 0; first < batches->n_micro; first += group) {
@@ -133,8 +132,8 @@ static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *nam
 static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, double grad_norm,
                                    const bl_pass_input *input)
 {
-    const bl_train_config *c = t->training->job.config;
-    bl_sampler sampler = {t->training->job.data.train.n, (uint64_t)c->seed, c->shuffle};
+    const bl_train_config *c = t->config;
+    bl_sampler sampler = {t->job->data.train.n, (uint64_t)c->seed, c->shuffle};
     int64_t first = bl_train_position(c, sampler.n_rows, step),
             n = bl_train_position(c, sampler.n_rows, step + 1) - first;
     char rows[160] = "", tensor[128];
@@ -143,9 +142,9 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
     BL_TRY(bl_stream_synchronize(t->rank->compute));
     name_bad_tensor(t, input, tensor, sizeof tensor);
     for (int64_t i = 0; i < n && used < (int)sizeof rows - 32; i++)
-        used += snprintf(
-            rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
-            (long long)(t->training->job.data.train.first + bl_sampler_row(&sampler, first + i)));
+        used +=
+            snprintf(rows + used, sizeof rows - (size_t)used, "%s%lld", i ? ", " : "",
+                     (long long)(t->job->data.train.first + bl_sampler_row(&sampler, first + i)));
     return BL_FAIL(
         BL_ENUMERIC,
         "step %lld: loss %g, gradient norm %g; first bad tensor on rank %d: %s; rows (from 0) %s%s",
@@ -172,7 +171,7 @@ static bl_status count_fallbacks(bl_trainer *t, int64_t *n)
     int64_t counts[BL_FALLBACK_COUNT], sum = 0;
 
     *n = -1;
-    if (t->training->job.config->compute_dtype != BL_COMPUTE_FP8) return BL_OK;
+    if (t->config->compute_dtype != BL_COMPUTE_FP8) return BL_OK;
     BL_TRY(bl_matmul_count_fallbacks(t->rank->device, counts));
     for (int i = 0; i < BL_FALLBACK_COUNT; i++) sum += counts[i];
     *n = sum - t->counted_fallbacks;
@@ -192,25 +191,25 @@ bl_status bl_trainer_forget_counts(bl_trainer *t)
 static bl_status report_step(bl_trainer *t, int64_t step, double loss, double grad_norm,
                              const int64_t totals[3], double started, const bl_lane_totals *lanes)
 {
-    const bl_train_config *c = t->training->job.config;
-    const bl_training *training = t->training;
-    int64_t n = training->job.data.train.n, end = bl_train_position(c, n, step + 1);
+    const bl_train_config *c = t->config;
+    const bl_job *job = t->job;
+    int64_t n = job->data.train.n, end = bl_train_position(c, n, step + 1);
     if (step == 0) t->output->outcome.first_loss = loss;
     t->output->outcome.last_loss = loss;
     bl_step_metrics metrics = {
         .step = step + 1,
-        .total_steps = training->total_steps,
+        .total_steps = t->training->total_steps,
         .loss = loss,
         .grad_norm = grad_norm,
-        .learning_rate = bl_train_learning_rate(c, step, training->total_steps),
+        .learning_rate = bl_train_learning_rate(c, step, t->training->total_steps),
         .epoch = (double)end / (double)n,
         .tokens = totals[1],
         .label_tokens = totals[0],
         .step_s = bl_now_s() - started,
         .flops = bl_arch_step_flops(
-            &training->job.model->config, (double)training->job.lora.n_floats, (double)totals[1],
+            &job->model->config, (double)job->lora.n_floats, (double)totals[1],
             (double)totals[1] / (double)(end - bl_train_position(c, n, step)), (double)totals[0]),
-        .peak_flops = t->peak_flops * training->job.topology.n_ranks};
+        .peak_flops = t->peak_flops * job->topology.n_ranks};
     memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
     BL_TRY(count_fallbacks(t, &metrics.n_fallbacks));
     BL_TRY(bl_output_check_lock(t->output));
@@ -219,7 +218,7 @@ static bl_status report_step(bl_trainer *t, int64_t step, double loss, double gr
 
 static bl_status train_step(bl_trainer *t, int64_t step, const int64_t totals[3])
 {
-    const bl_train_config *c = t->training->job.config;
+    const bl_train_config *c = t->config;
     const bl_training *training = t->training;
     double started = bl_now_s(), loss_sum, grad_norm;
     bool is_last = step + 1 == training->total_steps;
@@ -253,13 +252,13 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
-static bool evaluation_is_due(const bl_training *training, int64_t step)
+static bool evaluation_is_due(const bl_trainer *t, int64_t step)
 {
-    const bl_train_config *c = training->job.config;
-    int64_t rows = training->job.data.train.n;
+    const bl_train_config *c = t->config;
+    int64_t rows = t->job->data.train.n;
 
-    if (!training->job.data.validation.set) return false;
-    if (step == 0 || step == training->total_steps) return true;
+    if (!t->job->data.validation.set) return false;
+    if (step == 0 || step == t->training->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
     return c->eval_strategy == BL_EVAL_EPOCH &&
            bl_train_position(c, rows, step) / rows != bl_train_position(c, rows, step - 1) / rows;
@@ -271,7 +270,7 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
     bl_eval_result result;
     bl_lane_totals of_no_step[BL_N_LANES];
 
-    if (t->evaluated_step >= step || !evaluation_is_due(t->training, step)) return BL_OK;
+    if (t->evaluated_step >= step || !evaluation_is_due(t, step)) return BL_OK;
     BL_TRY(bl_rank_evaluate(t->rank, &result));
     count_lanes(t, of_no_step);
     if (t->output) {
@@ -289,7 +288,7 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
  * Prefetches for the next step end first. */
 static bl_status verify_base(bl_trainer *t)
 {
-    if (t->training->job.config->verify_base == BL_VERIFY_FIRST) return BL_OK;
+    if (t->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
     BL_TRY(bl_stream_synchronize(t->rank->copy));
     BL_TRY(bl_stream_synchronize(t->rank->gather));
     return bl_base_verify(t->rank->base);
@@ -298,7 +297,7 @@ static bl_status verify_base(bl_trainer *t)
 /* What comes after `step` steps: evaluation, checkpoint. */
 static bl_status after_step(bl_trainer *t, int64_t step)
 {
-    bool saves = step == t->training->total_steps || due(step, t->training->job.config->save_steps);
+    bool saves = step == t->training->total_steps || due(step, t->config->save_steps);
 
     BL_TRY(evaluate_if_due(t, step));
     if (saves) BL_TRY(verify_base(t));
@@ -312,14 +311,14 @@ static bl_status list_adapter(bl_trainer *t)
                                         BL_OUTPUT_README};
 
     BL_TRY(bl_output_check_lock(t->output));
-    return bl_output_list(t->training->job.config->output_dir, t->output, added, BL_COUNT(added));
+    return bl_output_list(t->config->output_dir, t->output, added, BL_COUNT(added));
 }
 
 bl_status bl_trainer_run(bl_trainer *t)
 {
     const bl_training *training = t->training;
     const bl_start *start = &training->start;
-    const bl_job *job = &training->job;
+    const bl_job *job = t->job;
     int64_t totals[3];
 
     t->steps_done = start->step;

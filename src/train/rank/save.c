@@ -23,7 +23,7 @@
 
 static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes)
 {
-    const bl_job *job = &t->training->job;
+    const bl_job *job = t->job;
     const bl_outcome *outcome = &t->output->outcome;
     return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
                      "ranks", job->topology.n_ranks, "n_layers",
@@ -41,11 +41,11 @@ static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out
     char name[BL_SHARD_NAME_BYTES], *folder = NULL, *path = NULL;
     bl_status st = BL_OK;
 
-    bl_adapter_shard_name(t->rank->index, t->training->job.topology.n_ranks, name);
+    bl_adapter_shard_name(t->rank->index, t->job->topology.n_ranks, name);
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
     BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
     /* Another host has made the folder, perhaps after this one has looked for those above it. */
-    if (t->training->job.launch) (void)bl_dir_look_anew(folder);
+    if (t->job->launch) (void)bl_dir_look_anew(folder);
     BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(t->rank->state, path));
     st = bl_checkpoint_describe_file(path, out);
 done:
@@ -80,10 +80,10 @@ static bl_status begin_save(const bl_trainer *t, int64_t step)
 
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(list_step(t, step));
-    BL_TRY(bl_checkpoint_begin(training->checkpoint_dir, step,
-                               bl_job_checkpoint_bytes(&training->job), &output->saving));
+    BL_TRY(bl_checkpoint_begin(training->checkpoint_dir, step, bl_job_checkpoint_bytes(t->job),
+                               &output->saving));
     BL_TRY(bl_path_join(bl_checkpoint_path(output->saving), "config.yaml", &path));
-    bl_status st = bl_train_config_write_resolved(training->job.config, path);
+    bl_status st = bl_train_config_write_resolved(t->config, path);
     if (st == BL_OK) st = bl_checkpoint_add_file(output->saving, "config.yaml");
     free(path);
     return st;
@@ -92,7 +92,7 @@ static bl_status begin_save(const bl_trainer *t, int64_t step)
 /* files[n_ranks]: what write_rank said on each rank. */
 static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpoint_file *files)
 {
-    const bl_job *job = &t->training->job;
+    const bl_job *job = t->job;
     bl_output *output = t->output;
     int64_t metrics_bytes;
 
@@ -138,7 +138,7 @@ bl_status bl_trainers_save(bl_trainer *trainers, int64_t step)
     bl_checkpoint_file *files = first->files;
 
     BL_TRY(bl_output_failure(first->output, begin_save(first, step)));
-    for (int i = 0; i < first->training->job.topology.n_ranks; i++)
+    for (int i = 0; i < first->job->topology.n_ranks; i++)
         BL_TRY(write_rank(&trainers[i], step, &files[i]));
     return bl_output_failure(first->output, commit_save(first, step, files));
 }

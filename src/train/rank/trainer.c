@@ -37,7 +37,7 @@ static bl_status fill_adapter(bl_trainer *t)
 
 bl_status bl_trainer_setup(bl_trainer *t)
 {
-    const bl_job *job = &t->training->job;
+    const bl_job *job = t->job;
     const bl_pass_options *pass = &job->plan.pass;
     bl_rank *r = t->rank;
 

@@ -25,6 +25,8 @@ typedef struct bl_fill {
 /* Its own thread's, while that runs. */
 typedef struct bl_trainer {
     const bl_training *training;
+    const bl_job *job;             /* the training's */
+    const bl_train_config *config; /* the job's */
     const bl_control *control;
     bl_output *output;       /* rank 0's; NULL on the others */
     const bl_output *folder; /* the same, or what this process sees of it: whose lock all check */

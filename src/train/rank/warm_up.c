@@ -45,7 +45,7 @@ static bool is_abandoned(void *user)
 static bl_status run_group(bl_trainer *t)
 {
     bl_rank *r = t->rank;
-    const bl_job *job = &t->training->job;
+    const bl_job *job = t->job;
     bl_pass_input input = {.n_micro = job->plan.pass.max_group,
                            .micro = t->micro,
                            .stop = is_abandoned,

@@ -65,7 +65,7 @@ static bl_status open_trace(bl_training *training)
     char *path = NULL;
 
     if (!job->config->trace) return BL_OK;
-    BL_TRY(bl_training_trace_path(training, &path));
+    BL_TRY(bl_job_trace_path(job, &path));
     bl_status st = bl_trace_open(path, job->topology.first_here, job->topology.n_here, &job->trace);
     free(path);
     return st;
@@ -81,7 +81,7 @@ static bl_status close_trace(bl_job *job)
 /* Where steps end with an epoch, and are not all of the same size. */
 static void print_short_steps(const bl_training *training)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = training->config;
     int64_t n = training->job.data.train.n, batch = bl_train_batch_rows(c),
             n_steps = bl_ceil_div(n, batch);
 
@@ -143,6 +143,7 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     if (config.compute_dtype == BL_COMPUTE_FP8) config.compute_dtype = BL_COMPUTE_BF16;
     bl_job stored = {.config = &config,
                      .topology = job->topology,
+                     .hooks = job->hooks,
                      .model = job->model,
                      .data.validation = job->data.validation};
     bl_status st = evaluate_job(job, &stored, outcome);
@@ -251,7 +252,7 @@ static bl_status train(bl_training *training, bl_output *output)
 
     BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(bl_job_place_ranks(job));
-    BL_TRY(bl_training_check_paths(training));
+    BL_TRY(bl_job_check_paths(job));
     if (job->topology.first_here == 0) BL_TRY(bl_output_open(dir, output));
     BL_TRY(open_job(job));
     BL_TRY(compare_processes(job, output));
@@ -269,9 +270,11 @@ static bl_status train(bl_training *training, bl_output *output)
     return print_next(job);
 }
 
-bl_status bl_train_run(const bl_train_config *config, bl_launch *launch)
+bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
+                       const struct bl_pager_hooks *hooks)
 {
-    bl_training training = {.job = {.config = config, .launch = launch}};
+    bl_training training = {.config = config,
+                            .job = {.config = config, .launch = launch, .hooks = hooks}};
     bl_output output = {0};
 
     bl_status st = train(&training, &output);

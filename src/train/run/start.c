@@ -50,7 +50,7 @@ static bl_status look_at(const bl_output *output, const bl_train_config *c, cons
 
 static bl_status find_traces(const bl_training *training, const bl_output *output, traces *out)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = training->config;
     int64_t *steps;
     size_t n_steps;
 
@@ -114,7 +114,7 @@ static bl_status add_old_run_size(const bl_training *training, const bl_output *
         st = add_step_size(training->checkpoint_dir, steps[i], n_bytes);
     free(steps);
     BL_TRY(st);
-    return for_old_files(training->job.config, output, add_size, n_bytes);
+    return for_old_files(training->config, output, add_size, n_bytes);
 }
 
 /* Newest checkpoints first: a crash leaves older ones. */
@@ -129,7 +129,7 @@ static bl_status delete_old_run(const bl_training *training, const bl_output *ou
         st = bl_checkpoint_remove(training->checkpoint_dir, steps[i]);
     free(steps);
     BL_TRY(st);
-    return for_old_files(training->job.config, output, delete_file, NULL);
+    return for_old_files(training->config, output, delete_file, NULL);
 }
 
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output)
@@ -151,7 +151,7 @@ static bl_status check_later_steps(const bl_training *training, const bl_output 
 /* Whether the steps that are done had the learning rates that this run would have given them. */
 static bool is_same_course(const bl_training *training, const bl_train_config *before)
 {
-    const bl_train_config *now = training->job.config;
+    const bl_train_config *now = training->config;
     int64_t n = training->job.data.train.n, total_before = bl_train_total_steps(before, n),
             total = bl_train_total_steps(now, n);
 
@@ -185,8 +185,7 @@ static bl_status list_differences(bl_training *training, const json_t *state, bl
 
     BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
-    BL_TRY_GOTO(st, done,
-                bl_train_config_diff(before, training->job.config, BL_EFFECT_RESULT, &keys));
+    BL_TRY_GOTO(st, done, bl_train_config_diff(before, training->config, BL_EFFECT_RESULT, &keys));
     bool is_same_rate = is_same_course(training, before);
     for (const char *line = keys; *line; line += strcspn(line, "\n") + 1)
         add_key(line, is_same_rate, d);
@@ -204,7 +203,7 @@ static bl_status check_differences(bl_training *training, const json_t *state)
     bl_start *start = &training->start;
     char *all = NULL, *refused = NULL;
     size_t n_all = 0, n_refused = 0;
-    bl_differences d = {.config = training->job.config,
+    bl_differences d = {.config = training->config,
                         .all = open_memstream(&all, &n_all),
                         .refused = open_memstream(&refused, &n_refused)};
     bl_status st = d.all && d.refused ? list_differences(training, state, &d)
@@ -268,7 +267,7 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
 
 static bl_status find_checkpoint(bl_training *training, const bl_output *output, json_t **state)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = training->config;
     const char *folder = training->checkpoint_dir;
     bl_start *start = &training->start;
 
@@ -302,7 +301,7 @@ static bl_status warn_of_newer(const bl_training *training)
 
     BL_TRY(bl_checkpoint_list(training->checkpoint_dir, &steps, &n_steps));
     while ((size_t)n_newer < n_steps && steps[n_newer] > start->step) n_newer++;
-    if (n_newer > 0 && training->job.config->save_total_limit > 0)
+    if (n_newer > 0 && training->config->save_total_limit > 0)
         bl_log_warning(
             "%s: the next save removes the checkpoints after step %lld, step-%lld to step-%lld",
             training->checkpoint_dir, (long long)start->step, (long long)steps[n_newer - 1],
@@ -318,7 +317,7 @@ static bl_status warn_of_newer(const bl_training *training)
 
 static bl_status resume(bl_training *training, bl_output *output, const traces *found)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = training->config;
     bl_start *start = &training->start;
     json_t *state = NULL;
 
@@ -348,7 +347,7 @@ static bl_status resume(bl_training *training, bl_output *output, const traces *
 
 static bl_status choose_start(bl_training *training, bl_output *output)
 {
-    const bl_train_config *c = training->job.config;
+    const bl_train_config *c = training->config;
     bl_start *start = &training->start;
     traces found;
 

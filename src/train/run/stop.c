@@ -81,7 +81,7 @@ static void abandon(watch *w)
  * processes at once: from whoever sent it, and passed on by the parent. */
 static void take_signal(watch *w, const sigset_t *signals, int signal_number)
 {
-    double grace_s = w->training->job.config->grace_s;
+    double grace_s = w->training->config->grace_s;
     bool is_repeated = w->asked_s > 0.0 && (w->is_child || bl_stop_signal_repeats(signal_number) ||
                                             bl_now_s() - w->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
@@ -198,6 +198,8 @@ static bl_status create_watch(bl_training *training, bl_output *output, watch *w
         rank->stop = is_abandoned;
         rank->stop_user = &w->control;
         w->trainers[i] = (bl_trainer){.training = training,
+                                      .job = &training->job,
+                                      .config = training->config,
                                       .control = &w->control,
                                       .output = rank->index == 0 ? output : NULL,
                                       .folder = output,
