@@ -135,16 +135,16 @@ static bl_status add_learned(writer *w, const bl_chat_message *message)
     BL_TRY(add_text(w, &chat->answer_start));
     BL_TRY(add_content(w, message->content, strlen(message->content)));
     BL_TRY(add_text(w, &chat->answer_end));
-    BL_TRY(set_border(w, true));
+    BL_TRY(set_border(w, !message->is_masked)); /* a border all the same: ids stay what they are */
     BL_TRY(add_text(w, &chat->suffix[BL_CHAT_ASSISTANT]));
-    return chat->learns_suffix ? set_border(w, true) : BL_OK;
+    return chat->learns_suffix ? set_border(w, !message->is_masked) : BL_OK;
 }
 
 /* What a template makes of a system message at the start, or of its absence; *n gets the messages
  * that it took. */
 static bl_status add_start(writer *w, const bl_chat_message *messages, size_t *n)
 {
-    static const bl_chat_message no_system = {BL_CHAT_SYSTEM, ""};
+    static const bl_chat_message no_system = {.role = BL_CHAT_SYSTEM, .content = ""};
     const bl_chat_template *chat = w->chat;
     bool given = messages[0].role == BL_CHAT_SYSTEM;
 
@@ -173,7 +173,7 @@ static bl_status check_message(const bl_chat_template *chat, const bl_chat_messa
     size_t n_valid = bl_utf8_valid_prefix(text, n_bytes);
     if (n_valid < n_bytes)
         return BL_FAIL(BL_EINPUT, "message %zu: byte %zu is not UTF-8", i, n_valid);
-    if (!chat->has_role[role])
+    if (role == BL_CHAT_TOOL || !chat->has_role[role])
         return BL_FAIL(BL_EINPUT, "message %zu: chat template %s has no role %s", i, chat->name,
                        bl_chat_role_names[role]);
     trim(&text, &n_bytes);
@@ -211,10 +211,17 @@ static bl_status add_messages(writer *w, const bl_chat_message *messages, size_t
     return BL_OK;
 }
 
-bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
-                                  size_t n_messages, bool train_on_inputs, bl_ids *ids,
-                                  bl_ids *labels)
+bool bl_chat_template_takes_objects(const bl_chat_template *chat)
 {
+    (void)chat;
+    return false; /* prefixes and suffixes have no place for them */
+}
+
+bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
+                                  size_t n_messages, const json_t *context, bool train_on_inputs,
+                                  bl_ids *ids, bl_ids *labels)
+{
+    (void)context; /* of templates that take objects */
     writer w = {.chat = chat, .train_on_inputs = train_on_inputs, .ids = ids, .labels = labels};
 
     bl_status st = add_messages(&w, messages, n_messages);
@@ -225,8 +232,9 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
 
 bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const bl_chat_message *messages, size_t n_messages,
-                                         bl_ids *ids)
+                                         const json_t *context, bl_ids *ids)
 {
+    (void)context;
     bl_ids labels = {0};
     writer w = {.chat = chat, .ids = ids, .labels = &labels};
 

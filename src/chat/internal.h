@@ -33,7 +33,7 @@ struct bl_chat_template {
     char *system_head; /* NULL, or what every conversation's system message begins with */
 };
 
-extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES];
+extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1]; /* the last: tool */
 
 /* BL_EUSAGE "place: ...": the text spells <|a token|> that the tokenizer does not have. */
 bl_status bl_chat_text_split(const bl_tokenizer *tokenizer, const char *place, const char *text,

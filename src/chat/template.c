@@ -16,7 +16,7 @@
 #include "chat/internal.h"
 #include "tokenizer/text.h"
 
-const char *const bl_chat_role_names[BL_CHAT_N_ROLES] = {"system", "user", "assistant"};
+const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "assistant", "tool"};
 
 #define NAMES "llama2, llama3, llama3.1, llama3.2 or the path of a template file"
 

@@ -26,6 +26,7 @@
 #ifndef BALLAST_CHAT_TEMPLATE_H
 #define BALLAST_CHAT_TEMPLATE_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -43,12 +44,19 @@ typedef enum bl_chat_role {
     BL_CHAT_SYSTEM,
     BL_CHAT_USER,
     BL_CHAT_ASSISTANT,
-    BL_CHAT_N_ROLES
+    BL_CHAT_N_ROLES,
+    BL_CHAT_TOOL = BL_CHAT_N_ROLES /* only for a template that takes objects */
 } bl_chat_role;
 
+/* Borrowed by the functions below. */
 typedef struct bl_chat_message {
     bl_chat_role role;
     const char *content; /* UTF-8 */
+    bool is_masked;      /* an assistant's message that carries no loss */
+    /* The message for a template that takes objects: "role" (system, user, assistant or tool),
+     * "content" (a string, or null) and the row's other keys, such as tool_calls. May be NULL where
+     * the template takes none. */
+    const json_t *object;
 } bl_chat_message;
 
 /* Never changes once loaded: any thread may use it. */
@@ -70,20 +78,26 @@ bool bl_chat_template_was_recognized(const bl_chat_template *chat); /* loaded wi
  * it. */
 uint64_t bl_chat_template_hash(const bl_chat_template *chat);
 
+/* Whether the template reads messages as JSON objects, with tool calls, tools and the like. Another
+ * one takes roles and contents only: the caller rejects what it would drop. */
+bool bl_chat_template_takes_objects(const bl_chat_template *chat);
+
 /* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs:
  * every id is its label. Content is stripped of white space at both ends where the template does
- * it. BL_EINPUT: no messages, an empty user's or assistant's message, a role that the template
- * lacks or has no place for there; BL_ENOMEM. Both lists may have grown after a failure. */
+ * it. context: NULL, or, for a template that takes objects, the row's keys beside the messages: an
+ * object with some of "tools", "documents" and "chat_template_kwargs". BL_EINPUT: no messages, an
+ * empty user's or assistant's message, a role that the template lacks or has no place for there;
+ * BL_ENOMEM. Both lists may have grown after a failure. */
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
-                                  size_t n_messages, bool train_on_inputs, bl_ids *ids,
-                                  bl_ids *labels);
+                                  size_t n_messages, const json_t *context, bool train_on_inputs,
+                                  bl_ids *ids, bl_ids *labels);
 
 /* Appends what the model is given to answer the last message, of a user: the conversation and what
  * precedes an assistant's content. Errors as above; an assistant's message at the end is
  * BL_EINPUT. */
 bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const bl_chat_message *messages, size_t n_messages,
-                                         bl_ids *ids);
+                                         const json_t *context, bl_ids *ids);
 
 /* The special token that ends an assistant's turn; -1: it ends in text. */
 int32_t bl_chat_template_end(const bl_chat_template *chat);

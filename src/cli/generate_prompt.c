@@ -78,22 +78,21 @@ static bl_status encode_messages(const bl_generate_prompt *p, const bl_tokenizer
 {
     static const char place[] = "--messages";
     bl_chat_template *chat = NULL;
-    bl_chat_message *messages = NULL;
+    bl_conversation c = {0};
     json_t *object = NULL;
-    size_t n;
     bl_status st;
 
     BL_TRY_GOTO(st, done, load_messages(p->messages, place, &object));
     BL_TRY_GOTO(st, done, bl_json_check_object(place, object));
-    BL_TRY_GOTO(st, done, bl_messages_read(place, object, &messages, &n));
     BL_TRY_GOTO(st, done,
                 bl_chat_template_load(p->chat_template, p->template_date, tokenizer, &chat));
-    st = bl_chat_template_encode_prompt(chat, messages, n, ids);
+    BL_TRY_GOTO(st, done, bl_conversation_read(place, object, chat, &c));
+    st = bl_chat_template_encode_prompt(chat, c.message, c.n, c.context, ids);
     if (st != BL_OK) bl_error_prefix(st, "%s", place);
     *end = bl_chat_template_end(chat);
 done:
     bl_chat_template_destroy(chat);
-    free(messages);
+    bl_conversation_free(&c);
     json_decref(object);
     return st;
 }

@@ -13,7 +13,7 @@
 typedef struct tokenize_options {
     char *tokenizer;
     bool add_special_tokens, parse_special_tokens;
-    char *data, *chat_template, *template_date;
+    char *data, *dataset_text_field, *chat_template, *template_date;
     bl_data_format data_format;
     bl_packing packing;
     int64_t max_seq_length;
@@ -41,6 +41,8 @@ static const bl_option table[] = {
     {KEY(data_format, ENUM), .group = DATA, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
      .help = "format of the rows; auto detects it from the first row"},
+    {KEY(dataset_text_field, STRING), .group = DATA, .default_text = "text",
+     .help = "key of the text in rows of format text"},
     {KEY(chat_template, STRING), .group = DATA,
      .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one "
              "of these"},
@@ -139,6 +141,7 @@ static bl_status show_data(const bl_tokenizer *tokenizer, const tokenize_options
     options.overlong = values->overlong;
     options.train_on_inputs = values->train_on_inputs;
     options.skip_bad = values->skip_bad;
+    options.text_key = values->dataset_text_field;
     options.chat_template = values->chat_template;
     options.template_date = values->template_date;
     return bl_cli_show_data(tokenizer, &options, values->packing, n_rows, values->json);

@@ -82,6 +82,7 @@ typedef struct bl_train_config {
     int64_t max_seq_length; /* tokens */
     bl_overlong overlong;
     bool shuffle, train_on_inputs, skip_bad;
+    char *dataset_text_field;
     char *chat_template, *template_date; /* NULL: the model's own */
 
     /* LoRA */

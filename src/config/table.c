@@ -54,7 +54,10 @@ const bl_option bl_train_options[] = {
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
      .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
-     .help = "format of the rows; auto detects it from the first row"},
+     .help = "format of the rows; auto detects it from the first row; messages also takes the keys "
+             "of alpaca and prompt_completion (docs/data.md)"},
+    {KEY(dataset_text_field, STRING), SOURCE, .commands = BOTH, .default_text = "text",
+     .help = "key of the text in rows of format text"},
     {KEY(packing, ENUM), RESULT, .commands = BOTH, .names = "none|pack|concatenate",
      .default_text = "none", .true_name = "pack",
      .help = "none: one sample per sequence; pack, or true: several samples per sequence, kept "

@@ -5,10 +5,13 @@
  * and EOS; [.]: no loss); docs/data.md has an example of each:
  * - tokens: input_ids; labels (default: the ids), document_ids and weights are optional; no other
  *   key
- * - text: text; B text E
- * - prompt_completion: prompt, completion; [B prompt] completion E
- * - alpaca: instruction, input, output; [B Stanford Alpaca's prompt] output E
- * - messages: messages of role and content; as chat/template.h says
+ * - text: text, or the key of text_key; B text E
+ * - prompt_completion: prompt, completion (or prompt and response, question and answer, query and
+ *   response); [B prompt] completion E
+ * - alpaca: instruction, input, output (or instruction, context, response); [B Stanford Alpaca's
+ *   prompt] output E
+ * - messages: messages of role and content; as chat/template.h says; or prompt and completion as
+ *   lists of messages, or the keys of alpaca and prompt_completion with system and history
  * - sharegpt: conversations of from (human, gpt, system) and value; the same
  *
  * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the
@@ -57,9 +60,10 @@ typedef struct bl_dataset_options {
     /* Leave out rows that cannot be used, and list them on the log; else the first is an
      * error. */
     bool skip_bad;
-    bool add_eos;       /* texts and completions end with EOS */
-    int32_t eos_id;     /* -1: the tokenizer's first */
-    int32_t vocab_size; /* bound of ids, the model's; 0: the tokenizer's */
+    const char *text_key; /* of rows of format text; NULL: "text" */
+    bool add_eos;         /* texts and completions end with EOS */
+    int32_t eos_id;       /* -1: the tokenizer's first */
+    int32_t vocab_size;   /* bound of ids, the model's; 0: the tokenizer's */
     const char *chat_template,
         *template_date; /* chat/template.h; NULL: the model's own, its date */
     /* Why there is no tokenizer: fails a format that needs one; NULL: none was asked for. */
@@ -159,10 +163,18 @@ int64_t bl_dataset_index_bytes(const bl_dataset *dataset);
  * 100), or one of the two parts is empty though the percentage is not 0. */
 bl_status bl_dataset_split(int64_t n_rows, double percentage, int64_t *n_validation);
 
-/* The messages of {"messages": [{"role", "content"}]}, a row or not: *out, of *n, is the caller's
- * to free; its texts are borrowed from `object`. `place` goes before errors. BL_EINPUT as for a
- * row; BL_ENOMEM. */
-bl_status bl_messages_read(const char *place, const json_t *object, bl_chat_message **out,
-                           size_t *n);
+/* What a chat template writes. */
+typedef struct bl_conversation {
+    bl_chat_message *message; /* texts are those of the row, or in `kept` */
+    size_t n;
+    json_t *kept;    /* texts and objects that the row does not have */
+    json_t *context; /* as of bl_chat_template_encode */
+} bl_conversation;
+
+/* {"messages": [{"role", "content"}]}, a row or not, which *out borrows; freed by
+ * bl_conversation_free. `place` goes before errors. BL_EINPUT as for a row; BL_ENOMEM. */
+bl_status bl_conversation_read(const char *place, const json_t *object,
+                               const bl_chat_template *chat, bl_conversation *out);
+void bl_conversation_free(bl_conversation *conversation); /* an empty one is fine */
 
 #endif

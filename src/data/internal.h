@@ -46,17 +46,48 @@ uint64_t bl_row_hash(const bl_row *row);
 /* The line that a byte of the file is in; reads all before it. */
 bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64_t *line);
 
+/* ---- shape.c ---- */
+
+/* Keys of rows, and what is made of them. */
+typedef struct bl_row_shape {
+    const char *first, *second; /* keys that a row has; second NULL: one key */
+    const char *input;          /* an optional key: what the first one is about */
+    bl_data_format format;      /* of data_format auto */
+    unsigned formats;           /* all that can use it, a bit each */
+} bl_row_shape;
+
+/* The first shape that the row has and the format can use; NULL: none. */
+const bl_row_shape *bl_row_shape_find(const json_t *row, bl_data_format format,
+                                      const char *text_key);
+/* The format that auto gives: the shape's, or messages where prompt and completion are lists. */
+bl_data_format bl_row_shape_format(const bl_row_shape *shape, const json_t *row);
+/* A shape of that format: its own one. */
+const bl_row_shape *bl_row_shape_of(bl_data_format format);
+/* For other processes; -1 is NULL. */
+int64_t bl_row_shape_index(const bl_row_shape *shape);
+const bl_row_shape *bl_row_shape_at(int64_t index);
+/* BL_EINPUT: a row of another shape. NULL, and a row without any shape, pass. */
+bl_status bl_row_shape_check(const char *place, const bl_row_shape *shape, const json_t *row,
+                             const char *text_key);
+
 /* ---- sample.c ---- */
 
 typedef struct bl_sample_rules {
     bl_dataset_options options; /* format and vocab_size resolved; path not used */
     const bl_tokenizer *tokenizer;
-    bl_chat_template *chat; /* messages and sharegpt; owned by the data set */
+    bl_chat_template *chat;    /* messages and sharegpt; owned by the data set */
+    const bl_row_shape *shape; /* of the first row that has one; NULL: none seen yet */
+    char *text_key;            /* owned by the data set */
 } bl_sample_rules;
+
+/* The rows' shape, or the format's own one. */
+const bl_row_shape *bl_sample_rules_shape(const bl_sample_rules *rules);
 
 typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
 
-bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out);
+/* Sets the rules' shape, and a format that is auto, by a row. BL_EINPUT: the row cannot be read, or
+ * has no shape that the format can use. */
+bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *rules);
 
 /* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy
  * skip; *out is empty then. */
@@ -69,10 +100,12 @@ int64_t bl_sample_count_labels(const bl_sample *sample);
 
 /* Refuses a row with a key that changes what is said or learned and that its format does not
  * understand: BL_EINPUT "place: key K: reason". Null and empty values are fine. */
-bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row);
-/* The same of a message; has_loss: whether it will carry loss. */
+bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row,
+                            bool takes_objects);
+/* The same of a message. takes_objects: the template reads other keys, too. has_loss: whether it
+ * carries loss by its role; *is_masked (may be NULL) becomes true where a key takes that away. */
 bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
-                                bool has_loss);
+                                bool takes_objects, bool has_loss, bool *is_masked);
 
 /* ---- chat.c ---- */
 

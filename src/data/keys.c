@@ -48,7 +48,6 @@ static const refused_key message_keys[] = {
     {"tool_calls", no_tools, CHAT, false},
     {"tool_call_id", no_tools, CHAT, false},
     {"function_call", no_tools, CHAT, false},
-    {"weight", "weights of messages are not supported", CHAT, false},
     {"train_detail", "weights of parts of messages are not supported", CHAT, false},
     {"reasoning_content", no_reasoning, CHAT, false},
     {"thinking", no_reasoning, CHAT, false},
@@ -56,7 +55,7 @@ static const refused_key message_keys[] = {
 };
 
 /* Whether a message is learned; a value that says what happens anyway is fine. */
-static const char *const loss_keys[] = {"train", "training", "trainable", "loss"};
+static const char *const loss_keys[] = {"train", "training", "trainable", "loss", "weight"};
 
 /* Absent, null and empty values say nothing; nor does a list of tools that is written as text and
  * empty. */
@@ -70,10 +69,12 @@ static bool is_silent(const json_t *value)
 }
 
 static bl_status refuse(const char *place, const json_t *object, const refused_key *keys,
-                        size_t n_keys, bl_data_format format)
+                        size_t n_keys, bl_data_format format, bool takes_objects)
 {
     for (size_t k = 0; k < n_keys; k++) {
         const json_t *value = json_object_get(object, keys[k].key);
+        bool is_read = keys[k].reason == no_tools || keys[k].reason == no_reasoning;
+        if (takes_objects && is_read && strcmp(keys[k].key, "function_call")) continue;
         if (!(keys[k].formats >> format & 1)) continue;
         if (keys[k].if_false ? !json_is_false(value) : is_silent(value)) continue;
         return BL_FAIL(BL_EINPUT, "%s: key %s: %s", place, keys[k].key, keys[k].reason);
@@ -81,21 +82,27 @@ static bl_status refuse(const char *place, const json_t *object, const refused_k
     return BL_OK;
 }
 
-bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row)
+bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row,
+                            bool takes_objects)
 {
-    return refuse(place, row, row_keys, BL_COUNT(row_keys), format);
+    return refuse(place, row, row_keys, BL_COUNT(row_keys), format, takes_objects);
 }
 
 bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
-                                bool has_loss)
+                                bool takes_objects, bool has_loss, bool *is_masked)
 {
-    BL_TRY(refuse(place, message, message_keys, BL_COUNT(message_keys), format));
+    BL_TRY(refuse(place, message, message_keys, BL_COUNT(message_keys), format, takes_objects));
     for (size_t k = 0; k < BL_COUNT(loss_keys); k++) {
         const json_t *value = json_object_get(message, loss_keys[k]);
-        bool on = json_is_true(value) || (json_is_integer(value) && json_integer_value(value) == 1);
-        bool off =
-            json_is_false(value) || (json_is_integer(value) && json_integer_value(value) == 0);
-        if (has_loss ? !off : !on) continue;
+        bool on = json_is_true(value) || (json_is_number(value) && json_number_value(value) == 1);
+        bool off = json_is_false(value) || (json_is_number(value) && json_number_value(value) == 0);
+        if (!on && !off && !strcmp(loss_keys[k], "weight") && value && !json_is_null(value))
+            return BL_FAIL(BL_EINPUT,
+                           "%s: key weight: expected 0 or 1; for other weights use data_format "
+                           "tokens with weights",
+                           place);
+        if (off && is_masked) *is_masked = true;
+        if (is_masked || (has_loss ? !off : !on)) continue;
         return BL_FAIL(
             BL_EINPUT,
             "%s: key %s: this message %s loss; to choose by message use data_format tokens", place,

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/file_kind.h"
-#include "base/sizes.h"
 #include "data/internal.h"
 
 /* ---- parsing ---- */
@@ -41,39 +40,29 @@ static void name_place(const char *path, const bl_row *row, char place[BL_PLACE_
     snprintf(place, BL_PLACE_BYTES, "%s:%" PRId64, path, row->line);
 }
 
-bl_status bl_row_detect_format(const char *path, const bl_row *row, bl_data_format *out)
+const bl_row_shape *bl_sample_rules_shape(const bl_sample_rules *rules)
 {
-    static const struct {
-        const char *keys[2];
-        bl_data_format format;
-    } known[] = {
-        {{"input_ids", "input_ids"}, BL_DATA_TOKENS},
-        {{"messages", "messages"}, BL_DATA_MESSAGES},
-        {{"conversations", "conversations"}, BL_DATA_SHAREGPT},
-        {{"instruction", "output"}, BL_DATA_ALPACA}, /* before text: Stanford's file has both */
-        {{"prompt", "completion"}, BL_DATA_PROMPT_COMPLETION},
-        {{"text", "text"}, BL_DATA_TEXT}};
+    return rules->shape ? rules->shape : bl_row_shape_of(rules->options.format);
+}
+
+bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *rules)
+{
+    bl_data_format *format = &rules->options.format;
     json_t *object;
     char place[BL_PLACE_BYTES];
 
     BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
-    for (size_t i = 0; st == BL_OK && i < BL_COUNT(known); i++) {
-        if (!json_object_get(object, known[i].keys[0]) ||
-            !json_object_get(object, known[i].keys[1]))
-            continue;
-        *out = known[i].format;
-        json_decref(object);
-        return BL_OK;
-    }
-    if (st == BL_OK)
+    if (st == BL_OK) rules->shape = bl_row_shape_find(object, *format, rules->text_key);
+    if (st == BL_OK && !rules->shape)
         st = BL_FAIL(
             BL_EINPUT,
             "%s: no known data format has these keys; give data_format, or rows with messages, "
-            "conversations, "
-            "input_ids, text, instruction and output, or prompt and completion",
+            "conversations, input_ids, text (or dataset_text_field), instruction and output, "
+            "prompt and completion, or question and answer",
             place);
+    if (st == BL_OK && *format == BL_DATA_AUTO) *format = bl_row_shape_format(rules->shape, object);
     json_decref(object);
     return st;
 }
@@ -144,7 +133,7 @@ static bl_status draft_text(const bl_sample_rules *rules, const char *place, con
 {
     const char *text = "";
 
-    BL_TRY(bl_json_get_string(place, row, "text", BL_JSON_REQUIRED, &text));
+    BL_TRY(bl_json_get_string(place, row, rules->text_key, BL_JSON_REQUIRED, &text));
     BL_TRY(begin_text(rules, draft));
     BL_TRY(add_text(rules, text, 0, draft));
     BL_TRY(end_text(rules, draft));
@@ -154,10 +143,11 @@ static bl_status draft_text(const bl_sample_rules *rules, const char *place, con
 static bl_status draft_prompt_completion(const bl_sample_rules *rules, const char *place,
                                          const json_t *row, sample_draft *draft)
 {
+    const bl_row_shape *shape = bl_sample_rules_shape(rules);
     const char *prompt = "", *completion = "";
 
-    BL_TRY(bl_json_get_string(place, row, "prompt", BL_JSON_REQUIRED, &prompt));
-    BL_TRY(bl_json_get_string(place, row, "completion", BL_JSON_REQUIRED, &completion));
+    BL_TRY(bl_json_get_string(place, row, shape->first, BL_JSON_REQUIRED, &prompt));
+    BL_TRY(bl_json_get_string(place, row, shape->second, BL_JSON_REQUIRED, &completion));
     return add_prompt_completion(rules, prompt, completion, draft);
 }
 
@@ -173,12 +163,13 @@ static bl_status draft_alpaca(const bl_sample_rules *rules, const char *place, c
         ALPACA_HEAD ", paired with an input that provides further context. " ALPACA_TAIL
                     "%s\n\n### Input:\n%s\n\n### Response:";
     static const char without_input[] = ALPACA_HEAD ". " ALPACA_TAIL "%s\n\n### Response:";
+    const bl_row_shape *shape = bl_sample_rules_shape(rules);
     const char *instruction = "", *input = "", *output = "";
     char *prompt = NULL;
 
-    BL_TRY(bl_json_get_string(place, row, "instruction", BL_JSON_REQUIRED, &instruction));
-    BL_TRY(bl_json_get_string(place, row, "input", BL_JSON_OPTIONAL, &input));
-    BL_TRY(bl_json_get_string(place, row, "output", BL_JSON_REQUIRED, &output));
+    BL_TRY(bl_json_get_string(place, row, shape->first, BL_JSON_REQUIRED, &instruction));
+    BL_TRY(bl_json_get_string(place, row, shape->input, BL_JSON_OPTIONAL, &input));
+    BL_TRY(bl_json_get_string(place, row, shape->second, BL_JSON_REQUIRED, &output));
     int n = *input ? asprintf(&prompt, with_input, instruction, input)
                    : asprintf(&prompt, without_input, instruction);
     if (n < 0) return BL_FAIL(BL_ENOMEM, "%s: prompt", place);
@@ -379,7 +370,9 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
     BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
-    if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object);
+    if (st == BL_OK) st = bl_row_shape_check(place, rules->shape, object, rules->text_key);
+    bool takes_objects = rules->chat && bl_chat_template_takes_objects(rules->chat);
+    if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object, takes_objects);
     if (st == BL_OK) {
         bool tokens = rules->options.format == BL_DATA_TOKENS;
         st = tokens ? build_tokens(rules, place, object, out)

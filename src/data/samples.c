@@ -37,7 +37,7 @@ void bl_index_free(bl_index_memory *index)
 typedef struct scanned {
     bl_dataset_stats stats;
     uint64_t n, fingerprint;
-    int64_t format, vocab_size, eos_id;
+    int64_t format, shape, vocab_size, eos_id;
 } scanned;
 
 /* The others build samples by the same rules, from the same index. */
@@ -49,6 +49,7 @@ static bl_status take_over(bl_samples *samples, const scanned *s)
     samples->n = samples->capacity = (size_t)s->n;
     samples->fingerprint = s->fingerprint;
     options->format = (bl_data_format)s->format;
+    samples->rules.shape = bl_row_shape_at(s->shape);
     options->vocab_size = (int32_t)s->vocab_size;
     options->eos_id = (int32_t)s->eos_id;
     bool is_chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
@@ -67,6 +68,7 @@ static bl_status share(bl_samples *samples)
                       .n = samples->n,
                       .fingerprint = samples->fingerprint,
                       .format = options->format,
+                      .shape = bl_row_shape_index(samples->rules.shape),
                       .vocab_size = options->vocab_size,
                       .eos_id = options->eos_id};
     BL_TRY(bl_host_memory_await(samples->host));
@@ -97,7 +99,8 @@ bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer 
     samples->n_references = 1;
     samples->host = options->host;
     samples->rules = (bl_sample_rules){.options = *options, .tokenizer = tokenizer};
-    if (!(samples->path = strdup(options->path))) {
+    samples->rules.text_key = strdup(options->text_key ? options->text_key : "text");
+    if (!(samples->path = strdup(options->path)) || !samples->rules.text_key) {
         st = BL_FAIL(BL_ENOMEM, "data set");
         goto done;
     }
@@ -105,6 +108,7 @@ bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer 
     BL_TRY_GOTO(st, done, read_index(samples));
     samples->rules.options.path = NULL; /* the caller's texts, borrowed until here */
     samples->rules.options.chat_template = samples->rules.options.template_date = NULL;
+    samples->rules.options.text_key = NULL;
     samples->rules.options.no_tokenizer = NULL;
     *out = samples;
     samples = NULL;
@@ -118,6 +122,7 @@ void bl_samples_release(bl_samples *samples)
     if (!samples || --samples->n_references > 0) return;
     if (samples->fd >= 0) close(samples->fd);
     bl_chat_template_destroy(samples->rules.chat);
+    free(samples->rules.text_key);
     free(samples->path);
     bl_index_free(&samples->index);
     free(samples);

@@ -195,15 +195,14 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 /* ---- the file ---- */
 
 /* The format must be known before the first row is built; a bad first row is then the format's
- * problem only if it cannot be read at all and may not be skipped. */
+ * problem only if it cannot be read at all and may not be skipped. The shape may come later. */
 static bl_status settle_format(bl_samples *samples, const bl_row *row, bool *settled)
 {
-    bl_dataset_options *options = &samples->rules.options;
-
-    if (options->format == BL_DATA_AUTO) {
-        bl_status st = bl_row_detect_format(samples->path, row, &options->format);
-        if (st != BL_OK) return skip_bad_row(samples, st) ? BL_OK : st;
-    }
+    bool is_auto = samples->rules.options.format == BL_DATA_AUTO;
+    bl_status st = bl_row_settle(samples->path, row, &samples->rules);
+    if (st != BL_OK && is_auto) return skip_bad_row(samples, st) ? BL_OK : st;
+    if (st != BL_OK && st != BL_EINPUT) return st; /* building the row reports what is wrong */
+    if (*settled) return BL_OK;
     *settled = true;
     return resolve_rules(samples->path, &samples->rules);
 }
@@ -251,7 +250,7 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
         bl_status st = bl_row_reader_next(reader, &row);
         if (st == BL_OK && row.text) {
             samples->stats.n_rows++;
-            if (!settled) BL_TRY(settle_format(samples, &row, &settled));
+            if (!settled || !samples->rules.shape) BL_TRY(settle_format(samples, &row, &settled));
             if (settled) BL_TRY(add_to_batch(batch, &row));
             continue;
         }

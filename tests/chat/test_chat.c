@@ -53,10 +53,10 @@ static size_t read_messages(const json_t *list, bl_chat_message *out, size_t max
     json_array_foreach((json_t *)list, i, value)
     {
         const char *role = get(value, "role");
-        out[i].role = !strcmp(role, "system") ? BL_CHAT_SYSTEM
-                      : !strcmp(role, "user") ? BL_CHAT_USER
-                                              : BL_CHAT_ASSISTANT;
-        out[i].content = get(value, "content");
+        out[i] = (bl_chat_message){.role = !strcmp(role, "system") ? BL_CHAT_SYSTEM
+                                           : !strcmp(role, "user") ? BL_CHAT_USER
+                                                                   : BL_CHAT_ASSISTANT,
+                                   .content = get(value, "content")};
     }
     return json_array_size(list);
 }
@@ -85,7 +85,7 @@ static bool check_prompt(const bl_chat_template *chat, const json_t *entry,
         return false;
     while (json_integer_value(json_array_get(labels, begin - 1)) == M) begin--;
     while (json_integer_value(json_array_get(labels, begin - 1)) != M) begin--;
-    if (bl_chat_template_encode_prompt(chat, messages, n - 1, &ids) != BL_OK)
+    if (bl_chat_template_encode_prompt(chat, messages, n - 1, NULL, &ids) != BL_OK)
         fail_msg("case %zu: %s", number, bl_error_text());
     json_t *expected = json_array();
     for (size_t i = 0; i < begin; i++)
@@ -93,7 +93,7 @@ static bool check_prompt(const bl_chat_template *chat, const json_t *entry,
     check_list(expected, ids.id, ids.n, "prompt", number);
     json_decref(expected);
     bl_ids_free(&ids);
-    assert_int_equal(bl_chat_template_encode_prompt(chat, messages, n, &ids), BL_EINPUT);
+    assert_int_equal(bl_chat_template_encode_prompt(chat, messages, n, NULL, &ids), BL_EINPUT);
     return bl_chat_template_end(chat) >= 0;
 }
 
@@ -112,7 +112,7 @@ static void test_handmade_conversations(void **state)
         size_t n = read_messages(json_object_get(entry, "messages"), messages, 8);
         for (int all = 0; all < 2; all++) {
             bl_ids ids = {0}, labels = {0};
-            if (bl_chat_template_encode(chat, messages, n, all, &ids, &labels) != BL_OK)
+            if (bl_chat_template_encode(chat, messages, n, NULL, all, &ids, &labels) != BL_OK)
                 fail_msg("case %zu: %s", number, bl_error_text());
             check_list(json_object_get(entry, "ids"), ids.id, ids.n, "ids", number);
             check_list(json_object_get(entry, all ? "ids" : "labels"), labels.id, labels.n,

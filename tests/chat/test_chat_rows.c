@@ -44,12 +44,12 @@ static void test_bad_rows(void **state)
          ":2: message 0: role tool: tool calls are not supported", NULL},
         {ROW("[" TURN("user", "null") "]"), ":2: message 0: key content", NULL},
         {ROW("[" TURN("user", "[{\"type\":\"text\"}]") "]"),
-         ":2: message 0: key content: expected a string", NULL},
+         ":2: message 0: part 0 of the content: key text: missing", NULL},
         {ROW("[{\"content\":\"a\"}]"), ":2: message 0: key role: missing", NULL},
         {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{}]}]"),
          ":2: message 0: key tool_calls: tool calls are not", NULL},
-        {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"weight\":0}]"),
-         "key weight: weights of messages", NULL},
+        {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"weight\":0.5}]"),
+         "key weight: expected 0 or 1", NULL},
         {"{\"messages\":[],\"tools\":[{}]}\n", ":1: key tools: tool calls are not supported", NULL},
         {ROW("[" TURN("assistant", "\"a\"") "]"),
          ":2: message 0: assistant; chat template llama2 wants user there", "llama2"},
@@ -61,8 +61,8 @@ static void test_bad_rows(void **state)
          ":2: message 1: assistant; chat template llama2 wants user", "llama2"},
         {"{\"conversations\":[{\"from\":\"function_call\",\"value\":\"a\"}]}",
          "role function_call: tool calls", NULL},
-        {"{\"conversations\":[{\"from\":\"bot\",\"value\":\"a\"}]}",
-         "unknown role bot; expected system, human or gpt", NULL},
+        {"{\"conversations\":[{\"from\":\"narrator\",\"value\":\"a\"}]}",
+         "unknown role narrator; expected system, human or gpt", NULL},
         {"{\"conversations\":[{\"from\":\"system\",\"value\":\"a\"}],\"system\":\"b\"}",
          "give one of them", NULL},
     };
@@ -80,10 +80,12 @@ static void test_bad_rows(void **state)
     bl_chat_template *chat =
         load(write_file("t.yaml", ROLES "end_token: <|eot_id|>\n"), NULL, chat_tokenizer);
     bl_ids none = {0};
-    assert_int_equal(bl_chat_template_encode(
-                         chat, (bl_chat_message[]){{BL_CHAT_SYSTEM, "a"}, {BL_CHAT_USER, "a"}}, 2,
-                         false, &none, &none),
-                     BL_EINPUT);
+    assert_int_equal(
+        bl_chat_template_encode(chat,
+                                (bl_chat_message[]){{.role = BL_CHAT_SYSTEM, .content = "a"},
+                                                    {.role = BL_CHAT_USER, .content = "a"}},
+                                2, NULL, false, &none, &none),
+        BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "has no role system"));
     bl_chat_template_destroy(chat);
 }

@@ -159,7 +159,8 @@ static void test_templates_that_do_not_fit(void **state)
 
 static void test_template_files(void **state)
 {
-    static const bl_chat_message messages[] = {{BL_CHAT_USER, " h"}, {BL_CHAT_ASSISTANT, "e "}};
+    static const bl_chat_message messages[] = {{.role = BL_CHAT_USER, .content = " h"},
+                                               {.role = BL_CHAT_ASSISTANT, .content = "e "}};
     static const struct {
         const char *text;
         int n_learned; /* of: e, blank, <|eot_id|>, ! */
@@ -179,7 +180,8 @@ static void test_template_files(void **state)
         bl_ids ids = {0}, labels = {0};
         int n_learned = 0;
         char *text;
-        assert_int_equal(bl_chat_template_encode(chat, messages, 2, false, &ids, &labels), BL_OK);
+        assert_int_equal(bl_chat_template_encode(chat, messages, 2, NULL, false, &ids, &labels),
+                         BL_OK);
         for (size_t t = 0; t < labels.n; t++) n_learned += labels.id[t] != M;
         assert_int_equal(n_learned, files[i].n_learned);
         assert_int_equal(bl_tokenizer_decode(chat_tokenizer, ids.id, ids.n, false, &text, NULL),

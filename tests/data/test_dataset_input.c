@@ -199,9 +199,9 @@ static const struct {
     {"{\"text\":\"a\",\"system\":\"x\",\"history\":[1],\"label\":false}",
      NULL}, /* all of it is in the text */
     {"{\"messages\":[" TURNS ",\"tool_calls\":[{}]}]}", "message 1: key tool_calls: tool calls"},
-    {"{\"messages\":[" TURNS ",\"weight\":0}]}", "message 1: key weight: weights of messages"},
-    {"{\"messages\":[" TURNS ",\"train\":false}]}", "message 1: key train: this message has loss"},
-    {"{\"messages\":[" TURNS ",\"loss\":0}]}", "message 1: key loss: this message has loss"},
+    {"{\"messages\":[" TURNS ",\"weight\":0.5}]}", "message 1: key weight: expected 0 or 1"},
+    {"{\"messages\":[" TURNS ",\"train\":false}]}", "nothing to learn from"},
+    {"{\"messages\":[" TURNS ",\"loss\":0}]}", "nothing to learn from"},
     {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\",\"trainable\":true}," TURNS "}]}",
      "message 0: key trainable: this message has no loss"},
     {"{\"messages\":[" TURNS ",\"train_detail\":[{}]}]}", "key train_detail: weights of parts"},
@@ -219,8 +219,7 @@ static const struct {
      "\"\"}],"
      "\"id\":1,\"tools\":\"[]\",\"label\":false}",
      NULL},
-    {"{\"conversations\":[" SHARED ",\"train\":false}]}",
-     "message 1: key train: this message has loss"},
+    {"{\"conversations\":[" SHARED ",\"train\":false}]}", "nothing to learn from"},
     {"{\"conversations\":[" SHARED "}],\"image\":\"a.png\"}", "key image: only text"},
     {"{\"conversations\":[" SHARED "}],\"system_prompt\":null,\"tools\":\"\",\"id\":\"x\"}", NULL},
 };

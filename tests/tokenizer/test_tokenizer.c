@@ -379,7 +379,8 @@ static void test_configurations_name_bos_and_eos(void **state)
  * as where the whole conversation is tokenized as one text. */
 static void test_chat_text_behind_a_token(void **state)
 {
-    static const bl_chat_message messages[] = {{BL_CHAT_USER, "ab"}, {BL_CHAT_ASSISTANT, "a b"}};
+    static const bl_chat_message messages[] = {{.role = BL_CHAT_USER, .content = "ab"},
+                                               {.role = BL_CHAT_ASSISTANT, .content = "a b"}};
     static const char whole[] = "<s>[INST] ab [/INST] a b </s>";
     bl_ids ids = {0}, labels = {0}, expected = {0};
     char *text, path[128];
@@ -397,7 +398,7 @@ static void test_chat_text_behind_a_token(void **state)
     snprintf(path, sizeof path, "%s/metaspace.json", folder);
     bl_tokenizer *tokenizer = load(path);
     assert_int_equal(bl_chat_template_load("llama2", NULL, tokenizer, &chat), BL_OK);
-    assert_int_equal(bl_chat_template_encode(chat, messages, 2, true, &ids, &labels), BL_OK);
+    assert_int_equal(bl_chat_template_encode(chat, messages, 2, NULL, true, &ids, &labels), BL_OK);
     assert_int_equal(
         bl_tokenizer_encode(tokenizer, whole, strlen(whole), BL_PARSE_SPECIAL, &expected), BL_OK);
     /* The template's border before the answer splits no token here. */

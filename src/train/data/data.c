@@ -33,6 +33,7 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     options.train_on_inputs = c->train_on_inputs;
     options.skip_bad = c->skip_bad;
     options.vocab_size = (int32_t)o->model->vocab_size;
+    options.text_key = c->dataset_text_field;
     options.chat_template = c->chat_template;
     options.template_date = c->template_date;
     options.no_tokenizer = data->tokenizer_error.status == BL_OK ? NULL : &data->tokenizer_error;
