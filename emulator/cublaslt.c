@@ -55,7 +55,8 @@ static void *find_real(const char *name)
 /* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
 enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
-static atomic_bool refuses_fp8, refuses_fp8_sums, refuses_fp8_calls, is_first_slow;
+static atomic_bool refuses_fp8, refuses_fp8_sums, is_first_slow;
+static atomic_int status_of_fp8_calls; /* 0: they succeed */
 static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
     n_failing_heuristics, n_refused_candidates;
 
@@ -79,9 +80,9 @@ void emulated_cublaslt_refuse_fp8_sums(bool refuse)
     atomic_store(&refuses_fp8_sums, refuse);
 }
 
-void emulated_cublaslt_refuse_fp8_calls(bool refuse)
+void emulated_cublaslt_refuse_fp8_calls(int status)
 {
-    atomic_store(&refuses_fp8_calls, refuse);
+    atomic_store(&status_of_fp8_calls, status);
 }
 
 void emulated_cublaslt_refuse_candidates(int n)
@@ -463,8 +464,7 @@ static bool is_refused(const lt_product *p, int candidate)
 {
     if (candidate == REFUSED_CANDIDATE || candidate < atomic_load(&n_refused_candidates))
         return true;
-    return is_fp8(&p->a) &&
-           (atomic_load(&refuses_fp8_calls) || (p->beta != 0 && atomic_load(&refuses_fp8_sums)));
+    return is_fp8(&p->a) && p->beta != 0 && atomic_load(&refuses_fp8_sums);
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
@@ -487,6 +487,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                           .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
 
     (void)handle, (void)workspace_bytes;
+    if (is_fp8(&product.a) && atomic_load(&status_of_fp8_calls) != CUBLAS_STATUS_SUCCESS)
+        return (cublasStatus_t)atomic_load(&status_of_fp8_calls);
     /* Of beta the library may say either. */
     if (is_refused(&product, candidate))
         return product.beta != 0 && is_fp8(&product.a) ? CUBLAS_STATUS_INVALID_VALUE

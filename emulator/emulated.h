@@ -20,7 +20,8 @@ void emulated_cuda_pretend_ms(int ms);
 void emulated_cublaslt_refuse_fp8(bool refuse);
 /* Products with beta != 0 in FP8 are offered, and refused when they are called. */
 void emulated_cublaslt_refuse_fp8_sums(bool refuse);
-void emulated_cublaslt_refuse_fp8_calls(bool refuse); /* the same, whatever beta is */
+/* FP8 calls return this cublasStatus_t, whatever beta is; 0: they compute. */
+void emulated_cublaslt_refuse_fp8_calls(int status);
 /* So are those of candidates below n, of any type. */
 void emulated_cublaslt_refuse_candidates(int n);
 void emulated_cublaslt_fail_heuristics(int n); /* the next n searches for algorithms fail */

@@ -76,7 +76,9 @@
     V(CUBLAS_STATUS_SUCCESS, 0)                                                                    \
     V(CUBLAS_STATUS_ALLOC_FAILED, 3)                                                               \
     V(CUBLAS_STATUS_INVALID_VALUE, 7)                                                              \
+    V(CUBLAS_STATUS_ARCH_MISMATCH, 8)                                                              \
     V(CUBLAS_STATUS_EXECUTION_FAILED, 13)                                                          \
+    V(CUBLAS_STATUS_INTERNAL_ERROR, 14)                                                            \
     V(CUBLAS_STATUS_NOT_SUPPORTED, 15)
 
 #define EMULATED_LT_OPERATIONS(V)                                                                  \

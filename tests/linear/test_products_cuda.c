@@ -5,6 +5,7 @@
 #include "cuda_side.h"
 #include "emulator/emulated.h"
 
+#include <cublasLt.h>
 #include <sys/mman.h>
 
 #include "base/sizes.h"
@@ -510,19 +511,53 @@ static void test_sums_that_are_refused_go_the_other_way_round(void **state)
         }
 }
 
-/* Then bf16, with the LoRA terms first. */
+/* Then bf16, with the LoRA terms first, whichever status says so. */
 static void test_calls_that_are_refused_fall_back(void **state)
 {
+    static const int statuses[] = {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE,
+                                   CUBLAS_STATUS_ARCH_MISMATCH, CUBLAS_STATUS_INTERNAL_ERROR};
     fixture *f = *state;
     outputs want = run_shape(f, &row_shape, 0.3f, BL_MATMUL_BF16);
-    side s = side_create(f->gpu, bl_device_pool(f->cpu.device), &row_shape, 0.3f, BL_MATMUL_FP8);
-    emulated_cublaslt_refuse_fp8_calls(true);
-    outputs first = run_layer(&s, &row_shape), second = run_layer(&s, &row_shape);
-    emulated_cublaslt_refuse_fp8_calls(false);
-    assert_true(same(&first, &want) && same(&second, &want));
-    check_counts(f, 0, 0, 0, 4);
-    free_outputs(&want), free_outputs(&first), free_outputs(&second);
-    side_destroy(&s);
+
+    for (size_t i = 0; i < BL_COUNT(statuses); i++) {
+        side s =
+            side_create(f->gpu, bl_device_pool(f->cpu.device), &row_shape, 0.3f, BL_MATMUL_FP8);
+        emulated_cublaslt_refuse_fp8_calls(statuses[i]);
+        outputs first = run_layer(&s, &row_shape), second = run_layer(&s, &row_shape);
+        emulated_cublaslt_refuse_fp8_calls(CUBLAS_STATUS_SUCCESS);
+        assert_true(same(&first, &want) && same(&second, &want));
+        check_counts(f, 0, 0, 0, 4);
+        free_outputs(&first), free_outputs(&second);
+        side_destroy(&s);
+        renew_gpu(f);
+    }
+    free_outputs(&want);
+}
+
+/* What says that something else is wrong is an error, and so is any status once FP8 has worked. */
+static void test_other_statuses_are_errors(void **state)
+{
+    static const struct {
+        int status;
+        bool has_run;
+        bl_status want;
+    } cases[] = {{CUBLAS_STATUS_EXECUTION_FAILED, false, BL_EINTERNAL},
+                 {CUBLAS_STATUS_ALLOC_FAILED, false, BL_ENOMEM},
+                 {CUBLAS_STATUS_INTERNAL_ERROR, true, BL_EINTERNAL}};
+    fixture *f = *state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        side s = side_create(f->gpu, bl_device_pool(f->cpu.device), &row_shape, 0, BL_MATMUL_FP8);
+        if (cases[i].has_run) side_run(&s, row_shape.T);
+        emulated_cublaslt_refuse_fp8_calls(cases[i].status);
+        assert_int_equal(bl_lora_linear_forward(s.d.stream, &s.linear, row_shape.T, s.x, s.y),
+                         cases[i].want);
+        emulated_cublaslt_refuse_fp8_calls(CUBLAS_STATUS_SUCCESS);
+        check_counts(f, 0, 0, 0, 0);
+        test_finish(s.d);
+        side_destroy(&s);
+        renew_gpu(f);
+    }
 }
 
 /* The next algorithm takes the place of one that is refused when it is called. */
@@ -557,6 +592,7 @@ int main(void)
         TEST(test_fallbacks_are_counted),
         TEST(test_sums_that_are_refused_go_the_other_way_round),
         TEST(test_calls_that_are_refused_fall_back),
+        TEST(test_other_statuses_are_errors),
         TEST(test_the_next_algorithm_is_taken),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

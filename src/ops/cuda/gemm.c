@@ -35,6 +35,7 @@ typedef struct plan {
     cublasLtMatmulAlgo_t candidates[N_CANDIDATES];
     int n_candidates; /* 0: refused */
     int first;        /* of those that have not been refused when called */
+    bool has_run;     /* a call has succeeded */
     bool is_timed;
     int fastest; /* once is_timed */
 } plan;
@@ -171,6 +172,25 @@ static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t pref
     return BL_OK;
 }
 
+/* The manual does not say which status an FP8 product gets that the GPU cannot compute. Until the
+ * plan has succeeded once, every status is taken for that, except those of memory and of execution,
+ * which say that something else is wrong. */
+static bool is_refusal(const plan *p, cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return true;
+    case CUBLAS_STATUS_SUCCESS:
+    case CUBLAS_STATUS_ALLOC_FAILED:
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return false;
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return p->entry.key.kind != OPS_GEMM_BF16;
+    default:
+        return p->entry.key.kind != OPS_GEMM_BF16 && !p->has_run;
+    }
+}
+
 /* Fills in the plan's candidates, or leaves it without any. */
 static bl_status find_candidates(const gemm_state *state, plan *p)
 {
@@ -184,7 +204,7 @@ static bl_status find_candidates(const gemm_state *state, plan *p)
         cublasStatus_t status =
             cublasLtMatmulAlgoGetHeuristic(state->handle, p->operation, p->a, p->b, p->d, p->d,
                                            preference, N_CANDIDATES, results, &n_results);
-        if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE)
+        if (is_refusal(p, status) || status == CUBLAS_STATUS_INVALID_VALUE)
             n_results = 0;
         else
             st = check(status, "cublasLtMatmulAlgoGetHeuristic");
@@ -353,11 +373,13 @@ done:
     return st;
 }
 
-/* Which status the library gives for what it cannot do in FP8 is not written down. */
-static bool is_refusal(const ops_gemm *g, cublasStatus_t status)
+static void log_refusal(const plan *p, cublasStatus_t status)
 {
-    return status == CUBLAS_STATUS_NOT_SUPPORTED ||
-           (g->kind != OPS_GEMM_BF16 && status == CUBLAS_STATUS_INVALID_VALUE);
+    const ops_plan_key *key = &p->entry.key;
+
+    bl_log_info("cuBLASLt refused the algorithms that it had offered, %s, %lld x %lld x %lld%s: %s",
+                kind_names[key->kind], (long long)key->m, (long long)key->n, (long long)key->k,
+                key->accumulates ? ", added to the result" : "", cublasLtGetStatusString(status));
 }
 
 /* *is_served false: nothing was queued. */
@@ -375,10 +397,12 @@ static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, c
     } else {
         for (; is_offered(p); p->first++) {
             status = multiply(state, p, p->first, handle, g);
-            if (!is_refusal(g, status)) break;
+            if (!is_refusal(p, status)) break;
+            if (p->first + 1 == p->n_candidates) log_refusal(p, status);
         }
     }
-    *is_served = !is_refusal(g, status);
+    p->has_run |= status == CUBLAS_STATUS_SUCCESS;
+    *is_served = !is_refusal(p, status);
     return *is_served ? check(status, "cublasLtMatmul") : BL_OK;
 }
 
