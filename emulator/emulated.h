@@ -5,6 +5,7 @@
 #define BALLAST_TESTS_EMULATE_EMULATED_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* ---- the runtime ---- */
 
@@ -34,6 +35,11 @@ int emulated_cublaslt_last_candidate(void);
 /* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends
  * the test when it refuses one; no GPU is needed for that. False where there is no such library. */
 bool emulated_cublaslt_ask_real(void);
+
+/* ---- host memory ---- */
+
+/* Registrations of more bytes fail, as where a container limits its memory; SIZE_MAX: none. */
+void emulated_limit_registrations(size_t bytes);
 
 /* ---- NCCL ---- */
 

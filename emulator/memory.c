@@ -7,6 +7,8 @@
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -210,10 +212,18 @@ cudaError_t cudaFree(void *pointer)
 
 /* ---- host memory ---- */
 
+static atomic_size_t largest_registration = SIZE_MAX;
+
+void emulated_limit_registrations(size_t bytes)
+{
+    atomic_store(&largest_registration, bytes);
+}
+
 cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
 {
     cudaError_t error = emulated_enter();
     if (error != cudaSuccess) return error;
+    if (bytes > atomic_load(&largest_registration)) return cudaErrorMemoryAllocation;
     if (flags != (cudaHostRegisterPortable | cudaHostRegisterMapped) ||
         emulated_registered_end(pointer))
         return cudaErrorInvalidValue;

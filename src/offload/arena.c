@@ -114,13 +114,16 @@ static bl_status touch(bl_arena *arena, const char *what)
     return BL_OK;
 }
 
+/* A GPU copies from unpinned memory through a buffer of the driver, while the calling thread waits:
+ * what should overlap would not. The CPU only loses the guarantee that nothing is swapped out. */
 static bl_status pin(bl_arena *arena, const bl_arena_options *options)
 {
     bl_status st = bl_device_pin(arena->device, arena->memory, arena->size_bytes);
 
     arena->is_pinned = st == BL_OK;
     if (st == BL_OK) return BL_OK;
-    if (st != BL_ELIMIT || options->must_pin) return bl_error_prefix(st, "%s", options->what);
+    if (st != BL_ELIMIT || !bl_device_host_writes(arena->device))
+        return bl_error_prefix(st, "%s", options->what);
     bl_log_warning("%s: %s; it stays unpinned, copies are slower", options->what, bl_error_text());
     return BL_OK;
 }
@@ -180,7 +183,7 @@ bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out)
                 bl_arena_bind_memory(arena->memory, arena->size_bytes, options->node, options->what,
                                      &arena->node));
     BL_TRY_GOTO(st, done, touch(arena, options->what));
-    if (options->pin || options->must_pin) BL_TRY_GOTO(st, done, pin(arena, options));
+    if (options->pin) BL_TRY_GOTO(st, done, pin(arena, options));
     ASAN_POISON_MEMORY_REGION(arena->memory, arena->size_bytes);
     *out = arena;
     arena = NULL;

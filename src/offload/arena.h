@@ -26,8 +26,9 @@ typedef struct bl_arena_options {
     const char *what;  /* in messages: "offloaded weights of rank 3" */
     /* NUMA node; -1: that of the calling thread's cores, or none when they belong to several */
     int node;
-    bool pin;      /* lock and register it */
-    bool must_pin; /* the same, and BL_ELIMIT instead of the unpinned fallback */
+    /* Lock it, and register it with the GPU. Where that fails: BL_ELIMIT on a GPU, a warning on the
+     * CPU. */
+    bool pin;
 } bl_arena_options;
 
 /* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is

@@ -6,6 +6,11 @@
 
 #include <errno.h>
 
+#include "offload/arena.h"
+#ifdef BALLAST_CUDA_EMULATED
+#include "emulator/emulated.h"
+#endif
+
 enum { SKIPPED = 77 };
 
 /* As a rank of test_ranks, but on a GPU and alone. False: there is none. */
@@ -92,11 +97,41 @@ static void test_a_read_that_fails(void **state)
     case_remove_dir(dir);
 }
 
+#ifdef BALLAST_CUDA_EMULATED
+/* Unpinned copies would block the thread that queues them: there is no such fallback on a GPU. */
+static void test_unpinned_memory_is_refused(void **state)
+{
+    enum { SIZE_BYTES = 1 << 20 };
+    test_rank self;
+    bl_arena *arena;
+
+    (void)state;
+    assert_true(open_rank(&self));
+    bl_arena_options options = {.device = self.device,
+                                .size_bytes = SIZE_BYTES,
+                                .what = "offloaded weights",
+                                .node = -1,
+                                .pin = true};
+    emulated_limit_registrations(SIZE_BYTES - 1);
+    assert_int_equal(bl_arena_create(&options, &arena), BL_ELIMIT);
+    emulated_limit_registrations(SIZE_MAX);
+    assert_null(arena);
+    assert_non_null(strstr(bl_error_text(), "offloaded weights: cannot pin 1048576 bytes"));
+    assert_non_null(strstr(bl_error_text(), "memory.max"));
+    assert_ok(bl_arena_create(&options, &arena));
+    bl_arena_destroy(arena);
+    close_rank(&self);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_compute_sees),
         cmocka_unit_test(test_a_read_that_fails),
+#ifdef BALLAST_CUDA_EMULATED
+        cmocka_unit_test(test_unpinned_memory_is_refused),
+#endif
     };
     test_rank self;
 

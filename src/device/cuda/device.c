@@ -199,7 +199,10 @@ static bl_status cuda_pin(bl_device *device, void *memory, size_t size_bytes)
 {
     BL_TRY(device_cuda_enter(device));
     if (register_pieces(memory, size_bytes) == BL_OK) return BL_OK;
-    return bl_error_prefix(BL_ELIMIT, "cannot pin %zu bytes of host memory", size_bytes);
+    return bl_error_prefix(BL_ELIMIT,
+                           "cannot pin %zu bytes of host memory (use less of it, or raise the "
+                           "memory limit of the container: memory.max of its cgroup)",
+                           size_bytes);
 }
 
 static void cuda_unpin(bl_device *device, void *memory, size_t size_bytes)
