@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Added tokens: found in the text leftmost-longest before BPE sees it (huggingface/tokenizers
- * tokenizer/added_vocabulary.rs). */
+/* A trie of tokens. Added tokens: found in the text leftmost-longest before the model sees it
+ * (huggingface/tokenizers tokenizer/added_vocabulary.rs). */
 #include <stdlib.h>
 
 #include "tokenizer/internal.h"
@@ -19,8 +19,9 @@ static bl_status new_node(bl_trie *trie, unsigned char byte, int32_t *out)
     return BL_OK;
 }
 
-static int32_t find_child(const bl_trie *trie, int32_t node, unsigned char byte)
+int32_t bl_trie_child(const bl_trie *trie, int32_t node, unsigned char byte)
 {
+    if (node == 0) return trie->first[byte];
     int32_t child = trie->node[node].child;
     while (child && trie->node[child].byte != byte) child = trie->node[child].sibling;
     return child;
@@ -32,15 +33,18 @@ bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes, int32_t t
 
     if (!trie->n) BL_TRY(new_node(trie, 0, &node));
     for (size_t i = 0; i < n_bytes; i++) {
-        int32_t child = find_child(trie, node, (unsigned char)text[i]);
+        int32_t child = bl_trie_child(trie, node, (unsigned char)text[i]);
         if (!child) {
             BL_TRY(new_node(trie, (unsigned char)text[i], &child));
-            trie->node[child].sibling = trie->node[node].child;
-            trie->node[node].child = child;
+            if (node == 0) {
+                trie->first[(unsigned char)text[i]] = child;
+            } else {
+                trie->node[child].sibling = trie->node[node].child;
+                trie->node[node].child = child;
+            }
         }
         node = child;
     }
-    trie->starts[(unsigned char)text[0]] = true;
     if (trie->node[node].token < 0) trie->node[node].token = token;
     return BL_OK;
 }
@@ -51,8 +55,8 @@ static size_t longest_match(const bl_trie *trie, const char *text, size_t n_byte
     size_t length = 0;
     int32_t node = 0;
 
-    for (size_t i = 0; i < n_bytes && (node = find_child(trie, node, (unsigned char)text[i])) != 0;
-         i++) {
+    for (size_t i = 0;
+         i < n_bytes && (node = bl_trie_child(trie, node, (unsigned char)text[i])) != 0; i++) {
         if (trie->node[node].token < 0) continue;
         *token = trie->node[node].token;
         length = i + 1;
@@ -60,29 +64,22 @@ static size_t longest_match(const bl_trie *trie, const char *text, size_t n_byte
     return length;
 }
 
-static uint32_t char_before(const char *text, size_t end, size_t *length)
-{
-    size_t start = end - 1;
-    while (start > 0 && ((unsigned char)text[start] & 0xc0) == 0x80) start--;
-    return bl_utf8_decode(text + start, end - start, length);
-}
-
 static bool stands_alone(const char *text, size_t n_bytes, size_t start, size_t end)
 {
     size_t length;
-    if (start > 0 && bl_unicode_is_word(char_before(text, start, &length))) return false;
+    if (start > 0 && bl_unicode_is_word(bl_utf8_decode_last(text, start, &length))) return false;
     return end == n_bytes ||
            !bl_unicode_is_word(bl_utf8_decode(text + end, n_bytes - end, &length));
 }
 
-bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
-                  const char *text, size_t n_bytes, size_t *cursor, size_t floor,
-                  bl_added_match *out)
+bool bl_added_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
+                   const char *text, size_t n_bytes, size_t *cursor, size_t floor,
+                   bl_added_match *out)
 {
     if (!trie->n) return false;
     for (size_t start = *cursor; start < n_bytes; start++) {
         int32_t index = 0;
-        if (!trie->starts[(unsigned char)text[start]]) continue;
+        if (!trie->first[(unsigned char)text[start]]) continue;
         size_t found = longest_match(trie, text + start, n_bytes - start, &index), length;
         if (!found) continue;
         const bl_added_token *token = &tokens[index];
@@ -95,7 +92,7 @@ bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_
         }
         *cursor = end;
         if (token->lstrip) {
-            while (start > floor && bl_unicode_is_space(char_before(text, start, &length)))
+            while (start > floor && bl_unicode_is_space(bl_utf8_decode_last(text, start, &length)))
                 start -= length;
         }
         if (token->rstrip)
@@ -119,8 +116,8 @@ bool bl_tokenizer_next_special(const bl_tokenizer *tokenizer, const char *text, 
 {
     bl_added_match match;
 
-    while (bl_trie_next(&tokenizer->raw_trie, tokenizer->added, true, text, n_bytes, cursor, floor,
-                        &match)) {
+    while (bl_added_next(&tokenizer->raw_trie, tokenizer->added, true, text, n_bytes, cursor, floor,
+                         &match)) {
         if (!match.token->special) continue;
         *out = (bl_special_match){match.start, match.end, match.token->id};
         *cursor = match.end;

@@ -9,12 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
+#include "base/sizes.h"
 #include "tokenizer/internal.h"
 
-static bl_status reserve(bl_bpe_scratch *scratch, size_t n_symbols)
+static bl_status reserve(bl_model_scratch *scratch, size_t n_symbols)
 {
     if (n_symbols > scratch->symbol_capacity) {
         size_t capacity = n_symbols + n_symbols / 2 + 64;
@@ -41,7 +39,7 @@ static bool before(const bl_candidate *a, const bl_candidate *b)
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-static void heap_push(bl_bpe_scratch *scratch, bl_candidate candidate)
+static void heap_push(bl_model_scratch *scratch, bl_candidate candidate)
 {
     bl_candidate *heap = scratch->heap;
     size_t i = scratch->n_heap++;
@@ -51,7 +49,7 @@ static void heap_push(bl_bpe_scratch *scratch, bl_candidate candidate)
     heap[i] = candidate;
 }
 
-static bl_candidate heap_pop(bl_bpe_scratch *scratch)
+static bl_candidate heap_pop(bl_model_scratch *scratch)
 {
     bl_candidate *heap = scratch->heap, top = heap[0], last = heap[--scratch->n_heap];
     size_t i = 0, child;
@@ -67,15 +65,15 @@ static bl_candidate heap_pop(bl_bpe_scratch *scratch)
 
 /* ---- symbols ---- */
 
-static void add_symbol(bl_bpe_scratch *scratch, size_t *n, int32_t id)
+static void add_symbol(bl_model_scratch *scratch, size_t *n, int32_t id)
 {
     int32_t i = (int32_t)(*n)++;
     scratch->symbol[i] = (bl_symbol){.id = id, .prev = i - 1, .next = i + 1};
 }
 
 /* Adds the byte tokens of a character, all or none. */
-static bool add_byte_tokens(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t *n, const char *text,
-                            size_t length)
+static bool add_byte_tokens(const bl_model *bpe, bl_model_scratch *scratch, size_t *n,
+                            const char *text, size_t length)
 {
     for (size_t i = 0; i < length; i++)
         if (bpe->byte_token[(unsigned char)text[i]] < 0) return false;
@@ -84,40 +82,73 @@ static bool add_byte_tokens(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t *
     return true;
 }
 
-/* The first symbols of a piece; never more than its bytes. A character outside the vocabulary
- * becomes its byte tokens, else unk, else nothing. A held-back unk comes out before the next known
- * character, and so after byte tokens: HF's order. */
-static size_t split_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
-                            size_t n_bytes)
+/* Bounds the first symbols of a piece: a symbol per byte, those of prefixes and suffix included. */
+static bl_status most_symbols(const bl_model *bpe, size_t n_bytes, size_t *out)
+{
+    size_t n_prefix = bpe->prefix && bpe->byte_fallback ? strlen(bpe->prefix) : 0,
+           n_suffix = bpe->suffix && bpe->byte_fallback ? strlen(bpe->suffix) : 0;
+
+    if (bl_mul_overflows(n_bytes, 1 + n_prefix, out) || bl_add_overflows(*out, n_suffix, out) ||
+        *out > INT32_MAX)
+        return BL_FAIL(BL_EINPUT, "a piece of %zu bytes is too long for the tokenizer", n_bytes);
+    return BL_OK;
+}
+
+/* What the vocabulary holds for the character at (*text)[0..*n_bytes): the character, with the
+ * prefix unless it begins the piece, with the suffix where it ends the piece. */
+static bl_status add_affixes(const bl_model *bpe, bl_bytes *key, bool is_first, bool is_last,
+                             const char **text, size_t *n_bytes)
+{
+    key->n = 0;
+    if (bpe->prefix && !is_first) BL_TRY(bl_bytes_append(key, bpe->prefix, strlen(bpe->prefix)));
+    BL_TRY(bl_bytes_append(key, *text, *n_bytes));
+    if (bpe->suffix && is_last) BL_TRY(bl_bytes_append(key, bpe->suffix, strlen(bpe->suffix)));
+    *text = key->data;
+    *n_bytes = key->n;
+    return BL_OK;
+}
+
+static int32_t find_symbol(const bl_model *bpe, const char *text, size_t n_bytes)
+{
+    unsigned char first = (unsigned char)text[0];
+
+    if (n_bytes == 1 && (bpe->byte_level || first < 0x80)) return bpe->byte_symbol[first];
+    return bl_strings_find(&bpe->piece, text, n_bytes);
+}
+
+/* The first symbols of a piece. A character outside the vocabulary becomes its byte tokens, else
+ * unk, else nothing. A held-back unk comes out before the next known character, and so after byte
+ * tokens: HF's order. */
+static bl_status split_symbols(const bl_model *bpe, bl_model_scratch *scratch, const char *text,
+                               size_t n_bytes, size_t *out_n)
 {
     size_t n = 0, length;
-    bool unk_pending = false;
+    bool unk_pending = false, has_affixes = bpe->prefix || bpe->suffix;
 
     for (size_t i = 0; i < n_bytes; i += length) {
-        unsigned char first = (unsigned char)text[i];
-        int32_t id;
+        const char *key = text + i;
         length = 1;
-        if (bpe->byte_level || first < 0x80) {
-            id = bpe->byte_symbol[first];
-        } else {
-            bl_utf8_decode(text + i, n_bytes - i, &length);
-            id = bl_strings_find(&bpe->piece, text + i, length);
-        }
+        if (!bpe->byte_level) bl_utf8_decode(key, n_bytes - i, &length);
+        size_t n_key = length;
+        if (has_affixes)
+            BL_TRY(add_affixes(bpe, &scratch->key, !i, i + length == n_bytes, &key, &n_key));
+        int32_t id = find_symbol(bpe, key, n_key);
         if (id >= 0) {
             if (unk_pending) add_symbol(scratch, &n, bpe->unk);
             unk_pending = false;
             add_symbol(scratch, &n, id);
-        } else if (!bpe->byte_fallback || !add_byte_tokens(bpe, scratch, &n, text + i, length)) {
+        } else if (!bpe->byte_fallback || !add_byte_tokens(bpe, scratch, &n, key, n_key)) {
             if (unk_pending && !bpe->fuse_unk) add_symbol(scratch, &n, bpe->unk);
             unk_pending = bpe->unk >= 0;
         }
     }
     if (unk_pending) add_symbol(scratch, &n, bpe->unk);
     if (n) scratch->symbol[n - 1].next = -1;
-    return n;
+    *out_n = n;
+    return BL_OK;
 }
 
-static void push_pair(const bl_bpe *bpe, bl_bpe_scratch *scratch, int32_t left, int32_t right)
+static void push_pair(const bl_model *bpe, bl_model_scratch *scratch, int32_t left, int32_t right)
 {
     const bl_merge *merge =
         bl_merges_find(&bpe->merges, scratch->symbol[left].id, scratch->symbol[right].id);
@@ -125,7 +156,7 @@ static void push_pair(const bl_bpe *bpe, bl_bpe_scratch *scratch, int32_t left, 
         heap_push(scratch, (bl_candidate){.rank = merge->rank, .position = left, .id = merge->id});
 }
 
-static void merge_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t n)
+static void merge_symbols(const bl_model *bpe, bl_model_scratch *scratch, size_t n)
 {
     bl_symbol *symbol = scratch->symbol;
 
@@ -148,58 +179,21 @@ static void merge_symbols(const bl_bpe *bpe, bl_bpe_scratch *scratch, size_t n)
     }
 }
 
-/* ---- pieces ---- */
-
-/* Every piece that may be cached has its one place; a newer piece takes an older one's. */
-static bl_cached_piece *cache_slot(bl_bpe_scratch *scratch, const char *text, size_t n_bytes)
+bl_status bl_bpe_encode(const bl_model *bpe, bl_model_scratch *scratch, const char *text,
+                        size_t n_bytes, bl_ids *out)
 {
-    if (n_bytes > BL_CACHE_KEY_BYTES || !scratch->cache) return NULL;
-    return &scratch->cache[XXH3_64bits(text, n_bytes) & (BL_CACHE_SLOTS - 1)];
-}
-
-static void cache_store(bl_cached_piece *slot, const char *text, size_t n_bytes, const int32_t *id,
-                        size_t n)
-{
-    if (!slot || n > BL_CACHE_IDS) return;
-    slot->n_key_bytes = (unsigned char)n_bytes;
-    slot->n_ids = (unsigned char)n;
-    memcpy(slot->key, text, n_bytes);
-    memcpy(slot->id, id, n * sizeof *id);
-}
-
-bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
-                              size_t n_bytes, bl_ids *out)
-{
-    if (n_bytes == 0) return BL_OK;
-    bl_cached_piece *cached = cache_slot(scratch, text, n_bytes);
-    if (cached && cached->n_key_bytes == n_bytes && !memcmp(cached->key, text, n_bytes)) {
-        BL_TRY(bl_ids_reserve(out, BL_CACHE_IDS));
-        memcpy(out->id + out->n, cached->id,
-               BL_CACHE_IDS * sizeof *out->id); /* a fixed size: one or two moves */
-        out->n += cached->n_ids;
-        return BL_OK;
-    }
-    size_t old_n = out->n;
     int32_t whole = bpe->ignore_merges ? bl_strings_find(&bpe->piece, text, n_bytes) : -1;
-    /* A special token's text must not become the token here: added tokens alone decide that. */
-    if (whole >= 0 && !bpe->is_special[whole]) {
-        BL_TRY(bl_ids_push(out, whole));
-    } else {
-        BL_TRY(reserve(scratch, n_bytes));
-        size_t n = split_symbols(bpe, scratch, text, n_bytes);
-        BL_TRY(bl_ids_reserve(out, n));
-        merge_symbols(bpe, scratch, n);
-        for (int32_t i = n ? 0 : -1; i >= 0; i = scratch->symbol[i].next)
-            out->id[out->n++] = scratch->symbol[i].id;
-    }
-    cache_store(cached, text, n_bytes, out->id + old_n, out->n - old_n);
-    return BL_OK;
-}
+    size_t n_symbols;
 
-void bl_bpe_free(bl_bpe *bpe)
-{
-    bl_strings_free(&bpe->text);
-    bl_strings_free(&bpe->piece);
-    bl_merges_free(&bpe->merges);
-    free(bpe->is_special);
+    /* A special token's text must not become the token here: added tokens alone decide that. */
+    if (whole >= 0 && !bpe->is_special[whole]) return bl_ids_push(out, whole);
+    BL_TRY(most_symbols(bpe, n_bytes, &n_symbols));
+    BL_TRY(reserve(scratch, n_symbols));
+    size_t n = 0;
+    BL_TRY(split_symbols(bpe, scratch, text, n_bytes, &n));
+    BL_TRY(bl_ids_reserve(out, n));
+    merge_symbols(bpe, scratch, n);
+    for (int32_t i = n ? 0 : -1; i >= 0; i = scratch->symbol[i].next)
+        out->id[out->n++] = scratch->symbol[i].id;
+    return BL_OK;
 }

@@ -84,17 +84,25 @@ done:
 static bl_status decode_replace(const bl_decoder_step *step, const string_list *in,
                                 string_list *out)
 {
-    size_t n_pattern = strlen(step->pattern), n_content = strlen(step->content);
+    pcre2_match_data *match = NULL;
+    bl_status st = BL_OK;
 
+    for (size_t i = 0, start = 0; i < in->n && st == BL_OK; start = in->end[i++]) {
+        st = bl_pattern_replace(&step->pattern, &match, step->content, in->bytes.data + start,
+                                in->end[i] - start, &out->bytes);
+        if (st == BL_OK) st = end_string(out);
+    }
+    pcre2_match_data_free(match);
+    return st;
+}
+
+/* The suffix ends a word: a space, but not behind the last token. */
+static bl_status decode_bpe(const bl_decoder_step *step, const string_list *in, string_list *out)
+{
     for (size_t i = 0, start = 0; i < in->n; start = in->end[i++]) {
-        const char *text = in->bytes.data + start, *end = in->bytes.data + in->end[i], *found;
-        while ((found = bl_text_find(text, (size_t)(end - text), step->pattern, n_pattern)) !=
-               NULL) {
-            BL_TRY(bl_bytes_append(&out->bytes, text, (size_t)(found - text)));
-            BL_TRY(bl_bytes_append(&out->bytes, step->content, n_content));
-            text = found + n_pattern;
-        }
-        BL_TRY(add_string(out, text, (size_t)(end - text)));
+        BL_TRY(bl_pattern_replace(&step->pattern, NULL, i + 1 == in->n ? "" : " ",
+                                  in->bytes.data + start, in->end[i] - start, &out->bytes));
+        BL_TRY(end_string(out));
     }
     return BL_OK;
 }
@@ -212,6 +220,8 @@ static bl_status apply_step(const bl_decoder_step *step, const string_list *in, 
         return decode_strip(step, in, out);
     case BL_DECODE_METASPACE:
         return decode_metaspace(step, in, out);
+    case BL_DECODE_BPE:
+        return decode_bpe(step, in, out);
     }
     return BL_FAIL(BL_EINTERNAL, "decoder step %d", (int)step->kind);
 }
@@ -230,8 +240,8 @@ bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids,
     }
     for (size_t i = 0; i < n; i++) {
         size_t n_token = 0;
-        const char *token = bl_strings_get(&tokenizer->bpe.text, ids[i], &n_token);
-        if (!token || (skip_special && tokenizer->bpe.is_special[ids[i]])) continue;
+        const char *token = bl_strings_get(&tokenizer->model.text, ids[i], &n_token);
+        if (!token || (skip_special && tokenizer->model.is_special[ids[i]])) continue;
         if (!tokenizer->has_decoder && list[0].n)
             BL_TRY_GOTO(st, done, bl_bytes_append(&list[0].bytes, " ", 1));
         BL_TRY_GOTO(st, done, add_string(&list[0], token, n_token));

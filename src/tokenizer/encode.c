@@ -54,15 +54,14 @@ void bl_ids_free(bl_ids *ids)
 
 static void free_context(bl_encode_context *context)
 {
-    free(context->bpe.symbol);
-    free(context->bpe.heap);
-    free(context->bpe.cache);
+    bl_model_scratch_free(&context->model);
     for (size_t i = 0; i < BL_COUNT(context->normalized); i++)
         bl_bytes_free(&context->normalized[i]);
     for (size_t i = 0; i < BL_MAX_STEPS; i++) {
         bl_bytes_free(&context->prefixed[i]);
-        pcre2_match_data_free(context->match[i]);
+        bl_bytes_free(&context->mapped[i]);
     }
+    pcre2_match_data_free(context->match);
     free(context);
 }
 
@@ -76,7 +75,7 @@ static bl_status take_context(bl_context_pool *pool, bl_encode_context **out)
     pthread_mutex_unlock(&pool->mutex);
     if (!context) {
         if (!(context = calloc(1, sizeof *context))) return BL_FAIL(BL_ENOMEM, "tokenizer context");
-        if (!(context->bpe.cache = calloc(BL_CACHE_SLOTS, sizeof *context->bpe.cache))) {
+        if (!(context->model.cache = calloc(BL_CACHE_SLOTS, sizeof *context->model.cache))) {
             free(context);
             return BL_FAIL(BL_ENOMEM, "tokenizer word cache");
         }
@@ -113,8 +112,8 @@ static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context 
     size_t cursor = 0, done = 0;
     bl_added_match match;
 
-    while (bl_trie_next(trie, tokenizer->added, flags & BL_PARSE_SPECIAL, text, n_bytes, &cursor,
-                        done, &match)) {
+    while (bl_added_next(trie, tokenizer->added, flags & BL_PARSE_SPECIAL, text, n_bytes, &cursor,
+                         done, &match)) {
         if (match.start > done)
             BL_TRY(gap(tokenizer, context, text + done, match.start - done, flags, out));
         BL_TRY(bl_ids_push(out, match.token->id));
@@ -129,8 +128,8 @@ static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context 
 static bl_status encode_normalized(const bl_tokenizer *tokenizer, bl_encode_context *context,
                                    const char *text, size_t n_bytes, unsigned flags, bl_ids *out)
 {
-    BL_TRY(bl_normalize(&tokenizer->steps, flags & BL_CONTINUATION, context->normalized, &text,
-                        &n_bytes));
+    BL_TRY(bl_normalize(&tokenizer->steps, flags & BL_CONTINUATION, context->normalized,
+                        &context->match, &text, &n_bytes));
     return extract_added(tokenizer, context, &tokenizer->normalized_trie, encode_plain, text,
                          n_bytes, flags, out);
 }
@@ -163,23 +162,23 @@ done:
 
 int32_t bl_tokenizer_token_to_id(const bl_tokenizer *tokenizer, const char *token)
 {
-    return bl_strings_find(&tokenizer->bpe.text, token, strlen(token));
+    return bl_strings_find(&tokenizer->model.text, token, strlen(token));
 }
 
 const char *bl_tokenizer_id_to_token(const bl_tokenizer *tokenizer, int32_t id)
 {
-    return bl_strings_get(&tokenizer->bpe.text, id, NULL);
+    return bl_strings_get(&tokenizer->model.text, id, NULL);
 }
 
 bool bl_tokenizer_is_special(const bl_tokenizer *tokenizer, int32_t id)
 {
-    return bl_tokenizer_id_to_token(tokenizer, id) && tokenizer->bpe.is_special[id];
+    return bl_tokenizer_id_to_token(tokenizer, id) && tokenizer->model.is_special[id];
 }
 
 int32_t bl_tokenizer_vocab_size(const bl_tokenizer *tokenizer)
 {
-    size_t n = tokenizer->bpe.text.n_ids;
-    while (n > 0 && tokenizer->bpe.text.n_bytes[n - 1] < 0) n--;
+    size_t n = tokenizer->model.text.n_ids;
+    while (n > 0 && tokenizer->model.text.n_bytes[n - 1] < 0) n--;
     return (int32_t)n;
 }
 
@@ -214,10 +213,10 @@ const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer)
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
-    bl_bpe_free(&tokenizer->bpe);
+    bl_model_free(&tokenizer->model);
     bl_steps_free(&tokenizer->steps);
     for (size_t i = 0; i < tokenizer->n_decoders; i++) {
-        free(tokenizer->decoder[i].pattern);
+        bl_pattern_free(&tokenizer->decoder[i].pattern);
         free(tokenizer->decoder[i].content);
     }
     free(tokenizer->added);

@@ -4,8 +4,8 @@
  *
  * A text goes through them in this order (encode):
  *   added tokens that match the raw text -> normalizer on each gap -> added tokens that match
- *   normalized text -> pre-tokenizer on each gap -> BPE on each piece -> the post-processor's ids
- *   around it all. */
+ *   normalized text -> pre-tokenizer on each gap -> the model on each piece -> the post-processor's
+ *   ids around it all. */
 #ifndef BALLAST_TOKENIZER_INTERNAL_H
 #define BALLAST_TOKENIZER_INTERNAL_H
 
@@ -37,6 +37,24 @@ extern const bl_unicode_addition bl_unicode_additions[];
 extern const size_t bl_n_unicode_additions;
 extern const bl_unicode_range *const bl_unicode_unnormalized;
 extern const size_t bl_n_unicode_unnormalized;
+
+/* ---- unicode_classes.c: what the reference's components mean, other than its regexes ---- */
+
+typedef struct bl_unicode_class {
+    const bl_unicode_range *range;
+    size_t n;
+} bl_unicode_class;
+
+extern const bl_unicode_class bl_unicode_numeric, bl_unicode_punctuation, bl_unicode_accents;
+
+/* Lower case that utf8proc does not have: code + offset of each in first..last. */
+typedef struct bl_unicode_lowering {
+    uint32_t first, last;
+    int32_t offset;
+} bl_unicode_lowering;
+
+extern const bl_unicode_lowering bl_unicode_lowerings[];
+extern const size_t bl_n_unicode_lowerings;
 
 /* ---- regex.c ---- */
 
@@ -84,21 +102,52 @@ const bl_merge *bl_merges_find(const bl_merges *merges, int32_t left,
                                int32_t right); /* NULL: none */
 void bl_merges_free(bl_merges *merges);
 
-/* ---- bpe.c: one piece of text to ids ---- */
+/* ---- added.c: a trie of tokens; tokens that are found in the text before the model ---- */
 
-typedef struct bl_bpe {
-    bl_strings text; /* the vocabulary as written, added tokens included */
-    /* The model's own vocabulary, as encoding meets it: as written, or, byte_level, as raw
-     * bytes. */
+typedef struct bl_trie_node {
+    int32_t child, sibling; /* 0 = none: node 0 is the root and no one's child */
+    int32_t token;          /* index into added tokens, or an id; -1: no token ends here */
+    unsigned char byte;
+} bl_trie_node;
+
+typedef struct bl_trie {
+    bl_trie_node *node;
+    size_t n, capacity;
+    int32_t first[256]; /* the root's children by byte; 0: none */
+} bl_trie;
+
+bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
+                      int32_t token); /* the first of equal texts stays; n_bytes > 0 */
+/* The child of `node` (0: the root) for `byte`, or 0. */
+int32_t bl_trie_child(const bl_trie *trie, int32_t node, unsigned char byte);
+void bl_trie_free(bl_trie *trie);
+
+/* ---- model.c, bpe.c, unigram.c: one piece of text to ids ---- */
+
+typedef enum bl_model_kind { BL_MODEL_BPE, BL_MODEL_UNIGRAM } bl_model_kind;
+
+typedef struct bl_model {
+    bl_model_kind kind;
+    bl_strings text;  /* the vocabulary as written, added tokens included */
+    bool *is_special; /* by id, text.n_ids of them */
+    int32_t unk;      /* -1: none */
+    bool byte_fallback;
+    int32_t byte_token[256]; /* <0xXX>; -1: none */
+
+    /* BPE. Its own vocabulary, as encoding uses it: as written, or, byte_level, as raw bytes. */
     bl_strings piece;
     bl_merges merges;
     /* byte_level: the id of each single byte; else of each ASCII character; -1: none. */
     int32_t byte_symbol[256];
-    int32_t byte_token[256]; /* <0xXX>; -1: none */
-    bool *is_special;        /* by id, text.n_ids of them */
-    int32_t unk;             /* -1: none */
-    bool byte_level, fuse_unk, byte_fallback, ignore_merges;
-} bl_bpe;
+    char *prefix, *suffix; /* of a word's symbols after the first; of its last; NULL: none */
+    bool byte_level, fuse_unk, ignore_merges;
+
+    /* Unigram. */
+    double *score; /* by id, n_scores of them */
+    size_t n_scores;
+    double unk_score;
+    bl_trie trie; /* of all tokens; each node's token is its id */
+} bl_model;
 
 typedef struct bl_symbol {
     int32_t id, prev, next; /* id -1: merged into its left neighbor */
@@ -109,6 +158,13 @@ typedef struct bl_candidate {
     int32_t position, id;
 } bl_candidate;
 
+/* The best path to a byte of the piece: its last token's id and first byte. next: set on the best
+ * path of all, where the token that begins here ends. */
+typedef struct bl_path_node {
+    double score;
+    int32_t start, id, next;
+} bl_path_node;
+
 enum { BL_CACHE_KEY_BYTES = 30, BL_CACHE_IDS = 7, BL_CACHE_SLOTS = 1 << 14 };
 
 /* A piece met before and its ids; key_bytes 0 = empty. 64 bytes: one cache line a look-up. */
@@ -118,64 +174,96 @@ typedef struct bl_cached_piece {
     int32_t id[BL_CACHE_IDS + 1];
 } bl_cached_piece;
 
-typedef struct bl_bpe_scratch {
+typedef struct bl_model_scratch {
     bl_symbol *symbol;
     size_t symbol_capacity;
     bl_candidate *heap;
     size_t n_heap, heap_capacity;
+    bl_path_node *path;
+    size_t path_capacity;
+    bl_bytes key;           /* a symbol with its prefix and suffix */
     bl_cached_piece *cache; /* BL_CACHE_SLOTS of them */
-} bl_bpe_scratch;
+} bl_model_scratch;
 
-bl_status bl_bpe_encode_piece(const bl_bpe *bpe, bl_bpe_scratch *scratch, const char *text,
-                              size_t n_bytes, bl_ids *out);
-void bl_bpe_free(bl_bpe *bpe);
+/* flags: with BL_PARSE_SPECIAL, a Unigram model may find special tokens in the piece, as HF's. */
+bl_status bl_model_encode_piece(const bl_model *model, bl_model_scratch *scratch, const char *text,
+                                size_t n_bytes, unsigned flags, bl_ids *out);
+void bl_model_scratch_free(bl_model_scratch *scratch);
+void bl_model_free(bl_model *model);
 
-/* ---- added.c: tokens that are found in the text before BPE ---- */
+bl_status bl_bpe_encode(const bl_model *model, bl_model_scratch *scratch, const char *text,
+                        size_t n_bytes, bl_ids *out);
+/* *met_special: the ids depend on whether special tokens are parsed. */
+bl_status bl_unigram_encode(const bl_model *model, bl_model_scratch *scratch, const char *text,
+                            size_t n_bytes, bool parse_special, bool *met_special, bl_ids *out);
 
 typedef struct bl_added_token {
     int32_t id;
     bool special, single_word, lstrip, rstrip, normalized;
 } bl_added_token;
 
-typedef struct bl_trie_node {
-    int32_t child, sibling; /* 0 = none: node 0 is the root and no one's child */
-    int32_t token;          /* index into added tokens; -1: no token ends here */
-    unsigned char byte;
-} bl_trie_node;
-
-typedef struct bl_trie {
-    bl_trie_node *node;
-    size_t n, capacity;
-    bool starts[256]; /* bytes that some token begins with */
-} bl_trie;
-
 typedef struct bl_added_match {
     size_t start, end; /* bytes, stripped whitespace included */
     const bl_added_token *token;
 } bl_added_match;
 
-bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
-                      int32_t token); /* the first of equal texts stays */
 /* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end
  * of the last, is not its. False: no more. */
-bool bl_trie_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
-                  const char *text, size_t n_bytes, size_t *cursor, size_t floor,
-                  bl_added_match *out);
-void bl_trie_free(bl_trie *trie);
+bool bl_added_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
+                   const char *text, size_t n_bytes, size_t *cursor, size_t floor,
+                   bl_added_match *out);
 
-/* ---- pretokenize.c: normalizer steps and pre-tokenizer steps ---- */
+/* ---- pattern.c: what a step looks for ---- */
+
+typedef enum bl_pattern_kind {
+    BL_PATTERN_NONE, /* no match */
+    BL_PATTERN_REGEX,
+    BL_PATTERN_STRING,
+    BL_PATTERN_CLASS, /* each character of a class */
+    BL_PATTERN_WORDS  /* \w+|[^\w\s]+ */
+} bl_pattern_kind;
+
+typedef struct bl_pattern {
+    bl_pattern_kind kind;
+    pcre2_code *regex;
+    char *string; /* malloc'd, NUL-terminated, not empty */
+    bool (*is_member)(uint32_t code);
+} bl_pattern;
+
+typedef struct bl_match {
+    size_t start, end;
+} bl_match;
+
+/* The next match in text[from..n_bytes), never empty; start n_bytes: there is none. *data is made
+ * when needed and is the caller's. Errors: BL_ELIMIT, BL_ENOMEM. */
+bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, const char *text,
+                          size_t n_bytes, size_t from, bl_match *out);
+/* Appends the text with each match replaced by `content`. */
+bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
+                             const char *content, const char *text, size_t n_bytes, bl_bytes *out);
+void bl_pattern_free(bl_pattern *pattern);
+
+/* ---- normalize.c ---- */
 
 typedef enum bl_normalizer_kind {
     BL_NORM_PREPEND,
     BL_NORM_REPLACE,
-    BL_NORM_UNICODE
+    BL_NORM_UNICODE,
+    BL_NORM_LOWERCASE,
+    BL_NORM_STRIP,
+    BL_NORM_STRIP_ACCENTS,
+    BL_NORM_BYTE_LEVEL
 } bl_normalizer_kind;
 
 typedef struct bl_normalizer_step {
     bl_normalizer_kind kind;
-    char *pattern, *content; /* replace: both; prepend: content; malloc'd, NUL-terminated */
-    int utf8proc_options;    /* unicode form */
+    bl_pattern pattern;    /* replace */
+    char *content;         /* replace, prepend; malloc'd, NUL-terminated */
+    int utf8proc_options;  /* unicode form */
+    bool at_start, at_end; /* strip */
 } bl_normalizer_step;
+
+/* ---- pretokenize.c ---- */
 
 /* Before which pieces Metaspace puts its replacement: all, the one at the beginning of the text,
  * none. */
@@ -185,16 +273,29 @@ typedef enum bl_prepend_scheme {
     BL_PREPEND_NEVER
 } bl_prepend_scheme;
 
+/* What happens to matches, in HF's terms. */
+typedef enum bl_split_behavior {
+    BL_SPLIT_REMOVED,
+    BL_SPLIT_ISOLATED,
+    BL_SPLIT_MERGED_WITH_PREVIOUS,
+    BL_SPLIT_MERGED_WITH_NEXT,
+    BL_SPLIT_CONTIGUOUS
+} bl_split_behavior;
+
 typedef struct bl_split {
     bool add_prefix_space; /* " " before a piece that does not start with one, before the split */
-    pcre2_code *regex;     /* NULL: no split */
-    /* What stands for a space, one character, malloc'd; NULL: this step is no Metaspace. */
+    bl_pattern pattern;
+    bl_split_behavior behavior;
+    bool invert; /* what the pattern does not match counts as matches */
+    /* ByteLevel; maps: its pieces become text in the byte alphabet (else the model takes bytes). */
+    bool is_byte_level, maps;
+    /* What stands for a space, one character, malloc'd; NULL: this step is not Metaspace. */
     char *metaspace;
     bl_prepend_scheme scheme;
     bool at_metaspace; /* cut before each of them */
 } bl_split;
 
-enum { BL_MAX_STEPS = 8 };
+enum { BL_MAX_STEPS = 16 };
 
 typedef struct bl_steps {
     bl_normalizer_step normalizer[BL_MAX_STEPS];
@@ -206,15 +307,17 @@ typedef struct bl_steps {
 /* What one call of encode works with; kept by the tokenizer between calls. */
 typedef struct bl_encode_context {
     struct bl_encode_context *next;
-    bl_bpe_scratch bpe;
+    bl_model_scratch model;
     bl_bytes normalized[2];
-    bl_bytes prefixed[BL_MAX_STEPS];
-    pcre2_match_data *match[BL_MAX_STEPS];
+    bl_bytes prefixed[BL_MAX_STEPS], mapped[BL_MAX_STEPS];
+    pcre2_match_data *match;
 } bl_encode_context;
 
+/* *text and *n_bytes become the normalized text's, in one of the buffers or as they were. */
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
-                       const char **text, size_t *n_bytes);
-/* From `step` on. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece. */
+                       pcre2_match_data **data, const char **text, size_t *n_bytes);
+/* From `step` on; n_bytes > 0. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece, and
+ * BL_PARSE_SPECIAL. */
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
                          unsigned flags, const char *text, size_t n_bytes, bl_ids *out);
 void bl_steps_free(bl_steps *steps);
@@ -227,18 +330,19 @@ typedef enum bl_decoder_kind {
     BL_DECODE_BYTE_FALLBACK,
     BL_DECODE_FUSE,
     BL_DECODE_STRIP,
-    BL_DECODE_METASPACE
+    BL_DECODE_METASPACE,
+    BL_DECODE_BPE
 } bl_decoder_kind;
 
 typedef struct bl_decoder_step {
     bl_decoder_kind kind;
-    char *pattern,
-        *content; /* replace: both; strip, metaspace: content; malloc'd, NUL-terminated */
+    bl_pattern pattern;      /* replace; BPE: the suffix */
+    char *content;           /* replace, strip, metaspace; malloc'd, NUL-terminated */
     int64_t n_start, n_stop; /* strip */
     bool drops_first;        /* metaspace: those of the first token stand for nothing */
 } bl_decoder_step;
 
-/* ---- the whole: load.c, load_model.c, encode.c ---- */
+/* ---- the whole: load.c, encode.c ---- */
 
 /* The idle contexts. Apart from bl_tokenizer, which stays const in use. */
 typedef struct bl_context_pool {
@@ -247,7 +351,7 @@ typedef struct bl_context_pool {
 } bl_context_pool;
 
 struct bl_tokenizer {
-    bl_bpe bpe;
+    bl_model model;
     bl_steps steps;
     /* Set where a piece may be cut before each run of this string without changing any id; NULL:
      * never. See bl_tokenizer_find_cut. */
@@ -264,7 +368,31 @@ struct bl_tokenizer {
     bl_context_pool *pool;
 };
 
-bl_status bl_tokenizer_load_model(const json_t *model, bl_bpe *bpe); /* byte_level is set before */
+/* ---- load_steps.c ---- */
+
+bl_status bl_tokenizer_load_normalizer(const json_t *json, const char *type,
+                                       bl_tokenizer *tokenizer);
+bl_status bl_tokenizer_load_split(const json_t *json, const char *type, bl_tokenizer *tokenizer);
+/* {"pattern":{"String":S}|{"Regex":R}} of `step`. */
+bl_status bl_tokenizer_load_pattern(const json_t *step, const char *where, bl_pattern *out);
+/* The string `key` of `step`; *out is malloc'd. */
+bl_status bl_tokenizer_load_string(const json_t *step, const char *where, const char *key,
+                                   char **out);
+bl_status bl_tokenizer_load_character(const json_t *step, const char *where, const char *key,
+                                      char **out); /* of one character */
+/* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that
+ * name. */
+bl_status bl_tokenizer_load_metaspace(const json_t *step, const char *where, char **replacement,
+                                      bl_prepend_scheme *scheme, bool *split);
+/* After all steps: refuses those whose results depend on offsets that are not computed here. */
+bl_status bl_tokenizer_check_steps(const bl_steps *steps);
+
+/* ---- load_model.c, load_added.c, load_ids.c ---- */
+
+/* Whether the model's vocabulary may be kept as raw bytes behind ByteLevel. */
+bool bl_tokenizer_model_takes_bytes(const json_t *json);
+bl_status bl_tokenizer_load_model(const json_t *json,
+                                  bl_model *model); /* byte_level is set before */
 bl_status bl_tokenizer_load_added(const json_t *list,
                                   bl_tokenizer *tokenizer); /* after model and normalizer */
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */

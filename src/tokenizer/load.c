@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads tokenizer.json: every component but the model and the added tokens. What is not understood
- * is refused by name. */
+/* Reads tokenizer.json: the file, its post-processor and decoder. What is not understood is refused
+ * by name. */
 #include <stdlib.h>
 #include <string.h>
-
-#include <utf8proc.h>
 
 #include "base/files.h"
 #include "base/hub.h"
@@ -40,7 +38,7 @@ static bl_status get_type(const json_t *component, const char *where, const char
     return bl_json_get_string(where, component, "type", BL_JSON_REQUIRED, type);
 }
 
-/* A component is one step, or a Sequence of steps under `list_key`, or null. */
+/* A component is one step, or a Sequence of components under `list_key`, or null. */
 typedef bl_status load_step_fn(const json_t *step, const char *type, bl_tokenizer *tokenizer);
 
 static bl_status load_sequence(const json_t *component, const char *where, const char *list_key,
@@ -58,161 +56,10 @@ static bl_status load_sequence(const json_t *component, const char *where, const
     BL_TRY(bl_json_get_array(where, component, list_key, BL_JSON_REQUIRED, &list));
     json_array_foreach((json_t *)list, i, step)
     {
-        BL_TRY(get_type(step, where, &type));
-        BL_TRY(load(step, type, tokenizer));
+        BL_TRY(bl_json_check_object(where, step));
+        BL_TRY(load_sequence(step, where, list_key, load, tokenizer));
     }
     return BL_OK;
-}
-
-/* {"pattern":{"String":S},"content":C}, for the normalizer and the decoder of that name. */
-static bl_status load_replace(const json_t *step, const char *where, char **pattern, char **content)
-{
-    static const char *const known[] = {"type", "pattern", "content", NULL};
-    static const char *const known_patterns[] = {"String", NULL};
-    const json_t *holder;
-    const char *text = "";
-
-    BL_TRY(bl_tokenizer_check_keys(step, where, known));
-    BL_TRY(bl_json_get_object(where, step, "pattern", BL_JSON_REQUIRED, &holder));
-    BL_TRY(bl_tokenizer_check_keys(holder, where, known_patterns));
-    BL_TRY(bl_json_get_string(where, holder, "String", BL_JSON_REQUIRED, &text));
-    if (!*text) return BL_FAIL(BL_EINPUT, "%s: an empty pattern", where);
-    BL_TRY(duplicate(text, pattern));
-    BL_TRY(bl_json_get_string(where, step, "content", BL_JSON_REQUIRED, &text));
-    return duplicate(text, content);
-}
-
-/* A string of one character. */
-static bl_status load_character(const json_t *step, const char *where, const char *key, char **out)
-{
-    const char *text = "";
-    size_t length = 0;
-
-    BL_TRY(bl_json_get_string(where, step, key, BL_JSON_REQUIRED, &text));
-    if (*text) bl_utf8_decode(text, strlen(text), &length);
-    if (!*text || text[length])
-        return BL_FAIL(BL_EINPUT, "%s: %s must be one character", where, key);
-    return duplicate(text, out);
-}
-
-/* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that
- * name. Files of tokenizers before 0.15 say add_prefix_space, and str_rep once more. */
-static bl_status load_metaspace(const json_t *step, const char *where, char **replacement,
-                                bl_prepend_scheme *scheme, bool *split)
-{
-    static const char *const known[] = {
-        "type", "replacement", "str_rep", "add_prefix_space", "prepend_scheme", "split", NULL};
-    static const char *const schemes[] = {"always", "first", "never"}; /* as in bl_prepend_scheme */
-    const char *name = schemes[BL_PREPEND_ALWAYS];
-    bool prefix = true;
-    size_t i = 0;
-
-    *split = true;
-    BL_TRY(bl_tokenizer_check_keys(step, where, known));
-    BL_TRY(load_character(step, where, "replacement", replacement));
-    BL_TRY(bl_json_get_bool(where, step, "add_prefix_space", BL_JSON_OPTIONAL, &prefix));
-    BL_TRY(bl_json_get_string(where, step, "prepend_scheme", BL_JSON_OPTIONAL, &name));
-    BL_TRY(bl_json_get_bool(where, step, "split", BL_JSON_OPTIONAL, split));
-    while (i < BL_COUNT(schemes) && strcmp(name, schemes[i])) i++;
-    if (i == BL_COUNT(schemes))
-        return BL_FAIL(BL_EINPUT, "%s: prepend_scheme %.80s is not supported", where, name);
-    *scheme = (bl_prepend_scheme)i;
-    if (!prefix && *scheme != BL_PREPEND_NEVER)
-        return BL_FAIL(BL_EINPUT, "%s: add_prefix_space false beside prepend_scheme %s", where,
-                       name);
-    return BL_OK;
-}
-
-/* ---- normalizer ---- */
-
-static bl_status load_normalizer(const json_t *json, const char *type, bl_tokenizer *tokenizer)
-{
-    static const char *const known_prepend[] = {"type", "prepend", NULL};
-    static const char *const known_form[] = {"type", NULL};
-    static const struct {
-        const char *name;
-        int options;
-    } forms[] = {{"NFC", UTF8PROC_STABLE | UTF8PROC_COMPOSE},
-                 {"NFD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
-                 {"NFKC", UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
-                 {"NFKD", UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}};
-    bl_steps *steps = &tokenizer->steps;
-    const char *text = "";
-
-    if (steps->n_normalizers == BL_MAX_STEPS)
-        return BL_FAIL(BL_EINPUT, "normalizer: more than %d steps", BL_MAX_STEPS);
-    bl_normalizer_step *step = &steps->normalizer[steps->n_normalizers++];
-    if (!strcmp(type, "Prepend")) {
-        step->kind = BL_NORM_PREPEND;
-        BL_TRY(bl_tokenizer_check_keys(json, "normalizer Prepend", known_prepend));
-        BL_TRY(bl_json_get_string("normalizer Prepend", json, "prepend", BL_JSON_REQUIRED, &text));
-        return duplicate(text, &step->content);
-    }
-    if (!strcmp(type, "Replace")) {
-        step->kind = BL_NORM_REPLACE;
-        return load_replace(json, "normalizer Replace", &step->pattern, &step->content);
-    }
-    for (size_t i = 0; i < BL_COUNT(forms); i++) {
-        if (strcmp(type, forms[i].name)) continue;
-        step->kind = BL_NORM_UNICODE;
-        step->utf8proc_options = forms[i].options;
-        return bl_tokenizer_check_keys(json, type, known_form);
-    }
-    return BL_FAIL(BL_EINPUT, "normalizer: type %.80s is not supported", type);
-}
-
-/* ---- pre-tokenizer ---- */
-
-#define GPT2_REGEX                                                                                 \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-
-static bl_status load_split(const json_t *json, bl_split *split)
-{
-    static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
-    static const char *const known_patterns[] = {"Regex", NULL};
-    static const char where[] = "pre_tokenizer Split";
-    const json_t *holder;
-    const char *text = "";
-    bool invert = false;
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    BL_TRY(bl_json_get_string(where, json, "behavior", BL_JSON_REQUIRED, &text));
-    BL_TRY(bl_json_get_bool(where, json, "invert", BL_JSON_OPTIONAL, &invert));
-    if (strcmp(text, "Isolated"))
-        return BL_FAIL(BL_EINPUT, "%s: behavior %.80s is not supported", where, text);
-    if (invert) return BL_FAIL(BL_EINPUT, "%s: invert true is not supported", where);
-    BL_TRY(bl_json_get_object(where, json, "pattern", BL_JSON_REQUIRED, &holder));
-    BL_TRY(bl_tokenizer_check_keys(holder, where, known_patterns));
-    BL_TRY(bl_json_get_string(where, holder, "Regex", BL_JSON_REQUIRED, &text));
-    return bl_regex_compile(text, &split->regex);
-}
-
-static bl_status load_pre_tokenizer(const json_t *json, const char *type, bl_tokenizer *tokenizer)
-{
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                        NULL};
-    static const char where[] = "pre_tokenizer ByteLevel";
-    bl_steps *steps = &tokenizer->steps;
-    bool use_regex = true;
-
-    if (tokenizer->bpe.byte_level)
-        return BL_FAIL(BL_EINPUT, "pre_tokenizer: %.80s after ByteLevel", type);
-    if (steps->n_splits == BL_MAX_STEPS)
-        return BL_FAIL(BL_EINPUT, "pre_tokenizer: more than %d steps", BL_MAX_STEPS);
-    bl_split *split = &steps->split[steps->n_splits++];
-    if (!strcmp(type, "Split")) return load_split(json, split);
-    if (!strcmp(type, "Metaspace"))
-        return load_metaspace(json, "pre_tokenizer Metaspace", &split->metaspace, &split->scheme,
-                              &split->at_metaspace);
-    if (strcmp(type, "ByteLevel"))
-        return BL_FAIL(BL_EINPUT, "pre_tokenizer: type %.80s is not supported", type);
-    BL_TRY(bl_tokenizer_check_keys(json, where,
-                                   known)); /* trim_offsets: offsets are not computed here */
-    BL_TRY(bl_json_get_bool(where, json, "add_prefix_space", BL_JSON_REQUIRED,
-                            &split->add_prefix_space));
-    BL_TRY(bl_json_get_bool(where, json, "use_regex", BL_JSON_OPTIONAL, &use_regex));
-    tokenizer->bpe.byte_level = true;
-    return use_regex ? bl_regex_compile(GPT2_REGEX, &split->regex) : BL_OK;
 }
 
 /* ---- post-processor ---- */
@@ -285,9 +132,20 @@ static bl_status load_strip(const json_t *json, bl_decoder_step *step)
     static const char where[] = "decoder Strip";
 
     BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    BL_TRY(load_character(json, where, "content", &step->content));
+    BL_TRY(bl_tokenizer_load_character(json, where, "content", &step->content));
     BL_TRY(bl_json_get_int(where, json, "start", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_start));
     return bl_json_get_int(where, json, "stop", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_stop);
+}
+
+static bl_status load_bpe_decoder(const json_t *json, bl_pattern *suffix)
+{
+    static const char *const known[] = {"type", "suffix", NULL};
+    static const char where[] = "decoder BPEDecoder";
+
+    BL_TRY(bl_tokenizer_check_keys(json, where, known));
+    suffix->kind = BL_PATTERN_STRING;
+    BL_TRY(bl_tokenizer_load_string(json, where, "suffix", &suffix->string));
+    return *suffix->string ? BL_OK : BL_FAIL(BL_EINPUT, "%s: suffix is empty", where);
 }
 
 static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer *tokenizer)
@@ -295,6 +153,7 @@ static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer
     static const char *const known_byte_level[] = {"type", "add_prefix_space", "trim_offsets",
                                                    "use_regex", NULL};
     static const char *const known_plain[] = {"type", NULL};
+    static const char *const known_replace[] = {"type", "pattern", "content", NULL};
 
     if (tokenizer->n_decoders == BL_MAX_STEPS)
         return BL_FAIL(BL_EINPUT, "decoder: more than %d steps", BL_MAX_STEPS);
@@ -305,7 +164,9 @@ static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer
     }
     if (!strcmp(type, "Replace")) {
         step->kind = BL_DECODE_REPLACE;
-        return load_replace(json, "decoder Replace", &step->pattern, &step->content);
+        BL_TRY(bl_tokenizer_check_keys(json, "decoder Replace", known_replace));
+        BL_TRY(bl_tokenizer_load_pattern(json, "decoder Replace", &step->pattern));
+        return bl_tokenizer_load_string(json, "decoder Replace", "content", &step->content);
     }
     if (!strcmp(type, "Strip")) {
         step->kind = BL_DECODE_STRIP;
@@ -315,9 +176,14 @@ static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer
         bl_prepend_scheme scheme = BL_PREPEND_ALWAYS;
         bool split;
         step->kind = BL_DECODE_METASPACE;
-        BL_TRY(load_metaspace(json, "decoder Metaspace", &step->content, &scheme, &split));
+        BL_TRY(bl_tokenizer_load_metaspace(json, "decoder Metaspace", &step->content, &scheme,
+                                           &split));
         step->drops_first = scheme != BL_PREPEND_NEVER;
         return BL_OK;
+    }
+    if (!strcmp(type, "BPEDecoder")) {
+        step->kind = BL_DECODE_BPE;
+        return load_bpe_decoder(json, &step->pattern);
     }
     if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) {
         step->kind = *type == 'F' ? BL_DECODE_FUSE : BL_DECODE_BYTE_FALLBACK;
@@ -328,6 +194,19 @@ static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer
 
 /* ---- the file ---- */
 
+/* A last ByteLevel need not write the byte alphabet: the model may take the bytes. */
+static void plan_byte_level(const json_t *model, bl_tokenizer *tokenizer)
+{
+    bl_steps *steps = &tokenizer->steps;
+
+    for (size_t i = 0; i < steps->n_splits; i++)
+        steps->split[i].maps = steps->split[i].is_byte_level;
+    if (!steps->n_splits || !bl_tokenizer_model_takes_bytes(model)) return;
+    bl_split *last = &steps->split[steps->n_splits - 1];
+    tokenizer->model.byte_level = last->is_byte_level;
+    last->maps = false;
+}
+
 static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
 {
     static const char *const known[] = {
@@ -337,10 +216,12 @@ static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
 
     BL_TRY(bl_tokenizer_check_keys(root, "tokenizer", known));
     BL_TRY(load_sequence(json_object_get(root, "normalizer"), "normalizer", "normalizers",
-                         load_normalizer, tokenizer));
+                         bl_tokenizer_load_normalizer, tokenizer));
     BL_TRY(load_sequence(json_object_get(root, "pre_tokenizer"), "pre_tokenizer", "pretokenizers",
-                         load_pre_tokenizer, tokenizer));
-    BL_TRY(bl_tokenizer_load_model(json_object_get(root, "model"), &tokenizer->bpe));
+                         bl_tokenizer_load_split, tokenizer));
+    BL_TRY(bl_tokenizer_check_steps(&tokenizer->steps));
+    plan_byte_level(json_object_get(root, "model"), tokenizer);
+    BL_TRY(bl_tokenizer_load_model(json_object_get(root, "model"), &tokenizer->model));
     BL_TRY(bl_tokenizer_load_added(json_object_get(root, "added_tokens"), tokenizer));
     BL_TRY(load_sequence(json_object_get(root, "post_processor"), "post_processor", "processors",
                          load_post_processor, tokenizer));

@@ -2,10 +2,11 @@
 /* The pre-tokenizer's regexes: Oniguruma's in tokenizer.json, PCRE2's here.
  *
  * Only syntax that both engines read alike is let through, with these rewrites: Oniguruma's \s is
- * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; general categories get the characters of a
- * newer Unicode version (unicode_additions.c). Refused: \w, \b (other character sets), scripts
- * (PCRE2 takes script extensions), \p{C} and \p{Cn} (what Unicode assigns leaves them), ^ and $
- * (line ends in Oniguruma's Ruby syntax), nested classes, free-standing options, {,n} and }+. In
+ * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; \w has marks, too, and what else is
+ * alphabetic; general categories get the characters of a newer Unicode version
+ * (unicode_additions.c); ^ and $ are at lines (Ruby's syntax); \uHHHH is a character. Refused: \b
+ * (another character set), scripts (PCRE2 takes script extensions), \p{C} and \p{Cn} (what Unicode
+ * assigns leaves them), nested classes, free-standing options, {,n} and }+. In
  * (?i:...), what Oniguruma folds to or from several characters, or by its own Unicode version:
  * properties, text beyond ASCII, and ss, st, ff, fi, fl. */
 #include <ctype.h>
@@ -106,13 +107,43 @@ static bl_status translate_property(translation *t)
     return emit(t, "]", 0);
 }
 
-static bl_status translate_digit(translation *t)
+/* What Oniguruma's \w has beyond the categories: the superscripts and fractions of Latin-1, and
+ * Other_Alphabetic's circled and squared letters. */
+#define MORE_WORD                                                                                  \
+    "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}\\x{24b6}-\\x{24e9}\\x{1f130}-\\x{1f149}"                 \
+    "\\x{1f150}-\\x{1f169}\\x{1f170}-\\x{1f189}"
+
+static bl_status emit_words(translation *t)
 {
+    static const char *const categories[] = {"L", "M", "Nd", "Nl", "Pc"};
+
+    for (size_t i = 0; i < BL_COUNT(categories); i++) BL_TRY(emit_category(t, categories[i]));
+    return emit(t, MORE_WORD, 0);
+}
+
+/* \d, \w and \W. */
+static bl_status translate_class(translation *t)
+{
+    char c = t->at[1];
+
+    if (t->in_caseless && c != 'd') return refuse(t, "this escape where case is ignored");
+    if (t->in_class && c == 'W') return refuse(t, "\\W in a class");
     t->at += 2;
-    if (t->in_class) return emit_category(t, "Nd");
-    BL_TRY(emit(t, "[", 0));
-    BL_TRY(emit_category(t, "Nd"));
-    return emit(t, "]", 0);
+    if (!t->in_class) BL_TRY(emit(t, c == 'W' ? "[^" : "[", 0));
+    BL_TRY(c == 'd' ? emit_category(t, "Nd") : emit_words(t));
+    return t->in_class ? BL_OK : emit(t, "]", 0);
+}
+
+/* \uHHHH. */
+static bl_status translate_code(translation *t)
+{
+    char text[16];
+
+    for (size_t i = 2; i < 6; i++)
+        if (!isxdigit((unsigned char)t->at[i])) return refuse(t, "this escape");
+    if (t->in_caseless) return refuse(t, "this escape where case is ignored");
+    snprintf(text, sizeof text, "\\x{%.4s}", t->at + 2);
+    return emit(t, text, 6);
 }
 
 static bl_status translate_escape(translation *t)
@@ -125,7 +156,11 @@ static bl_status translate_escape(translation *t)
     case 'S':
         return t->in_class ? refuse(t, "\\S in a class") : emit(t, "[^" SPACE_SET "]", 2);
     case 'd':
-        return translate_digit(t);
+    case 'w':
+    case 'W':
+        return translate_class(t);
+    case 'u':
+        return translate_code(t);
     case 'p':
     case 'P':
         return translate_property(t);
@@ -188,7 +223,8 @@ static bl_status translate_next(translation *t)
     }
     if (t->at[0] == '(') return translate_group(t);
     if (t->at[0] == ')') t->in_caseless = false; /* it has no groups in it */
-    if (t->at[0] == '^' || t->at[0] == '$') return refuse(t, "an anchor");
+    if (t->at[0] == '^' || t->at[0] == '$')
+        return emit(t, t->at[0] == '^' ? "(?m:^)" : "(?m:$)", 1);
     if (!strncmp(t->at, "{,", 2) || !strncmp(t->at, "}+", 2)) return refuse(t, "this repetition");
     return copy(t, 1);
 }

@@ -11,6 +11,8 @@
 
 /* The code point at text[0..n_bytes), valid UTF-8, n_bytes > 0; *length gets its bytes. */
 uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length);
+/* The same of the last code point of text[0..n_bytes). */
+uint32_t bl_utf8_decode_last(const char *text, size_t n_bytes, size_t *length);
 size_t bl_utf8_valid_prefix(const char *text,
                             size_t n_bytes); /* bytes before the first that is not UTF-8 */
 size_t bl_utf8_bad_run(const char *text,
@@ -18,6 +20,12 @@ size_t bl_utf8_bad_run(const char *text,
 bool bl_unicode_is_space(uint32_t code);        /* White_Space */
 bool bl_unicode_is_word(uint32_t code);         /* \w of UTS 18 */
 bool bl_unicode_is_unnormalized(uint32_t code); /* newer than the reference's normalizer */
+
+/* As Rust's char::is_numeric, and the library's punctuation and combining marks. */
+bool bl_unicode_is_numeric(uint32_t code);
+bool bl_unicode_is_punctuation(uint32_t code);
+bool bl_unicode_is_accent(uint32_t code);
+uint32_t bl_unicode_lower(uint32_t code); /* simple: U+0130 stays */
 
 /* The first `part` in text[0..n_bytes), n_part > 0, or NULL. For short parts that are rare or found
  * soon: not memmem, whose sanitizer twin looks at all of the text in each call. */
@@ -36,5 +44,7 @@ void bl_bytes_free(bl_bytes *bytes);
  * outside it (nothing added). */
 bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes,
                                         bool *in_alphabet);
+/* Appends the characters of the byte alphabet that stand for raw bytes. */
+bl_status bl_bytes_append_to_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes);
 
 #endif

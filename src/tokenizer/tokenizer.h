@@ -2,11 +2,8 @@
 /* tokenizer.h -- text to token ids and back, with the same ids as Hugging Face's `tokenizers` for
  * the same tokenizer.json.
  *
- * Source: huggingface/tokenizers (models/bpe, tokenizer/added_vocabulary.rs,
- * pre_tokenizers/byte_level.rs, decoders/). Read: BPE models (byte-level or by characters,
- * byte_fallback, fuse_unk, ignore_merges); normalizers Prepend, Replace, NFC/NFD/NFKC/NFKD;
- * pre-tokenizers Split (regex, isolated), ByteLevel and Metaspace; TemplateProcessing; decoders
- * ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace. A component not named here is refused
+ * Source: huggingface/tokenizers (models/, tokenizer/, normalizers/, pre_tokenizers/, processors/,
+ * decoders/). docs/formats.md lists the components that are read. Any other is refused
  * by name: wrong ids are worse than none. `truncation` and `padding` are call-time settings, which
  * transformers sets anew at each call; they are not read.
  *

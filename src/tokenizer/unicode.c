@@ -19,6 +19,13 @@ uint32_t bl_utf8_decode(const char *text, size_t n_bytes, size_t *length)
     return code;
 }
 
+uint32_t bl_utf8_decode_last(const char *text, size_t n_bytes, size_t *length)
+{
+    size_t start = n_bytes - 1;
+    while (start > 0 && ((unsigned char)text[start] & 0xc0) == 0x80) start--;
+    return bl_utf8_decode(text + start, n_bytes - start, length);
+}
+
 /* The length of the well-formed character at p[0..n), or 0; *n_good gets the bytes that could begin
  * one (Unicode 3.9, table 3-7). */
 static size_t char_length(const unsigned char *p, size_t n, size_t *n_good)
@@ -103,6 +110,33 @@ bool bl_unicode_is_unnormalized(uint32_t code)
 {
     return code >= bl_unicode_unnormalized[0].first &&
            is_in(bl_unicode_unnormalized, bl_n_unicode_unnormalized, code);
+}
+
+bool bl_unicode_is_numeric(uint32_t code)
+{
+    if (code < 0x80) return code >= '0' && code <= '9';
+    return is_in(bl_unicode_numeric.range, bl_unicode_numeric.n, code);
+}
+
+bool bl_unicode_is_punctuation(uint32_t code)
+{
+    return is_in(bl_unicode_punctuation.range, bl_unicode_punctuation.n, code);
+}
+
+bool bl_unicode_is_accent(uint32_t code)
+{
+    return code >= 0x300 && is_in(bl_unicode_accents.range, bl_unicode_accents.n, code);
+}
+
+uint32_t bl_unicode_lower(uint32_t code)
+{
+    if (code < 0x80) return code >= 'A' && code <= 'Z' ? code + 32 : code;
+    if (code == 0x130) return code;
+    for (size_t i = 0; i < bl_n_unicode_lowerings; i++) {
+        const bl_unicode_lowering *l = &bl_unicode_lowerings[i];
+        if (code >= l->first && code <= l->last) return (uint32_t)((int32_t)code + l->offset);
+    }
+    return (uint32_t)utf8proc_tolower((utf8proc_int32_t)code);
 }
 
 /* Of the categories that bl_unicode_is_word takes. */
@@ -208,6 +242,21 @@ bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_
         }
         char raw = (char)byte;
         BL_TRY(bl_bytes_append(bytes, &raw, 1));
+    }
+    return BL_OK;
+}
+
+bl_status bl_bytes_append_to_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes)
+{
+    for (size_t i = 0; i < n_bytes; i++) {
+        uint32_t byte = (unsigned char)text[i];
+        uint32_t code = stands_for_itself(byte) ? byte
+                        : byte <= ' '           ? 0x100 + byte
+                        : byte == 0xad          ? 0x100 + 67
+                                                : 0x100 + 33 + (byte - 0x7f);
+        char utf8[2] = {(char)(0xc0 | code >> 6), (char)(0x80 | (code & 0x3f))};
+        if (code < 0x80) utf8[0] = (char)code;
+        BL_TRY(bl_bytes_append(bytes, utf8, code < 0x80 ? 1 : 2));
     }
     return BL_OK;
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes src/tokenizer/unicode_additions.c and tests/tokenizer/unicode_golden.json: what Hugging Face's `tokenizers` means by
-Unicode (its regex engine Oniguruma and Rust's regex: Unicode 16; its normalizer: Unicode 9), where PCRE2 10.42 (Unicode 14, as
+"""Writes src/tokenizer/unicode_additions.c, unicode_classes.c and tests/tokenizer/unicode_golden.json: what Hugging Face's `tokenizers` means by
+Unicode (its regex engine Oniguruma and Rust's regex: Unicode 16; its normalizer: Unicode 9; Rust itself: 17), where PCRE2 10.42 (Unicode 14, as
 Python 3.11) and utf8proc 2.8 (Unicode 15, Debian's libutf8proc2) know less or more.
 
     python3.11 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.23.3
-    /tmp/venv/bin/python tools/golden/text/make_unicode.py && clang-format -i src/tokenizer/unicode_additions.c
+    /tmp/venv/bin/python tools/golden/text/make_unicode.py && clang-format -i src/tokenizer/unicode_{additions,classes}.c
 
 The golden file holds every range of code points with its general category, and, for each regex below, a hash of the ids of each
 block of 16,384 code points: tests/tokenizer/test_unicode.c builds the same tokenizer and the same texts.
@@ -16,7 +16,7 @@ import pathlib
 import unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, __version__, models, normalizers
-from tokenizers.pre_tokenizers import Split
+from tokenizers.pre_tokenizers import Digits, Punctuation, Split
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 ALL = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
@@ -37,6 +37,7 @@ REGEXES = {
     "deepseek": r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
     + "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     "marks": r"[\p{Mn}\p{Nl}]+|\P{Mn}\P{Lu}|[^\p{Ll}\p{Mc}\d]{2}|\d",
+    "words": r"\w+|[^\w\s]+|\W",
     "letters of any case": "(?i:[a-z]+|'k| S)|(?i:x-?[^s]| t)|.",
 }
 
@@ -141,8 +142,9 @@ def write_array(name, items):
 def write_source(now):
     lines = [
         "/* SPDX-License-Identifier: Apache-2.0 */",
-        "/* What the general categories have in Unicode 16, that of tokenizers' regex engines, and not in Unicode 14, that of PCRE2",
-        f" * 10.42 and utf8proc 2.8; made by tools/golden/text/make_unicode.py with tokenizers {__version__}. */",
+        "/* What the general categories have in Unicode 16, that of tokenizers' regex engines, and not in",
+        " * Unicode 14, that of PCRE2 10.42 and utf8proc 2.8; made by tools/golden/text/make_unicode.py with",
+        f" * tokenizers {__version__}. */",
         '#include "base/sizes.h"', '#include "tokenizer/internal.h"', "",
     ]
     rows = []
@@ -160,11 +162,49 @@ def write_source(now):
                     % (name, name, name, f"all_{name}, BL_COUNT(all_{name})" if whole else "NULL, 0"))
     lines += ["const bl_unicode_addition bl_unicode_additions[] = {", *rows, "};",
               "const size_t bl_n_unicode_additions = BL_COUNT(bl_unicode_additions);", "",
-              "/* The normalizer's data are older, Unicode 9: it leaves these as they are, and composes nothing with them. */",
+              "/* The normalizer's data are older, Unicode 9: it leaves these as they are, and composes nothing with",
+              " * them. */",
               write_array("unnormalized", ranges(unnormalized())),
               "const bl_unicode_range *const bl_unicode_unnormalized = unnormalized;",
               "const size_t bl_n_unicode_unnormalized = BL_COUNT(unnormalized);", ""]
     (ROOT / "src/tokenizer/unicode_additions.c").write_text("\n".join(lines))
+
+
+def matches(step):
+    """The code points that a pre-tokenizer cuts out of a text."""
+    return {code for code in ALL if len(step.pre_tokenize_str("\ue000" + chr(code) + "\ue000")) > 1}
+
+
+def write_classes():
+    accents = normalizers.StripAccents()
+    classes = {
+        "numeric": matches(Digits(individual_digits=True)), "punctuation": matches(Punctuation()),
+        "accents": {code for code in ALL if accents.normalize_str(chr(code)) == ""},
+    }
+    lines = [
+        "/* SPDX-License-Identifier: Apache-2.0 */",
+        "/* The characters of the pre-tokenizers Digits and Punctuation and of the normalizers StripAccents",
+        " * and Lowercase, each by the Unicode version of its library; made by",
+        f" * tools/golden/text/make_unicode.py with tokenizers {__version__}. */",
+        '#include "base/sizes.h"', '#include "tokenizer/internal.h"', "",
+    ]
+    for name, codes in classes.items():
+        lines.append(write_array(f"{name}", ranges(codes)))
+        lines.append(f"const bl_unicode_class bl_unicode_{name} = {{{name}, BL_COUNT({name})}};\n")
+    lowercase, rows = normalizers.Lowercase(), []
+    for code in ALL:
+        lower = lowercase.normalize_str(chr(code))
+        if len(lower) > 1 or ord(lower) == UTF8PROC.utf8proc_tolower(code):
+            assert len(lower) == 1 or code == 0x130  # in the code: two characters
+            continue
+        if rows and rows[-1][1] == code - 1 and rows[-1][2] == ord(lower) - code:
+            rows[-1][1] = code
+        else:
+            rows.append([code, code, ord(lower) - code])
+    body = ", ".join("{0x%X, 0x%X, %d}" % tuple(row) for row in rows)
+    lines += [f"const bl_unicode_lowering bl_unicode_lowerings[] = {{{body}}};",
+              "const size_t bl_n_unicode_lowerings = BL_COUNT(bl_unicode_lowerings);", ""]
+    (ROOT / "src/tokenizer/unicode_classes.c").write_text("\n".join(lines))
 
 
 def main():
@@ -172,6 +212,7 @@ def main():
     now = {name: members(r"\p{%s}" % name) for name in CATEGORIES}
     assert sum(map(len, now.values())) == len(ALL)
     write_source(now)
+    write_classes()
     rows = sorted([first, last, name] for name in CATEGORIES for first, last in ranges(now[name]))
     golden = {
         "tokenizers": __version__,

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What normalizers, pre-tokenizers and decoders look for: a regex, a string, the characters of a
+ * class, or words (huggingface/tokenizers tokenizer/pattern.rs). */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tokenizer/internal.h"
+
+static bl_status next_of_regex(const pcre2_code *regex, pcre2_match_data **data, const char *text,
+                               size_t n_bytes, size_t from, bl_match *out)
+{
+    if (!*data && !(*data = pcre2_match_data_create(1, NULL)))
+        return BL_FAIL(BL_ENOMEM, "tokenizer: regex match data");
+    int n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, from, PCRE2_NO_UTF_CHECK, *data, NULL);
+    if (n >= 0) {
+        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(*data);
+        *out = (bl_match){found[0], found[1]};
+    } else if (n != PCRE2_ERROR_NOMATCH) {
+        return BL_FAIL(BL_ELIMIT, "tokenizer: a regex of tokenizer.json failed with PCRE2 error %d",
+                       n);
+    }
+    return BL_OK;
+}
+
+static void next_of_class(bool (*is_member)(uint32_t), const char *text, size_t n_bytes,
+                          size_t from, bl_match *out)
+{
+    size_t length;
+
+    for (size_t i = from; i < n_bytes; i += length) {
+        if (!is_member(bl_utf8_decode(text + i, n_bytes - i, &length))) continue;
+        *out = (bl_match){i, i + length};
+        return;
+    }
+}
+
+typedef enum word_kind { SPACE, WORD, OTHER } word_kind;
+
+static word_kind kind_at(const char *text, size_t n_bytes, size_t *length)
+{
+    uint32_t code = bl_utf8_decode(text, n_bytes, length);
+    return bl_unicode_is_space(code) ? SPACE : bl_unicode_is_word(code) ? WORD : OTHER;
+}
+
+static void next_of_words(const char *text, size_t n_bytes, size_t from, bl_match *out)
+{
+    size_t length;
+    word_kind kind = SPACE;
+
+    while (from < n_bytes && (kind = kind_at(text + from, n_bytes - from, &length)) == SPACE)
+        from += length;
+    if (from == n_bytes) return;
+    size_t end = from;
+    while (end < n_bytes && kind_at(text + end, n_bytes - end, &length) == kind) end += length;
+    *out = (bl_match){from, end};
+}
+
+bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, const char *text,
+                          size_t n_bytes, size_t from, bl_match *out)
+{
+    const char *found;
+
+    *out = (bl_match){n_bytes, n_bytes};
+    switch (pattern->kind) {
+    case BL_PATTERN_NONE:
+        return BL_OK;
+    case BL_PATTERN_REGEX:
+        return next_of_regex(pattern->regex, data, text, n_bytes, from, out);
+    case BL_PATTERN_STRING: {
+        size_t n_string = strlen(pattern->string);
+        found = bl_text_find(text + from, n_bytes - from, pattern->string, n_string);
+        if (found) *out = (bl_match){(size_t)(found - text), (size_t)(found - text) + n_string};
+        return BL_OK;
+    }
+    case BL_PATTERN_CLASS:
+        next_of_class(pattern->is_member, text, n_bytes, from, out);
+        return BL_OK;
+    case BL_PATTERN_WORDS:
+        next_of_words(text, n_bytes, from, out);
+        return BL_OK;
+    }
+    return BL_FAIL(BL_EINTERNAL, "pattern %d", (int)pattern->kind);
+}
+
+bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
+                             const char *content, const char *text, size_t n_bytes, bl_bytes *out)
+{
+    size_t n_content = strlen(content), done = 0;
+    bl_match match;
+
+    for (;;) {
+        BL_TRY(bl_pattern_next(pattern, data, text, n_bytes, done, &match));
+        BL_TRY(bl_bytes_append(out, text + done, match.start - done));
+        if (match.start == n_bytes) return BL_OK;
+        BL_TRY(bl_bytes_append(out, content, n_content));
+        done = match.end;
+    }
+}
+
+void bl_pattern_free(bl_pattern *pattern)
+{
+    pcre2_code_free(pattern->regex);
+    free(pattern->string);
+}
