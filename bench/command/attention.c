@@ -3,6 +3,7 @@
  * operations per second. Counted are 4 d operations per query head and pair of a query and a key it
  * sees for forward (two products), 10 d for backward (five; a kernel that makes some of them again
  * gets nothing for it). */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,7 @@
 #include "ops/attention.h"
 
 typedef struct attention_options {
-    int64_t tokens, documents, heads, kv_heads, head_dim, threads, runs;
+    int64_t tokens, documents, heads, kv_heads, head_dim, window, threads, runs;
     bl_device_kind device;
 } attention_options;
 
@@ -33,6 +34,8 @@ static const bl_option table[] = {
     {OPTION(kv_heads, INT), .default_text = "8", .min = 1, .max = 1024,
      .help = "key heads, must divide heads"},
     {OPTION(head_dim, INT), .default_text = "128", .min = 1, .max = 256, .help = "width of a head"},
+    {OPTION(window, INT), .default_text = "0", .max = 1 << 20,
+     .help = "keys that a query sees, its own included; 0: all up to its own"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "CPU threads"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = BL_BENCH_MAX_RUNS,
@@ -107,8 +110,9 @@ static bl_status make_documents(attention_bench *b)
     for (int64_t i = 0; i <= o->documents; i++)
         host[i] = (int32_t)(i < o->documents ? o->tokens / o->documents * i : o->tokens);
     for (int64_t i = 0; i < o->documents; i++) {
-        double n = host[i + 1] - host[i];
-        b->n_pairs += n * (n + 1) / 2;
+        double n = host[i + 1] - host[i],
+               unseen = o->window > 0 ? fmax(0, n - (double)o->window) : 0;
+        b->n_pairs += n * (n + 1) / 2 - unseen * (unseen + 1) / 2;
     }
     BL_TRY(take(b, bytes, &b->cu_seqlens));
     return bl_stream_copy(b->stream, b->cu_seqlens, host, bytes);
@@ -140,6 +144,7 @@ static bl_status run_forward(const attention_bench *b)
                                       .n_kv_heads = o->kv_heads,
                                       .d = o->head_dim,
                                       .n_documents = o->documents,
+                                      .window = o->window,
                                       .q_stride = b->width,
                                       .kv_stride = b->width,
                                       .o_stride = q_width,
@@ -161,6 +166,7 @@ static bl_status run_backward(const attention_bench *b)
                                        .n_kv_heads = o->kv_heads,
                                        .d = o->head_dim,
                                        .n_documents = o->documents,
+                                       .window = o->window,
                                        .q_stride = b->width,
                                        .kv_stride = b->width,
                                        .o_stride = q_width,
@@ -215,12 +221,13 @@ static bl_status measure(attention_bench *b, const char *pass, double flops_per_
     bl_bench_times times = bl_bench_summarize(b->seconds, o->runs);
     double flops = flops_per_pair * b->n_pairs * (double)(o->heads * o->head_dim);
     printf("{\"bench\":\"attention\",\"device\":\"%s\",\"pass\":\"%s\",\"tokens\":%lld,"
-           "\"documents\":%lld,\"heads\":%lld,\"kv_heads\":%lld,\"head_dim\":%lld,\"runs\":%lld,"
+           "\"documents\":%lld,\"heads\":%lld,\"kv_heads\":%lld,\"head_dim\":%lld,"
+           "\"window\":%lld,\"runs\":%lld,"
            "\"seconds\":%.6g,\"median_seconds\":%.6g,\"tflop_per_s\":%.4g}\n",
            o->device == BL_DEVICE_CUDA ? "cuda" : "cpu", pass, (long long)o->tokens,
            (long long)o->documents, (long long)o->heads, (long long)o->kv_heads,
-           (long long)o->head_dim, (long long)o->runs, times.best_s, times.median_s,
-           flops / times.best_s * 1e-12);
+           (long long)o->head_dim, (long long)o->window, (long long)o->runs, times.best_s,
+           times.median_s, flops / times.best_s * 1e-12);
     fflush(stdout);
     return BL_OK;
 }

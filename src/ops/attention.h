@@ -12,12 +12,14 @@ extern "C" {
 #endif
 
 /* For each document and each query head h, with key/value head h / (n_heads / n_kv_heads):
- *   s_ij = q_i . k_j / sqrt(d) for j <= i + position_offset
+ *   s_ij = q_i . k_j / sqrt(d) for i + position_offset - window < j <= i + position_offset
  *   o_i = sum_j softmax_j(s_ij) v_j;  lse_ih = log sum_j exp(s_ij)
  *
  * q, o: token t's head h at + t * q_stride (o_stride) + h * d; k, v: + t * kv_stride + h * d. The
  * strides let q, k, v be views into one fused buffer and let a call take any subset of the heads. d
  * is at most 256.
+ * window: the keys that a query sees, its own position included; 0: all up to its own. These are
+ * transformers' rules (masking_utils.py, sliding_window_overlay and causal_mask_function).
  * position_offset > 0 is for generation: one document, whose keys are position_offset + T rows, the
  * first position_offset of them older.
  * o (T, n_heads d) overwritten; lse (T, n_heads) overwritten, or NULL.
@@ -26,9 +28,9 @@ extern "C" {
  *
  * On CUDA: products of bf16 with fp32 sums, softmax in fp32, p rounded to bf16
  * for the product with v. Bits depend on the shapes and cu_seqlens alone.
- * BL_EINTERNAL: heads, d, strides or an offset that make no sense. */
+ * BL_EINTERNAL: heads, d, strides, a window or an offset that make no sense. */
 typedef struct bl_attention_forward_args {
-    int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset;
+    int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset, window;
     int64_t q_stride, kv_stride, o_stride;
     const int32_t *cu_seqlens;
     bl_tensor q, k, v, o;
@@ -41,7 +43,7 @@ BL_API bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forw
  * padding dq, dk, dv become 0, whatever the inputs hold there. On CUDA ds is rounded to bf16 for
  * its products with q and k; sums have a fixed order, without atomics. */
 typedef struct bl_attention_backward_args {
-    int64_t T, n_heads, n_kv_heads, d, n_documents;
+    int64_t T, n_heads, n_kv_heads, d, n_documents, window;
     int64_t q_stride, kv_stride, o_stride;
     const int32_t *cu_seqlens;
     bl_tensor q, k, v, o, do_, dq, dk, dv;

@@ -81,9 +81,10 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 
 /* ---- attention.h ---- */
 
-static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t q_stride,
-                                 int64_t kv_stride, int64_t o_stride)
+static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t window,
+                                 int64_t q_stride, int64_t kv_stride, int64_t o_stride)
 {
+    if (window < 0) return BL_FAIL(BL_EINTERNAL, "attention: window %lld", (long long)window);
     if (n_kv_heads < 1 || n_heads % n_kv_heads != 0 || d < 1 || d > 256)
         return BL_FAIL(BL_EINTERNAL,
                        "attention: %lld query heads on %lld key heads of dimension %lld",
@@ -99,7 +100,7 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
 {
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("attention_forward", ops->act, args->q, args->k, args->v, args->o));
-    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
                            args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
         return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
@@ -112,7 +113,7 @@ bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_a
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("attention_backward", ops->act, args->q, args->k, args->v, args->o,
                         args->do_, args->dq, args->dk, args->dv));
-    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->q_stride,
+    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
                            args->kv_stride, args->o_stride));
     return ops->attention_backward(stream, args);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* CUDA's attention against the formulas in double: odd lengths, documents, groups of heads, every
- * width of head, subsets of heads, strides and alignments, older keys, padding behind the last
- * document, large scores.
+ * width of head, subsets of heads, strides and alignments, older keys, windows, padding behind the
+ * last document, large scores.
  *
  * How far results may be off. u = 2^-24 rounds an fp32, w = 2^-8 a bf16. A tensor core multiplies
  * exactly and adds with truncation at the largest addend's last bit (Fasi et al. 2021, "Numerical
@@ -38,35 +38,48 @@ typedef struct attention_shape {
     int64_t group, first_kv, n_kv, n_all_kv, d, position_offset, lengths[8];
     int64_t n_padding, gap;
     int shift, is_many, is_large;
+    int64_t window; /* 0: none */
 } attention_shape;
 
 static const attention_shape attention_shapes[] = {
-    {"one token", 1, 0, 1, 1, 128, 0, {1, -1}, 0, 0, 0, 0, 0},
-    {"stories260K", 2, 0, 2, 2, 8, 0, {40, 65, -1}, 23, 0, 0, 0, 0},
-    {"127, grouped by 8", 8, 0, 1, 1, 32, 0, {127, -1}, 1, 0, 0, 0, 0},
-    {"128", 1, 0, 1, 1, 64, 0, {128, -1}, 0, 8, 8, 0, 0},
-    {"129", 2, 0, 1, 1, 96, 0, {129, -1}, 3, 0, 0, 0, 0},
-    {"130, d 128", 1, 0, 1, 1, 128, 0, {130, -1}, 0, 0, 0, 0, 0},
-    {"257", 2, 0, 1, 1, 16, 0, {257, -1}, 0, 0, 0, 0, 0},
-    {"empty documents", 2, 0, 2, 2, 48, 0, {0, 1, 0, 68, 0, 60, 0, -1}, 2, 0, 0, 0, 0},
-    {"only padding", 1, 0, 1, 1, 16, 0, {0, -1}, 70, 0, 0, 0, 0},
-    {"no document", 1, 0, 1, 1, 16, 0, {-1}, 3, 0, 0, 0, 0},
-    {"many short documents", 4, 0, 1, 1, 16, 0, {-1}, 40, 0, 0, 1, 0},
-    {"many short documents, d 128", 1, 0, 1, 1, 128, 0, {-1}, 7, 0, 0, 1, 0},
-    {"a subset of heads", 2, 1, 2, 4, 80, 0, {70, 30, -1}, 28, 0, 0, 0, 0},
-    {"rows not aligned", 2, 0, 1, 1, 64, 0, {75, -1}, 5, 3, 0, 0, 0},
-    {"buffers not aligned", 2, 1, 1, 2, 32, 0, {75, -1}, 5, 0, 1, 0, 0},
-    {"d 20", 2, 0, 2, 2, 20, 0, {33, 40, -1}, 0, 0, 0, 0, 0},
-    {"d 1", 1, 0, 2, 2, 1, 0, {9, -1}, 1, 0, 0, 0, 0},
-    {"d 256", 1, 0, 1, 1, 256, 0, {70, 30, -1}, 0, 0, 0, 0, 0},
-    {"d 203", 1, 0, 1, 1, 203, 0, {66, -1}, 1, 2, 3, 0, 0},
-    {"large scores", 2, 0, 1, 1, 64, 0, {150, 20, -1}, 2, 0, 0, 0, 1},
-    {"the next token", 4, 0, 2, 2, 64, 130, {1, -1}, 0, 0, 0, 0, 0},
-    {"five more tokens", 2, 1, 1, 2, 128, 63, {5, -1}, 3, 0, 0, 0, 0},
-    {"a prompt's second half", 2, 0, 1, 1, 16, 94, {140, -1}, 0, 0, 0, 0, 0},
+    {"one token", 1, 0, 1, 1, 128, 0, {1, -1}, 0, 0, 0, 0, 0, 0},
+    {"stories260K", 2, 0, 2, 2, 8, 0, {40, 65, -1}, 23, 0, 0, 0, 0, 0},
+    {"127, grouped by 8", 8, 0, 1, 1, 32, 0, {127, -1}, 1, 0, 0, 0, 0, 0},
+    {"128", 1, 0, 1, 1, 64, 0, {128, -1}, 0, 8, 8, 0, 0, 0},
+    {"129", 2, 0, 1, 1, 96, 0, {129, -1}, 3, 0, 0, 0, 0, 0},
+    {"130, d 128", 1, 0, 1, 1, 128, 0, {130, -1}, 0, 0, 0, 0, 0, 0},
+    {"257", 2, 0, 1, 1, 16, 0, {257, -1}, 0, 0, 0, 0, 0, 0},
+    {"empty documents", 2, 0, 2, 2, 48, 0, {0, 1, 0, 68, 0, 60, 0, -1}, 2, 0, 0, 0, 0, 0},
+    {"only padding", 1, 0, 1, 1, 16, 0, {0, -1}, 70, 0, 0, 0, 0, 0},
+    {"no document", 1, 0, 1, 1, 16, 0, {-1}, 3, 0, 0, 0, 0, 0},
+    {"many short documents", 4, 0, 1, 1, 16, 0, {-1}, 40, 0, 0, 1, 0, 0},
+    {"many short documents, d 128", 1, 0, 1, 1, 128, 0, {-1}, 7, 0, 0, 1, 0, 0},
+    {"a subset of heads", 2, 1, 2, 4, 80, 0, {70, 30, -1}, 28, 0, 0, 0, 0, 0},
+    {"rows not aligned", 2, 0, 1, 1, 64, 0, {75, -1}, 5, 3, 0, 0, 0, 0},
+    {"buffers not aligned", 2, 1, 1, 2, 32, 0, {75, -1}, 5, 0, 1, 0, 0, 0},
+    {"d 20", 2, 0, 2, 2, 20, 0, {33, 40, -1}, 0, 0, 0, 0, 0, 0},
+    {"d 1", 1, 0, 2, 2, 1, 0, {9, -1}, 1, 0, 0, 0, 0, 0},
+    {"d 256", 1, 0, 1, 1, 256, 0, {70, 30, -1}, 0, 0, 0, 0, 0, 0},
+    {"d 203", 1, 0, 1, 1, 203, 0, {66, -1}, 1, 2, 3, 0, 0, 0},
+    {"large scores", 2, 0, 1, 1, 64, 0, {150, 20, -1}, 2, 0, 0, 0, 1, 0},
+    {"the next token", 4, 0, 2, 2, 64, 130, {1, -1}, 0, 0, 0, 0, 0, 0},
+    {"five more tokens", 2, 1, 1, 2, 128, 63, {5, -1}, 3, 0, 0, 0, 0, 0},
+    {"a prompt's second half", 2, 0, 1, 1, 16, 94, {140, -1}, 0, 0, 0, 0, 0, 0},
+    {"window 1", 2, 0, 1, 1, 32, 0, {70, 3, -1}, 2, 0, 0, 0, 0, 1},
+    {"window 63", 2, 0, 1, 1, 64, 0, {140, 75, -1}, 3, 0, 0, 0, 0, 63},
+    {"window 64", 1, 0, 1, 1, 128, 0, {200, -1}, 0, 0, 0, 0, 0, 64},
+    {"window 65, rows not aligned", 2, 0, 1, 1, 20, 0, {9, 190, -1}, 0, 3, 0, 0, 0, 65},
+    {"window 17, d 256", 1, 0, 1, 1, 256, 0, {70, 30, -1}, 1, 0, 0, 0, 0, 17},
+    {"window 3, short documents", 4, 0, 1, 1, 16, 0, {-1}, 40, 0, 0, 1, 0, 3},
+    {"a window of the whole document", 1, 0, 1, 1, 16, 0, {100, -1}, 0, 0, 0, 0, 0, 100},
+    {"a window of all", 1, 0, 1, 1, 16, 0, {100, -1}, 0, 0, 0, 0, 0, INT64_MAX},
+    {"the next token, window 50", 4, 0, 2, 2, 64, 130, {1, -1}, 0, 0, 0, 0, 0, 50},
+    {"five more tokens, window 64", 2, 1, 1, 2, 128, 163, {5, -1}, 3, 0, 0, 0, 0, 64},
+    {"a prompt's second half, window 90", 2, 0, 1, 1, 16, 94, {140, -1}, 0, 0, 0, 0, 0, 90},
 #ifndef BALLAST_CUDA_EMULATED
-    {"long", 4, 0, 2, 2, 128, 0, {1100, 17, 531, -1}, 128, 0, 0, 0, 0},
-    {"long, d 64", 2, 0, 2, 2, 64, 0, {1537, -1}, 0, 0, 0, 0, 0},
+    {"long", 4, 0, 2, 2, 128, 0, {1100, 17, 531, -1}, 128, 0, 0, 0, 0, 0},
+    {"long, d 64", 2, 0, 2, 2, 64, 0, {1537, -1}, 0, 0, 0, 0, 0, 0},
+    {"long, window 512", 4, 0, 2, 2, 128, 0, {1100, 17, 531, -1}, 128, 0, 0, 0, 0, 512},
 #endif
 };
 
@@ -165,6 +178,7 @@ static void run_forward(gpu_test *t, problem *p)
         .d = p->s->d,
         .n_documents = p->n_documents,
         .position_offset = p->s->position_offset,
+        .window = p->s->window,
         .q_stride = p->fused,
         .kv_stride = p->fused,
         .o_stride = p->o_stride,
@@ -188,6 +202,7 @@ static void run_backward(gpu_test *t, problem *p)
                                        .n_kv_heads = p->s->n_kv,
                                        .d = p->s->d,
                                        .n_documents = p->n_documents,
+                                       .window = p->s->window,
                                        .q_stride = p->fused,
                                        .kv_stride = p->fused,
                                        .o_stride = p->o_stride,
@@ -241,6 +256,7 @@ static query_row row_scores(const problem *p, int64_t token, int64_t head, doubl
                      .q = p->in + (offset + token) * p->fused + p->at_q + head * d,
                      .s = s,
                      .p = weights};
+    if (call->window > 0 && row.end - row.begin > call->window) row.begin = row.end - call->window;
     row.k = p->in + row.begin * p->fused + p->at_k + at_kv;
     row.v = p->in + row.begin * p->fused + p->at_v + at_kv;
     for (int64_t j = 0; j < row.end - row.begin; j++) {

@@ -108,6 +108,13 @@ static void attention_and_head_know_the_data(void **state)
         .rows = V, .cols = K, .n_segments = 1, .segment = {{.format = BL_FORMAT_BF16, .rows = V}}};
     bl_cost cost = bl_cost_attention_backward(&gpu, &a);
     assert_kernel(&cost, 0, BL_COST_ATTENTION_BACKWARD, 5.0 * T * 64 * Q, 2 * T * 2 * (Q + QKV));
+    a.window = 16;
+    cost = bl_cost_attention_backward(&gpu, &a); /* 16 - 16^2 / (2 64) keys */
+    assert_kernel(&cost, 0, BL_COST_ATTENTION_BACKWARD, 10.0 * T * (16 - 2) * Q,
+                  2 * T * 2 * (Q + QKV));
+    a.window = 64; /* no less than all */
+    cost = bl_cost_attention_backward(&gpu, &a);
+    assert_kernel(&cost, 0, BL_COST_ATTENTION_BACKWARD, 5.0 * T * 64 * Q, 2 * T * 2 * (Q + QKV));
     cost = bl_cost_loss_head(&gpu, &head); /* half of the tokens have labels */
     assert_int_equal(cost.n, 3);
     assert_kernel(&cost, 1, BL_COST_HEAD, 2.0 * T / 2 * V * K, 2 * (V * K + T / 2 * (V + K)));

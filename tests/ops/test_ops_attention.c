@@ -1,26 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones,
- * themselves checked by central differences), grouped heads, documents, strides, generation. */
+ * themselves checked by central differences), grouped heads, documents, strides, windows,
+ * generation; what a query sees against transformers' masks. */
 #include "ops_test.h"
 
+#include "attention_masks.h"
 #include "ops/attention.h"
 
 typedef struct shape {
     int64_t n_heads, n_kv_heads, d, n_documents;
     int32_t cu_seqlens[6];
+    int64_t window;
 } shape;
 
 static const shape SHAPES[] = {
-    {1, 1, 8, 0, {0}},
-    {1, 1, 8, 1, {0, 1}},
-    {2, 1, 64, 1, {0, 7}},
-    {4, 4, 96, 5, {0, 1, 2, 2, 70, 129}},
-    {4, 1, 128, 3, {0, 60, 61, 129}},
-    {8, 1, 8, 2, {0, 128, 257}},
-    {6, 3, 20, 2, {0, 256, 513}},
-    {1, 1, 256, 1, {0, 129}},
-    {2, 2, 16, 3, {0, 530, 1170, 1171}}, /* past every block size */
+    {1, 1, 8, 0, {0}, 0},
+    {1, 1, 8, 1, {0, 1}, 0},
+    {2, 1, 64, 1, {0, 7}, 0},
+    {4, 4, 96, 5, {0, 1, 2, 2, 70, 129}, 0},
+    {4, 1, 128, 3, {0, 60, 61, 129}, 20},
+    {8, 1, 8, 2, {0, 128, 257}, 0},
+    {6, 3, 20, 2, {0, 256, 513}, 0},
+    {1, 1, 256, 1, {0, 129}, 0},
+    {2, 2, 16, 3, {0, 530, 1170, 1171}, 0}, /* past every block size */
+    {2, 1, 16, 2, {0, 300, 301}, 1},        /* a query sees itself alone */
+    {1, 1, 8, 1, {0, 400}, 127},            /* around the backward pass's block of 128 */
+    {1, 1, 8, 1, {0, 400}, 128},
+    {1, 1, 8, 1, {0, 400}, 129},
+    {4, 2, 20, 3, {0, 3, 530, 1171}, 200},
+    {1, 1, 8, 1, {0, 1300}, 640}, /* past the forward pass's block of 512 */
+    {2, 1, 8, 2, {0, 60, 129}, 129},
+    {2, 1, 8, 1, {0, 129}, INT64_MAX},
 };
+
+/* The first key that a query of a document sees, which begins at `begin`. */
+static int64_t first_key(const shape *s, int64_t begin, int64_t query)
+{
+    return s->window > 0 && query - begin >= s->window ? query + 1 - s->window : begin;
+}
 
 /* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with
  * a gap at the end of its rows. */
@@ -112,7 +129,7 @@ static void problem_reference(problem *p)
                 for (int64_t i = 0; i < s->d; i++)
                     q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
                 p->want_lse[t * s->n_heads + head] =
-                    reference_query(p, head, q, t, s->cu_seqlens[document], t + 1,
+                    reference_query(p, head, q, t, first_key(s, s->cu_seqlens[document], t), t + 1,
                                     p->want_o + t * p->o_stride + head * s->d, p->want_d_qkv);
             }
         }
@@ -133,6 +150,7 @@ static void problem_run(problem *p, int threads)
                                          .n_kv_heads = s->n_kv_heads,
                                          .d = s->d,
                                          .n_documents = s->n_documents,
+                                         .window = s->window,
                                          .q_stride = p->fused,
                                          .kv_stride = p->fused,
                                          .o_stride = p->o_stride,
@@ -147,6 +165,7 @@ static void problem_run(problem *p, int threads)
                                            .n_kv_heads = s->n_kv_heads,
                                            .d = s->d,
                                            .n_documents = s->n_documents,
+                                           .window = s->window,
                                            .q_stride = p->fused,
                                            .kv_stride = p->fused,
                                            .o_stride = p->o_stride,
@@ -233,7 +252,7 @@ static double document_loss(problem *p, int64_t begin, int64_t end, int64_t inde
         for (int64_t head = 0; head < s->n_heads; head++) {
             for (int64_t i = 0; i < s->d; i++)
                 q[i] = (double)p->qkv[t * p->fused + head * s->d + i];
-            reference_query(p, head, q, t, begin, t + 1, o, NULL);
+            reference_query(p, head, q, t, first_key(s, begin, t), t + 1, o, NULL);
             loss += dot(o, p->d_o + t * p->o_stride + head * s->d, s->d);
         }
     }
@@ -266,19 +285,61 @@ static void gradients_match_central_differences(void **state)
     }
 }
 
-/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole
- * sequence gives. */
-static void generation_sees_the_older_keys(void **state)
+/* Equal scores, and values that are 1 in the key's own column: o has 1 / n for the n keys that a
+ * query sees, 0 for the others. */
+static void queries_see_what_transformers_lets_them_see(void **state)
 {
+    enum { D = 256 };
     (void)state;
-    const shape whole = {4, 2, 64, 1, {0, 700}};
-    const int64_t new_tokens[] = {1, 3, 130, 700};
+    for (size_t k = 0; k < BL_COUNT(MASKS); k++) {
+        const struct mask_case *c = &MASKS[k];
+        int64_t T = c->cu_seqlens[c->n_documents], n_keys = c->older + T;
+        float *q = test_floats(T * D), *key_rows = test_floats(n_keys * D),
+              *v = test_floats(n_keys * D), *o = test_floats(T * D);
+        for (int64_t j = 0; j < n_keys; j++) v[j * D + j] = 1.0f;
+        test_device d = test_device_create(1);
+        bl_attention_forward_args args = {.T = T,
+                                          .n_heads = 1,
+                                          .n_kv_heads = 1,
+                                          .d = D,
+                                          .n_documents = c->n_documents,
+                                          .position_offset = c->older,
+                                          .window = c->window,
+                                          .q_stride = D,
+                                          .kv_stride = D,
+                                          .o_stride = D,
+                                          .cu_seqlens = c->cu_seqlens,
+                                          .q = bl_tensor_f32(q),
+                                          .k = bl_tensor_f32(key_rows),
+                                          .v = bl_tensor_f32(v),
+                                          .o = bl_tensor_f32(o)};
+        assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
+        test_finish(d);
+        for (int64_t i = 0; i < T; i++)
+            for (int64_t j = 0; j < D; j++) {
+                bool is_seen = j >= c->first_key[i] && j <= c->older + i;
+                double want = is_seen ? 1.0 / (double)(c->older + i + 1 - c->first_key[i]) : 0;
+                assert_true(fabs((double)o[i * D + j] - want) <= 2 * U * want);
+            }
+        test_device_destroy(d);
+        free(q), free(key_rows), free(v), free(o);
+    }
+}
+
+/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole
+ * sequence gives. Keys that no row sees are not read. */
+static void generation_with_window(int64_t window)
+{
+    const shape whole = {4, 2, 64, 1, {0, 700}, window};
+    const int64_t new_tokens[] = {700, 130, 3, 1}; /* NaN grows from the front */
     problem p = problem_create(&whole, 5);
     problem_reference(&p);
     for (size_t k = 0; k < BL_COUNT(new_tokens); k++) {
         int64_t T = new_tokens[k], older = p.T - T, at_k = whole.n_heads * whole.d,
                 at_v = at_k + whole.n_kv_heads * whole.d;
         const int32_t cu_seqlens[2] = {0, (int32_t)T};
+        for (int64_t key = 0; key < first_key(&whole, 0, older); key++)
+            for (int64_t i = at_k; i < at_v + 2 * 64; i++) p.qkv[key * p.fused + i] = NAN;
         test_device d = test_device_create(2);
         bl_attention_forward_args args = {.T = T,
                                           .n_heads = 4,
@@ -286,6 +347,7 @@ static void generation_sees_the_older_keys(void **state)
                                           .d = 64,
                                           .n_documents = 1,
                                           .position_offset = older,
+                                          .window = window,
                                           .q_stride = p.fused,
                                           .kv_stride = p.fused,
                                           .o_stride = p.o_stride,
@@ -303,6 +365,9 @@ static void generation_sees_the_older_keys(void **state)
         args.n_documents = 2;
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_EINTERNAL);
         args.n_documents = 1;
+        args.window = -1;
+        assert_int_equal(bl_attention_forward(d.stream, &args), BL_EINTERNAL);
+        args.window = 0;
         args.n_kv_heads = 3;
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_EINTERNAL);
         test_device_destroy(d);
@@ -310,12 +375,19 @@ static void generation_sees_the_older_keys(void **state)
     problem_destroy(&p);
 }
 
+static void generation_sees_the_older_keys(void **state)
+{
+    const int64_t windows[] = {0, 1, 2, 90, 600, 700};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(windows); i++) generation_with_window(windows[i]);
+}
+
 /* Rows behind the last document give zeros, whatever they hold, and change nothing before them. */
 static void padding_gives_zeros(void **state)
 {
     (void)state;
-    const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}}, {2, 2, 8, 0, {0}}},
-                padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}}, {2, 2, 8, 1, {0, 150}}};
+    const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}, 50}, {2, 2, 8, 0, {0}, 0}},
+                padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}, 50}, {2, 2, 8, 1, {0, 150}, 0}};
     for (size_t k = 0; k < BL_COUNT(padded); k++) {
         problem want = problem_create(&unpadded[k], 77), got = problem_create(&padded[k], 77);
         got.s.n_documents--;
@@ -389,6 +461,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_matches_the_formula),
         cmocka_unit_test(gradients_match_central_differences),
+        cmocka_unit_test(queries_see_what_transformers_lets_them_see),
         cmocka_unit_test(generation_sees_the_older_keys),
         cmocka_unit_test(padding_gives_zeros),
         cmocka_unit_test(large_scores_stay_finite),

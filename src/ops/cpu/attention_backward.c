@@ -23,7 +23,8 @@ _Static_assert(sizeof(backward_scratch) <= BL_POOL_SCRATCH_BYTES,
 
 /* A rectangle of queries and keys of one head; all pointers at its first row. */
 typedef struct backward_tile {
-    int64_t n_rows, n_keys, n_visible; /* row r sees the first n_visible + r keys */
+    int64_t n_rows, n_keys;
+    int64_t n_visible, window; /* row r sees the last `window` of the keys before n_visible + r */
     const float *q, *do_, *k, *v, *lse, *delta;
     float *dq, *dk, *dv;
     int first_keys, first_rows; /* nothing yet in dq; nothing yet in dk, dv */
@@ -50,11 +51,14 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
                    a->kv_stride, 0.0f, s->ds, t->n_keys);
     for (int64_t r = 0; r < t->n_rows; r++) {
         float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
-        int64_t n = bl_min_i64(t->n_visible + r, t->n_keys);
-        probabilities_row(n, t->lse[r * a->n_heads], p);
-        score_gradient_row(n, t->delta[r * a->n_heads], p, ds);
-        memset(p + n, 0, (size_t)(t->n_keys - n) * sizeof *p);
-        memset(ds + n, 0, (size_t)(t->n_keys - n) * sizeof *ds);
+        int64_t end = bl_min_i64(t->n_visible + r, t->n_keys),
+                begin = bl_min_i64(end, bl_max_i64(0, t->n_visible + r - t->window));
+        probabilities_row(end - begin, t->lse[r * a->n_heads], p + begin);
+        score_gradient_row(end - begin, t->delta[r * a->n_heads], p + begin, ds + begin);
+        memset(p, 0, (size_t)begin * sizeof *p);
+        memset(ds, 0, (size_t)begin * sizeof *ds);
+        memset(p + end, 0, (size_t)(t->n_keys - end) * sizeof *p);
+        memset(ds + end, 0, (size_t)(t->n_keys - end) * sizeof *ds);
     }
     float keep_rows = t->first_keys ? 0.0f : 1.0f, keep_keys = t->first_rows ? 0.0f : 1.0f;
     ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_,
@@ -82,18 +86,22 @@ static void backward_item(void *arg, int64_t index, void *scratch)
     const bl_attention_backward_args *a = arg;
     int64_t document = index / a->n_kv_heads, kv_head = index % a->n_kv_heads,
             group = a->n_heads / a->n_kv_heads;
-    int64_t begin = a->cu_seqlens[document], end = a->cu_seqlens[document + 1];
+    int64_t begin = a->cu_seqlens[document], end = a->cu_seqlens[document + 1],
+            window = a->window > 0 ? bl_min_i64(a->window, end - begin) : end - begin;
 
     fill_delta(a, begin, end, kv_head * group, group);
     for (int64_t key = begin; key < end; key += KEY_BLOCK) {
-        int64_t at_key = key * a->kv_stride + kv_head * a->d;
+        int64_t at_key = key * a->kv_stride + kv_head * a->d,
+                n_keys = bl_min_i64(KEY_BLOCK, end - key),
+                end_row = bl_min_i64(end, key + n_keys - 1 + window); /* of those that see a key */
         for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
-            for (int64_t row = key; row < end; row += QUERY_BLOCK) {
+            for (int64_t row = key; row < end_row; row += QUERY_BLOCK) {
                 int64_t at_q = row * a->q_stride + head * a->d, at_row = row * a->n_heads + head;
                 backward_tile tile = {
                     .n_rows = bl_min_i64(QUERY_BLOCK, end - row),
-                    .n_keys = bl_min_i64(KEY_BLOCK, end - key),
+                    .n_keys = n_keys,
                     .n_visible = row - key + 1,
+                    .window = window,
                     .q = ops_f32(a->q) + at_q,
                     .do_ = ops_f32(a->do_) + row * a->o_stride + head * a->d,
                     .k = ops_f32(a->k) + at_key,
@@ -103,7 +111,8 @@ static void backward_item(void *arg, int64_t index, void *scratch)
                     .dq = ops_f32(a->dq) + at_q,
                     .dk = ops_f32(a->dk) + at_key,
                     .dv = ops_f32(a->dv) + at_key,
-                    .first_keys = key == begin,
+                    /* or no row of these sees the key before */
+                    .first_keys = key == begin || row >= key - 1 + window,
                     .first_rows = row == key && head == kv_head * group,
                 };
                 backward_one_tile(a, &tile, scratch);

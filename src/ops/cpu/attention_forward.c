@@ -39,16 +39,20 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
     return low;
 }
 
-/* Row r sees the first n_visible + r of the n_keys scores. They become exp(s - highest), the others
- * 0; what the rows of o hold from earlier blocks moves to the new maximum. */
+/* Row r sees the last `window` of the scores before n_visible + r, of which there are n_keys. They
+ * become exp(s - highest), the others 0; what the rows of o hold from earlier blocks moves to the
+ * new maximum. */
 static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible,
-                           float *o, int64_t o_stride, int64_t d)
+                           int64_t window, float *o, int64_t o_stride, int64_t d)
 {
     for (int64_t r = 0; r < n_rows; r++) {
         float *row = s->scores + r * n_keys;
-        int64_t n = bl_max_i64(0, bl_min_i64(n_visible + r, n_keys));
-        memset(row + n, 0, (size_t)(n_keys - n) * sizeof *row);
+        int64_t end = bl_max_i64(0, bl_min_i64(n_visible + r, n_keys)),
+                begin = bl_min_i64(end, bl_max_i64(0, n_visible + r - window)), n = end - begin;
+        memset(row, 0, (size_t)begin * sizeof *row);
+        memset(row + end, 0, (size_t)(n_keys - end) * sizeof *row);
         if (n == 0) continue;
+        row += begin;
         float before = s->highest[r], block = ops_max(row, n),
               highest = block > before ? block : before;
         double sum = ops_exp_sum(row, n, highest);
@@ -81,19 +85,21 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     const float *k = ops_f32(a->k) + at_kv, *v = ops_f32(a->v) + at_kv;
     float *o = ops_f32(a->o) + (begin + first) * a->o_stride + head * a->d;
     float scale = (float)(1.0 / sqrt((double)a->d));
-    int64_t n_all_keys = first + n_rows + a->position_offset;
+    int64_t n_all_keys = first + n_rows + a->position_offset,
+            window = a->window > 0 ? bl_min_i64(a->window, n_all_keys) : n_all_keys,
+            first_key = bl_max_i64(0, first + a->position_offset + 1 - window);
     for (int64_t r = 0; r < n_rows; r++) {
         s->highest[r] = -INFINITY;
         s->denominator[r] = 0;
     }
-    for (int64_t key = 0; key < n_all_keys; key += KEY_BLOCK) {
+    for (int64_t key = first_key; key < n_all_keys; key += KEY_BLOCK) {
         int64_t n_keys = bl_min_i64(KEY_BLOCK, n_all_keys - key);
         ops_blas_sgemm(false, true, n_rows, n_keys, a->d, scale, q, a->q_stride,
                        k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
-        online_softmax(s, n_rows, n_keys, first + a->position_offset + 1 - key, o, a->o_stride,
-                       a->d);
+        online_softmax(s, n_rows, n_keys, first + a->position_offset + 1 - key, window, o,
+                       a->o_stride, a->d);
         ops_blas_sgemm(false, false, n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
-                       v + key * a->kv_stride, a->kv_stride, key == 0 ? 0.0f : 1.0f, o,
+                       v + key * a->kv_stride, a->kv_stride, key == first_key ? 0.0f : 1.0f, o,
                        a->o_stride);
     }
     for (int64_t r = 0; r < n_rows; r++) {

@@ -26,6 +26,7 @@ enum { ATTENTION_WARPS = 4, ATTENTION_THREADS = ATTENTION_WARPS * BL_WARP };
 /* A call's shape. */
 typedef struct attention_call {
     int T, n_heads, group, d, n_documents, position_offset; /* group: query heads of a key head */
+    int window;                                             /* none: at least all keys */
     int64_t q_stride, kv_stride, o_stride;
     const int32_t *cu_seqlens;
     float scale; /* 1 / sqrt(d) */
@@ -222,16 +223,18 @@ __device__ static inline int attention_n_tokens(const attention_call &call)
 }
 
 /* starts[r]: the first key that query first + r sees, INT_MAX for a row that belongs to no
- * document; its last key is first + r + position_offset. Needs a barrier. */
+ * document; its last key is first + r + position_offset. They grow with r. Needs a barrier. */
 template <int ROWS>
 __device__ static inline void attention_starts(const attention_call &call, int first, int *starts)
 {
     int n_tokens = attention_n_tokens(call);
     for (int r = (int)threadIdx.x; r < ROWS; r += ATTENTION_THREADS) {
         int token = first + r;
-        starts[r] = token < n_tokens
-                        ? call.cu_seqlens[bl_document_of(call.cu_seqlens, call.n_documents, token)]
-                        : INT_MAX;
+        starts[r] =
+            token < n_tokens
+                ? max(call.cu_seqlens[bl_document_of(call.cu_seqlens, call.n_documents, token)],
+                      token + call.position_offset - call.window + 1)
+                : INT_MAX;
     }
 }
 
@@ -277,8 +280,8 @@ __device__ static inline void mask_scores(float (&s)[M][N / 8][4], const int *st
 /* The call of these arguments. BL_EINTERNAL: sizes past a kernel's integers. */
 static inline bl_status attention_prepare(attention_call *call, int64_t T, int64_t n_heads,
                                           int64_t n_kv_heads, int64_t d, int64_t n_documents,
-                                          int64_t position_offset, int64_t q_stride,
-                                          int64_t kv_stride, int64_t o_stride,
+                                          int64_t position_offset, int64_t window,
+                                          int64_t q_stride, int64_t kv_stride, int64_t o_stride,
                                           const int32_t *cu_seqlens)
 {
     const int64_t most = INT_MAX / 2; /* a tile's end stays an int */
@@ -293,6 +296,7 @@ static inline bl_status attention_prepare(attention_call *call, int64_t T, int64
     call->d = (int)d;
     call->n_documents = (int)n_documents;
     call->position_offset = (int)position_offset;
+    call->window = (int)(window > 0 && window < most ? window : most);
     call->q_stride = q_stride;
     call->kv_stride = kv_stride;
     call->o_stride = o_stride;

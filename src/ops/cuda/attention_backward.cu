@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 /* ---- dk, dv: a block takes a tile of keys of one key head ---- */
 
 /* ends[r]: key first + r is seen by the queries from itself on that are below it; 0 for a row that
- * belongs to no document. Needs a barrier. */
+ * belongs to no document. Before those they grow with r. Needs a barrier. */
 template <int ROWS>
 __device__ static inline void find_ends(const attention_call &call, int first, int n_tokens,
                                         int *ends)
@@ -57,7 +57,8 @@ __device__ static inline void find_ends(const attention_call &call, int first, i
         int token = first + r;
         ends[r] =
             token < n_tokens
-                ? call.cu_seqlens[1 + bl_document_of(call.cu_seqlens, call.n_documents, token)]
+                ? min(call.cu_seqlens[1 + bl_document_of(call.cu_seqlens, call.n_documents, token)],
+                      token + call.window)
                 : 0;
     }
 }
@@ -335,7 +336,7 @@ extern "C" bl_status ops_cuda_attention_backward(bl_stream *stream,
     attention_call call = {};
     const bl_tensor matrices[] = {a->q, a->k, a->v, a->o, a->do_, a->dq, a->dk, a->dv};
     BL_TRY(attention_prepare(&call, a->T, a->n_heads, a->n_kv_heads, a->d, a->n_documents, 0,
-                             a->q_stride, a->kv_stride, a->o_stride, a->cu_seqlens));
+                             a->window, a->q_stride, a->kv_stride, a->o_stride, a->cu_seqlens));
     backward_tensors x = {(const bl_bf16 *)a->q.data,
                           (const bl_bf16 *)a->k.data,
                           (const bl_bf16 *)a->v.data,

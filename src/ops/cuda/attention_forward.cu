@@ -174,7 +174,7 @@ extern "C" bl_status ops_cuda_attention_forward(bl_stream *stream,
     attention_call call = {};
     const bl_tensor matrices[] = {a->q, a->k, a->v, a->o};
     BL_TRY(attention_prepare(&call, a->T, a->n_heads, a->n_kv_heads, a->d, a->n_documents,
-                             a->position_offset, a->q_stride, a->kv_stride, a->o_stride,
+                             a->position_offset, a->window, a->q_stride, a->kv_stride, a->o_stride,
                              a->cu_seqlens));
     return ATTENTION_DISPATCH(attention_is_wide(call, matrices, 4), a->d, launch_forward, stream,
                               call, a);

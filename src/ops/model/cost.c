@@ -95,7 +95,16 @@ bl_cost bl_cost_embedding(const bl_cost_setting *s, const bl_embedding_args *a)
     return elementwise((double)a->T * 2 * (double)a->H, a->y);
 }
 
-/* ---- attention: the causal half ---- */
+/* ---- attention: the causal half, or the window's part of it ---- */
+
+/* The keys that a query sees, on average over a document of document_tokens: half of them, or the
+ * window less the half window that its first tokens lack. Documents of different lengths see at
+ * most this. */
+static double visible_keys(const bl_cost_setting *s, int64_t window)
+{
+    double all = s->document_tokens, w = (double)window;
+    return window == 0 || w >= all ? all / 2 : w - w * w / (2 * all);
+}
 
 bl_cost bl_cost_attention_forward(const bl_cost_setting *s, const bl_attention_forward_args *a)
 {
@@ -103,7 +112,7 @@ bl_cost bl_cost_attention_forward(const bl_cost_setting *s, const bl_attention_f
            qkv = q + (double)(2 * a->n_kv_heads * a->d);
     bl_cost cost = {.n = 0};
 
-    add(&cost, BL_COST_ATTENTION_FORWARD, 2 * T * s->document_tokens * q,
+    add(&cost, BL_COST_ATTENTION_FORWARD, 4 * T * visible_keys(s, a->window) * q,
         T * (q + qkv) * element_bytes(a->q));
     return cost;
 }
@@ -114,7 +123,7 @@ bl_cost bl_cost_attention_backward(const bl_cost_setting *s, const bl_attention_
            qkv = q + (double)(2 * a->n_kv_heads * a->d);
     bl_cost cost = {.n = 0};
 
-    add(&cost, BL_COST_ATTENTION_BACKWARD, 5 * T * s->document_tokens * q,
+    add(&cost, BL_COST_ATTENTION_BACKWARD, 10 * T * visible_keys(s, a->window) * q,
         T * (2 * q + 2 * qkv) * element_bytes(a->q));
     return cost;
 }
