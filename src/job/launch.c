@@ -90,10 +90,10 @@ static bl_status meet(bl_launch *launch, const bl_launch_options *options)
 
     if (!sockets) return BL_FAIL(BL_ENOMEM, "%d connections", info->n_processes);
     bl_status st = info->kind == BL_LAUNCH_MPI
-                       ? job_mpi_meet(info, &launch->key, sockets)
-                       : job_torchrun_meet(info, options->secret_dir,
-                                           options->has_failed ? FAILED_S : MEET_S, sockets);
-    if (st == BL_OK) st = job_open_met(info, sockets, job_report, &launch->wire);
+                       ? job_mpi_connect(info, &launch->key, sockets)
+                       : job_torchrun_connect(info, options->secret_dir,
+                                              options->has_failed ? FAILED_S : MEET_S, sockets);
+    if (st == BL_OK) st = job_open_connected(info, sockets, job_report, &launch->wire);
     if (st == BL_OK && info->kind == BL_LAUNCH_MPI) warn_if_bound(info);
     free(sockets);
     return st;

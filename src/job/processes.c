@@ -32,16 +32,16 @@ static bl_status check(const bl_comm_processes *job)
 
 static bl_status meet(const bl_comm_processes *job, const bl_launch_info *info, int *sockets)
 {
-    job_meeting meeting = {.info = info,
-                           .address = job->is_one_host ? "127.0.0.1" : job->address,
-                           .port = job->port,
-                           .port_key = "port",
-                           .job = job->port,
-                           .secret = job->secret,
-                           .is_quiet = true,
-                           .limit_s = job->meet_s > 0 ? job->meet_s : MEET_S};
+    job_rendezvous rendezvous = {.info = info,
+                                 .address = job->is_one_host ? "127.0.0.1" : job->address,
+                                 .port = job->port,
+                                 .port_key = "port",
+                                 .job = job->port,
+                                 .secret = job->secret,
+                                 .is_quiet = true,
+                                 .limit_s = job->meet_s > 0 ? job->meet_s : MEET_S};
 
-    if (job->n_ranks > 1) return job_meet(&meeting, sockets);
+    if (job->n_ranks > 1) return job_rendezvous_connect(&rendezvous, sockets);
     sockets[0] = -1;
     return BL_OK;
 }
@@ -54,7 +54,7 @@ static bl_status open_wire(const bl_comm_processes *job, int *sockets, bl_wire *
                            .n_local = job->is_one_host ? job->n_ranks : 1};
 
     BL_TRY(meet(job, &info, sockets));
-    return job_open_met(&info, sockets, report_nothing, wire);
+    return job_open_connected(&info, sockets, report_nothing, wire);
 }
 
 bl_status bl_comm_create_processes(const bl_comm_processes *job, bl_comm **out)

@@ -79,7 +79,7 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);
  * order. */
 bl_status bl_job_compare_plans(const bl_job *job);
 /* Warns of ranks whose products may round differently from rank 0's. */
-bl_status bl_job_compare_machines(const bl_job *job);
+bl_status bl_job_compare_products(const bl_job *job);
 /* Returns when all processes of the job have called it, or with the error of one that has
  * failed. */
 bl_status bl_job_meet(const bl_job *job);

@@ -138,11 +138,11 @@ void bl_differences_add(bl_differences *d, const char *name, const char *format,
 bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
                                bl_differences *d);
 
-/* machine.c: what else bits depend on; another one when `checkpoint` is resumed is a warning.
+/* products.c: what else bits depend on; another one when `checkpoint` is resumed is a warning.
  * Errors: those of bl_device_find_cuda. */
-bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
-bl_status bl_machine_record(const bl_job *job, json_t *state);
-bl_status bl_machine_compare(const bl_job *job, const char *checkpoint, const json_t *state);
+bl_status bl_products_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
+bl_status bl_products_record(const bl_job *job, json_t *state);
+bl_status bl_products_compare(const bl_job *job, const char *checkpoint, const json_t *state);
 
 /* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen;
  * of a GPU what they asked it for, together. After a training that ended well those of the process

@@ -108,8 +108,8 @@ bl_status job_bulk_share(const bl_launch_info *info, const int *sockets, int *ou
     return st;
 }
 
-bl_status job_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
-                       bl_wire **out)
+bl_status job_open_connected(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                             bl_wire **out)
 {
     bl_wire_links links = {.rank = info->rank,
                            .n_processes = info->n_processes,

@@ -44,7 +44,7 @@ static bl_status connect_all(const bl_launch_info *info, const job_key *key, con
     return st;
 }
 
-bl_status job_mpi_meet(const bl_launch_info *info, job_key *key, int *sockets)
+bl_status job_mpi_connect(const bl_launch_info *info, job_key *key, int *sockets)
 {
     record own, *all = calloc((size_t)info->n_processes, sizeof *all);
     job_listener listener = {.n = 0};

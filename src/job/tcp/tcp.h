@@ -128,10 +128,10 @@ bl_status job_mesh_connect(job_mesh *mesh, job_host_links *links);
 /* The same of places of one rank each: sockets[n_places], -1 at the own place; the caller's. */
 bl_status job_mesh_connect_ranks(job_mesh *mesh, int *sockets);
 
-/* ---- meeting.c ---- */
+/* ---- rendezvous.c ---- */
 
 /* Processes that know where rank 0 listens. */
-typedef struct job_meeting {
+typedef struct job_rendezvous {
     const bl_launch_info *info; /* rank, n_processes, local_rank, n_local */
     const char *address;        /* of rank 0's host: a name or a number */
     uint16_t port;
@@ -141,27 +141,27 @@ typedef struct job_meeting {
     const char *dir;      /* which all ranks see; NULL: none */
     bool is_quiet;        /* nothing is logged */
     double limit_s;
-} job_meeting;
+} job_rendezvous;
 
 /* Rank 0 listens at the port, each other rank tells it where it can be reached and gets the list of
  * all; then all are connected: sockets[n_processes], -1 at the own place; the caller's. Collective.
  * BL_EUSAGE: different builds, or no common secret; BL_ERANK names who did not come; BL_ELIMIT: too
  * few descriptors. */
-bl_status job_meet(const job_meeting *meeting, int *sockets);
+bl_status job_rendezvous_connect(const job_rendezvous *rendezvous, int *sockets);
 
 /* ---- torchrun.c ---- */
 
-/* job_meet of the processes that torchrun has started: at MASTER_ADDR, on the port that
- * BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store has that one); the secret
- * is BALLAST_SECRET or in `dir`. BL_EUSAGE: a variable that is not as torchrun sets it. */
-bl_status job_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
-                            int *sockets);
+/* job_rendezvous_connect of the processes that torchrun has started: at MASTER_ADDR, on the port
+ * that BALLAST_PORT names, or the one after MASTER_PORT (torchrun's own store has that one); the
+ * secret is BALLAST_SECRET or in `dir`. BL_EUSAGE: a variable that is not as torchrun sets it. */
+bl_status job_torchrun_connect(const bl_launch_info *info, const char *dir, double limit_s,
+                               int *sockets);
 
 /* ---- launcher.c ---- */
 
 /* The processes that mpirun or srun has started: MPI, which is closed again, carries their
  * addresses and a random key; then they are connected: sockets as above. *key is the job's. */
-bl_status job_mpi_meet(const bl_launch_info *info, job_key *key, int *sockets);
+bl_status job_mpi_connect(const bl_launch_info *info, job_key *key, int *sockets);
 
 /* ---- bulk.c ---- */
 
@@ -172,8 +172,8 @@ bl_status job_bulk_share(const bl_launch_info *info, const int *sockets, int *fd
 
 /* The wire of processes that are connected, with that memory. Takes the sockets over, also when it
  * fails. */
-bl_status job_open_met(const bl_launch_info *info, int *sockets, bl_wire_report report,
-                       bl_wire **out);
+bl_status job_open_connected(const bl_launch_info *info, int *sockets, bl_wire_report report,
+                             bl_wire **out);
 
 /* ---- mpi.c; mpi_absent.c in a build without MPI ---- */
 

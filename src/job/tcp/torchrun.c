@@ -29,20 +29,21 @@ static bl_status read_port(uint16_t *port)
     return BL_OK;
 }
 
-bl_status job_torchrun_meet(const bl_launch_info *info, const char *dir, double limit_s,
-                            int *sockets)
+bl_status job_torchrun_connect(const bl_launch_info *info, const char *dir, double limit_s,
+                               int *sockets)
 {
     const char *secret = getenv("BALLAST_SECRET");
-    job_meeting meeting = {.info = info,
-                           .address = getenv("MASTER_ADDR"),
-                           .port_key = "BALLAST_PORT, or MASTER_PORT + 1",
-                           .secret = secret && secret[0] ? secret : NULL,
-                           .dir = dir,
-                           .limit_s = limit_s};
+    job_rendezvous rendezvous = {.info = info,
+                                 .address = getenv("MASTER_ADDR"),
+                                 .port_key = "BALLAST_PORT, or MASTER_PORT + 1",
+                                 .secret = secret && secret[0] ? secret : NULL,
+                                 .dir = dir,
+                                 .limit_s = limit_s};
 
-    if (!meeting.address) return BL_FAIL(BL_EUSAGE, "MASTER_ADDR is not set: rank 0's host");
-    BL_TRY(read_port(&meeting.port));
+    if (!rendezvous.address) return BL_FAIL(BL_EUSAGE, "MASTER_ADDR is not set: rank 0's host");
+    BL_TRY(read_port(&rendezvous.port));
     /* Neighbors with other jobs do not mix, nor do their files. */
-    meeting.job = hash_text(0xcbf29ce484222325u ^ meeting.port, getenv("TORCHELASTIC_RUN_ID"));
-    return job_meet(&meeting, sockets);
+    rendezvous.job =
+        hash_text(0xcbf29ce484222325u ^ rendezvous.port, getenv("TORCHELASTIC_RUN_ID"));
+    return job_rendezvous_connect(&rendezvous, sockets);
 }

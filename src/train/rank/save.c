@@ -106,7 +106,7 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
     json_t *state = describe(t, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
                          : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
-    if (st == BL_OK) st = bl_machine_record(job, state);
+    if (st == BL_OK) st = bl_products_record(job, state);
     if (st == BL_OK) {
         st = bl_checkpoint_commit(output->saving, state);
         output->saving = NULL;

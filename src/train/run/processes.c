@@ -244,99 +244,99 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start)
     return BL_OK;
 }
 
-/* ---- machines ---- */
+/* ---- products ---- */
 
-typedef struct machine {
-    char products[BL_CUDA_GEMM_TEXT_BYTES];
-} machine;
+typedef struct rank_products {
+    char text[BL_CUDA_GEMM_TEXT_BYTES];
+} rank_products;
 
-static void warn_of_machines(const machine *machines, int n_ranks)
+static void warn_of_products(const rank_products *products, int n_ranks)
 {
     int n_others = 0, last = 0;
 
     for (int i = 1; i < n_ranks; i++)
-        if (strcmp(machines[i].products, machines[0].products) != 0) {
+        if (strcmp(products[i].text, products[0].text) != 0) {
             n_others++;
             last = i;
         }
     if (n_others > 0)
         bl_log_warning("not bit-identical on other hosts: products are made with %s on rank 0 and "
                        "otherwise on %d ranks, as %s on rank %d",
-                       machines[0].products, n_others, machines[last].products, last);
+                       products[0].text, n_others, products[last].text, last);
 }
 
-bl_status bl_job_compare_machines(const bl_job *job)
+bl_status bl_job_compare_products(const bl_job *job)
 {
-    machine *machines = calloc((size_t)job->topology.n_ranks, sizeof *machines);
+    rank_products *products = calloc((size_t)job->topology.n_ranks, sizeof *products);
     bl_status st;
     bl_talk t;
 
-    if (!machines) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
+    if (!products) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
     BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
-    st = bl_machine_describe(job, machines[job->topology.first_here].products);
-    if (st == BL_OK) st = bl_talk_gather(&t, machines, sizeof *machines);
+    st = bl_products_describe(job, products[job->topology.first_here].text);
+    if (st == BL_OK) st = bl_talk_gather(&t, products, sizeof *products);
     bl_talk_close(&t);
     if (st == BL_OK && job->topology.first_here == 0)
-        warn_of_machines(machines, job->topology.n_ranks);
+        warn_of_products(products, job->topology.n_ranks);
 done:
-    free(machines);
+    free(products);
     return st;
 }
 
 /* ---- plans ---- */
 
-typedef struct room {
+typedef struct rank_memory {
     int64_t host, gpu; /* bytes; -1: not known */
     int64_t tokenizer; /* bytes */
     char name[64];     /* of the host */
-} room;
+} rank_memory;
 
-static int64_t bytes_at(const room *rooms, int rank, size_t offset)
+static int64_t bytes_at(const rank_memory *memory, int rank, size_t offset)
 {
-    return *(const int64_t *)(const void *)((const char *)&rooms[rank] + offset);
+    return *(const int64_t *)(const void *)((const char *)&memory[rank] + offset);
 }
 
 /* The rank that has the least. */
-static int find_least(const room *rooms, int n_ranks, size_t offset)
+static int find_least(const rank_memory *memory, int n_ranks, size_t offset)
 {
     int found = 0;
     for (int i = 1; i < n_ranks; i++)
-        if (bytes_at(rooms, i, offset) < bytes_at(rooms, found, offset)) found = i;
+        if (bytes_at(memory, i, offset) < bytes_at(memory, found, offset)) found = i;
     return found;
 }
 
 /* 0 would ask for this process's own again, -1 says that it is not known. */
-static int64_t least(const room *rooms, int n_ranks, size_t offset)
+static int64_t least(const rank_memory *memory, int n_ranks, size_t offset)
 {
-    int64_t n_bytes = bytes_at(rooms, find_least(rooms, n_ranks, offset), offset);
+    int64_t n_bytes = bytes_at(memory, find_least(memory, n_ranks, offset), offset);
     return n_bytes == 0 ? 1 : n_bytes;
 }
 
 /* All ranks plan with what the least of them has: somebody else's process on one GPU slows all. */
-static void warn_of_least_gpu(const room *rooms, int n_ranks)
+static void warn_of_least_gpu(const rank_memory *memory, int n_ranks)
 {
-    int rank = find_least(rooms, n_ranks, offsetof(room, gpu));
-    int64_t gpu = rooms[rank].gpu, most = gpu;
+    int rank = find_least(memory, n_ranks, offsetof(rank_memory, gpu));
+    int64_t gpu = memory[rank].gpu, most = gpu;
 
-    for (int i = 0; i < n_ranks; i++) most = bl_max_i64(most, rooms[i].gpu);
+    for (int i = 0; i < n_ranks; i++) most = bl_max_i64(most, memory[i].gpu);
     if (gpu < 0 || gpu >= most / 100 * 95) return;
     bl_log_warning("rank %d on host %s: its GPU has %.4g GB free for the run, others up to %.4g, "
                    "and all ranks plan with the least; does another process use it (nvidia-smi)?",
-                   rank, rooms[rank].name, bl_gb(gpu), bl_gb(most));
+                   rank, memory[rank].name, bl_gb(gpu), bl_gb(most));
 }
 
 /* The ranks of a host share its memory, so only hosts are compared. */
-static void warn_of_least_host(const room *rooms, int n_ranks)
+static void warn_of_least_host(const rank_memory *memory, int n_ranks)
 {
-    int rank = find_least(rooms, n_ranks, offsetof(room, host));
-    int64_t host = rooms[rank].host, most = host;
+    int rank = find_least(memory, n_ranks, offsetof(rank_memory, host));
+    int64_t host = memory[rank].host, most = host;
 
     for (int i = 0; i < n_ranks; i++)
-        if (strcmp(rooms[i].name, rooms[rank].name) != 0) most = bl_max_i64(most, rooms[i].host);
+        if (strcmp(memory[i].name, memory[rank].name) != 0) most = bl_max_i64(most, memory[i].host);
     if (host < 0 || host >= most / 100 * 95) return;
     bl_log_warning("host %s has %.4g GB of memory available, others up to %.4g, and all ranks "
                    "plan with the least",
-                   rooms[rank].name, bl_gb(host), bl_gb(most));
+                   memory[rank].name, bl_gb(host), bl_gb(most));
 }
 
 /* The first choice that is not rank 0's, by its offset in an array of them; -1: none. */
@@ -351,29 +351,29 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
 {
     int n_ranks = job->topology.n_ranks;
     bool has_gpu = job->config->device == BL_CONFIG_DEVICE_CUDA;
-    room *rooms = calloc((size_t)n_ranks, sizeof *rooms);
+    rank_memory *memory = calloc((size_t)n_ranks, sizeof *memory);
     bl_status st;
     bl_talk t;
 
-    if (!rooms) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", n_ranks);
+    if (!memory) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", n_ranks);
     BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
-    room *own = &rooms[job->topology.first_here];
+    rank_memory *own = &memory[job->topology.first_here];
     own->host = bl_plan_available_bytes(input);
     own->tokenizer = input->tokenizer_bytes;
     own->gpu = has_gpu ? bl_plan_gpu_available_bytes(input) : -1;
     bl_host_name(own->name, sizeof own->name);
-    st = bl_talk_gather(&t, rooms, sizeof *rooms);
+    st = bl_talk_gather(&t, memory, sizeof *memory);
     bl_talk_close(&t);
     if (st == BL_OK && job->topology.first_here == 0) {
-        warn_of_least_gpu(rooms, n_ranks);
-        warn_of_least_host(rooms, n_ranks);
+        warn_of_least_gpu(memory, n_ranks);
+        warn_of_least_host(memory, n_ranks);
     }
     for (int i = 0; i < n_ranks; i++) /* measured: processes must plan alike */
-        input->tokenizer_bytes = bl_max_i64(input->tokenizer_bytes, rooms[i].tokenizer);
-    input->available_bytes = least(rooms, n_ranks, offsetof(room, host));
-    input->gpu_available_bytes = least(rooms, n_ranks, offsetof(room, gpu));
+        input->tokenizer_bytes = bl_max_i64(input->tokenizer_bytes, memory[i].tokenizer);
+    input->available_bytes = least(memory, n_ranks, offsetof(rank_memory, host));
+    input->gpu_available_bytes = least(memory, n_ranks, offsetof(rank_memory, gpu));
 done:
-    free(rooms);
+    free(memory);
     return st;
 }
 

@@ -17,7 +17,7 @@ static bl_status print_model(const bl_job *job)
     const bl_train_config *c = job->config;
     char products[BL_CUDA_GEMM_TEXT_BYTES];
 
-    BL_TRY(bl_machine_describe(job, products));
+    BL_TRY(bl_products_describe(job, products));
     bl_log_info("products: %s", products);
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d rank%s x "
                 "%lld thread%s, shards of %lld",
@@ -56,7 +56,7 @@ static bl_status compare_processes(bl_job *job, const bl_output *output)
     if (!job->launch) return BL_OK;
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_job_check_processes(job, job->config->output_dir)));
-    return bl_job_compare_machines(job);
+    return bl_job_compare_products(job);
 }
 
 static bl_status open_trace(bl_training *training)

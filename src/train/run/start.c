@@ -327,7 +327,7 @@ static bl_status resume(bl_training *training, bl_output *output, const traces *
     /* What a key of another version of Ballast, or a missing one, is here. */
     if (is_found && (st == BL_EUSAGE || st == BL_EINPUT))
         st = bl_error_prefix(BL_ECHECKPOINT, "checkpoint");
-    if (st == BL_OK && start->dir) st = bl_machine_compare(&training->job, start->dir, state);
+    if (st == BL_OK && start->dir) st = bl_products_compare(&training->job, start->dir, state);
     json_decref(state);
     if (st != BL_OK) return st;
     if (start->dir) {

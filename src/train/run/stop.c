@@ -27,7 +27,7 @@ static void give_back(const sigset_t *signals, int signal_number)
 }
 
 /* The ranks of this process, and when they were asked to stop. */
-typedef struct watch {
+typedef struct supervisor {
     const bl_training *training;
     bl_ranks ranks;
     bl_trainer *trainers; /* [n_here] */
@@ -35,14 +35,14 @@ typedef struct watch {
     bool is_child;         /* of a parent, which has the second request for itself */
     double asked_s;        /* 0: not yet */
     bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
-} watch;
+} supervisor;
 
 /* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which
  * need all of them: there is nothing to lose. */
-static bool is_before_steps(const watch *w)
+static bool is_before_steps(const supervisor *s)
 {
     bool is_before = false;
-    for (int i = 0; i < w->ranks.n_here; i++) is_before |= !atomic_load(&w->trainers[i].is_set_up);
+    for (int i = 0; i < s->ranks.n_here; i++) is_before |= !atomic_load(&s->trainers[i].is_set_up);
     return is_before;
 }
 
@@ -53,67 +53,67 @@ static bl_status say_before_steps(void)
 }
 
 /* In a save that all ranks of the job have come to: one here says so for all. */
-static bool is_saving(const watch *w)
+static bool is_saving(const supervisor *s)
 {
     bool saves = false;
-    for (int i = 0; i < w->ranks.n_here; i++) saves |= atomic_load(&w->trainers[i].is_saving);
+    for (int i = 0; i < s->ranks.n_here; i++) saves |= atomic_load(&s->trainers[i].is_saving);
     return saves;
 }
 
 /* Ends the ranks inside their step: those that compute at their next visit, those that wait for
  * others at once; and those that load at their next piece. */
-static void abandon(watch *w)
+static void abandon(supervisor *s)
 {
     bl_error error = {.status = BL_ESTOPPED};
-    if (is_before_steps(w))
+    if (is_before_steps(s))
         bl_error_save(&error, say_before_steps());
     else
         snprintf(error.text, sizeof error.text,
                  "stopped inside a step; the newest checkpoint in %s stands",
-                 w->training->checkpoint_dir);
-    atomic_store(&w->control.abandon, 1);
-    bl_comm_abort(w->ranks.rank[0].host_world, &error);
+                 s->training->checkpoint_dir);
+    atomic_store(&s->control.abandon, 1);
+    bl_comm_abort(s->ranks.rank[0].host_world, &error);
 }
 
 /* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but
  * not inside a save; before the first step, at once. A second one, later than
  * BL_LAUNCH_ONE_REQUEST_S, goes to the process. A child has one request twice where it went to all
  * processes at once: from whoever sent it, and passed on by the parent. */
-static void take_signal(watch *w, const sigset_t *signals, int signal_number)
+static void take_signal(supervisor *s, const sigset_t *signals, int signal_number)
 {
-    double grace_s = w->training->config->grace_s;
-    bool is_repeated = w->asked_s > 0.0 && (w->is_child || bl_stop_signal_repeats(signal_number) ||
-                                            bl_now_s() - w->asked_s < BL_LAUNCH_ONE_REQUEST_S);
+    double grace_s = s->training->config->grace_s;
+    bool is_repeated = s->asked_s > 0.0 && (s->is_child || bl_stop_signal_repeats(signal_number) ||
+                                            bl_now_s() - s->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
     if (signal_number > 0 && !is_repeated) {
-        if (w->asked_s > 0.0) give_back(signals, signal_number);
-        w->asked_s = bl_now_s();
+        if (s->asked_s > 0.0) give_back(signals, signal_number);
+        s->asked_s = bl_now_s();
         if (signal_number == SIGINT) bl_log_note_echo();
-        if (is_before_steps(w))
+        if (is_before_steps(s))
             bl_log_info("%s: stopping before the first step", strsignal(signal_number));
         else
             bl_log_info(
                 "%s: stopping after this step (at most %.0f s); once more, a second later, to "
                 "quit now",
                 strsignal(signal_number), grace_s);
-        atomic_store(&w->control.stop, 1);
+        atomic_store(&s->control.stop, 1);
     }
-    bool is_over = w->asked_s > 0.0 && (bl_now_s() - w->asked_s > grace_s || is_before_steps(w));
-    if (is_over && !atomic_load(&w->control.abandon) && !is_saving(w)) abandon(w);
-    w->ranks.is_cleaning_up = is_over && is_before_steps(w) && bl_now_s() - w->asked_s < CLEAN_UP_S;
+    bool is_over = s->asked_s > 0.0 && (bl_now_s() - s->asked_s > grace_s || is_before_steps(s));
+    if (is_over && !atomic_load(&s->control.abandon) && !is_saving(s)) abandon(s);
+    s->ranks.is_cleaning_up = is_over && is_before_steps(s) && bl_now_s() - s->asked_s < CLEAN_UP_S;
 }
 
 /* After the grace was over: the state of the last completed step, if all ranks agree which one that
  * is. Processes cannot agree on anything any more: their communicator went with the step. */
-static bl_status save_abandoned(watch *w, bl_output *output)
+static bl_status save_abandoned(supervisor *s, bl_output *output)
 {
-    const bl_training *training = w->training;
-    bl_trainer *first = &w->trainers[0];
+    const bl_training *training = s->training;
+    bl_trainer *first = &s->trainers[0];
     int64_t step = first->steps_done;
     bool agreed = !training->job.launch;
 
-    if (is_before_steps(w)) return say_before_steps();
-    for (int i = 0; agreed && i < w->ranks.n_here; i++) agreed = w->trainers[i].steps_done == step;
+    if (is_before_steps(s)) return say_before_steps();
+    for (int i = 0; agreed && i < s->ranks.n_here; i++) agreed = s->trainers[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
                        "stopped on request inside a step, which is lost; the newest checkpoint in "
@@ -121,9 +121,9 @@ static bl_status save_abandoned(watch *w, bl_output *output)
                        "--resume_from_checkpoint true",
                        training->checkpoint_dir);
     /* Its error is the abandoned step's; AdamW of `step` ran before it. */
-    for (int i = 0; i < w->ranks.n_here; i++) (void)bl_stream_synchronize(w->ranks.rank[i].compute);
+    for (int i = 0; i < s->ranks.n_here; i++) (void)bl_stream_synchronize(s->ranks.rank[i].compute);
     bl_output_abort_saving(output); /* one that was under way when the grace ended */
-    if (first->saved_step != step) BL_TRY(bl_trainers_save(w->trainers, step));
+    if (first->saved_step != step) BL_TRY(bl_trainers_save(s->trainers, step));
     return BL_FAIL(BL_ESTOPPED,
                    "stopped on request inside step %lld; saved after step %lld: resume with "
                    "--resume_from_checkpoint true",
@@ -147,35 +147,35 @@ static bl_peak_memory own_peak(const bl_ranks *ranks)
 }
 
 /* A process is a rank. */
-static bl_status share_peak(watch *w, const bl_rank *rank)
+static bl_status share_peak(supervisor *s, const bl_rank *rank)
 {
     const bl_topology *t = &rank->job->topology;
     int first = t->first_here - t->first_on_host;
     bl_peak_memory *all = calloc((size_t)t->n_ranks, sizeof *all), most = {0};
 
     if (!all) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", t->n_ranks);
-    all[rank->index] = own_peak(&w->ranks);
+    all[rank->index] = own_peak(&s->ranks);
     bl_status st = bl_talk_gather(&rank->talk, all, sizeof *all);
     for (int i = 0; st == BL_OK && i < t->n_ranks; i++) {
         most.host = bl_max_i64(most.host, all[i].host);
         most.gpu = bl_max_i64(most.gpu, all[i].gpu);
         if (i >= first && i < first + t->n_on_host) most.on_host += all[i].host;
     }
-    if (st == BL_OK) w->of_job = most;
+    if (st == BL_OK) s->of_job = most;
     free(all);
     return st;
 }
 
 static bl_status train_rank(bl_rank *rank, void *user)
 {
-    watch *w = user;
-    bl_trainer *t = &w->trainers[rank->index - rank->job->topology.first_here];
+    supervisor *s = user;
+    bl_trainer *t = &s->trainers[rank->index - rank->job->topology.first_here];
 
     BL_TRY(bl_trainer_setup(t));
     atomic_store(&t->is_set_up, true);
     BL_TRY(bl_trainer_warm_up(t));
     BL_TRY(bl_trainer_run(t));
-    return rank->job->launch ? share_peak(w, rank) : BL_OK;
+    return rank->job->launch ? share_peak(s, rank) : BL_OK;
 }
 
 static bool is_abandoned(void *user)
@@ -184,23 +184,23 @@ static bool is_abandoned(void *user)
     return atomic_load(&control->abandon) != 0;
 }
 
-static bl_status create_watch(bl_training *training, bl_output *output, watch *w)
+static bl_status create_supervisor(bl_training *training, bl_output *output, supervisor *s)
 {
     bl_launch_info info;
 
     bl_launch_read(&info);
-    *w = (watch){.training = training, .is_child = info.kind == BL_LAUNCH_CHILD};
-    BL_TRY(bl_ranks_create(&training->job, &w->ranks));
-    w->trainers = calloc((size_t)w->ranks.n_here, sizeof *w->trainers);
-    if (!w->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", w->ranks.n_here);
-    for (int i = 0; i < w->ranks.n_here; i++) {
-        bl_rank *rank = &w->ranks.rank[i];
+    *s = (supervisor){.training = training, .is_child = info.kind == BL_LAUNCH_CHILD};
+    BL_TRY(bl_ranks_create(&training->job, &s->ranks));
+    s->trainers = calloc((size_t)s->ranks.n_here, sizeof *s->trainers);
+    if (!s->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", s->ranks.n_here);
+    for (int i = 0; i < s->ranks.n_here; i++) {
+        bl_rank *rank = &s->ranks.rank[i];
         rank->stop = is_abandoned;
-        rank->stop_user = &w->control;
-        w->trainers[i] = (bl_trainer){.training = training,
+        rank->stop_user = &s->control;
+        s->trainers[i] = (bl_trainer){.training = training,
                                       .job = &training->job,
                                       .config = training->config,
-                                      .control = &w->control,
+                                      .control = &s->control,
                                       .output = rank->index == 0 ? output : NULL,
                                       .folder = output,
                                       .rank = rank};
@@ -208,34 +208,34 @@ static bl_status create_watch(bl_training *training, bl_output *output, watch *w
     return BL_OK;
 }
 
-static bl_status run_to_end(watch *w, bl_output *output, const sigset_t *signals)
+static bl_status run_to_end(supervisor *s, bl_output *output, const sigset_t *signals)
 {
     int signal_number;
 
-    bl_status st = bl_ranks_start(&w->ranks, train_rank, w);
-    while (bl_ranks_wait(&w->ranks, signals, &signal_number))
-        take_signal(w, signals, signal_number);
-    st = bl_ranks_join(&w->ranks, st);
-    if (atomic_load(&w->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELED))
-        return save_abandoned(w, output);
+    bl_status st = bl_ranks_start(&s->ranks, train_rank, s);
+    while (bl_ranks_wait(&s->ranks, signals, &signal_number))
+        take_signal(s, signals, signal_number);
+    st = bl_ranks_join(&s->ranks, st);
+    if (atomic_load(&s->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELED))
+        return save_abandoned(s, output);
     return st;
 }
 
 bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak)
 {
     sigset_t signals, old;
-    watch w;
+    supervisor s;
 
     bl_stop_signals_list(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
-    bl_status st = create_watch(training, output, &w);
-    if (st == BL_OK) st = run_to_end(&w, output, &signals);
-    *peak = w.of_job.host > 0 ? w.of_job : own_peak(&w.ranks);
+    bl_status st = create_supervisor(training, output, &s);
+    if (st == BL_OK) st = run_to_end(&s, output, &signals);
+    *peak = s.of_job.host > 0 ? s.of_job : own_peak(&s.ranks);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
-    for (int i = 0; w.trainers && i < w.ranks.n_here; i++) bl_trainer_free(&w.trainers[i]);
-    free(w.trainers);
-    bl_ranks_free(&w.ranks);
+    for (int i = 0; s.trainers && i < s.ranks.n_here; i++) bl_trainer_free(&s.trainers[i]);
+    free(s.trainers);
+    bl_ranks_free(&s.ranks);
     bl_stop_signals_discard_repeated(&signals);
     if (!(training->job.launch && st == BL_ESTOPPED)) pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* machine.c -- what the bits of a run depend on besides its configuration, data and model: the
+/* products.c -- what the bits of a run depend on besides its configuration, data and model: the
  * library under its products, and the instruction set that this takes on this machine, or the GPU
  * (src/ops/README.md: all else rounds alike everywhere); and the build of Ballast. */
 #include <string.h>
@@ -12,7 +12,7 @@
 /* Of a checkpoint's state. */
 static const char KEY[] = "products", BUILD_KEY[] = "build";
 
-bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES])
+bl_status bl_products_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {
     if (job->config->device == BL_CONFIG_DEVICE_CUDA)
         return bl_cuda_gemm_describe(job->topology.gpu, text);
@@ -20,23 +20,23 @@ bl_status bl_machine_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYT
     return BL_OK;
 }
 
-bl_status bl_machine_record(const bl_job *job, json_t *state)
+bl_status bl_products_record(const bl_job *job, json_t *state)
 {
     char text[BL_CUDA_GEMM_TEXT_BYTES];
-    BL_TRY(bl_machine_describe(job, text));
+    BL_TRY(bl_products_describe(job, text));
     return json_object_set_new(state, KEY, json_string(text)) == 0 &&
                    json_object_set_new(state, BUILD_KEY, json_string(bl_build_id())) == 0
                ? BL_OK
                : BL_FAIL(BL_ENOMEM, "the description of a checkpoint");
 }
 
-bl_status bl_machine_compare(const bl_job *job, const char *checkpoint, const json_t *state)
+bl_status bl_products_compare(const bl_job *job, const char *checkpoint, const json_t *state)
 {
     char text[BL_CUDA_GEMM_TEXT_BYTES];
     const char *old = NULL, *build = NULL; /* of checkpoints made before the keys were */
 
     BL_TRY(bl_json_get_string(checkpoint, state, KEY, BL_JSON_OPTIONAL, &old));
-    BL_TRY(bl_machine_describe(job, text));
+    BL_TRY(bl_products_describe(job, text));
     if (old && strcmp(old, text) != 0)
         bl_log_warning("not bit-identical: checkpoint %s was made with %s, this machine has %s",
                        checkpoint, old, text);

@@ -69,20 +69,20 @@ static int run_rank(const void *argument)
 {
     const rank_case *c = argument;
     bl_launch_info info = {.launcher = "torchrun", .rank = c->rank, .n_processes = 2, .n_local = 1};
-    job_meeting meeting = {.info = &info,
-                           .address = "127.0.0.1",
-                           .port = c->port,
-                           .port_key = "the port",
-                           .job = 7,
-                           .secret = c->secret,
-                           .dir = c->dir,
-                           .limit_s = c->limit_s > 0 ? c->limit_s : 120};
+    job_rendezvous rendezvous = {.info = &info,
+                                 .address = "127.0.0.1",
+                                 .port = c->port,
+                                 .port_key = "the port",
+                                 .job = 7,
+                                 .secret = c->secret,
+                                 .dir = c->dir,
+                                 .limit_s = c->limit_s > 0 ? c->limit_s : 120};
     int sockets[2], other = -1;
 
     if (c->is_one_host) info.n_local = 2, info.local_rank = c->rank;
     unsetenv("BALLAST_INTERFACE");
     if (c->interface) setenv("BALLAST_INTERFACE", c->interface, 1);
-    if (job_meet(&meeting, sockets) != BL_OK) {
+    if (job_rendezvous_connect(&rendezvous, sockets) != BL_OK) {
         if (strstr(bl_error_text(), strerror(EADDRINUSE))) return CODE_PORT_IN_USE;
         fprintf(stderr, "rank %d: %s\n", c->rank, bl_error_text());
         return CODE_FAILED;

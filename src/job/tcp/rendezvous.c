@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* meeting.c -- how processes that know one address find each other. Rank 0 listens at a port that
- * all know; each other rank tells it where it can be reached, and gets the list of all and a number
- * that makes the job's key. Then all are connected (mesh.c). */
+/* rendezvous.c -- how processes that know one address find each other. Rank 0 listens at a port
+ * that all know; each other rank tells it where it can be reached, and gets the list of all and a
+ * number that makes the job's key. Then all are connected (mesh.c). */
 #include <errno.h>
 #include <netdb.h>
 #include <stdio.h>
@@ -26,8 +26,8 @@ static const double SECRET_S = 65.0;
  * is its owner's alone. */
 static const char LOCAL_DIR[] = "/dev/shm";
 
-typedef struct meeting {
-    const job_meeting *of;
+typedef struct rendezvous {
+    const job_rendezvous *of;
     int rank, n;
     double deadline, limit_s;
     bool is_one_host, is_interface_chosen, has_secret;
@@ -42,19 +42,19 @@ typedef struct meeting {
     job_place *places;     /* [n] */
     int *ranks_fd;         /* [n]: rank 0's, of those that have come */
     job_hello *hellos;     /* [n] */
-} meeting;
+} rendezvous;
 
-static bl_status open_meeting(const job_meeting *of, meeting *m)
+static bl_status open_rendezvous(const job_rendezvous *of, rendezvous *m)
 {
     const bl_launch_info *info = of->info;
     double limit_s = info->rank == 0 ? of->limit_s : of->limit_s + LONGER_S;
 
-    *m = (meeting){.of = of,
-                   .rank = info->rank,
-                   .n = info->n_processes,
-                   .limit_s = limit_s,
-                   .deadline = bl_now_s() + limit_s,
-                   .is_one_host = info->n_local == info->n_processes};
+    *m = (rendezvous){.of = of,
+                      .rank = info->rank,
+                      .n = info->n_processes,
+                      .limit_s = limit_s,
+                      .deadline = bl_now_s() + limit_s,
+                      .is_one_host = info->n_local == info->n_processes};
     job_patience_begin(&m->patience, info);
     m->patience.speaks &= !of->is_quiet;
     m->secret_dir = of->dir ? of->dir : m->is_one_host ? LOCAL_DIR : NULL;
@@ -68,7 +68,7 @@ static bl_status open_meeting(const job_meeting *of, meeting *m)
     return BL_OK;
 }
 
-static void close_visits(meeting *m)
+static void close_visits(rendezvous *m)
 {
     for (int i = 0; m->ranks_fd && i < m->n; i++) {
         if (m->ranks_fd[i] >= 0) close(m->ranks_fd[i]);
@@ -76,7 +76,7 @@ static void close_visits(meeting *m)
     }
 }
 
-static void close_meeting(meeting *m)
+static void close_rendezvous(rendezvous *m)
 {
     close_visits(m);
     if (m->secret_path) unlink(m->secret_path);
@@ -89,7 +89,7 @@ static void close_meeting(meeting *m)
 
 /* The address over which rank 0 was met comes first: it certainly leads from one host to another.
  * Not so a host's own name for itself; nor is one wanted that is not of the chosen interface. */
-static void prefer(const meeting *m, const job_address *address, job_place *place)
+static void prefer(const rendezvous *m, const job_address *address, job_place *place)
 {
     int i = 0;
 
@@ -117,7 +117,7 @@ static bool is_place_of(const job_place *place, int rank)
 }
 
 /* Where the job has none, its number is not secret: it only keeps jobs apart. */
-static void use_no_secret(meeting *m)
+static void use_no_secret(rendezvous *m)
 {
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)m->of->job);
@@ -127,7 +127,7 @@ static void use_no_secret(meeting *m)
 
 /* ---- rank 0 ---- */
 
-static bl_status create_secret(meeting *m)
+static bl_status create_secret(rendezvous *m)
 {
     if (m->of->secret) {
         job_key_of(m->of->secret, &m->secret);
@@ -143,7 +143,7 @@ static bl_status create_secret(meeting *m)
 }
 
 /* The ranks that have not come, as "1, 3"; returns how many. */
-static int list_missing(const meeting *m, char *list, size_t list_bytes)
+static int list_missing(const rendezvous *m, char *list, size_t list_bytes)
 {
     size_t used = 0;
     int n_missing = 0;
@@ -158,7 +158,7 @@ static int list_missing(const meeting *m, char *list, size_t list_bytes)
     return n_missing;
 }
 
-static bl_status say_missing(const meeting *m, int n_rejected)
+static bl_status say_missing(const rendezvous *m, int n_rejected)
 {
     char list[128], hint[128] = "";
     int n_missing = list_missing(m, list, sizeof list);
@@ -174,14 +174,14 @@ static bl_status say_missing(const meeting *m, int n_rejected)
 
 static bool expects(void *user, int from, int to)
 {
-    const meeting *m = user;
+    const rendezvous *m = user;
     return to == 0 && from >= 1 && from < m->n;
 }
 
 /* A rank that comes again has lost its first connection. */
 static bool admits(void *user, const job_hello *hello, const void *claim, int fd)
 {
-    meeting *m = user;
+    rendezvous *m = user;
     int rank = hello->greeting.from;
     job_place place;
 
@@ -195,7 +195,7 @@ static bool admits(void *user, const job_hello *hello, const void *claim, int fd
 }
 
 /* The answer: a random number for the job's key, and the places. */
-static bl_status tell_all(meeting *m)
+static bl_status tell_all(rendezvous *m)
 {
     size_t n_places_bytes = (size_t)m->n * sizeof *m->places;
     uint8_t *words = malloc(JOB_KEY_BYTES + n_places_bytes);
@@ -215,7 +215,7 @@ static bl_status tell_all(meeting *m)
     return st;
 }
 
-static bl_status gather(meeting *m, const job_listener *door)
+static bl_status gather(rendezvous *m, const job_listener *door)
 {
     job_reception r = {.listener = door,
                        .key = &m->secret,
@@ -254,7 +254,7 @@ static void add_address(const job_address *address, job_place *place)
 
 /* Of a chosen interface its addresses, and those that this host has of rank 0's name, at which
  * others look for it. */
-static bl_status open_door(const meeting *m, job_listener *door)
+static bl_status open_door(const rendezvous *m, job_listener *door)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
@@ -272,7 +272,7 @@ static bl_status open_door(const meeting *m, job_listener *door)
                        : bl_error_prefix(st, "the port at which ranks meet (%s)", m->of->port_key);
 }
 
-static bl_status receive_all(meeting *m)
+static bl_status receive_all(rendezvous *m)
 {
     job_listener door = {.n = 0};
 
@@ -289,7 +289,7 @@ static bl_status receive_all(meeting *m)
 /* ---- the others ---- */
 
 /* Before each visit: the file may be a new one. */
-static bl_status find_secret(meeting *m)
+static bl_status find_secret(rendezvous *m)
 {
     if (m->of->secret) {
         job_key_of(m->of->secret, &m->secret);
@@ -303,7 +303,7 @@ static bl_status find_secret(meeting *m)
 }
 
 /* Rank 0's answer on fd. False with errno; EPROTO: it is somebody else's. */
-static bool hear_answer(meeting *m, int fd, const job_hello *hello)
+static bool hear_answer(rendezvous *m, int fd, const job_hello *hello)
 {
     size_t n_places_bytes = (size_t)m->n * sizeof *m->places;
     uint8_t *words = malloc(JOB_KEY_BYTES + n_places_bytes);
@@ -321,7 +321,7 @@ static bool hear_answer(meeting *m, int fd, const job_hello *hello)
 }
 
 /* One connection to rank 0, through all of it. False with errno: try again. */
-static bool visit(meeting *m, const job_address *master)
+static bool visit(rendezvous *m, const job_address *master)
 {
     double try_until = bl_now_s() + TRY_S;
     job_place place = m->own;
@@ -346,7 +346,7 @@ static bool visit(meeting *m, const job_address *master)
     return is_done;
 }
 
-static bool try_addresses(meeting *m, const struct addrinfo *list)
+static bool try_addresses(rendezvous *m, const struct addrinfo *list)
 {
     errno = EAFNOSUPPORT;
     for (; list; list = list->ai_next) {
@@ -357,7 +357,7 @@ static bool try_addresses(meeting *m, const struct addrinfo *list)
 }
 
 /* False: *found is of getaddrinfo and, if that has found it, *code is an errno. */
-static bool try_master(meeting *m, int *found, int *code)
+static bool try_master(rendezvous *m, int *found, int *code)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *list = NULL;
@@ -378,7 +378,7 @@ static bool try_master(meeting *m, int *found, int *code)
 
 /* Rank 0 writes the secret before it listens: who reaches it, and does not see that file in time,
  * looks elsewhere. */
-static bl_status check_secret(const meeting *m)
+static bl_status check_secret(const rendezvous *m)
 {
     if (!m->is_refused || bl_now_s() - m->reached_s < SECRET_S) return BL_OK;
     if (m->of->secret || !m->of->dir)
@@ -393,7 +393,7 @@ static bl_status check_secret(const meeting *m)
         m->rank, m->of->address, m->of->port, m->of->dir);
 }
 
-static bl_status visit_master(meeting *m)
+static bl_status visit_master(rendezvous *m)
 {
     const struct timespec pause = {0, 200 * 1000 * 1000};
     int found, code = 0;
@@ -422,7 +422,7 @@ static bl_status visit_master(meeting *m)
 
 /* ---- */
 
-static bl_status connect_all(meeting *m, int *sockets)
+static bl_status connect_all(rendezvous *m, int *sockets)
 {
     job_mesh mesh = {.key = &m->key,
                      .places = m->places,
@@ -436,18 +436,18 @@ static bl_status connect_all(meeting *m, int *sockets)
     return job_mesh_connect_ranks(&mesh, sockets);
 }
 
-bl_status job_meet(const job_meeting *of, int *sockets)
+bl_status job_rendezvous_connect(const job_rendezvous *of, int *sockets)
 {
-    meeting m;
+    rendezvous m;
 
     for (int i = 0; i < of->info->n_processes; i++) sockets[i] = -1;
     if (of->secret && strlen(of->secret) < JOB_SECRET_MIN_BYTES)
         return BL_FAIL(BL_EUSAGE, "the secret (BALLAST_SECRET) has fewer than %d characters",
                        JOB_SECRET_MIN_BYTES);
     job_host_allow_descriptors((size_t)of->info->n_processes);
-    bl_status st = open_meeting(of, &m);
+    bl_status st = open_rendezvous(of, &m);
     if (st == BL_OK) st = m.rank == 0 ? receive_all(&m) : visit_master(&m);
     if (st == BL_OK) st = connect_all(&m, sockets);
-    close_meeting(&m);
+    close_rendezvous(&m);
     return st;
 }
