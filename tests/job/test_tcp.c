@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 static const job_key key = {"a key"};
 
 /* ---- the mesh ---- */
@@ -149,6 +151,24 @@ static bool expect_all(void *user, int from, int to)
     return true;
 }
 
+/* A guest that says nothing is a state like any other; more guests than places are none. */
+static void test_broken_reception_is_found(void **state)
+{
+    (void)state;
+    job_listener l = tcp_listen_here();
+    job_reception r = {.listener = &l, .key = &key, .n_ranks = 2, .expects = expect_all};
+    int peer = tcp_connect(l.port);
+    assert_int_equal(job_reception_open(&r), BL_OK);
+    while (r.n_guests == 0) assert_int_equal(job_reception_wait(&r, bl_now_s() + 0.01), BL_OK);
+    assert_int_equal(job_reception_validate(&r), BL_OK);
+    r.n_guests = JOB_GUESTS + 1;
+    assert_int_equal(job_reception_validate(&r), BL_EINTERNAL);
+    r.n_guests = 1;
+    job_reception_close(&r);
+    close(peer);
+    job_tcp_close_listener(&l);
+}
+
 static void test_accept_without_descriptors(void **state)
 {
     (void)state;
@@ -191,6 +211,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_silent_strangers),
                                        cmocka_unit_test(test_silent_addresses),
+                                       cmocka_unit_test(test_broken_reception_is_found),
                                        cmocka_unit_test(test_accept_without_descriptors),
                                        cmocka_unit_test(test_connect_without_descriptors)};
     return cmocka_run_group_tests(tests, NULL, NULL);

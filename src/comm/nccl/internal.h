@@ -62,6 +62,11 @@ typedef struct comm_nccl_launch {
     void *end;       /* an event */
 } comm_nccl_launch;
 
+/* A launch is counted by n_launched when it begins, by n_watched when its event is recorded, by
+ * n_ended when that has happened.
+ *
+ * Invariants (comm_nccl_watch_validate): (1) n_ended <= n_watched <= n_launched; (2) those between
+ * the first two have room in the ring, and an event each; (3) their numbers ascend. */
 typedef struct comm_nccl_watch {
     pthread_t thread;
     bool is_open, has_thread;
@@ -144,6 +149,9 @@ bool comm_nccl_begin(comm_nccl *c, const char *what);
 bl_status comm_nccl_end(comm_nccl *c, bl_status st);
 /* `call` has been launched on `stream`. */
 bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call);
+/* Under its lock. BL_EINTERNAL names the invariant that does not hold. Debug builds call it after
+ * each transition. */
+bl_status comm_nccl_watch_validate(const comm_nccl_watch *watch);
 bl_status comm_nccl_watch_open(comm_nccl *c);
 void comm_nccl_watch_ready(comm_nccl *c);
 /* The watch looks now, not at its next round. */

@@ -17,6 +17,7 @@
  * Resumed processes reset their deadlines: a watch that slept for much longer than it meant to
  * starts its clocks again, as the wire does. So does one that was stopped while it looked; but a
  * look may be slow by itself, each time, and is pardoned once in a row. */
+#include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,6 +71,33 @@ static comm_nccl_launch *launch_at(const comm_nccl_watch *w, uint64_t i)
     return &w->launched[i % w->room];
 }
 
+bl_status comm_nccl_watch_validate(const comm_nccl_watch *w)
+{
+    uint64_t n_launched = atomic_load(&w->n_launched), last = 0;
+
+    if (w->n_ended > w->n_watched || w->n_watched > n_launched)
+        return BL_FAIL(BL_EINTERNAL, "watch: %llu launches ended of %llu watched of %llu",
+                       (unsigned long long)w->n_ended, (unsigned long long)w->n_watched,
+                       (unsigned long long)n_launched);
+    if (w->n_watched - w->n_ended > w->room)
+        return BL_FAIL(BL_EINTERNAL, "watch: room for %llu launches", (unsigned long long)w->room);
+    for (uint64_t i = w->n_ended; i < w->n_watched; i++) {
+        const comm_nccl_launch *launch = launch_at(w, i);
+        if (!launch->end || launch->number <= last || launch->number > n_launched)
+            return BL_FAIL(BL_EINTERNAL, "watch: launch %llu after %llu",
+                           (unsigned long long)launch->number, (unsigned long long)last);
+        last = launch->number;
+    }
+    return BL_OK;
+}
+
+/* After each transition, under the lock; in debug builds. */
+static void check_state(const comm_nccl_watch *w)
+{
+    assert(comm_nccl_watch_validate(w) == BL_OK);
+    (void)w;
+}
+
 /* Takes those off that have ended. Under the lock. */
 static void reap(comm_nccl_watch *w)
 {
@@ -81,6 +109,7 @@ static void reap(comm_nccl_watch *w)
         }
         w->n_ended++;
         w->since_s = bl_now_s();
+        check_state(w);
     }
 }
 
@@ -121,6 +150,7 @@ static bl_status grow(comm_nccl_watch *w)
         launched[i % room] = *launch_at(w, i);
     w->launched = launched;
     w->room = room;
+    check_state(w);
     pthread_mutex_unlock(&w->lock);
     free(full);
     return BL_OK;
@@ -153,6 +183,7 @@ bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_
     launch->number = number;
     if (w->n_ended == w->n_watched) w->since_s = bl_now_s();
     w->n_watched++;
+    check_state(w);
     pthread_mutex_unlock(&w->lock);
     return BL_OK;
 }

@@ -3,6 +3,7 @@
  * and drops the oldest when full. */
 #include "job/tcp/hello.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -104,6 +105,39 @@ struct job_guest {
 
 _Static_assert(sizeof(job_greeting) <= sizeof(job_mac) + JOB_CLAIM_BYTES, "it fits in");
 
+/* What a guest sends in its state. */
+static size_t count_wanted(const job_reception *r, const job_guest *g)
+{
+    return g->is_challenged ? sizeof(job_mac) + r->claim_bytes : sizeof(job_greeting);
+}
+
+bl_status job_reception_validate(const job_reception *r)
+{
+    if (r->n_guests < 0 || r->n_guests > JOB_GUESTS)
+        return BL_FAIL(BL_EINTERNAL, "reception: %d guests", r->n_guests);
+    for (int i = 0; i < r->n_guests; i++) {
+        const job_guest *g = &r->guests[i];
+        if (g->fd < 0) return BL_FAIL(BL_EINTERNAL, "reception: guest %d has no connection", i);
+        for (int k = 0; k < i; k++)
+            if (r->guests[k].fd == g->fd)
+                return BL_FAIL(BL_EINTERNAL, "reception: guests %d and %d have one connection", k,
+                               i);
+        if (g->n_have >= count_wanted(r, g))
+            return BL_FAIL(BL_EINTERNAL, "reception: guest %d has sent %zu bytes, unjudged", i,
+                           g->n_have);
+        if (g->is_challenged && (g->hello.key != r->key || g->hello.greeting.job != r->job))
+            return BL_FAIL(BL_EINTERNAL, "reception: guest %d was challenged by another job", i);
+    }
+    return BL_OK;
+}
+
+/* After each transition of a guest; in debug builds. */
+static void check_state(const job_reception *r)
+{
+    assert(job_reception_validate(r) == BL_OK);
+    (void)r;
+}
+
 bl_status job_reception_open(job_reception *r)
 {
     r->n_guests = r->n_rejected = 0;
@@ -163,8 +197,7 @@ static bool admit(job_reception *r, job_guest *g)
 static bool hear(job_reception *r, job_guest *g, bool *is_admitted)
 {
     for (;;) {
-        size_t n_wanted =
-            g->is_challenged ? sizeof(job_mac) + r->claim_bytes : sizeof(job_greeting);
+        size_t n_wanted = count_wanted(r, g);
         ssize_t n = recv(g->fd, g->bytes + g->n_have, n_wanted - g->n_have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
@@ -209,6 +242,7 @@ static bl_status accept_guest(job_reception *r, int listen_fd, double now_s)
     if (fd >= 0) {
         job_guest *g = &r->guests[r->n_guests++];
         *g = (job_guest){.fd = fd, .since_s = now_s};
+        check_state(r);
         return BL_OK;
     }
     if (job_tcp_is_of_peer(errno)) return BL_OK;
@@ -253,6 +287,7 @@ bl_status job_reception_wait(job_reception *r, double until)
             if (polled[r->listener->n + i].revents ? !hear(r, &r->guests[i], &is_admitted)
                                                    : is_over)
                 dismiss(r, i);
+            check_state(r);
         }
         for (int i = 0; i < r->listener->n && r->n_guests < JOB_GUESTS; i++)
             if (polled[i].revents) BL_TRY(accept_guest(r, r->listener->fds[i], now_s));

@@ -9,7 +9,15 @@
  *
  * Each proof is an HMAC of both random numbers, so none can be used again; each has its own
  * purpose, so that none can be sent back. A host hears its guests at the same time, at most
- * JOB_GUESTS of them, and each for JOB_HELLO_S: silent strangers delay no rank. */
+ * JOB_GUESTS of them, and each for JOB_HELLO_S: silent strangers delay no rank.
+ *
+ *   a guest at the host  until it has sent        then
+ *   GREETS               its greeting             CLAIMS, with the challenge; or it is dismissed
+ *   CLAIMS               its proof and its claim  admitted, with its connection; or dismissed
+ *
+ * Invariants (job_reception_validate): (1) there are at most JOB_GUESTS guests, each with a
+ * connection of its own; (2) a guest has sent less than its state wants: what is complete is judged
+ * at once; (3) one that claims was challenged by this job. */
 #ifndef BALLAST_JOB_TCP_HELLO_H
 #define BALLAST_JOB_TCP_HELLO_H
 
@@ -76,5 +84,8 @@ void job_reception_close(job_reception *reception);     /* and connections of gu
 /* Hears guests until one has been admitted, or until `until`. BL_ELIMIT: no more descriptors;
  * BL_EIO. */
 bl_status job_reception_wait(job_reception *reception, double until);
+/* BL_EINTERNAL names the invariant that does not hold. Debug builds call it after each
+ * transition. */
+bl_status job_reception_validate(const job_reception *reception);
 
 #endif
