@@ -5,6 +5,7 @@
 #define BALLAST_CHAT_INTERNAL_H
 
 #include "chat/template.h"
+#include "jinja/jinja.h"
 
 /* A template's own text, cut at its special tokens. */
 typedef struct bl_chat_piece {
@@ -30,6 +31,7 @@ struct bl_chat_template {
     bool learns_suffix;
     bool has_role[BL_CHAT_N_ROLES];
     bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;
+    bl_jinja *jinja;   /* NULL, or the model's own text, which writes all */
     char *system_head; /* NULL, or what every conversation's system message begins with */
 };
 

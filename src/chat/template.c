@@ -75,6 +75,7 @@ void bl_chat_template_destroy(bl_chat_template *chat)
     free_text(&chat->begin);
     free_text(&chat->answer_start);
     free_text(&chat->answer_end);
+    bl_jinja_destroy(chat->jinja);
     free(chat->system_head);
     free(chat->name);
     free(chat);
