@@ -66,6 +66,7 @@ typedef struct bl_cost_setting {
     X(swiglu_backward)                                                                             \
     X(add)                                                                                         \
     X(add_bias)                                                                                    \
+    X(scale)                                                                                       \
     X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \

@@ -44,6 +44,14 @@ typedef struct bl_add_bias_args {
 } bl_add_bias_args;
 BL_API bl_status bl_add_bias(bl_stream *stream, const bl_add_bias_args *args);
 
+/* y_i = scale x_i for i < n; y may be x. The product is in fp32. */
+typedef struct bl_scale_args {
+    int64_t n;
+    float scale;
+    bl_tensor x, y;
+} bl_scale_args;
+BL_API bl_status bl_scale(bl_stream *stream, const bl_scale_args *args);
+
 /* y_i += x_i for i < n. Both are of one dtype; CUDA: fp32 or bf16. */
 typedef struct bl_accumulate_args {
     int64_t n;

@@ -148,6 +148,13 @@ bl_status bl_add_bias(bl_stream *stream, const bl_add_bias_args *args)
     return ops->add_bias(stream, args);
 }
 
+bl_status bl_scale(bl_stream *stream, const bl_scale_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(CHECK_DTYPES("scale", ops->act, args->x, args->y));
+    return ops->scale(stream, args);
+}
+
 bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
 {
     bl_add_args sum = {.n = args->n,

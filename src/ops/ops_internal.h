@@ -37,6 +37,7 @@ extern "C" {
     X(swiglu_backward)                                                                             \
     X(add)                                                                                         \
     X(add_bias)                                                                                    \
+    X(scale)                                                                                       \
     X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \

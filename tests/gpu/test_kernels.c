@@ -28,6 +28,7 @@ LAUNCH(swiglu_backward)
 LAUNCH(add)
 LAUNCH(accumulate)
 LAUNCH(add_bias)
+LAUNCH(scale)
 LAUNCH(cast)
 LAUNCH(dropout)
 LAUNCH(embedding)
@@ -208,7 +209,7 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
                              int shift)
 {
     enum { DOCUMENTS = 4, OFFSET = 3 };
-    int64_t half = d / 2, n = T * row_stride, n_table = (T + OFFSET + 1) * half;
+    int64_t half = d / 2, n = T * row_stride, n_table = 2 * (T + OFFSET + 1) * half;
     const int32_t cu[DOCUMENTS + 1] = {0, (int32_t)(T / 3), (int32_t)(T / 3), (int32_t)(T / 2),
                                        (int32_t)T};
     buffer x, cosines, sines, cu_seqlens = bytes_input(t, cu, sizeof cu);
@@ -224,7 +225,9 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
                         .cu_seqlens = cu,
                         .cos_table = cc,
                         .sin_table = cs,
-                        .x = bl_tensor_f32(cx)};
+                        .x = bl_tensor_f32(cx),
+                        .long_after = T / 2 - T / 3 + OFFSET, /* the last document is longer */
+                        .long_offset = n_table / 2};
     gpu_ok(bl_rope(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bl_rope_args gpu = cpu;
@@ -329,6 +332,21 @@ static void check_add_bias(gpu_test *t, shape s)
     bf16_is_rounded("add_bias", &y, cy, n);
     free(cy), free(cbias);
     buffer_free(t, &y), buffer_free(t, &bias);
+}
+
+static void check_scale(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols;
+    buffer x;
+    float *cx = bf16_inputs(t, n, s.shift, 23, 1.0f, &x);
+    bl_scale_args args = {.n = n, .scale = 0.7f, .x = bl_tensor_f32(cx), .y = bl_tensor_f32(cx)};
+    gpu_ok(bl_scale(t->cpu.stream, &args));
+    test_finish(t->cpu);
+    args.x = args.y = gpu_bf16(&x);
+    run_twice(t, launch_scale, &args, (buffer *[]){&x}, 1);
+    bf16_is_rounded("scale", &x, cx, n);
+    free(cx);
+    buffer_free(t, &x);
 }
 
 static void check_cast(gpu_test *t, shape s)
@@ -519,6 +537,7 @@ int main(void)
         {"swiglu", check_swiglu},
         {"add", check_add},
         {"add_bias", check_add_bias},
+        {"scale", check_scale},
         {"cast", check_cast},
         {"dropout", check_dropout},
         {"embedding", check_embedding},

@@ -241,7 +241,7 @@ static void rope_and_norm_use_the_elements(void **state)
     float y[T * D], rstd[T], dx[T * D], turned[T * D], cosines[T * HALF], sines[T * HALF];
     double inv_freq[HALF];
     for (int i = 0; i < HALF; i++) inv_freq[i] = pow(10000.0, -(double)i / HALF);
-    bl_rope_fill_tables(0, T, HALF, inv_freq, cosines, sines);
+    bl_rope_fill_tables(0, T, HALF, inv_freq, 1.0, cosines, sines);
     memcpy(turned, x, sizeof turned);
     const int32_t cu_seqlens[] = {0, 1, T};
     test_device device = test_device_create(1);

@@ -102,6 +102,28 @@ bl_status ops_cpu_add_bias(bl_stream *stream, const bl_add_bias_args *args)
     return BL_OK;
 }
 
+OPS_CLONES static void scale_block(int64_t n, float scale, const float *x, float *y)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) y[i] = scale * x[i];
+}
+
+static void scale_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_scale_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS;
+    (void)scratch;
+    scale_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), a->scale, ops_f32(a->x) + begin,
+                ops_f32(a->y) + begin);
+}
+
+bl_status ops_cpu_scale(bl_stream *stream, const bl_scale_args *args)
+{
+    bl_scale_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), scale_item, &a);
+    return BL_OK;
+}
+
 static void cast_item(void *arg, int64_t index, void *scratch)
 {
     const bl_cast_args *a = arg;

@@ -29,9 +29,11 @@ static void rope_item(void *arg, int64_t index, void *scratch)
     (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
-        int64_t position = t - a->cu_seqlens[document] + a->position_offset;
-        rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + position * half,
-                     a->sin_table + position * half, ops_f32(a->x) + t * a->row_stride);
+        int64_t begin = a->cu_seqlens[document], n = a->cu_seqlens[document + 1] - begin;
+        int64_t at = (t - begin + a->position_offset) * half +
+                     bl_rope_table_offset(n + a->position_offset, a->long_after, a->long_offset);
+        rotate_heads(a->n_heads, half, (float)a->direction, a->cos_table + at, a->sin_table + at,
+                     ops_f32(a->x) + t * a->row_stride);
     }
 }
 
@@ -44,13 +46,13 @@ bl_status ops_cpu_rope(bl_stream *stream, const bl_rope_args *args)
 }
 
 void bl_rope_fill_tables(int64_t first_position, int64_t n_positions, int64_t half,
-                         const double *inv_freq, float *cos_table, float *sin_table)
+                         const double *inv_freq, double scale, float *cos_table, float *sin_table)
 {
     for (int64_t p = 0; p < n_positions; p++) {
         for (int64_t i = 0; i < half; i++) {
             double angle = (double)(first_position + p) * inv_freq[i];
-            cos_table[p * half + i] = (float)cos(angle);
-            sin_table[p * half + i] = (float)sin(angle);
+            cos_table[p * half + i] = (float)(scale * cos(angle));
+            sin_table[p * half + i] = (float)(scale * sin(angle));
         }
     }
 }

@@ -149,6 +149,26 @@ extern "C" bl_status ops_cuda_add_bias(bl_stream *stream, const bl_add_bias_args
                      a->bias, (bl_bf16 *)a->y.data);
 }
 
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    scale_kernel(int64_t n, bool aligned, float scale, const bl_bf16 *x, bl_bf16 *y)
+{
+    int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * BL_GROUP;
+    if (i >= n) return;
+    float values[BL_GROUP];
+    bl_load(x + i, n - i, aligned, values);
+#pragma unroll
+    for (int k = 0; k < BL_GROUP; k++) values[k] *= scale;
+    bl_store(y + i, n - i, aligned, values);
+}
+
+extern "C" bl_status ops_cuda_scale(bl_stream *stream, const bl_scale_args *a)
+{
+    bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
+    bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->y.data);
+    return bl_launch("scale", stream, grid, scale_kernel, a->n, aligned, a->scale,
+                     (const bl_bf16 *)a->x.data, (bl_bf16 *)a->y.data);
+}
+
 template <typename From, typename To>
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     cast_kernel(int64_t n, bool aligned, const From *x, To *y)

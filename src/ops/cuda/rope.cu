@@ -7,7 +7,7 @@
 
 typedef struct rope_tables {
     const int32_t *cu_seqlens;
-    int64_t n_documents, position_offset;
+    int64_t n_documents, position_offset, long_after, long_offset;
     const float *cosines, *sines;
     float direction;
 } rope_tables;
@@ -17,9 +17,11 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
                 rope_tables tables, bl_bf16 *x)
 {
     int64_t t = blockIdx.x, document = bl_document_of(tables.cu_seqlens, tables.n_documents, t);
-    int64_t position = t - tables.cu_seqlens[document] + tables.position_offset;
-    const float *cosines = tables.cosines + position * half,
-                *sines = tables.sines + position * half;
+    int64_t begin = tables.cu_seqlens[document], n = tables.cu_seqlens[document + 1] - begin;
+    int64_t at =
+        (t - begin + tables.position_offset) * half +
+        bl_rope_table_offset(n + tables.position_offset, tables.long_after, tables.long_offset);
+    const float *cosines = tables.cosines + at, *sines = tables.sines + at;
     unsigned groups_per_head = (half + BL_GROUP - 1) / BL_GROUP;
     x += t * row_stride;
     for (unsigned group = threadIdx.x; group < n_heads * groups_per_head;
@@ -52,11 +54,11 @@ extern "C" bl_status ops_cuda_rope(bl_stream *stream, const bl_rope_args *a)
                        (long long)a->T, (long long)a->n_heads, (long long)a->d,
                        (long long)a->row_stride);
     if (a->n_heads == 0 || half == 0) return BL_OK;
-    rope_tables tables = {a->cu_seqlens, a->n_documents, a->position_offset,
-                          a->cos_table,  a->sin_table,   (float)a->direction};
+    rope_tables tables = {a->cu_seqlens,  a->n_documents, a->position_offset, a->long_after,
+                          a->long_offset, a->cos_table,   a->sin_table,       (float)a->direction};
     bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->cos_table) &&
                    bl_is_aligned(a->sin_table) && half % BL_GROUP == 0 &&
-                   a->row_stride % BL_GROUP == 0;
+                   a->long_offset % BL_GROUP == 0 && a->row_stride % BL_GROUP == 0;
     return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
                      (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x.data);
 }

@@ -75,6 +75,12 @@ bl_cost bl_cost_add_bias(const bl_cost_setting *s, const bl_add_bias_args *a)
     return elementwise(2 * (double)a->T * (double)a->N, a->y);
 }
 
+bl_cost bl_cost_scale(const bl_cost_setting *s, const bl_scale_args *a)
+{
+    (void)s;
+    return elementwise(2 * (double)a->n, a->y);
+}
+
 bl_cost bl_cost_cast(const bl_cost_setting *s, const bl_cast_args *a)
 {
     bl_cost cost = {.n = 0};
