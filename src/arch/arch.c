@@ -244,13 +244,30 @@ bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
 
 /* ---- work ---- */
 
+int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer)
+{
+    if (layer >= BL_MODEL_MASK_LAYERS) return 0;
+    return windows->layers[layer / 64] >> layer % 64 & 1 ? windows->tokens : 0;
+}
+
+/* Keys that a token of a layer sees, on average over n_tokens: half of them, or the window less the
+ * half window that the first tokens lack. */
+static double visible_tokens(const bl_model_config *c, int64_t layer, double n_tokens)
+{
+    double window = (double)bl_windows_of_layer(&c->windows, layer);
+
+    if (window == 0 || window >= n_tokens) return n_tokens / 2;
+    return window - window * window / (2 * n_tokens);
+}
+
 double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, double n_tokens,
                           double mean_tokens, double n_labels)
 {
     double weights = (double)bl_arch_layer_weights(c);
-    /* QK^T and PV, causal half */
-    double attention = 2.0 * (double)extent_of(c, BL_EXTENT_Q) * mean_tokens;
-    double per_token =
-        (double)c->n_layers * (4.0 * weights + 6.0 * n_lora_floats + (2.0 + 4.0) * attention / 2.0);
+    double per_token = (double)c->n_layers * (4.0 * weights + 6.0 * n_lora_floats), visible = 0;
+
+    for (int64_t l = 0; l < c->n_layers; l++) visible += visible_tokens(c, l, mean_tokens);
+    /* QK^T and PV, forward and twice as much backward */
+    per_token += (2.0 + 4.0) * 2.0 * (double)extent_of(c, BL_EXTENT_Q) * visible;
     return per_token * n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
 }

@@ -15,12 +15,29 @@
 #include "base/status.h"
 #include "store/peft.h"
 
-typedef enum bl_rope_kind { BL_ROPE_DEFAULT, BL_ROPE_LINEAR, BL_ROPE_LLAMA3 } bl_rope_kind;
+typedef enum bl_rope_kind {
+    BL_ROPE_DEFAULT,
+    BL_ROPE_LINEAR,
+    BL_ROPE_LLAMA3,
+    BL_ROPE_DYNAMIC,
+    BL_ROPE_YARN,
+    BL_ROPE_LONGROPE
+} bl_rope_kind;
 
 enum {
     BL_MODEL_MAX_EOS = 8,
-    BL_MODEL_MASK_LAYERS = 1024 /* layers that may differ in kind */
+    BL_MODEL_MASK_LAYERS = 1024, /* layers that may differ in kind */
+    BL_MODEL_ROPE_FACTORS = 128  /* pairs of a head that longrope has factors for */
 };
+
+/* Layers whose tokens see no more than so many tokens, themselves included. */
+typedef struct bl_windows {
+    int64_t tokens;                             /* 0: there are none */
+    uint64_t layers[BL_MODEL_MASK_LAYERS / 64]; /* bit l % 64 of word l / 64: layer l is one */
+} bl_windows;
+
+/* Tokens that a token of `layer` sees, itself included; 0: all before it. */
+int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer);
 
 typedef struct bl_arch bl_arch;
 
@@ -36,18 +53,26 @@ typedef struct bl_model_config {
 
     double rope_theta;
     bl_rope_kind rope_kind;
-    double rope_factor;                                 /* linear, llama3 */
+    double rope_factor;                                 /* linear, llama3, dynamic, yarn */
     double rope_low_freq_factor, rope_high_freq_factor; /* llama3; low < high */
-    int64_t rope_original_max_positions;                /* llama3 */
+    int64_t rope_original_max_positions;                /* llama3, yarn, longrope */
+    double rope_beta_fast, rope_beta_slow;              /* yarn: turns; slow < fast */
+    bool rope_is_exact;                                 /* yarn: bounds of pairs are not rounded */
+    double rope_attention_factor;                       /* of cosines and sines; 0: 1 */
+    double rope_short[BL_MODEL_ROPE_FACTORS], rope_long[BL_MODEL_ROPE_FACTORS]; /* longrope */
+    double query_beta; /* Llama 4's scaling of q by position; 0: none */
 
     int64_t bos_token_id; /* -1: none */
     int64_t eos_token_ids[BL_MODEL_MAX_EOS];
     int n_eos_token_ids;
 
     /* What some models have beyond Llama; 0: it has not. */
-    unsigned biases;        /* bit m: the projections of bl_layer_matrix m have a bias each */
-    int64_t sliding_window; /* tokens that a token of a windowed layer sees, itself included */
-    uint64_t windowed[BL_MODEL_MASK_LAYERS / 64]; /* bit l % 64 of word l / 64: layer l is */
+    unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
+    bl_windows windows;
+    double embedding_multiplier; /* of the first layer's input */
+    double residual_multiplier;  /* of what a sub-layer adds */
+    double attention_multiplier; /* of q . k, in place of 1 / sqrt(head_dim) */
+    double logits_scaling;       /* divides the logits */
 } bl_model_config;
 
 /* The matrices of a layer as a block multiplies with them: q|k|v, o, gate|up, down. Each is one or
@@ -114,6 +139,7 @@ struct bl_arch {
     json_t *(*describe)(const bl_model_config *config);
     const bl_preset *presets;
     size_t n_presets;
+    bool has_query_scaling; /* llama_4_scaling_beta of rope_parameters is read */
 
     /* The checkpoint. A tensor's name is a module's with ".weight" behind it. */
     const char *layers;               /* "model.layers" */

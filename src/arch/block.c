@@ -119,21 +119,40 @@ static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t
                                             .dx = d});
 }
 
-/* q and k are neighbors in a fused row: one call rotates both. */
+/* n_heads from `column` on, by the tables of q or of k. */
+static bl_status rotate_heads(bl_stream *stream, const bl_block_dims *dims,
+                              const bl_micro_batch *batch, int64_t position_offset, int direction,
+                              bool is_query, int64_t n_heads, int64_t column, bl_tensor qkv)
+{
+    const bl_block_rope *rope = &dims->rope;
+    return bl_rope(stream,
+                   &(bl_rope_args){.T = batch->T,
+                                   .n_heads = n_heads,
+                                   .d = dims->head_dim,
+                                   .row_stride = dims->qkv_width,
+                                   .n_documents = batch->n_documents,
+                                   .position_offset = position_offset,
+                                   .direction = direction,
+                                   .cu_seqlens = batch->cu_seqlens,
+                                   .cos_table = is_query ? rope->query_cos_table : rope->cos_table,
+                                   .sin_table = is_query ? rope->query_sin_table : rope->sin_table,
+                                   .x = bl_tensor_at(qkv, column),
+                                   .long_after = rope->long_after,
+                                   .long_offset = rope->long_offset});
+}
+
+/* q and k are neighbors in a fused row: one call rotates both, unless q has tables of its own. */
 static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
                         int64_t position_offset, int direction, bl_tensor qkv)
 {
-    return bl_rope(stream, &(bl_rope_args){.T = batch->T,
-                                           .n_heads = dims->n_heads + dims->n_kv_heads,
-                                           .d = dims->head_dim,
-                                           .row_stride = dims->qkv_width,
-                                           .n_documents = batch->n_documents,
-                                           .position_offset = position_offset,
-                                           .direction = direction,
-                                           .cu_seqlens = batch->cu_seqlens,
-                                           .cos_table = dims->cos_table,
-                                           .sin_table = dims->sin_table,
-                                           .x = qkv});
+    int64_t n_q = dims->n_heads, n_kv = dims->n_kv_heads;
+
+    if (!dims->rope.query_cos_table)
+        return rotate_heads(stream, dims, batch, position_offset, direction, false, n_q + n_kv, 0,
+                            qkv);
+    BL_TRY(rotate_heads(stream, dims, batch, position_offset, direction, true, n_q, 0, qkv));
+    return rotate_heads(stream, dims, batch, position_offset, direction, false, n_kv, dims->q_width,
+                        qkv);
 }
 
 /* The heads of q, or of k, as a norm sees them: their number, first column and place in
@@ -219,6 +238,11 @@ static bl_tensor qk_of(const bl_block_dims *dims, const bl_block_workspace *ws,
     return dims->has_head_norms ? ws->qk : t->qkv;
 }
 
+static int64_t window_of(const bl_block *block)
+{
+    return bl_windows_of_layer(&block->dims->windows, block->layer);
+}
+
 static bl_status compute_attention(bl_stream *stream, const bl_block *block,
                                    const bl_micro_batch *batch, const bl_block_workspace *ws,
                                    const bl_block_tensors *t)
@@ -233,6 +257,7 @@ static bl_status compute_attention(bl_stream *stream, const bl_block *block,
                                      .n_kv_heads = dims->n_kv_heads,
                                      .d = dims->head_dim,
                                      .n_documents = batch->n_documents,
+                                     .window = window_of(block),
                                      .q_stride = dims->qkv_width,
                                      .kv_stride = dims->qkv_width,
                                      .o_stride = dims->q_width,
@@ -244,14 +269,37 @@ static bl_status compute_attention(bl_stream *stream, const bl_block *block,
                                      .lse = t->lse});
 }
 
+/* y = the sub-layer's x times the residual multiplier, if there is one; y may be x. */
+static bl_status scale_branch(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor x,
+                              bl_tensor y)
+{
+    return bl_scale(stream,
+                    &(bl_scale_args){
+                        .n = T * dims->hidden, .scale = dims->residual_multiplier, .x = x, .y = y});
+}
+
+/* y = x + y, y being what the sub-layer adds */
+static bl_status add_residual(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor x,
+                              bl_tensor y)
+{
+    if (dims->residual_multiplier > 0) BL_TRY(scale_branch(stream, dims, T, y, y));
+    return bl_add(stream, &(bl_add_args){.n = T * dims->hidden, .a = x, .b = y, .y = y});
+}
+
+/* *dy = the gradient of what a sub-layer adds, d being that of its sum: d, or in ws->norm. */
+static bl_status branch_gradient(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                                 const bl_block_workspace *ws, bl_tensor d, bl_tensor *dy)
+{
+    *dy = dims->residual_multiplier > 0 ? ws->norm : d;
+    return dims->residual_multiplier > 0 ? scale_branch(stream, dims, T, d, *dy) : BL_OK;
+}
+
 /* mid = x + o(attention) */
 static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              const bl_block_workspace *ws, const bl_block_tensors *t)
 {
     BL_TRY(linear_forward(stream, block, BL_OUT, batch, ws, t->attention, t->mid));
-    return bl_add(
-        stream,
-        &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->x, .b = t->mid, .y = t->mid});
+    return add_residual(stream, block->dims, batch->T, t->x, t->mid);
 }
 
 static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
@@ -270,9 +318,7 @@ static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_
         stream, &(bl_swiglu_forward_args){
                     .T = batch->T, .I = block->dims->inter, .gate_up = t->gate_up, .h = ws->h}));
     BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
-    return bl_add(
-        stream,
-        &(bl_add_args){.n = batch->T * block->dims->hidden, .a = t->mid, .b = out, .y = out});
+    return add_residual(stream, block->dims, batch->T, t->mid, out);
 }
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -294,11 +340,13 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
                               float *gradients)
 {
     const bl_block_dims *dims = block->dims;
+    bl_tensor dy;
 
     BL_TRY(bl_swiglu_forward(
         stream, &(bl_swiglu_forward_args){
                     .T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .h = ws->h}));
-    BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, d, ws->dh));
+    BL_TRY(branch_gradient(stream, dims, batch->T, ws, d, &dy));
+    BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, dy, ws->dh));
     BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = batch->T,
                                                                  .I = dims->inter,
                                                                  .gate_up = t->gate_up,
@@ -316,9 +364,10 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
 {
     const bl_block_dims *dims = block->dims;
     int64_t k = dims->q_width, v = dims->q_width + dims->kv_width;
-    bl_tensor qk = qk_of(dims, ws, t);
+    bl_tensor qk = qk_of(dims, ws, t), dy;
 
-    BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, d,
+    BL_TRY(branch_gradient(stream, dims, batch->T, ws, d, &dy));
+    BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, dy,
                            ws->d_attention));
     BL_TRY(bl_attention_backward(stream,
                                  &(bl_attention_backward_args){.T = batch->T,
@@ -326,6 +375,7 @@ static bl_status backward_attention(bl_stream *stream, const bl_block *block,
                                                                .n_kv_heads = dims->n_kv_heads,
                                                                .d = dims->head_dim,
                                                                .n_documents = batch->n_documents,
+                                                               .window = window_of(block),
                                                                .q_stride = dims->qkv_width,
                                                                .kv_stride = dims->qkv_width,
                                                                .o_stride = dims->q_width,
@@ -404,6 +454,7 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
                                                                   .d = dims->head_dim,
                                                                   .n_documents = 1,
                                                                   .position_offset = n_past,
+                                                                  .window = window_of(block),
                                                                   .q_stride = dims->qkv_width,
                                                                   .kv_stride = kv,
                                                                   .o_stride = dims->q_width,

@@ -8,6 +8,7 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
+ * with what attention and the MLP add times a multiplier (Granite),
  * each W with its LoRA update and its bias, if it has one. What is not kept is computed again in backward by the same ops in
  * the same order: any choice gives the same bits. Norms and SwiGLU are always computed again; the
  * output of W_down never (nobody reads it). */
@@ -47,6 +48,16 @@ typedef struct bl_micro_batch {
     const int32_t *host_ids;
 } bl_micro_batch;
 
+/* Tables of RoPE in device memory, (n_positions, d/2) each (arch/rope.h). */
+typedef struct bl_block_rope {
+    const float *cos_table, *sin_table;
+    const float *query_cos_table, *query_sin_table; /* NULL: those of keys */
+    int64_t long_after, long_offset;                /* as of bl_rope */
+} bl_block_rope;
+
+/* For a document of which parts are rotated one after the other: the tables of all its tokens. */
+bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens);
+
 typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
@@ -59,7 +70,8 @@ typedef struct bl_block_dims {
     int64_t vector_floats;                   /* of a layer's vectors */
     int64_t bias_offset[BL_LAYER_MATRICES];  /* in a layer's vectors; -1: no bias */
     bool has_head_norms;                     /* of q and k */
-    bl_device_kind kind;                     /* of the device it runs on: sizes of scratch */
+    bl_windows windows;
+    bl_device_kind kind; /* of the device it runs on: sizes of scratch */
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
      * bf16, so that products make nothing of them. */
     bl_matmul_mode mode;
@@ -67,8 +79,9 @@ typedef struct bl_block_dims {
     /* Of the memory that a block's `prepared` gives each matrix; 0: none, what is made is
      * scratch. */
     size_t prepared_bytes[BL_LAYER_MATRICES];
-    bl_dtype act;                       /* of activations there */
-    const float *cos_table, *sin_table; /* (n_positions, d/2), device memory */
+    bl_dtype act;              /* of activations there */
+    float residual_multiplier; /* of what attention and the MLP add; 0: none */
+    bl_block_rope rope;
 } bl_block_dims;
 
 /* Without the tables. */

@@ -17,6 +17,8 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
                           .n_kv_heads = config->n_kv_heads,
                           .head_dim = config->head_dim,
                           .eps = config->rms_norm_eps,
+                          .windows = config->windows,
+                          .residual_multiplier = (float)config->residual_multiplier,
                           .kind = kind,
                           .act = bl_act_dtype(kind)};
     dims.q_width = dims.n_heads * dims.head_dim;
@@ -36,6 +38,20 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
         dims.bias_offset[m] = bl_arch_bias_offset(config, (bl_layer_matrix)m);
     dims.has_head_norms = config->arch->vectors[BL_Q_NORM].name != NULL;
     return dims;
+}
+
+bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens)
+{
+    bl_block_rope one = *rope;
+
+    one.long_after = 0;
+    if (rope->long_after == 0 || n_tokens <= rope->long_after) return one;
+    one.cos_table += rope->long_offset;
+    one.sin_table += rope->long_offset;
+    if (!one.query_cos_table) return one;
+    one.query_cos_table += rope->long_offset;
+    one.query_sin_table += rope->long_offset;
+    return one;
 }
 
 /* Hands out consecutive pieces of `memory`; with memory NULL only counts. */

@@ -3,7 +3,6 @@
 #include "arch/config.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,29 +54,6 @@ static bl_status find_architecture(const char *file, json_t *root, const bl_arch
     }
     *out = arch;
     return arch_check_keys(arch, file, root);
-}
-
-void bl_model_config_rope_inv_freq(const bl_model_config *config, double *inverse)
-{
-    static const double two_pi = 6.283185307179586476925;
-    double low = config->rope_low_freq_factor, high = config->rope_high_freq_factor;
-
-    for (int64_t i = 0; i < config->head_dim / 2; i++) {
-        double inv = pow(config->rope_theta, -2.0 * (double)i / (double)config->head_dim);
-        if (config->rope_kind == BL_ROPE_LINEAR) {
-            inv /= config->rope_factor;
-        } else if (config->rope_kind == BL_ROPE_LLAMA3) {
-            double turns =
-                (double)config->rope_original_max_positions * inv / two_pi; /* L / wavelength */
-            if (turns < low) {
-                inv /= config->rope_factor;
-            } else if (turns <= high) {
-                double s = (turns - low) / (high - low);
-                inv = (1 - s) * inv / config->rope_factor + s * inv;
-            }
-        }
-        inverse[i] = inv;
-    }
 }
 
 /* ---- loading ---- */
@@ -137,12 +113,6 @@ bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)
     json_decref(*out);
     *out = NULL;
     return BL_FAIL(BL_ENOMEM, "the model's configuration");
-}
-
-int64_t bl_model_config_window(const bl_model_config *config, int64_t layer)
-{
-    if (layer >= BL_MODEL_MASK_LAYERS) return 0;
-    return config->windowed[layer / 64] >> layer % 64 & 1 ? config->sliding_window : 0;
 }
 
 int64_t bl_model_config_n_params(const bl_model_config *config)

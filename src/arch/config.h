@@ -32,22 +32,7 @@ bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_mode
  * BL_ENOMEM. */
 bl_status bl_model_config_describe(const bl_model_config *config, json_t **out);
 
-/* Tokens that a token of `layer` sees, itself included; 0: all before it. */
-int64_t bl_model_config_window(const bl_model_config *config, int64_t layer);
-
 /* Parameters of the whole model; a tied head counts once. */
 int64_t bl_model_config_n_params(const bl_model_config *config);
-
-/* inverse[i], i < head_dim/2: the angle of pair (i, i + head_dim/2) is position * inverse[i].
- *
- *   default   inv = theta^(-2i / head_dim), theta = rope_theta
- *   linear    inv / factor
- *   llama3    wavelength w = 2 pi / inv, L = rope_original_max_positions:
- *               w > L / low    inv / factor
- *               w < L / high   inv
- *               between        (1 - s) inv / factor + s inv, s = (L / w - low) / (high - low)
- *
- * The attention factor is 1 in each. */
-void bl_model_config_rope_inv_freq(const bl_model_config *config, double *inverse);
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* decoder.c -- the part of config.json that pre-norm decoders have in common: sizes, token ids,
- * RoPE. */
+/* decoder.c -- what pre-norm decoders have in config.json: sizes, token ids, and of biases, windows
+ * and multipliers those that the entry lists. rope.c reads RoPE. */
 #include "arch/decoder_internal.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 #include "arch/config.h"
 #include "arch/table.h"
 #include "base/json.h"
-#include "base/files.h"
+#include "base/sizes.h"
 
 /* Far above any model and far below what could overflow a product of three of them. */
 enum {
@@ -94,68 +95,6 @@ static bl_status read_token_ids(const char *file, const json_t *root, bl_model_c
     return BL_OK;
 }
 
-/* ---- rotary embedding ---- */
-
-/* The fields of rope_scaling or rope_parameters; `where` names it in errors. */
-static bl_status read_rope_fields(const char *where, const json_t *rope, bl_model_config *c)
-{
-    const char *key = json_object_get(rope, "rope_type") ? "rope_type" : "type";
-    const char *type = "default";
-    double rotary = 1;
-
-    BL_TRY(bl_json_get_string(where, rope, key, BL_JSON_OPTIONAL, &type));
-    BL_TRY(bl_json_get_real(where, rope, "partial_rotary_factor", BL_JSON_OPTIONAL, 1, 1, &rotary));
-    if (!strcmp(type, "default")) return BL_OK;
-    bool is_llama3 = !strcmp(type, "llama3");
-    if (!is_llama3 && strcmp(type, "linear") != 0)
-        return bl_json_fail(where, key, "\"default\", \"linear\" or \"llama3\"",
-                            json_object_get(rope, key));
-    c->rope_kind = is_llama3 ? BL_ROPE_LLAMA3 : BL_ROPE_LINEAR;
-    BL_TRY(bl_json_get_real(where, rope, "factor", BL_JSON_REQUIRED, 1, 1e6, &c->rope_factor));
-    if (!is_llama3) return BL_OK;
-    BL_TRY(bl_json_get_real(where, rope, "low_freq_factor", BL_JSON_REQUIRED, 1e-6, 1e6,
-                            &c->rope_low_freq_factor));
-    BL_TRY(bl_json_get_real(where, rope, "high_freq_factor", BL_JSON_REQUIRED, 1e-6, 1e6,
-                            &c->rope_high_freq_factor));
-    if (c->rope_high_freq_factor <= c->rope_low_freq_factor)
-        return bl_json_fail(where, "high_freq_factor", "more than low_freq_factor",
-                            json_object_get(rope, "high_freq_factor"));
-    return bl_json_get_int(where, rope, "original_max_position_embeddings", BL_JSON_REQUIRED, 1,
-                           MAX_POSITIONS, &c->rope_original_max_positions);
-}
-
-static bl_status read_rope(const char *file, const json_t *root, bl_model_config *c)
-{
-    static const double min_theta = 1, max_theta = 1e12;
-    bl_status st = BL_OK;
-    const json_t *scaling = NULL, *parameters = NULL;
-    char *where = NULL;
-
-    BL_TRY(bl_json_get_real(file, root, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
-                            &c->rope_theta));
-    BL_TRY(bl_json_get_object(file, root, "rope_scaling", BL_JSON_OPTIONAL, &scaling));
-    BL_TRY(bl_json_get_object(file, root, "rope_parameters", BL_JSON_OPTIONAL, &parameters));
-    if (scaling && parameters && !json_equal(scaling, parameters))
-        return bl_json_fail(file, "rope_scaling", "nothing beside rope_parameters", scaling);
-    const json_t *rope = parameters ? parameters : scaling;
-    if (!rope) return BL_OK;
-    BL_TRY(bl_text_format(&where, "%s: %s", file, parameters ? "rope_parameters" : "rope_scaling"));
-    double theta = c->rope_theta;
-    BL_TRY_GOTO(st, done,
-                bl_json_get_real(where, rope, "rope_theta", BL_JSON_OPTIONAL, min_theta, max_theta,
-                                 &theta));
-    if (theta != c->rope_theta && json_is_number(json_object_get(root, "rope_theta"))) {
-        st = bl_json_fail(where, "rope_theta", "the same as rope_theta outside",
-                          json_object_get(rope, "rope_theta"));
-        goto done;
-    }
-    c->rope_theta = theta;
-    BL_TRY_GOTO(st, done, read_rope_fields(where, rope, c));
-done:
-    free(where);
-    return st;
-}
-
 /* ---- biases ---- */
 
 static bl_status read_bias(const char *file, const json_t *root, const char *key, unsigned matrices,
@@ -184,7 +123,7 @@ static bl_status read_biases(const char *file, const json_t *root, bl_model_conf
 
 static void set_windowed(bl_model_config *c, int64_t layer)
 {
-    c->windowed[layer / 64] |= (uint64_t)1 << layer % 64;
+    c->windows.layers[layer / 64] |= (uint64_t)1 << layer % 64;
 }
 
 static bl_status read_layer_types(const char *file, const json_t *types, bl_model_config *c)
@@ -198,7 +137,7 @@ static bl_status read_layer_types(const char *file, const json_t *types, bl_mode
             return bl_json_fail(file, "layer_types",
                                 "\"full_attention\" or \"sliding_attention\" for each layer",
                                 json_array_get(types, (size_t)l));
-        if (slides && c->sliding_window == 0)
+        if (slides && c->windows.tokens == 0)
             return bl_json_fail(file, "layer_types", "no sliding_attention without sliding_window",
                                 types);
         if (slides) set_windowed(c, l);
@@ -215,20 +154,45 @@ static bl_status read_windows(const char *file, const json_t *root, bl_model_con
 
     if (!arch_reads(c->arch, "sliding_window")) return BL_OK;
     BL_TRY(bl_json_get_int(file, root, "sliding_window", BL_JSON_OPTIONAL, 1, MAX_WINDOW,
-                           &c->sliding_window));
+                           &c->windows.tokens));
     if (!is_used)
         BL_TRY(bl_json_get_bool(file, root, "use_sliding_window", BL_JSON_OPTIONAL, &is_used));
-    if (json_is_null(width) || !is_used) c->sliding_window = 0;
+    if (json_is_null(width) || !is_used) c->windows.tokens = 0;
     if (arch_reads(c->arch, "layer_types"))
         BL_TRY(bl_json_get_array(file, root, "layer_types", BL_JSON_OPTIONAL, &types));
-    if (c->sliding_window > 0 && c->n_layers > BL_MODEL_MASK_LAYERS)
+    if (c->windows.tokens > 0 && c->n_layers > BL_MODEL_MASK_LAYERS)
         return bl_json_fail(file, "sliding_window", "null in a model of more than 1024 layers",
                             width);
     if (types && c->n_layers <= BL_MODEL_MASK_LAYERS) return read_layer_types(file, types, c);
     if (arch_reads(c->arch, "max_window_layers"))
         BL_TRY(bl_json_get_int(file, root, "max_window_layers", BL_JSON_OPTIONAL, 0, MAX_LAYERS,
                                &first));
-    for (int64_t l = first; c->sliding_window > 0 && l < c->n_layers; l++) set_windowed(c, l);
+    for (int64_t l = first; c->windows.tokens > 0 && l < c->n_layers; l++) set_windowed(c, l);
+    return BL_OK;
+}
+
+/* ---- multipliers ---- */
+
+static const struct {
+    const char *key;
+    size_t offset; /* of a double in bl_model_config */
+} multipliers[] = {
+    {"embedding_multiplier", offsetof(bl_model_config, embedding_multiplier)},
+    {"residual_multiplier", offsetof(bl_model_config, residual_multiplier)},
+    {"attention_multiplier", offsetof(bl_model_config, attention_multiplier)},
+    {"logits_scaling", offsetof(bl_model_config, logits_scaling)},
+};
+
+/* One of 1 is none, but for attention's. */
+static bl_status read_multipliers(const char *file, const json_t *root, bl_model_config *c)
+{
+    for (size_t i = 0; i < BL_COUNT(multipliers); i++) {
+        double *value = (double *)(void *)((char *)c + multipliers[i].offset);
+        if (!arch_reads(c->arch, multipliers[i].key)) continue;
+        BL_TRY(
+            bl_json_get_real(file, root, multipliers[i].key, BL_JSON_OPTIONAL, 1e-9, 1e9, value));
+        if (*value == 1 && value != &c->attention_multiplier) *value = 0;
+    }
     return BL_OK;
 }
 
@@ -238,24 +202,11 @@ bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_confi
     BL_TRY(read_token_ids(file, root, config));
     BL_TRY(read_biases(file, root, config));
     BL_TRY(read_windows(file, root, config));
-    return read_rope(file, root, config);
+    BL_TRY(read_multipliers(file, root, config));
+    return arch_read_rope(file, root, config);
 }
 
 /* ---- the description ---- */
-
-static json_t *describe_rope(const bl_model_config *c)
-{
-    if (c->rope_kind == BL_ROPE_DEFAULT)
-        return json_pack("{s:s, s:f}", "rope_type", "default", "rope_theta", c->rope_theta);
-    if (c->rope_kind == BL_ROPE_LINEAR)
-        return json_pack("{s:s, s:f, s:f}", "rope_type", "linear", "rope_theta", c->rope_theta,
-                         "factor", c->rope_factor);
-    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:I}", "rope_type", "llama3", "rope_theta",
-                     c->rope_theta, "factor", c->rope_factor, "low_freq_factor",
-                     c->rope_low_freq_factor, "high_freq_factor", c->rope_high_freq_factor,
-                     "original_max_position_embeddings",
-                     (json_int_t)c->rope_original_max_positions);
-}
 
 /* What only some models have: nothing where a model has it not, so that descriptions of the others
  * stay as they are. */
@@ -267,18 +218,22 @@ static void describe_extras(const bl_model_config *c, json_t *out)
         json_object_set_new(out, "model_type", json_string(c->arch->model_type));
     if (c->biases) json_object_set_new(out, "biases", json_integer((json_int_t)c->biases));
     for (int64_t l = 0; l < c->n_layers; l++)
-        if (bl_model_config_window(c, l) > 0)
+        if (bl_windows_of_layer(&c->windows, l) > 0)
             json_array_append_new(windows, json_integer((json_int_t)l));
     if (json_array_size(windows) > 0) {
-        json_object_set_new(out, "sliding_window", json_integer((json_int_t)c->sliding_window));
+        json_object_set_new(out, "sliding_window", json_integer((json_int_t)c->windows.tokens));
         json_object_set(out, "windowed_layers", windows);
     }
     json_decref(windows);
+    for (size_t i = 0; i < BL_COUNT(multipliers); i++) {
+        double value = *(const double *)(const void *)((const char *)c + multipliers[i].offset);
+        if (value > 0) json_object_set_new(out, multipliers[i].key, json_real(value));
+    }
 }
 
 json_t *arch_describe_decoder(const bl_model_config *c)
 {
-    json_t *eos = json_array(), *rope = describe_rope(c);
+    json_t *eos = json_array(), *rope = arch_describe_rope(c);
 
     for (int i = 0; i < c->n_eos_token_ids; i++)
         json_array_append_new(eos, json_integer(c->eos_token_ids[i]));

@@ -6,6 +6,7 @@
 #define BALLAST_ARCH_DECODER_INTERNAL_H
 
 #include "arch/arch.h"
+#include "arch/rope_internal.h"
 
 /* The keys that arch_read_decoder reads of every family. */
 #define BL_DECODER_KEYS                                                                            \
@@ -20,7 +21,9 @@
  *   mlp_bias             biases of gate, up and down
  *   sliding_window       tokens; absent: as in `defaults`; null: none
  *   use_sliding_window, max_window_layers, layer_types   whether, and in which layers: those from
- *                        number max_window_layers on, or those of type "sliding_attention" */
+ *                        number max_window_layers on, or those of type "sliding_attention"
+ *   embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling   Granite's
+ */
 #define BL_WINDOW_KEYS "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config);
 json_t *arch_describe_decoder(const bl_model_config *config);

@@ -9,9 +9,11 @@
 #define ARCH_LIST(ENTRY)                                                                           \
     ENTRY(bl_arch_llama)                                                                           \
     ENTRY(bl_arch_mistral)                                                                         \
+    ENTRY(bl_arch_ministral3)                                                                      \
     ENTRY(bl_arch_qwen2)                                                                           \
     ENTRY(bl_arch_qwen3)                                                                           \
-    ENTRY(bl_arch_seed_oss)
+    ENTRY(bl_arch_seed_oss)                                                                        \
+    ENTRY(bl_arch_granite)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

@@ -219,8 +219,8 @@ static void gather_rows(bl_pool *workers, gather_task *task)
         for (int64_t i = 0; i < n_items; i++) gather_item(task, i, NULL);
 }
 
-bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
-                        int64_t first_row, bl_tensor y)
+static bl_status embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
+                       int64_t first_row, bl_tensor y)
 {
     const bl_model *model = feed->weights->model;
     int64_t H = model->config.hidden_size, T = batch->T,
@@ -239,4 +239,18 @@ bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *
     }
     BL_TRY(bl_stream_copy(stream, y.data, task.rows, bl_tensor_bytes(y, padded * H)));
     return bl_event_record(feed->copied, stream);
+}
+
+bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
+                        int64_t first_row, bl_tensor y)
+{
+    const bl_model_config *c = &feed->weights->model->config;
+    int64_t T = padded_tokens(&feed->weights->dims, batch->T);
+
+    BL_TRY(embed(feed, stream, batch, first_row, y));
+    if (c->embedding_multiplier == 0) return BL_OK;
+    return bl_scale(stream, &(bl_scale_args){.n = T * c->hidden_size,
+                                             .scale = (float)c->embedding_multiplier,
+                                             .x = y,
+                                             .y = y});
 }

@@ -19,6 +19,7 @@ struct bl_generator {
     bl_device *device;
     bl_stream *stream;
     const bl_model_weights *weights;
+    bl_block_dims dims; /* with RoPE's tables of `capacity` tokens: keys in the cache keep theirs */
     bl_base *base;
     const bl_lora_layout *lora;
     bl_tensor lora_weights;
@@ -95,11 +96,13 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_mod
     *g = (bl_generator){.device = device,
                         .stream = stream,
                         .weights = weights,
+                        .dims = *dims,
                         .base = base,
                         .lora = lora,
                         .lora_weights = lora_weights,
                         .capacity = capacity,
                         .caches = none};
+    g->dims.rope = bl_block_rope_of_document(&dims->rope, capacity);
     BL_TRY_GOTO(
         st, done,
         bl_device_alloc(device, BL_SPACE_DEVICE, cache_bytes, "key/value cache", &g->caches.data));
@@ -143,7 +146,7 @@ static bl_status extend_layers(bl_generator *g)
     BL_TRY(bl_feed_begin(g->feed));
     BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
     for (int64_t l = 0; l < model->config.n_layers; l++) {
-        bl_block block = {.dims = &g->weights->dims,
+        bl_block block = {.dims = &g->dims,
                           .base = g->base,
                           .layer = l,
                           .vectors = bl_model_layer_vectors(g->weights, l),

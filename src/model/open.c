@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch/rope.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "model/weights.h"
@@ -154,25 +155,24 @@ static bl_status read_embedding(bl_model *model, bl_host_memory *host)
     return bl_host_memory_tell(host, &model->embedding_checksum, sizeof model->embedding_checksum);
 }
 
-/* Attention sees all positions of a document. */
-static bl_status check_windows(const char *dir, const bl_model *model)
+/* What RoPE can do. */
+static bl_status check_sequences(const char *dir, const bl_model *model)
 {
-    for (int64_t l = 0; l < model->config.n_layers; l++) {
-        int64_t window = bl_model_config_window(&model->config, l);
-        if (window > 0 && window < model->n_positions)
-            return BL_FAIL(BL_EUSAGE,
-                           "%s: sliding_window %lld is shorter than a sequence of %lld tokens, and "
-                           "windows in attention are not supported; use sequences of at most %lld",
-                           dir, (long long)window, (long long)model->n_positions,
-                           (long long)window);
-    }
+    int64_t most = bl_model_rope_max_tokens(&model->config);
+
+    if (most > 0 && model->n_positions > most)
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: rope_type dynamic changes all frequencies with each length beyond "
+                       "max_position_embeddings %lld, which is not supported; use sequences of at "
+                       "most %lld tokens, not %lld",
+                       dir, (long long)most, (long long)most, (long long)model->n_positions);
     return BL_OK;
 }
 
 static bl_status open_headers(const char *dir, bl_base_format format, bl_model *model)
 {
     BL_TRY(bl_model_config_load(dir, &model->config));
-    BL_TRY(check_windows(dir, model));
+    BL_TRY(check_sequences(dir, model));
     BL_TRY(bl_hf_open(dir, &model->files));
     BL_TRY(bl_model_check(&model->config, model->files));
     BL_TRY(bl_model_set_format(model, format));

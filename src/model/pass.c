@@ -155,8 +155,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .adapters = calloc(n_max, sizeof *pass->adapters),
                       .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
                       .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
-    pass->dims.cos_table = weights->dims.cos_table;
-    pass->dims.sin_table = weights->dims.sin_table;
+    pass->dims.rope = weights->dims.rope;
     bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");

@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch/rope.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "device/staging.h"
 #include "linear/base_paged.h"
 #include "model/rows.h"
-#include "ops/rope.h"
 
 static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)
 {
@@ -90,12 +90,20 @@ static void place_scales(bl_base_layout *layout, float *scales)
         }
 }
 
+/* Pairs of tables: of keys, of queries where these have their own; of long documents each behind
+ * those of the others. */
+static int count_rope_tables(const bl_model_config *c)
+{
+    return (bl_model_rope_has_queries(c) ? 2 : 1) * (bl_model_rope_long_after(c) > 0 ? 2 : 1);
+}
+
 bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_base_layout *layout,
                                             bl_device_kind kind, int64_t n_positions)
 {
     enum { FLOAT = sizeof(float) };
     bl_model_whole_bytes n = {.vectors = bl_arch_vector_floats(c) * FLOAT,
-                              .rope_tables = bl_model_table_positions(kind, n_positions) *
+                              .rope_tables = count_rope_tables(c) *
+                                             bl_model_table_positions(kind, n_positions) *
                                              c->head_dim * FLOAT};
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
@@ -110,6 +118,13 @@ const float *bl_model_layer_vectors(const bl_model_weights *w, int64_t layer)
     return w->vectors + layer * w->dims.vector_floats;
 }
 
+/* logits_scaling divides the final norm's weights: the head is linear. */
+static void divide_logits(const bl_model_config *c, const bl_arch_tensor *vector, float *w)
+{
+    if (c->logits_scaling == 0 || vector->offset != c->n_layers * bl_arch_layer_floats(c)) return;
+    for (int64_t i = 0; i < vector->shape[0]; i++) w[i] = (float)((double)w[i] / c->logits_scaling);
+}
+
 static bl_status load_vector(bl_model_weights *w, const bl_arch_tensor *vector, bl_staging *staging)
 {
     const bl_stored_tensor *t = bl_hf_find(w->model->files, vector->name);
@@ -122,6 +137,7 @@ static bl_status load_vector(bl_model_weights *w, const bl_arch_tensor *vector, 
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
                            bl_safetensors_path(t->file), vector->name, (long long)i);
     w->checksum += XXH3_64bits_withSeed(out, n_bytes, bl_model_tensor_seed(vector->name));
+    divide_logits(&w->model->config, vector, out);
     return bl_staging_upload(staging, w->vectors + vector->offset, out, n_bytes);
 }
 
@@ -137,21 +153,23 @@ static bl_status load_vectors(bl_model_weights *w, bl_staging *staging)
     return BL_OK;
 }
 
-/* As many positions at a time as the staging buffer has room for, cosines before sines. */
-static bl_status fill_rope_tables(const bl_model_weights *w, const double *inv_freq, int64_t half,
-                                  bl_staging *staging)
+/* One pair of tables at `tables`, cosines before sines: as many positions at a time as the staging
+ * buffer has room for. */
+static bl_status fill_rope_tables(const bl_model_weights *w, bool is_query, const double *inv_freq,
+                                  bl_staging *staging, float *tables)
 {
-    int64_t n_positions = bl_model_table_positions(w->dims.kind, w->model->n_positions),
+    const bl_model_config *c = &w->model->config;
+    int64_t half = c->head_dim / 2,
+            n_positions = bl_model_table_positions(w->dims.kind, w->model->n_positions),
             most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
     float *cosines = staging->bytes, *sines = cosines + most * half;
 
     for (int64_t p = 0, n; p < n_positions; p += n) {
         n = bl_min_i64(most, n_positions - p);
         size_t n_bytes = (size_t)(n * half) * sizeof(float);
-        bl_rope_fill_tables(p, n, half, inv_freq, cosines, sines);
-        BL_TRY(bl_staging_upload(staging, w->rope_tables + p * half, cosines, n_bytes));
-        BL_TRY(
-            bl_staging_upload(staging, w->rope_tables + (n_positions + p) * half, sines, n_bytes));
+        bl_model_rope_fill(c, inv_freq, is_query, p, n, cosines, sines);
+        BL_TRY(bl_staging_upload(staging, tables + p * half, cosines, n_bytes));
+        BL_TRY(bl_staging_upload(staging, tables + (n_positions + p) * half, sines, n_bytes));
     }
     return BL_OK;
 }
@@ -159,16 +177,27 @@ static bl_status fill_rope_tables(const bl_model_weights *w, const double *inv_f
 static bl_status make_rope_tables(bl_model_weights *w, bl_staging *staging)
 {
     const bl_model_config *c = &w->model->config;
-    int64_t half = c->head_dim / 2;
+    int64_t half = c->head_dim / 2,
+            n_table = bl_model_table_positions(w->dims.kind, w->model->n_positions) * half,
+            long_after = bl_model_rope_long_after(c);
+    bl_block_rope *rope = &w->dims.rope;
     double *inv_freq = malloc((size_t)half * sizeof *inv_freq);
+    bl_status st = inv_freq ? BL_OK : BL_FAIL(BL_ENOMEM, "RoPE frequencies");
 
-    if (!inv_freq) return BL_FAIL(BL_ENOMEM, "RoPE frequencies");
-    bl_model_config_rope_inv_freq(c, inv_freq);
-    bl_status st = fill_rope_tables(w, inv_freq, half, staging);
+    *rope = (bl_block_rope){.cos_table = w->rope_tables,
+                            .sin_table = w->rope_tables + n_table,
+                            .long_after = long_after,
+                            .long_offset = 2 * n_table};
+    float *tables = w->rope_tables;
+    for (int is_query = 0; is_query <= bl_model_rope_has_queries(c); is_query++) {
+        if (is_query) rope->query_cos_table = tables, rope->query_sin_table = tables + n_table;
+        for (int is_long = 0; st == BL_OK && is_long <= (long_after > 0); is_long++) {
+            bl_model_rope_inv_freq(c, is_long, inv_freq);
+            st = fill_rope_tables(w, is_query, inv_freq, staging, tables);
+            tables += 2 * n_table;
+        }
+    }
     free(inv_freq);
-    w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table =
-        w->rope_tables + bl_model_table_positions(w->dims.kind, w->model->n_positions) * half;
     return st;
 }
 

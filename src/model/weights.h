@@ -117,7 +117,7 @@ typedef struct bl_model_weights {
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
-    float *rope_tables; /* cos, then sin: (n_positions, head_dim / 2) each */
+    float *rope_tables; /* of dims.rope */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit */
     /* Of every weight and scale that the shard group has read, as they are stored: the same for

@@ -48,6 +48,8 @@ static const struct {
     {.name = "qwen3-14b", .shape = "qwen3-14b"},
     {.name = "qwen3-32b", .shape = "qwen3-32b"},
     {.name = "seed-oss-36b", .shape = "seed-oss-36b"},
+    {.name = "granite-3.1-2b", .shape = "granite-3.1-2b"},
+    {.name = "granite-3.1-8b", .shape = "granite-3.1-8b"},
 };
 
 const char *bl_plan_model_name(size_t i)

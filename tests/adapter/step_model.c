@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "arch/rope.h"
 #include "ops/rope.h"
 #include "test_ranks.h" /* test_value */
 #include "adapter/internal.h"
@@ -135,11 +136,11 @@ static bl_status make_tables(step_model *m)
     TEST_CHECK(n <= ROWS);
     for (int i = 0; i < N_NORMS; i++) norms[i] = 1.0f + float_value(900, i, 0.25);
     BL_TRY(to_device(m, norms, sizeof norms, (void **)&w->vectors));
-    bl_model_config_rope_inv_freq(&step_config, inverse);
-    bl_rope_fill_tables(0, n, HALF, inverse, tables, tables + n * HALF);
+    bl_model_rope_inv_freq(&step_config, false, inverse);
+    bl_rope_fill_tables(0, n, HALF, inverse, 1.0, tables, tables + n * HALF);
     BL_TRY(to_device(m, tables, (size_t)(2 * n * HALF) * sizeof *tables, (void **)&w->rope_tables));
-    w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + n * HALF;
+    w->dims.rope.cos_table = w->rope_tables;
+    w->dims.rope.sin_table = w->rope_tables + n * HALF;
     return BL_OK;
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What follows from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one
  * that has other names, fewer projections and fewer vectors. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -170,6 +171,11 @@ static void test_flops(void **state)
 
     assert_true(bl_arch_step_flops(&c, 7, 100, 5, 3) ==
                 100 * 2 * (4 * weights + 6 * 7 + attention) + 3 * 4 * 10 * 8);
+    /* A window of 2 in layer 1: 2 - 4 / 10 keys in place of 5 / 2. */
+    c.windows = (bl_windows){.tokens = 2, .layers = {1u << 1}};
+    assert_true(fabs(bl_arch_step_flops(&c, 7, 100, 5, 3) -
+                     (100 * (2 * (4 * weights + 6 * 7) + attention + attention * 1.6 / 2.5) +
+                      3 * 4 * 10 * 8)) < 1e-6);
 }
 
 /* What is asked before the model is known. */

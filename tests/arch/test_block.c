@@ -7,141 +7,7 @@
  * element is allowed n u of the largest element of its tensor, n being all sums on the way of the
  * layer added up: norms and projections (hidden, q_width, inter), scores (head_dim), attention (T);
  * forward and, for gradients, back again. */
-#include "ops_test.h"
-
-#include "arch/block.h"
-#include "arch/list_internal.h"
-#include "arch/llama.h"
-#include "model/weights.h"
-#include "ops/philox.h"
-#include "ops/rope.h"
-
-enum { LAYERS = 2, LAYER = 1, T_ALL = 12, DOCUMENTS = 3 };
-
-static const int32_t document_starts[DOCUMENTS + 1] = {0, 5, 6, T_ALL};
-
-typedef struct block_case {
-    const char *name;
-    int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
-    int64_t r;           /* 0: no adapter */
-    const char *targets; /* a letter each: q k v o g u d */
-    float dropout;
-    unsigned biases;     /* of bl_model_config */
-    bool has_head_norms; /* of q and k */
-} block_case;
-
-static const block_case cases[] = {
-    {"grouped heads, wider than hidden", 24, 40, 4, 2, 8, 3, "qkvogud", 0, 0, false},
-    {"with dropout", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, 0, false},
-    {"one key/value head, inter narrower than hidden", 22, 12, 3, 1, 6, 2, "vou", 0.2f, 0, false},
-    {"as many key/value heads", 16, 24, 2, 2, 8, 1, "qd", 0, 0, false},
-    {"no adapter", 16, 24, 4, 1, 4, 0, "", 0, 0, false},
-    {"biases of q, k, v", 24, 40, 4, 2, 8, 3, "qkvogud", 0, .biases = 1u << BL_QKV},
-    {"all biases, norms of heads", 22, 12, 3, 1, 6, 2, "qkvogud", 0.2f, .biases = 15,
-     .has_head_norms = true},
-};
-
-/* A model of random weights and a micro-batch of three documents. */
-typedef struct toy {
-    const block_case *c;
-    test_device d;
-    bl_model_config config;
-    bl_block_dims dims;
-    bl_base_layout layout;
-    void *shards;
-    bl_base *base;
-    float *cos_table, *sin_table, *norms, *lora_weights;
-    bl_lora_layout lora;
-    bl_block block;
-    int32_t position[T_ALL], cu_seqlens[DOCUMENTS + 1];
-    int64_t sample[T_ALL];
-    bl_micro_batch batch;
-    float *x, *d_out;
-} toy;
-
-static void create_base(toy *m)
-{
-    bl_format formats[LAYERS * BL_PROJECTIONS];
-    for (int i = 0; i < LAYERS * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_F32;
-    assert_int_equal(bl_model_layout(&m->config, formats, BL_F32, BL_DEVICE_CPU, 1, &m->layout),
-                     BL_OK);
-    m->shards = test_random_floats((int64_t)(m->layout.shard_bytes / sizeof(float)), 3);
-    float *weights = m->shards;
-    for (size_t i = 0; i < m->layout.shard_bytes / sizeof(float); i++) weights[i] *= 0.5f;
-    assert_int_equal(bl_base_create_resident(&m->layout, m->shards, &m->base), BL_OK);
-}
-
-static void create_lora(toy *m)
-{
-    static const char letters[] = "qkvogud";
-    bl_lora_options options = {
-        .r = m->c->r, .alpha = 2.0 * (double)m->c->r, .dropout = (double)m->c->dropout};
-    for (int p = 0; p < BL_PROJECTIONS; p++)
-        options.target[p] = strchr(m->c->targets, letters[p]) != NULL;
-    bl_lora_layout_init(&m->config, m->c->r ? &options : NULL, &m->lora);
-    m->lora_weights = test_random_floats(m->lora.n_floats, 4);
-    for (int64_t i = 0; i < m->lora.n_floats; i++) m->lora_weights[i] *= 0.3f;
-}
-
-static void create_toy(const block_case *c, toy *m)
-{
-    double inverse[64];
-
-    *m = (toy){.c = c, .d = test_device_create(2)};
-    m->config = (bl_model_config){.arch = c->has_head_norms ? &bl_arch_qwen3 : &bl_arch_llama,
-                                  .biases = c->biases,
-                                  .vocab_size = 8,
-                                  .hidden_size = c->hidden,
-                                  .intermediate_size = c->inter,
-                                  .n_layers = LAYERS,
-                                  .n_heads = c->n_heads,
-                                  .n_kv_heads = c->n_kv_heads,
-                                  .head_dim = c->head_dim,
-                                  .rms_norm_eps = 1e-5,
-                                  .tie_word_embeddings = true,
-                                  .rope_theta = 100.0};
-    m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU);
-    m->cos_table = test_floats(T_ALL * c->head_dim / 2);
-    m->sin_table = test_floats(T_ALL * c->head_dim / 2);
-    bl_model_config_rope_inv_freq(&m->config, inverse);
-    bl_rope_fill_tables(0, T_ALL, c->head_dim / 2, inverse, m->cos_table, m->sin_table);
-    m->dims.cos_table = m->cos_table;
-    m->dims.sin_table = m->sin_table;
-    create_base(m);
-    create_lora(m);
-    int64_t n_floats = bl_arch_layer_floats(&m->config);
-    m->norms = test_random_floats(n_floats, 5);
-    for (int64_t i = 0; i < bl_arch_vector_offset(&m->config, BL_LAYER_VECTORS); i++)
-        m->norms[i] += 1.5f;
-    m->block = (bl_block){.dims = &m->dims,
-                          .base = m->base,
-                          .layer = LAYER,
-                          .vectors = m->norms,
-                          .lora = &m->lora,
-                          .lora_weights = bl_tensor_f32(m->lora_weights),
-                          .dropout = {.p = c->dropout, .seed = 11, .step = 5}};
-    for (int t = 0; t < T_ALL; t++) {
-        m->position[t] = t % 6;
-        m->sample[t] = t / 6;
-    }
-    memcpy(m->cu_seqlens, document_starts, sizeof document_starts);
-    m->batch = (bl_micro_batch){.T = T_ALL,
-                                .n_documents = DOCUMENTS,
-                                .position = m->position,
-                                .sample = m->sample,
-                                .cu_seqlens = m->cu_seqlens};
-    m->x = test_random_floats(T_ALL * c->hidden, 6);
-    m->d_out = test_random_floats(T_ALL * c->hidden, 7);
-}
-
-static void free_toy(toy *m)
-{
-    bl_base_destroy(m->base);
-    bl_base_layout_free(&m->layout);
-    free(m->shards), free(m->cos_table), free(m->sin_table), free(m->norms), free(m->lora_weights),
-        free(m->x), free(m->d_out);
-    test_device_destroy(m->d);
-}
+#include "block_toy.h"
 
 /* ---- the reference ---- */
 
@@ -243,16 +109,20 @@ static void reference_attention(const toy *m, const double *q, const double *k, 
         for (int64_t h = 0; h < heads; h++) {
             int64_t g = h / (heads / kv_heads);
             double p[T_ALL], sum = 0;
-            for (int64_t j = document_start(i); j <= i; j++) {
+            int64_t start = document_start(i);
+            if (m->c->window) start = bl_max_i64(start, i - m->c->window + 1);
+            double scale = m->c->attention > 0 ? m->c->attention : 1 / sqrt((double)d);
+            scale *= 1 + m->c->query_beta * log(1 + floor((double)(i - document_start(i)) / 2));
+            for (int64_t j = start; j <= i; j++) {
                 double s = 0;
                 for (int64_t c = 0; c < d; c++)
                     s += q[(i * heads + h) * d + c] * k[(j * kv_heads + g) * d + c];
-                p[j] = exp(s / sqrt((double)d));
+                p[j] = exp(s * scale);
                 sum += p[j];
             }
             for (int64_t c = 0; c < d; c++) {
                 double value = 0;
-                for (int64_t j = document_start(i); j <= i; j++)
+                for (int64_t j = start; j <= i; j++)
                     value += p[j] / sum * v[(j * kv_heads + g) * d + c];
                 o[(i * heads + h) * d + c] = value;
             }
@@ -278,13 +148,14 @@ static void reference_block(const toy *m, const double *lora, const double *x, d
     reference_rope(m, m->c->n_kv_heads, k);
     reference_attention(m, q, k, v, o);
     reference_linear(m, lora, BL_O, o, mid);
-    for (int64_t i = 0; i < T_ALL * H; i++) mid[i] += x[i];
+    double residual = m->c->residual > 0 ? m->c->residual : 1;
+    for (int64_t i = 0; i < T_ALL * H; i++) mid[i] = mid[i] * residual + x[i];
     reference_norm(m, m->norms + m->config.hidden_size, mid, norm);
     reference_linear(m, lora, BL_GATE, norm, gate);
     reference_linear(m, lora, BL_UP, norm, up);
     for (int64_t i = 0; i < T_ALL * I; i++) gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
     reference_linear(m, lora, BL_DOWN, gate, out);
-    for (int64_t i = 0; i < T_ALL * H; i++) out[i] += mid[i];
+    for (int64_t i = 0; i < T_ALL * H; i++) out[i] = out[i] * residual + mid[i];
     free(norm), free(q), free(k), free(v), free(o), free(mid), free(gate), free(up);
 }
 

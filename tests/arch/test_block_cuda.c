@@ -17,6 +17,7 @@
 #include "arch/block.h"
 #include "arch/list_internal.h"
 #include "arch/llama.h"
+#include "arch/rope.h"
 #include "model/weights.h"
 #include "ops/rope.h"
 
@@ -121,8 +122,8 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     fill_base(h, pool);
     h->cos_table = test_floats(T * c->head_dim / 2);
     h->sin_table = test_floats(T * c->head_dim / 2);
-    bl_model_config_rope_inv_freq(&h->config, inverse);
-    bl_rope_fill_tables(0, T, c->head_dim / 2, inverse, h->cos_table, h->sin_table);
+    bl_model_rope_inv_freq(&h->config, false, inverse);
+    bl_rope_fill_tables(0, T, c->head_dim / 2, inverse, 1.0, h->cos_table, h->sin_table);
     h->norms = test_random_floats(bl_arch_layer_floats(&h->config), 5);
     for (int64_t i = 0; i < bl_arch_vector_offset(&h->config, BL_LAYER_VECTORS); i++)
         h->norms[i] += 1.5f;
@@ -269,8 +270,8 @@ static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mo
     s->dims = bl_block_dims_of(&h->config, s->kind);
     s->dims.mode = mode;
     s->dims.is_dense = s->unit.matrix[0].weight.segment[0].format == BL_FORMAT_BF16;
-    s->dims.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));
-    s->dims.sin_table = put(s, h->sin_table, (size_t)(T * half) * sizeof(float));
+    s->dims.rope.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));
+    s->dims.rope.sin_table = put(s, h->sin_table, (size_t)(T * half) * sizeof(float));
     s->block = (bl_block){.dims = &s->dims, .base = s->base};
     s->block.vectors = put(s, h->norms, (size_t)s->dims.vector_floats * sizeof(float));
     put_lora(s, h, dropout);

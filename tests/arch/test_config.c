@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "arch/config.h"
+#include "arch/rope.h"
 #include "arch/decoder_internal.h"
 #include "skip.h"
 
@@ -177,13 +178,26 @@ static void test_refusals(void **state)
          "key eos_token_id: expected ids below vocab_size, got [1,100]"},
         {"\"eos_token_id\":[1,2,3,4,5,6,7,8,9]", "key eos_token_id: expected at most 8 ids"},
         {"\"partial_rotary_factor\":0.5", "key partial_rotary_factor: expected 1, got 0.5"},
-        {"\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":4}",
-         "rope_scaling: key rope_type: expected \"default\", \"linear\" or \"llama3\", got "
-         "\"yarn\""},
-        {"\"rope_scaling\":{\"type\":\"dynamic\",\"factor\":4}",
-         "rope_scaling: key type: expected"},
+        {"\"rope_scaling\":{\"rope_type\":\"proportional\",\"factor\":4}",
+         "rope_scaling: key rope_type: expected \"default\", \"linear\", \"llama3\", \"dynamic\", "
+         "\"yarn\" or \"longrope\", got \"proportional\""},
+        {"\"rope_scaling\":{\"type\":\"dynamic\"}", "rope_scaling: key factor: missing"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":2,\"mrope_section\":[1]}",
+         "rope_scaling: key mrope_section: expected no such key"},
+        {"\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2,\"beta_fast\":0.5}",
+         "key beta_fast: expected at least beta_slow, got 0.5"},
         {"\"rope_parameters\":{\"rope_type\":\"longrope\"}",
-         "rope_parameters: key rope_type: expected"},
+         "rope_parameters: key short_factor: missing"},
+        {"\"rope_parameters\":{\"rope_type\":\"longrope\",\"short_factor\":[1,1,1]}",
+         "key short_factor: expected a factor for each of head_dim / 2 pairs, at most 128, got"},
+        {"\"rope_parameters\":{\"rope_type\":\"longrope\",\"short_factor\":[1,1,1,0]}",
+         "key short_factor: expected numbers in [1e-06, 1e+06], got 0"},
+        {"\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
+         "key partial_rotary_factor: expected a number in [1, 1], got 0.5"},
+        {"\"rope_parameters\":{\"rope_type\":\"default\",\"llama_4_scaling_beta\":0.1}",
+         "key llama_4_scaling_beta: expected a number in [0, 0], got 0.1"},
+        {"\"model_type\":\"granite\",\"logits_scaling\":0",
+         "key logits_scaling: expected a number"},
         {"\"rope_scaling\":{\"type\":\"linear\"}", "rope_scaling: key factor: missing"},
         {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":0.5}",
          "key factor: expected a number in [1, 1e+06], got 0.5"},
@@ -309,7 +323,7 @@ static void test_families(void **state)
         assert_int_equal(c.n_kv_heads, cases[i].n_kv_heads);
         assert_int_equal(c.head_dim, cases[i].head_dim);
         for (int64_t l = 0; l < 3; l++)
-            assert_int_equal(bl_model_config_window(&c, l),
+            assert_int_equal(bl_windows_of_layer(&c.windows, l),
                              cases[i].windowed[l] == '1' ? cases[i].window : 0);
     }
 }
@@ -427,13 +441,13 @@ static void test_rope_frequencies(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         assert_int_equal(bl_model_config_preset(cases[i].preset, &c), BL_OK);
-        bl_model_config_rope_inv_freq(&c, inverse);
+        bl_model_rope_inv_freq(&c, false, inverse);
         double error = fabs(inverse[cases[i].pair] / cases[i].inverse - 1);
         if (!(error <= 1.8e-15))
             fail_msg("%s pair %d: %.17g", cases[i].preset, cases[i].pair, inverse[cases[i].pair]);
     }
     assert_int_equal(load("\"rope_scaling\":{\"type\":\"linear\",\"factor\":4}", &c), BL_OK);
-    bl_model_config_rope_inv_freq(&c, inverse);
+    bl_model_rope_inv_freq(&c, false, inverse);
     assert_true(inverse[0] == 0.25);
     assert_true(fabs(inverse[2] * 4 * 100 - 1) <= 1.8e-15); /* 10000^(-4/8) = 1/100 */
 }

@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "fuzz.h"
 #include "arch/config.h"
+#include "arch/rope.h"
 #include "model/weights.h"
 #include "store/hf_model.h"
 
@@ -62,7 +63,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     fuzz_check(st);
     if (st == BL_OK) {
         if (bl_model_config_n_params(&config) <= 0) abort();
-        bl_model_config_rope_inv_freq(&config, inverse);
+        bl_model_rope_inv_freq(&config, false, inverse);
     }
     fuzz_check(bl_hf_open(fuzz_folder(), &files));
     if (files) {

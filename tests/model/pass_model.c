@@ -2,6 +2,7 @@
 /* pass_model.c -- a model of random weights as a sharded base, with adapters and micro-batches. */
 #include "pass_model.h"
 
+#include "arch/rope.h"
 #include "ops/rope.h"
 
 enum { MAX_SPANS = 4096 };
@@ -78,11 +79,11 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
     fill_shards(&w->layout, self->rank, w->shards);
     w->vectors = test_random_floats((2 * LAYERS + 1) * HIDDEN, 3);
     w->rope_tables = test_floats(T_MAX * HEAD_DIM);
-    bl_model_config_rope_inv_freq(&pass_config, inverse);
-    bl_rope_fill_tables(0, T_MAX, HEAD_DIM / 2, inverse, w->rope_tables,
+    bl_model_rope_inv_freq(&pass_config, false, inverse);
+    bl_rope_fill_tables(0, T_MAX, HEAD_DIM / 2, inverse, 1.0, w->rope_tables,
                         w->rope_tables + T_MAX * HEAD_DIM / 2);
-    w->dims.cos_table = w->rope_tables;
-    w->dims.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
+    w->dims.rope.cos_table = w->rope_tables;
+    w->dims.rope.sin_table = w->rope_tables + T_MAX * HEAD_DIM / 2;
     BL_TRY(bl_stream_create(self->device, "gathers", &m->gathers));
     if (self->n_ranks == 1) return bl_base_create_resident(&w->layout, w->shards, &m->base);
     BL_TRY(bl_stream_create(self->device, "copies", &m->copies));

@@ -346,7 +346,9 @@ static void check_family(const char *name, const char *dir, const json_t *root)
 
 static void test_families(void **state)
 {
-    static const char *const names[] = {"llama-bias", "qwen3"};
+    static const char *const names[] = {
+        "llama-bias", "llama-yarn",     "llama-longrope", "ministral3-yarn",
+        "granite",    "mistral-window", "qwen3"};
     static const char *const spellings[] = {"config.json", "config.v4.json"};
     const char *data = getenv("BALLAST_TEST_DATA");
     (void)state;
