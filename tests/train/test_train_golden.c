@@ -109,15 +109,14 @@ static void compare_case(const json_t *golden, const run *r)
 }
 
 /* Every case, every topology, against the reference. */
-static void test_cases(void **state)
+static void check_cases(const char *index_path)
 {
-    json_t *index = json_load_file(GOLDEN_DIR "/index.json", 0, NULL);
+    json_t *index = json_load_file(index_path, 0, NULL);
     const char *only = getenv("BALLAST_GOLDEN_CASE");
     size_t i, k;
     json_t *name, *topology;
     run r;
 
-    (void)state;
     assert_non_null(index);
     name_run(&r);
     json_array_foreach(json_object_get(index, "cases"), i, name)
@@ -136,6 +135,19 @@ static void test_cases(void **state)
     }
     remove_run(&r);
     json_decref(index);
+}
+
+static void test_cases(void **state)
+{
+    (void)state;
+    check_cases(GOLDEN_DIR "/index.json");
+}
+
+/* Other families (tools/golden/families): names are relative to tests/golden/train. */
+static void test_families(void **state)
+{
+    (void)state;
+    check_cases("tests/golden/families/index.json");
 }
 
 static void read_adapter(const run *r, void **bytes, size_t *n)
@@ -158,8 +170,11 @@ static void test_same_bits(void **state)
         {"shallow ring", {"ring_depth", "1", NULL}},
         {"resident base", {"shard_size", "1", NULL}},
         {"shards of two", {"shard_size", "2", NULL}},
+        {"base in host memory", {"offload_ratio", "1", "offload_tier", "host", NULL}},
     };
-    static const char *const names[] = {"tiny-ranks", "tiny-llama3-rope"};
+    static const char *const names[] = {"tiny-ranks", "tiny-llama3-rope",
+                                        "../../families/cases/qwen3-tied",
+                                        "../../families/cases/granite"};
     run r;
 
     (void)state;
@@ -194,6 +209,7 @@ static void test_same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases),
+                                       cmocka_unit_test(test_families),
                                        cmocka_unit_test(test_same_bits)};
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

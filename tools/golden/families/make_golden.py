@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes tests/golden/families: small random models of families other than Llama, and float64 results of short LoRA trainings.
+
+The files are those of tests/golden/train (../train/README.md), whose reader and comparisons are used; paths in a case are
+relative to tests/golden/train, as the tests read them. The model is transformers' own class, the adapter PEFT's.
+Everything is computed in float64: where transformers asks for float32 (norms, RoPE, softmax) it gets float64.
+
+Made with Python 3.11.2, torch 2.15.0, transformers 5.23.0, peft, numpy; other versions of transformers are refused.
+
+usage: make_golden.py [--out DIR] [--only CASE ...]
+"""
+import argparse
+import json
+import os
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'train'))
+import checkpoint  # noqa: E402
+import inputs  # noqa: E402
+import reference  # noqa: E402
+
+TRANSFORMERS = '5.23.0'
+VOCAB, R, ALPHA, STEPS = 64, 4, 8, 3
+SIZES = {'vocab_size': VOCAB, 'hidden_size': 24, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'bos_token_id': 1,
+         'eos_token_id': 2, 'pad_token_id': None, 'max_position_embeddings': 64}
+DECODER = {**SIZES, 'intermediate_size': 40, 'num_key_value_heads': 2, 'head_dim': 8}
+
+
+def without(settings, key):
+    return {k: v for k, v in settings.items() if k != key}
+
+
+LLAMA_TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down_proj']
+YARN = {'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 8.0, 'original_max_position_embeddings': 8, 'beta_fast': 4.0,
+        'beta_slow': 1.0, 'mscale': 1.0, 'mscale_all_dim': 0.0}
+LONGROPE = {'rope_type': 'longrope', 'rope_theta': 1e4, 'original_max_position_embeddings': 16,
+            'short_factor': [1.0, 1.1, 1.2, 1.3], 'long_factor': [1.5, 2.0, 3.0, 4.5]}
+
+#  name: (class, configuration, targets)
+CASES = {
+    'llama-bias': ('Llama', {**DECODER, 'attention_bias': True, 'mlp_bias': True}, LLAMA_TARGETS),
+    'llama-longrope': ('Llama', {**DECODER, 'rope_parameters': LONGROPE}, LLAMA_TARGETS),
+    'mistral-window': ('Mistral', {**DECODER, 'sliding_window': 5}, LLAMA_TARGETS),
+    'ministral3-beta': ('Ministral3', {**DECODER, 'rope_parameters': {**YARN, 'llama_4_scaling_beta': 0.1}}, LLAMA_TARGETS),
+    'qwen2-window': ('Qwen2', {**without(DECODER, 'head_dim'), 'use_sliding_window': True, 'sliding_window': 7,
+                               'max_window_layers': 1}, LLAMA_TARGETS),
+    'qwen3-tied': ('Qwen3', {**DECODER, 'tie_word_embeddings': True}, LLAMA_TARGETS),
+    'seed_oss': ('SeedOss', {**DECODER, 'attention_bias': True, 'attention_out_bias': True}, LLAMA_TARGETS),
+    'granite': ('Granite', {**without(DECODER, 'head_dim'), 'num_attention_heads': 3, 'num_key_value_heads': 1,
+                            'embedding_multiplier': 6.0, 'residual_multiplier': 0.7, 'attention_multiplier': 0.4,
+                            'logits_scaling': 0.3}, LLAMA_TARGETS),
+}
+
+CONFIG = {
+    'adam_beta1': 0.9, 'adam_beta2': 0.999, 'adam_epsilon': 1e-8, 'base_format': 'stored', 'data_format': 'tokens',
+    'gradient_accumulation_steps': 1, 'learning_rate': 2e-3, 'lora_dropout': 0.0, 'lr_scheduler_type': 'constant',
+    'max_grad_norm': 1.0, 'max_steps': STEPS, 'packing': 'none', 'per_device_train_batch_size': 2, 'shuffle': False,
+    'warmup_steps': 0, 'weight_decay': 0.0}
+TOPOLOGIES = [{'ranks': 1, 'per_device_train_batch_size': 2, 'gradient_accumulation_steps': 1},
+              {'ranks': 2, 'per_device_train_batch_size': 1, 'gradient_accumulation_steps': 1}]
+LENGTHS = (13, 29, 7, 21)
+
+
+def use_float64():
+    """transformers' code from here on has no float32."""
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+
+
+def logits_of(model, row):
+    ids = torch.tensor([row['input_ids']])
+    return model(input_ids=ids, use_cache=False).logits[0]
+
+
+def make_weights(model, seed):
+    """Values that bf16 holds, by name: a parameter has its own generator, so that another class changes no value."""
+    weights = {}
+    for i, (name, p) in enumerate(sorted(model.named_parameters())):
+        rng = np.random.Generator(np.random.PCG64([seed, i]))
+        w = rng.standard_normal(tuple(p.shape))
+        if name.endswith('.bias'):
+            w *= 0.2
+        elif w.ndim == 1:
+            w = 1 + 0.2 * w
+        elif '.layers.' in name or '.h.' in name:
+            w *= 1 / np.sqrt(w.shape[1])
+        else:
+            w *= 1.2 / np.sqrt(w.shape[1])
+        weights[name] = checkpoint.bf16_encode(w.astype(np.float32))
+    return weights
+
+
+def write_model(directory, kind, settings, seed):
+    """The model, with the weights and config.json that were written."""
+    os.makedirs(directory, exist_ok=True)
+    config = getattr(transformers, kind + 'Config')(**settings, architectures=[kind + 'ForCausalLM'])
+    model = getattr(transformers, kind + 'ForCausalLM')._from_config(config, attn_implementation='eager').double().eval()
+    weights = make_weights(model, seed)
+    state = {n: torch.from_numpy(checkpoint.widen('BF16', w).astype(np.float64)) for n, w in weights.items()}
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(state[name])
+    checkpoint.write_safetensors(os.path.join(directory, 'model.safetensors'), {n: ('BF16', w) for n, w in weights.items()})
+    text = {k: v for k, v in config.to_dict().items() if k not in ('dtype', '_name_or_path')}
+    inputs.write_json(os.path.join(directory, 'config.json'), text)
+    return model
+
+
+def write_adapter(directory, name, model, targets, seed):
+    """A PEFT directory: A as PEFT starts it, B small and not zero."""
+    from peft import LoraConfig, get_peft_model
+    model = get_peft_model(model, LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets,
+                                             task_type='CAUSAL_LM'))
+    tensors = {}
+    for i, (n, p) in enumerate(sorted(reference.lora_parameters(model).items())):
+        rng = np.random.Generator(np.random.PCG64([seed, i]))
+        value = rng.uniform(-1, 1, tuple(p.shape)) / np.sqrt(p.shape[1]) if 'lora_A' in n else \
+            0.05 * rng.standard_normal(tuple(p.shape))
+        tensors[n] = value.astype(np.float32)
+        with torch.no_grad():
+            p.copy_(torch.from_numpy(tensors[n].astype(np.float64)))
+    os.makedirs(directory, exist_ok=True)
+    checkpoint.write_f32(os.path.join(directory, 'adapter_model.safetensors'), tensors)
+    inputs.write_json(os.path.join(directory, 'adapter_config.json'), {
+        'base_model_name_or_path': name, 'bias': 'none', 'fan_in_fan_out': False, 'inference_mode': True,
+        'init_lora_weights': True, 'lora_alpha': ALPHA, 'lora_dropout': 0.0, 'modules_to_save': None, 'peft_type': 'LORA',
+        'r': R, 'target_modules': sorted(targets), 'task_type': 'CAUSAL_LM', 'use_dora': False, 'use_rslora': False})
+    return model
+
+
+def write_tokens(path):
+    rng = np.random.Generator(np.random.PCG64(7))
+    rows = [{'input_ids': ids, 'labels': [-100] * 3 + ids[3:]}
+            for ids in ([int(t) for t in rng.integers(3, VOCAB, n)] for n in LENGTHS)]
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, 'w') as f:
+        f.writelines(json.dumps(r, separators=(',', ':')) + '\n' for r in rows)
+    return rows
+
+
+def norm(array):
+    return float(np.sqrt((array.astype(np.float64) ** 2).sum()))
+
+
+def summary(arrays):
+    return {n: [norm(a)] + reference.projections(a) for n, a in arrays.items()}
+
+
+def run_case(out, name, seed, rows):
+    kind, settings, targets = CASES[name]
+    model = write_model(os.path.join(out, 'models', name), kind, settings, seed)
+    model = write_adapter(os.path.join(out, 'adapters', name), name, model, targets, seed + 100)
+    steps, first = [], {}
+
+    def on_step(step, loss, grad_norm, rate, gradients):
+        steps.append({'loss': loss, 'grad_norm': grad_norm, 'learning_rate': rate})
+        if step == 0:
+            first.update(gradients)
+
+    start = reference.adapter_values(model)
+    reference.train(model, rows, 2, CONFIG, on_step)
+    final = reference.adapter_values(model)
+    here = '../families/'
+    expect = {'first_loss': steps[0]['loss'], 'steps': steps, 'gradients': summary(first), 'final_adapter': summary(final),
+              'final_adapter_norm': norm(np.concatenate([a.ravel() for a in final.values()])),
+              'adapter_change_norm': norm(np.concatenate([(final[n] - start[n]).ravel() for n in final]))}
+    config = {**CONFIG, 'init_adapter': here + 'adapters/' + name, 'train_file': here + 'tokens/rows.jsonl', 'lora_r': R,
+              'lora_alpha': ALPHA, 'lora_target_modules': targets}
+    os.makedirs(os.path.join(out, 'cases', name), exist_ok=True)
+    inputs.write_json(os.path.join(out, 'cases', name, 'case.json'), {
+        'name': name, 'about': kind, 'model': {'root': 'golden', 'path': here + 'models/' + name}, 'config': config,
+        'files': {}, 'topologies': TOPOLOGIES, 'expect': expect})
+    print('%-20s loss %.6f -> %.6f, gradient norm %.4f' % (name, steps[0]['loss'], steps[-1]['loss'], steps[0]['grad_norm']),
+          flush=True)
+
+
+def main():
+    root = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..', '..'))
+    p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    p.add_argument('--out', default=os.path.join(root, 'tests', 'golden', 'families'))
+    p.add_argument('--only', nargs='+', metavar='CASE')
+    a = p.parse_args()
+    if transformers.__version__ != TRANSFORMERS:
+        raise SystemExit('made for transformers %s, not %s' % (TRANSFORMERS, transformers.__version__))
+    use_float64()
+    reference.row_logits = logits_of
+    rows = write_tokens(os.path.join(a.out, 'tokens', 'rows.jsonl'))
+    for seed, name in enumerate(CASES):
+        if not a.only or name in a.only:
+            run_case(a.out, name, 1000 + seed, rows)
+    inputs.write_json(os.path.join(a.out, 'index.json'),
+                      {'cases': ['../../families/cases/' + n for n in sorted(os.listdir(os.path.join(a.out, 'cases')))]})
+
+
+main()
