@@ -242,6 +242,10 @@ bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids,
         size_t n_token = 0;
         const char *token = bl_strings_get(&tokenizer->model.text, ids[i], &n_token);
         if (!token || (skip_special && tokenizer->model.is_special[ids[i]])) continue;
+        if (tokenizer->decoded && tokenizer->decoded[ids[i]]) {
+            token = tokenizer->decoded[ids[i]];
+            n_token = strlen(token);
+        }
         if (!tokenizer->has_decoder && list[0].n)
             BL_TRY_GOTO(st, done, bl_bytes_append(&list[0].bytes, " ", 1));
         BL_TRY_GOTO(st, done, add_string(&list[0], token, n_token));

@@ -213,12 +213,15 @@ const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer)
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
-    bl_model_free(&tokenizer->model);
     bl_steps_free(&tokenizer->steps);
     for (size_t i = 0; i < tokenizer->n_decoders; i++) {
         bl_pattern_free(&tokenizer->decoder[i].pattern);
         free(tokenizer->decoder[i].content);
     }
+    for (size_t i = 0; tokenizer->decoded && i < tokenizer->model.text.n_ids; i++)
+        free(tokenizer->decoded[i]);
+    free(tokenizer->decoded);
+    bl_model_free(&tokenizer->model);
     free(tokenizer->added);
     free(tokenizer->chat_template);
     bl_trie_free(&tokenizer->raw_trie);

@@ -358,6 +358,9 @@ struct bl_tokenizer {
     const char *cut;
     bl_added_token *added;
     size_t n_added;
+    /* By id: the normalized text of an added token that matches normalized text, which decoding
+     * begins with; NULL: as written. The array is NULL where no token has one. */
+    char **decoded;
     bl_trie raw_trie, normalized_trie;
     bl_ids prefix, suffix, eos;
     int32_t bos;

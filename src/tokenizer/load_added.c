@@ -41,6 +41,20 @@ static bl_status check_added_id(const bl_model *model, const bl_added_token *tok
                    content, token->id, expected);
 }
 
+static bl_status set_decoded(const char *normalized, size_t n_bytes, int32_t id,
+                             bl_tokenizer *tokenizer)
+{
+    size_t n_written = 0;
+    const char *written = bl_strings_get(&tokenizer->model.text, id, &n_written);
+
+    if (n_written == n_bytes && !memcmp(written, normalized, n_bytes)) return BL_OK;
+    if (!tokenizer->decoded)
+        tokenizer->decoded = calloc(tokenizer->model.text.n_ids, sizeof *tokenizer->decoded);
+    if (!tokenizer->decoded || !(tokenizer->decoded[id] = strndup(normalized, n_bytes)))
+        return BL_FAIL(BL_ENOMEM, "out of memory: added tokens");
+    return BL_OK;
+}
+
 static bl_status add_to_trie(const char *content, int32_t index, bl_tokenizer *tokenizer)
 {
     bl_bytes buffers[2] = {0};
@@ -55,6 +69,7 @@ static bl_status add_to_trie(const char *content, int32_t index, bl_tokenizer *t
             st = BL_FAIL(BL_EINPUT, "added_tokens: %.80s is empty when normalized", content);
         else
             st = bl_trie_add(&tokenizer->normalized_trie, content, n_bytes, index);
+        if (st == BL_OK) st = set_decoded(content, n_bytes, tokenizer->added[index].id, tokenizer);
     } else {
         st = bl_trie_add(&tokenizer->raw_trie, content, n_bytes, index);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads the model of tokenizer.json: vocabulary and merges of BPE, vocabulary of Unigram. */
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,6 +215,31 @@ static bl_status load_bpe(const json_t *json, bl_model *model)
 
 /* ---- Unigram ---- */
 
+/* The library's JSON reader makes of 16 and 17 digits (all digits as one integer, rounded, divided
+ * by a power of ten) a double that may be one step from the nearest. Sums of scores that are equal but
+ * for such a step decide between segmentations, so the step is repeated here: for the shortest
+ * digits of the nearest double, which is what files have. */
+static double as_the_reference_reads(double nearest)
+{
+    enum { EXACT_DIGITS = 15, MAX_DIGITS = 17 }; /* 10^15 < 2^53: both steps are exact */
+    char text[32];
+    double scale = 1; /* a power of ten up to 10^22: exact */
+
+    for (int n_digits = EXACT_DIGITS; n_digits <= MAX_DIGITS; n_digits++) {
+        snprintf(text, sizeof text, "%.*e", n_digits - 1, fabs(nearest));
+        if (strtod(text, NULL) != fabs(nearest)) continue;
+        char *exponent = strchr(text, 'e');
+        int power = atoi(exponent + 1) - (n_digits - 1);
+        if (n_digits == EXACT_DIGITS || power < -22 || power > 0) return nearest;
+        *exponent = '\0';
+        memmove(text + 1, text + 2, strlen(text + 2) + 1); /* the point */
+        double read = (double)strtoull(text, NULL, 10);
+        for (; power < 0; power++) scale *= 10;
+        return copysign(read / scale, nearest);
+    }
+    return nearest;
+}
+
 /* [token, score] of `id`. */
 static bl_status load_scored(const json_t *entry, int32_t id, bl_model *model)
 {
@@ -225,7 +251,7 @@ static bl_status load_scored(const json_t *entry, int32_t id, bl_model *model)
     size_t n_bytes = json_string_length(token);
     if (bl_strings_find(&model->text, text, n_bytes) >= 0)
         return BL_FAIL(BL_EINPUT, "model: vocab[%d]: token %.80s is listed twice", (int)id, text);
-    model->score[id] = json_number_value(score);
+    model->score[id] = as_the_reference_reads(json_number_value(score));
     BL_TRY(bl_strings_set(&model->text, id, text, n_bytes));
     return n_bytes ? bl_trie_add(&model->trie, text, n_bytes, id) : BL_OK;
 }

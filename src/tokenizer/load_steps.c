@@ -273,6 +273,9 @@ bl_status bl_tokenizer_load_split(const json_t *json, const char *type, bl_token
 
     if (steps->n_splits == BL_MAX_STEPS)
         return BL_FAIL(BL_EINPUT, "pre_tokenizer: more than %d steps", BL_MAX_STEPS);
+    for (size_t i = 0; i < steps->n_splits && !strcmp(type, "ByteLevel"); i++)
+        if (steps->split[i].is_byte_level)
+            return BL_FAIL(BL_EINPUT, "pre_tokenizer: ByteLevel twice is not supported");
     bl_split *split = &steps->split[steps->n_splits++];
     for (size_t i = 0; i < BL_COUNT(types); i++)
         if (!strcmp(type, types[i].name)) return types[i].load(json, split);

@@ -7,8 +7,9 @@
 
 #include "tokenizer/internal.h"
 
-/* Replacements and compatibility forms may lengthen a text: byte positions stay within int32_t. */
-enum { MAX_NORMALIZED_BYTES = 1 << 30 };
+/* Replacements and compatibility forms (the longest: 11 times) may lengthen a text. Byte positions
+ * stay within int32_t, and no file makes a short text fill the memory. */
+enum { MAX_NORMALIZED_BYTES = 1 << 30, MAX_GROWTH = 64, SHORT_BYTES = 1 << 16 };
 
 /* Characters that the reference's normalizer has no data of stay as they are, and nothing composes
  * or is reordered across them. */
@@ -119,13 +120,17 @@ static bl_status apply(const bl_normalizer_step *step, bool continuation, pcre2_
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
                        pcre2_match_data **data, const char **text, size_t *n_bytes)
 {
-    for (size_t i = 0; i<steps->n_normalizers && * n_bytes> 0; i++) {
+    size_t n_text = *n_bytes, n_long = MAX_GROWTH * n_text + SHORT_BYTES;
+
+    if (n_long > MAX_NORMALIZED_BYTES) n_long = MAX_NORMALIZED_BYTES;
+    for (size_t i = 0; i < steps->n_normalizers; i++) {
+        if (*n_bytes == 0) break;
         bl_bytes *out = &buffers[i % 2];
         out->n = 0;
         BL_TRY(apply(&steps->normalizer[i], continuation, data, *text, *n_bytes, out));
-        if (out->n > MAX_NORMALIZED_BYTES)
-            return BL_FAIL(BL_EINPUT, "a text of %zu bytes has %zu when normalized, more than %d",
-                           *n_bytes, out->n, MAX_NORMALIZED_BYTES);
+        if (out->n > n_long)
+            return BL_FAIL(BL_EINPUT, "a text of %zu bytes has %zu when normalized; at most %zu",
+                           n_text, out->n, n_long);
         *text = out->data;
         *n_bytes = out->n;
     }

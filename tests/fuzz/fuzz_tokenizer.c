@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tokenizer and a text for it: the text, tokenizer.json, tokenizer_config.json,
- * generation_config.json. A tokenizer.json that is a single letter a..h stands for a fixture, so
+ * generation_config.json. A tokenizer.json that is a single letter a..p stands for a fixture, so
  * that small inputs reach encoding. */
 #include <stdlib.h>
 #include <string.h>
@@ -8,9 +8,14 @@
 #include "fuzz.h"
 #include "tokenizer/tokenizer.h"
 
-static const char *const fixtures[] = {
-    "byte_level", "byte_level_split", "fallback", "fallback_across", "nfd", "nfkc",
-    "unk",        "unk_fused"};
+static const char *const fixtures[] = {"byte_level",   "byte_level_split",
+                                       "fallback",     "fallback_across",
+                                       "nfd",          "nfkc",
+                                       "unk",          "unk_fused",
+                                       "unigram",      "unigram_fallback",
+                                       "affixes",      "affixes_fallback",
+                                       "punctuation",  "lowercase",
+                                       "split_invert", "whitespace"};
 
 enum { N_FIXTURES = sizeof fixtures / sizeof fixtures[0] };
 

@@ -19,6 +19,7 @@
     "\"},\"behavior\":\"Isolated\",\"invert\":false}," GOOD_MODEL "}"
 
 #define UNIGRAM(vocab) "{\"model\":{\"type\":\"Unigram\",\"vocab\":" vocab "}}"
+#define BYTE_LEVEL     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}"
 #define METASPACE(rest)                                                                            \
     "{\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":" rest "}," GOOD_MODEL "}"
 
@@ -98,6 +99,9 @@ static const struct {
     {"{\"normalizer\":{\"type\":\"StripAccents\"},\"pre_tokenizer\":{\"type\":\"Metaspace\","
      "\"replacement\":\"_\",\"prepend_scheme\":\"first\"}," GOOD_MODEL "}",
      "prepend_scheme first is not supported behind a normalizer that may shorten"},
+    {"{\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" BYTE_LEVEL "," BYTE_LEVEL
+     "]}," GOOD_MODEL "}",
+     "pre_tokenizer: ByteLevel twice is not supported"},
     {SPLIT("\\\\b"), "this escape"},
     {SPLIT("[\\\\W]"), "\\W in a class"},
     {SPLIT("(?i:\\\\w)"), "this escape where case is ignored"},

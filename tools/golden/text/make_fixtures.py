@@ -3,13 +3,14 @@
 """Writes tests/tokenizer/fixtures/: small tokenizer.json files, one a kind of model, and golden.json, what Hugging Face's `tokenizers`
 makes of a list of texts with them.
 
-    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4
+    python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.23.3
     /tmp/venv/bin/python tools/golden/text/make_fixtures.py
 """
 import json
 import pathlib
 
-from tokenizers import Tokenizer, __version__
+from make_tokenizer_golden import Reference
+from tokenizers import __version__
 
 OUT = pathlib.Path(__file__).resolve().parents[3] / "tests/tokenizer/fixtures"
 
@@ -19,6 +20,7 @@ TEXTS = [
     "<|end|>", "a<|end|>b", "<|end|><|end|> hello", "<|end", "a <mask> b", "a<mask>b", "<mask>", " <mask>  <mask>\u3000x", "\u00e9<mask>",
     "a <trim> b", "a\u2003<trim>\u2003b", "<trim><trim>", "<trim>  <trim>", "NORM norm", "ab<word>ab <word> <word>", "<word>\u0301", "_<word>", "-<word>-",
     "hello<|end|> <mask> abc<trim> hello", "\u2581a\u2581", "<0x41><0x0A>", "ab\x00c", "abcabcabcab hello hello abc" * 3,
+    "the-final--countdown-", "--a-", "ab, ab;; (hello) 123ab45,6", "\u0661\u0662 x\u00b2 \u2460\u3002\uff01", "ABC \u0130H\u00c9LLO \u1c89", "xy x\ny", "000 00000 ab___ _____",
     "\u00e9<word>", "xyz\u0085xyz", "a\u00a0b\u3000c", "hhe lllo", "<unk>", "q<unk>q", "\u2460<|end|>\u00bd", " hello hello  hello", "xy1xy1 xy xyy1", "<trim>! <trim>!x", "<0x41>ab <0x41>a", "b a", "xb c a", "b b b", "c ab c a",
 ]  # fmt: skip
 
@@ -154,19 +156,97 @@ def fixtures():
     yield "nfd", file(model, added(len(model["vocab"]), RULES), {"type": "NFD"}, byte_level(False, False))
 
 
+def split(pattern, behavior, invert=False):
+    kind = "Regex" if pattern.startswith("/") else "String"
+    return {"type": "Split", "pattern": {kind: pattern.lstrip("/")}, "behavior": behavior, "invert": invert}
+
+
+def regex_replace(pattern, content):
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def unigram(scores, byte_fallback):
+    bytes_ = [[f"<0x{b:02X}>", -20.0] for b in range(256)] if byte_fallback else []
+    vocab = [["<unk>", 0.0], ["</s>", 0.0], *bytes_, *map(list, scores.items())]
+    return {"type": "Unigram", "unk_id": 0, "vocab": vocab, "byte_fallback": byte_fallback}
+
+
+def family_fixtures():
+    """Components of other families than Llama."""
+    byte = alphabet()
+    space = byte[32]
+    merges = [("a", "b"), ("ab", "c"), (space, "a"), (space, "h"), *HELLO, (space, "hello"), (space, space), ("1", "2"), ("12", "3"), ("-", "-")]
+    merges += [("x", "y"), (",", space), ("-", "a")]
+    model = build(byte.values(), merges, continuing_subword_prefix="", end_of_word_suffix="")
+    tokens = added(len(model["vocab"]), RULES)
+    digits = {"type": "Digits", "individual_digits": True}
+    bytes_ = byte_level(False, False)
+    for name, steps in (
+        ("digits", [digits, byte_level(False, True)]),
+        # As Falcon: steps behind ByteLevel see the byte alphabet, where U+00B2 is a digit.
+        ("punctuation", [{"type": "Punctuation", "behavior": "Contiguous"}, byte_level(False, True), {**digits, "individual_digits": False},
+                         split("/[0-9][0-9][0-9]", "Isolated")]),
+        ("split_removed", [split("/\\s+", "Removed"), {"type": "Punctuation", "behavior": "MergedWithPrevious"}, bytes_]),
+        ("split_previous", [split("-", "MergedWithPrevious"), split("/^x|b$", "Isolated"), bytes_]),
+        ("split_next", [split("-", "MergedWithNext"), bytes_]),
+        ("split_contiguous", [split("/[^\\w\\s]", "Contiguous"), split("/\\d{2}", "Isolated"), bytes_]),
+        ("split_invert", [split("/\\w+|\\W", "Removed", True), split("/[a-z]+", "MergedWithNext", True), split("/l", "Contiguous", True), bytes_]),
+        ("whitespace", [{"type": "Whitespace"}, {"type": "Sequence", "pretokenizers": [bytes_]}]),
+        ("whitespace_split", [{"type": "WhitespaceSplit"}, {"type": "CharDelimiterSplit", "delimiter": "-"}, {"type": "Punctuation"}, bytes_]),
+    ):
+        yield name, file(model, tokens, None, sequence("pretokenizers", *steps), None, byte_level(True, True))
+    lower = sequence("normalizers", {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, regex_replace("[\\u200b ]{2,}", " "),
+                     {"type": "Strip", "strip_left": True, "strip_right": True}, {"type": "Prepend", "prepend": " "})
+    yield "lowercase", file(model, tokens, lower, bytes_, None, byte_level(True, True))
+    yield "byte_normalizer", file(model, tokens, {"type": "ByteLevel"}, None, None, byte_level(True, True))
+    # Byte tokens behind ByteLevel: of characters of the alphabet, not of the text's bytes.
+    model = build([c for b, c in byte.items() if b < 0x80], merges, extra=["<unk>", *(f"<0x{b:02X}>" for b in range(0xE0))], unk_token="<unk>", byte_fallback=True)
+    yield "byte_level_fallback", file(model, added(0, [("<unk>", "special")]), None, byte_level(True, True), None, byte_level(True, True))
+
+    # As Gemma.
+    specials = [("<unk>", "special"), ("<s>", "special")]
+    words = [("\u2581", "\u2581"), ("a", "b"), ("\u2581", "a"), ("ab", "c"), *HELLO]
+    names = [f"<0x{b:02X}>" for b in range(256)]
+    model = build(["\u2581", *"abchelo123xy<>\n"], words, extra=["<unk>", "<s>", *names], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    decoder = sequence("decoders", regex_replace("\u2581", " "), {"type": "ByteFallback"}, {"type": "Fuse"})
+    yield "gemma", file(model, added(0, specials) + added(len(model["vocab"]), RULES), replace(" ", "\u2581"), split(" ", "MergedWithPrevious"),
+                        template({"<s>": 1}, {}), decoder)
+
+    # Symbols with a prefix inside words and a suffix at their ends, with and without byte tokens.
+    for fallback in (False, True):
+        letters = [p + c + s for c in "abchelo" for p, s in (("", ""), ("##", ""), ("##", "</w>"), ("", "</w>"))]
+        merges = [("a", "##b"), ("ab", "##c</w>"), ("h", "##e"), ("##l", "##l"), ("he", "##ll"), ("hell", "##o</w>"), ("##b", "##a")]
+        vocab = {token: i for i, token in enumerate(["<unk>", *(names if fallback else []), *letters, "ab", "abc</w>", "he", "##ll", "hell", "hello</w>", "##ba"])}
+        model = {"type": "BPE", "unk_token": "<unk>", "continuing_subword_prefix": "##", "end_of_word_suffix": "</w>", "fuse_unk": fallback,
+                 "byte_fallback": fallback, "vocab": vocab, "merges": [" ".join(m) for m in merges]}
+        yield "affixes_fallback" if fallback else "affixes", file(
+            model, added(0, specials[:1]) + added(len(vocab), RULES), None, {"type": "Whitespace"}, None, {"type": "BPEDecoder", "suffix": "</w>"})
+
+    # Unigram: equal sums, unknown runs that spell a token, byte tokens.
+    scores = {"\u2581": -2.0, "a": -3.0, "b": -3.5, "ab": -4.0, "\u2581a": -4.5, "abc": -9.0, "c": -5.0, "hello": -6.0, "h": -4.0, "e": -4.0, "l": -4.0,
+              "o": -4.0, "he": -8.0, "ll": -7.5, "\u2581hello": -8.0, "1": -5.0, "12": -9.5, "zq": -60.0, "\u4f60": -9.0, "qqq": -61.0,
+              # Sums that are equal but for rounding, and for how the library reads 16 digits.
+              "0": -7.137595295348745, "00": -8.564720985986199, "_": -8.259449177302212, "__": -9.03886097278472}
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    nfkc = sequence("normalizers", {"type": "NFKC"}, regex_replace(" {2,}", " "))
+    for name, fallback, normalizer, pre in (("unigram", False, nfkc, metaspace), ("unigram_fallback", True, replace(" ", "\u2581"), None)):
+        model = unigram(scores, fallback)
+        yield name, file(model, added(0, [("<unk>", "special"), ("</s>", "special")]) + added(len(model["vocab"]), RULES), normalizer, pre,
+                         template({}, {"</s>": 1}), metaspace)
+
+
 def main():
     OUT.mkdir(exist_ok=True)
     golden = {"made_by": "tools/golden/text/make_fixtures.py, tokenizers " + __version__, "texts": TEXTS, "fixtures": {}}
-    for name, content in fixtures():
+    for name, content in [*fixtures(), *family_fixtures()]:
         path = OUT / f"{name}.json"
         path.write_text(json.dumps(content, ensure_ascii=True, indent=0) + "\n")
-        tokenizer = Tokenizer.from_file(str(path))
+        reference = Reference(path)
         cases = []
         for parse in (False, True):
-            tokenizer.encode_special_tokens = not parse
             for text in TEXTS:
-                ids = tokenizer.encode(text, add_special_tokens=parse).ids
-                cases.append({"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=parse)})
+                ids = reference.encode(text, parse, add=parse)
+                cases.append({"ids": ids, "text": reference.decode(ids, skip=parse)})
         golden["fixtures"][name] = cases
     text = json.dumps(golden, ensure_ascii=True, separators=(",", ":")).replace('},{', '},\n{')
     (OUT / "golden.json").write_text(text + "\n")

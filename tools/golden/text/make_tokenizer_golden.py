@@ -5,10 +5,16 @@
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers==0.21.4
     BALLAST_TEST_DATA=... /tmp/venv/bin/python tools/golden/text/make_tokenizer_golden.py
 
+For tokenizers that are not in the committed file, by hand (no DIR: all below tokenizers/ and models-families/):
+
+    BALLAST_TEST_DATA=... /tmp/venv/bin/python tools/golden/text/make_tokenizer_golden.py --out FILE [DIR ...]
+    BALLAST_TEST_DATA=... build/release/bin/test_tokenizer_golden FILE
+
 The file holds the pieces that strings are drawn from and, for each tokenizer, two hashes a block of 100 strings: of the ids
 and of the decoded texts. tests/tokenizer/test_tokenizer_golden.c draws the same strings; draw_string() there is the twin of the
 one here.
 """
+import argparse
 import json
 import os
 import pathlib
@@ -74,10 +80,10 @@ def draw_scalar(random, end):
     return chr(code if code < 0xD800 else code + 0x800)  # the surrogates are no characters
 
 
-def draw_piece(random):
+def draw_piece(random, pieces):
     kind = random.below(16)
     if kind < 10:
-        return PIECES[random.below(len(PIECES))]
+        return pieces[random.below(len(pieces))]
     if kind == 10:
         return chr(0x20 + random.below(0x5F))
     if kind == 11:
@@ -87,16 +93,45 @@ def draw_piece(random):
     if kind == 13:
         return chr(0x61 + random.below(26))
     if kind == 14:
-        return PIECES[random.below(len(PIECES))] * (1 + random.below(6))
+        return pieces[random.below(len(pieces))] * (1 + random.below(6))
     return chr(0x80 + random.below(0x780))
 
 
-def draw_string(index):
+def draw_string(index, pieces):
     """The string, whether its special tokens are parsed, whether BOS is added."""
     random = Random(SEED * 1_000_003 + index)
     mode = random.below(4)
     n_pieces = 1 + random.below(400 if random.below(100) == 0 else 24)
-    return "".join(draw_piece(random) for _ in range(n_pieces)), bool(mode & 1), bool(mode & 2)
+    return "".join(draw_piece(random, pieces) for _ in range(n_pieces)), bool(mode & 1), bool(mode & 2)
+
+
+class Reference:
+    """Hugging Face's tokenizer, which parses special tokens, and one which does not."""
+
+    def __init__(self, path):
+        self.parse, self.plain = Tokenizer.from_file(str(path)), Tokenizer.from_file(str(path))
+        config = json.loads(path.read_text())
+        if config["model"].get("type") == "Unigram":
+            self.plain = self.without_specials(config)
+        self.plain.encode_special_tokens = True
+
+    @staticmethod
+    def without_specials(config):
+        """Unigram finds special tokens in text by itself. Ballast's does not: their texts become ones that no text has."""
+        vocab = config["model"]["vocab"]
+        for token in config["added_tokens"]:
+            if not token["special"]:
+                continue
+            token["content"] = f"\U0010fffe special {token['id']}"
+            if token["id"] < len(vocab):
+                vocab[token["id"]][0] = token["content"]
+        return Tokenizer.from_str(json.dumps(config))
+
+    def encode(self, text, parse, add):
+        return (self.parse if parse else self.plain).encode(text, add_special_tokens=add).ids
+
+    def decode(self, ids, skip):
+        return self.parse.decode(ids, skip_special_tokens=skip)
 
 
 def fnv1a(data, state=0xCBF29CE484222325):
@@ -105,34 +140,49 @@ def fnv1a(data, state=0xCBF29CE484222325):
     return state
 
 
-def hash_block(tokenizer, first):
+def hash_block(reference, pieces, first):
     ids_hash = text_hash = 0xCBF29CE484222325
     for index in range(first, first + BLOCK):
-        text, parse, add = draw_string(index)
-        tokenizer.encode_special_tokens = not parse
-        ids = tokenizer.encode(text, add_special_tokens=add).ids
+        text, parse, add = draw_string(index, pieces)
+        ids = reference.encode(text, parse, add)
         ids_hash = fnv1a(b"".join(i.to_bytes(4, "little") for i in ids + [0xFFFFFFFF]), ids_hash)
-        text_hash = fnv1a(tokenizer.decode(ids, skip_special_tokens=parse).encode() + b"\xff", text_hash)
+        text_hash = fnv1a(reference.decode(ids, parse).encode() + b"\xff", text_hash)
     return f"{ids_hash:016x}{text_hash:016x}"
+
+
+def hash_strings(path, pieces):
+    reference = Reference(path)
+    examples = [reference.encode(*draw_string(index, pieces)) for index in range(3)]
+    return {"first_ids": examples, "blocks": [hash_block(reference, pieces, first) for first in range(0, N_STRINGS, BLOCK)]}
+
+
+def added_pieces(path):
+    """The added tokens, whole and broken."""
+    texts = [token["content"] for token in json.loads(path.read_text())["added_tokens"]]
+    texts = texts[:20] + texts[-20:]
+    return texts + [text[: len(text) // 2] for text in texts] + [" " + text for text in texts[:10]]
 
 
 def main():
     data = pathlib.Path(os.environ["BALLAST_TEST_DATA"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("dir", nargs="*")
+    arguments = parser.parse_args()
     golden = {
         "made_by": "tools/golden/text/make_tokenizer_golden.py, tokenizers " + __version__,
         "seed": SEED, "n_strings": N_STRINGS, "block": BLOCK, "pieces": PIECES, "tokenizers": {},
     }
-    for name, path in TOKENIZERS.items():
-        tokenizer = Tokenizer.from_file(str(data / path))
-        examples = []
-        for index in range(3):
-            text, parse, add = draw_string(index)
-            tokenizer.encode_special_tokens = not parse
-            examples.append(tokenizer.encode(text, add_special_tokens=add).ids)
-        blocks = [hash_block(tokenizer, first) for first in range(0, N_STRINGS, BLOCK)]
-        golden["tokenizers"][name] = {"path": path, "first_ids": examples, "blocks": blocks}
-        print(name, len(blocks), "blocks", file=sys.stderr)
-    out = pathlib.Path(__file__).resolve().parents[3] / "tests/tokenizer/tokenizer_golden.json"
+    tokenizers = TOKENIZERS
+    if arguments.out:
+        paths = [data / path / "tokenizer.json" for path in arguments.dir]
+        paths = paths or sorted([*data.glob("tokenizers/*/tokenizer.json"), *data.glob("models-families/*/tokenizer.json")])
+        tokenizers = {path.parent.name: str(path.relative_to(data)) for path in paths}
+    for name, path in tokenizers.items():
+        own = {"pieces": PIECES + added_pieces(data / path)} if arguments.out else {}
+        golden["tokenizers"][name] = {"path": path, **own, **hash_strings(data / path, own.get("pieces", PIECES))}
+        print(name, file=sys.stderr)
+    out = arguments.out or pathlib.Path(__file__).resolve().parents[3] / "tests/tokenizer/tokenizer_golden.json"
     text = json.dumps(golden, ensure_ascii=True, separators=(",", ":"))
     out.write_text(re.sub('("[0-9a-f]{32}"),', "\\1,\n", text) + "\n")
 
