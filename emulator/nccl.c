@@ -228,7 +228,8 @@ static ncclResult_t open_comm(const ncclConfig_t *config, int device, const nccl
         return result;
     }
     remember(comm);
-    emulated_nccl_log("init %s rank=%d n_ranks=%d device=%d", comm->name, rank, n_ranks, device);
+    emulated_nccl_log("init %s rank=%d n_ranks=%d device=%d max_ctas=%d policy=%d", comm->name,
+                      rank, n_ranks, device, comm->config.maxCTAs, comm->config.CTAPolicy);
     *out = comm;
     return ncclSuccess;
 }

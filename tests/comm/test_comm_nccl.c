@@ -15,6 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/sizes.h"
 #include "base/clock.h"
 #include "nccl_cases.h"
 #include "skip.h"
@@ -189,11 +190,11 @@ static void test_memory_and_paths(void **state)
         SETTINGS("BALLAST_EMULATED_NCCL_WINDOWS=no", "BALLAST_EMULATED_NCCL_VERSION=22900"),
         "by kernels: this machine has no symmetric windows");
     check_memory("memory", SETTINGS("BALLAST_EMULATED_NCCL_VERSION=22703"),
-                 "by kernels: this version has no gathers by copy engines");
+                 "by kernels, in symmetric windows: this version has no gathers by copy engines");
     check_memory("memory", SETTINGS("BALLAST_EMULATED_NCCL_VERSION=21903"),
                  "by kernels: this version has no symmetric windows");
     check_memory("memory", SETTINGS("BALLAST_EMULATED_DRIVER=13010"),
-                 "by kernels: with a driver of CUDA 13.1 or later");
+                 "by kernels, in symmetric windows: with a driver of CUDA 13.1 or later");
     check_memory("memory",
                  SETTINGS("BALLAST_EMULATED_DRIVER=13010", "BALLAST_EMULATED_NCCL_VERSION=22902"),
                  "asked to gather by copy engines, in symmetric windows");
@@ -220,6 +221,28 @@ static void test_the_ring_uses_copy_engines(void **state)
     unlink(file);
     if (!strstr(text, "nccl:all_gather:copy_engine") || strstr(text, "nccl:all_gather:kernel"))
         fail_msg("counted: %s", text);
+}
+
+/* Kernels of NCCL leave the multiprocessors to the products; copy engines are asked for only where
+ * they work, windows in any case. */
+static void test_what_nccl_is_asked_for(void **state)
+{
+    static const struct {
+        const char *driver, *init;
+    } cases[] = {{"BALLAST_EMULATED_DRIVER=13000", "max_ctas=8 policy=2"},
+                 {"BALLAST_EMULATED_DRIVER=13010", "max_ctas=8 policy=-2147483648"}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        nccl_log log;
+        log_open(&log);
+        run_fine("memory", 2, SETTINGS(log.setting, cases[i].driver));
+        for (int rank = 0; rank < 2; rank++) {
+            assert_non_null(strstr(log_read(&log, rank), cases[i].init));
+            assert_non_null(strstr(log_read(&log, rank), "window "));
+        }
+        log_close(&log, 2);
+    }
 }
 
 /* ---- the library ---- */
@@ -526,6 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_gathers_beside_sums),
         cmocka_unit_test(test_memory_and_paths),
         cmocka_unit_test(test_the_ring_uses_copy_engines),
+        cmocka_unit_test(test_what_nccl_is_asked_for),
         cmocka_unit_test(test_libraries_that_will_not_do),
         cmocka_unit_test(test_two_ranks_with_one_gpu),
         cmocka_unit_test(test_two_hosts_with_one_name),

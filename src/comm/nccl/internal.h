@@ -171,6 +171,8 @@ void comm_nccl_guard_remove(comm_nccl *c);
 void comm_nccl_guard_count_abort(comm_nccl_job *job, int change); /* 1 begins, -1 ends */
 
 /* memory.c */
+/* Whether gathers in windows are left to the copy engines. */
+bool comm_nccl_uses_copy_engines(const comm_nccl *c);
 bl_status comm_nccl_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
                           void **out);
 void comm_nccl_free(bl_comm *comm, bl_device *device, void *memory);

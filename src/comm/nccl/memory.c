@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for what is gathered. With copy engines asked for it is NCCL's own, registered with all
- * ranks of the communicator as a symmetric window: without one NCCL 2.28 gathers by kernels,
- * silently. NCCL rounds an allocation up to the driver's granularity (2 MiB); the account has what
- * was asked for. */
+/* Memory for what is gathered. Where it can be, it is NCCL's, registered with all ranks of the
+ * communicator as a symmetric window: there NCCL 2.28 gathers by copy engines, and where those are
+ * not to be trusted by kernels that take few multiprocessors. NCCL rounds an allocation up to the
+ * driver's granularity (2 MiB); the account has what was asked for. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -10,19 +10,6 @@
 #include "comm/nccl/internal.h"
 
 enum { DRIVER_WITHOUT_WORDS = 13010 };
-
-static void log_path(comm_nccl *c, const char *why_not)
-{
-    if (c->base.rank > 0 || c->job->has_told_path) return;
-    c->job->has_told_path = true;
-    if (why_not)
-        bl_log_info("NCCL gathers by kernels: %s", why_not);
-    else if (c->job->library.version < COMM_NCCL_VERSION_TELLS)
-        bl_log_info(
-            "NCCL was asked to gather by copy engines; this version does not tell whether it does");
-    else
-        bl_log_info("NCCL was asked to gather by copy engines, in symmetric windows");
-}
 
 /* From CUDA 13.1 on the driver writes no words to other GPUs' memory from a stream, by which NCCL
  * before 2.29.2 makes copy engines of GPUs without multicast meet (NVIDIA/nccl, issue 2052).
@@ -34,26 +21,56 @@ static bool cannot_meet(const comm_nccl_library *library)
            cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER_WITHOUT_WORDS;
 }
 
-/* NULL: there is no reason. The same on all ranks, as all of them register a window or none
- * does. */
-static const char *why_plain(const comm_nccl *c)
+/* Why a gather in a window is not the copy engines'; NULL: it is. */
+static const char *why_kernels(const comm_nccl *c)
 {
     const comm_nccl_library *library = &c->job->library;
 
     if (!c->job->options.copy_engines) return "copy engines are not asked for";
+    if (library->version < COMM_NCCL_VERSION_COPY_ENGINES)
+        return "this version has no gathers by copy engines (2.28 and later do)";
+    if (cannot_meet(library))
+        return "with a driver of CUDA 13.1 or later it takes NCCL 2.29.2 or later to gather by "
+               "copy engines";
+    return NULL;
+}
+
+bool comm_nccl_uses_copy_engines(const comm_nccl *c)
+{
+    return !why_kernels(c);
+}
+
+/* NULL: windows serve. The same on all ranks, as all of them register a window or none does. */
+static const char *why_plain(const comm_nccl *c)
+{
+    const comm_nccl_library *library = &c->job->library;
+
+    if (!c->job->options.copy_engines) return why_kernels(c);
     /* NCCL would make a window over the network, with connections and device memory of its own, for
      * gathers that use none of it. */
     if (comm_nccl_spans_hosts(c))
         return "copy engines work inside one host, and the group spans several";
     if (!library->ncclCommWindowRegister || !library->ncclCommWindowDeregister)
         return "this version has no symmetric windows (2.27 and later do)";
-    if (library->version < COMM_NCCL_VERSION_COPY_ENGINES)
-        return "this version has no gathers by copy engines (2.28 and later do)";
-    if (cannot_meet(library))
-        return "with a driver of CUDA 13.1 or later it takes NCCL 2.29.2 or later to gather by "
-               "copy "
-               "engines";
     return NULL;
+}
+
+/* why_plain NULL: in a window. */
+static void log_path(comm_nccl *c, const char *why_plain)
+{
+    const char *why = why_kernels(c);
+
+    if (c->base.rank > 0 || c->job->has_told_path) return;
+    c->job->has_told_path = true;
+    if (why_plain)
+        bl_log_info("NCCL gathers by kernels: %s", why_plain);
+    else if (why)
+        bl_log_info("NCCL gathers by kernels, in symmetric windows: %s", why);
+    else if (c->job->library.version < COMM_NCCL_VERSION_TELLS)
+        bl_log_info(
+            "NCCL was asked to gather by copy engines; this version does not tell whether it does");
+    else
+        bl_log_info("NCCL was asked to gather by copy engines, in symmetric windows");
 }
 
 static bl_status zero(comm_nccl *c, void *memory, size_t size_bytes)
