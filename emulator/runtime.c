@@ -356,6 +356,33 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
     return cudaSuccess;
 }
 
+enum { LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5 }; /* as an H100 has them */
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    ENTER();
+    *least = LEAST_PRIORITY;
+    *greatest = GREATEST_PRIORITY;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned int flags, int priority)
+{
+    cudaError_t error = cudaStreamCreateWithFlags(out, flags);
+    if (error == cudaSuccess)
+        (*out)->priority = priority < GREATEST_PRIORITY ? GREATEST_PRIORITY
+                           : priority > LEAST_PRIORITY  ? LEAST_PRIORITY
+                                                        : priority;
+    return error;
+}
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority)
+{
+    ENTER();
+    *priority = stream->priority;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     bl_stream_destroy(stream->stream);

@@ -50,7 +50,7 @@ _Noreturn void emulated_fatal(const char *format, ...) __attribute__((format(pri
 struct CUstream_st {
     bl_stream *stream;
     bl_stream *host; /* STRICT: host functions run here, with device memory closed */
-    int device;
+    int device, priority;
 };
 
 /* Whether a call may go on: cudaSuccess, or what a broken GPU returns. Ends the program when a host

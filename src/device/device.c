@@ -174,7 +174,12 @@ void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes)
 
 bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out)
 {
-    return device->backend->stream_create(device, name, out);
+    return device->backend->stream_create(device, name, false, out);
+}
+
+bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out)
+{
+    return device->backend->stream_create(device, name, true, out);
 }
 
 bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream **out)

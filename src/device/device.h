@@ -135,6 +135,10 @@ BL_API void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);
 
 /* `name` (copied) names the stream's thread and its lane in a trace. */
 BL_API bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
+/* A stream for what others wait for, beside the products that fill a GPU: where multiprocessors
+ * become free its kernels take them first (CUDA: the greatest priority of
+ * cudaDeviceGetStreamPriorityRange). Elsewhere as bl_stream_create. */
+BL_API bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out);
 BL_API void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */
 
 /* A stream for work that waits (a disk, other processes), beside the device's own: its tasks run on

@@ -44,7 +44,8 @@ typedef struct bl_device_backend {
     bl_status (*pin)(bl_device *device, void *memory, size_t size_bytes);
     void (*unpin)(bl_device *device, void *memory, size_t size_bytes);
 
-    bl_status (*stream_create)(bl_device *device, const char *name, bl_stream **out);
+    bl_status (*stream_create)(bl_device *device, const char *name, bool is_urgent,
+                               bl_stream **out);
     bl_status (*host_stream_create)(bl_device *device, const char *name, bl_stream **out);
 
     bl_status (*event_create)(bl_device *device, bl_event **out);

@@ -247,8 +247,8 @@ static bl_status create(bl_linear_stack *stack, const bl_linear_options *options
     bl_staging *staging;
 
     BL_TRY(bl_linear_stack_outline(stack, options, n_layers, specs));
-    BL_TRY(bl_stream_create(options->device, "linear gather", &stack->gather));
-    BL_TRY(bl_stream_create(options->device, "linear copy", &stack->copy));
+    BL_TRY(bl_stream_create_urgent(options->device, "linear gather", &stack->gather));
+    BL_TRY(bl_stream_create_urgent(options->device, "linear copy", &stack->copy));
     if (stack->n_ranks > 1) {
         BL_TRY(bl_comm_split(options->comm, 0, &stack->comm));
         BL_TRY(compare_ranks(stack));

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Host streams beside a GPU's own, and events between the two kinds: on a GPU, or on the
- * emulated one (emulator/). Tasks of a host stream may wait. */
+/* Host streams beside a GPU's own, events between the two kinds, and priorities: on a GPU, or on
+ * the emulated one (emulator/). Tasks of a host stream may wait. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <cuda_runtime_api.h>
 #include <stdint.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "device/cuda/stream.h"
 #include "device/device.h"
 
 enum { WORDS = 4096, ROUNDS = 3 * BL_STREAM_DEPTH, LATE_US = 20000 };
@@ -280,6 +282,23 @@ static void test_what_it_does_not_take(void **state)
     assert_ok(bl_stream_synchronize(f->host));
 }
 
+static int priority_of(bl_stream *stream)
+{
+    int priority;
+    assert_int_equal(cudaStreamGetPriority(bl_cuda_stream_handle(stream), &priority), cudaSuccess);
+    return priority;
+}
+
+/* A smaller number is a greater priority. */
+static void test_urgent_streams_come_first(void **state)
+{
+    fixture *f = *state;
+    bl_stream *urgent;
+    assert_ok(bl_stream_create_urgent(f->device, "urgent", &urgent));
+    assert_true(priority_of(urgent) < priority_of(f->gpu));
+    bl_stream_destroy(urgent);
+}
+
 #define HOST_TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
 
 int main(void)
@@ -294,6 +313,7 @@ int main(void)
         HOST_TEST(test_stamps),
         HOST_TEST(test_rows_on_the_gpu),
         HOST_TEST(test_what_it_does_not_take),
+        HOST_TEST(test_urgent_streams_come_first),
     };
 #ifndef BALLAST_CUDA_EMULATED
     bl_device *device;

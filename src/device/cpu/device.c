@@ -129,6 +129,13 @@ static void cpu_unpin(bl_device *device, void *memory, size_t size_bytes)
     munlock(memory, size_bytes);
 }
 
+static bl_status cpu_stream_create(bl_device *device, const char *name, bool is_urgent,
+                                   bl_stream **out)
+{
+    (void)is_urgent; /* the system shares the cores among the streams' threads */
+    return bl_cpu_stream_create(device, name, out);
+}
+
 static const bl_device_backend cpu_backend = {
     .kind = BL_DEVICE_CPU,
     .destroy = cpu_destroy,
@@ -138,7 +145,7 @@ static const bl_device_backend cpu_backend = {
     .free = cpu_free,
     .pin = cpu_pin,
     .unpin = cpu_unpin,
-    .stream_create = bl_cpu_stream_create,
+    .stream_create = cpu_stream_create,
     .host_stream_create = bl_cpu_stream_create,
     .event_create = bl_cpu_event_create,
     .event_destroy = bl_cpu_event_destroy,

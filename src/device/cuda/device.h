@@ -107,7 +107,8 @@ void device_cuda_join_clocks(cuda_clock *clock, const cuda_clock *other);
 
 /* The device's streams, events and stamps: stream.c; streams on threads of the host:
  * host_stream.c. */
-bl_status device_cuda_stream_create(bl_device *device, const char *name, bl_stream **out);
+bl_status device_cuda_stream_create(bl_device *device, const char *name, bool is_urgent,
+                                    bl_stream **out);
 bl_status device_cuda_host_stream_create(bl_device *device, const char *name, bl_stream **out);
 
 /* Makes the CUDA stream `handle` wait for an event recorded on a host stream. */

@@ -115,13 +115,17 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
     return BL_OK;
 }
 
-bl_status device_cuda_stream_create(bl_device *device, const char *name, bl_stream **out)
+bl_status device_cuda_stream_create(bl_device *device, const char *name, bool is_urgent,
+                                    bl_stream **out)
 {
     cudaStream_t handle;
+    int least, greatest;
 
     *out = NULL;
     BL_TRY(device_cuda_enter(device));
-    BL_TRY(CHECK(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking)));
+    BL_TRY(CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    BL_TRY(CHECK(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking,
+                                              is_urgent ? greatest : least)));
     return make_stream(device, name, handle, true, out);
 }
 

@@ -285,7 +285,7 @@ static int take_stream(model_device *self)
     return BL_SIM_NOTHING;
 }
 
-static bl_status model_stream_create(bl_device *device, const char *name, bl_stream **out)
+static bl_status model_host_stream_create(bl_device *device, const char *name, bl_stream **out)
 {
     static const bl_stream_backend backend = {.destroy = model_stream_destroy,
                                               .call = model_call,
@@ -310,6 +310,14 @@ static bl_status model_stream_create(bl_device *device, const char *name, bl_str
     *self = (model_stream){.base = {device, &backend}, .index = index};
     *out = &self->base;
     return BL_OK;
+}
+
+/* Operations of two streams share a resource by their rates, not by their streams' priorities. */
+static bl_status model_stream_create(bl_device *device, const char *name, bool is_urgent,
+                                     bl_stream **out)
+{
+    (void)is_urgent;
+    return model_host_stream_create(device, name, out);
 }
 
 /* ---- events and stamps ---- */
@@ -409,7 +417,7 @@ static void set_capacities(model_device *self)
         .kind = of_kind, .is_model = true, .destroy = model_destroy,                               \
         .host_writes = model_host_writes, .alloc = model_alloc, .free = model_free,                \
         .pin = model_pin, .unpin = model_unpin, .stream_create = model_stream_create,              \
-        .host_stream_create = model_stream_create, .event_create = model_event_create,             \
+        .host_stream_create = model_host_stream_create, .event_create = model_event_create,        \
         .event_destroy = model_event_destroy, .event_synchronize = model_event_synchronize,        \
         .stamp_create = model_stamp_create, .stamp_destroy = model_stamp_destroy,                  \
         .stamp_seconds = model_stamp_seconds, .stamp_elapsed_s = model_stamp_elapsed_s             \

@@ -90,11 +90,11 @@ bl_status bl_rank_open(bl_rank *r)
     BL_TRY(bl_model_bind_rank(index_on_host(r), job->topology.n_on_host, gpu_bus_id(job)));
     BL_TRY(create_device(r));
     BL_TRY(bl_stream_create(r->device, "compute", &r->compute));
-    BL_TRY(bl_stream_create(r->device, "comm", &r->communication));
-    BL_TRY(bl_stream_create(r->device, "gather", &r->gather));
-    BL_TRY(bl_stream_create(r->device, "copy", &r->copy));
+    BL_TRY(bl_stream_create_urgent(r->device, "comm", &r->communication));
+    BL_TRY(bl_stream_create_urgent(r->device, "gather", &r->gather));
+    BL_TRY(bl_stream_create_urgent(r->device, "copy", &r->copy));
     if (job->plan.pass.offload_activations)
-        BL_TRY(bl_stream_create(r->device, "activations", &r->activations));
+        BL_TRY(bl_stream_create_urgent(r->device, "activations", &r->activations));
     r->trace_lane = (bl_trace_rank){job->trace, r->index};
     BL_TRY(create_timeline(r));
     return create_communicators(r);
