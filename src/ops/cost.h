@@ -13,6 +13,7 @@
 #include "device/rates.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/list.h"
 #include "ops/loss_head.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
@@ -55,31 +56,9 @@ typedef struct bl_cost_setting {
     double document_tokens, label_part;
 } bl_cost_setting;
 
-/* X(op): each op, which takes const bl_<op>_args *. bl_accumulate is an add. */
-#define BL_COST_LIST(X)                                                                            \
-    X(rmsnorm_forward)                                                                             \
-    X(rmsnorm_backward)                                                                            \
-    X(rope)                                                                                        \
-    X(attention_forward)                                                                           \
-    X(attention_backward)                                                                          \
-    X(swiglu_forward)                                                                              \
-    X(swiglu_backward)                                                                             \
-    X(add)                                                                                         \
-    X(add_bias)                                                                                    \
-    X(scale)                                                                                       \
-    X(cast)                                                                                        \
-    X(dropout)                                                                                     \
-    X(embedding)                                                                                   \
-    X(loss_head)                                                                                   \
-    X(adamw)                                                                                       \
-    X(sum_squares)                                                                                 \
-    X(clip_scale)                                                                                  \
-    X(matmul)                                                                                      \
-    X(matmul_weight)
-
 #define BL_COST_DECLARE(op)                                                                        \
     bl_cost bl_cost_##op(const bl_cost_setting *setting, const bl_##op##_args *args);
-BL_COST_LIST(BL_COST_DECLARE)
+BL_OPS_LIST(BL_COST_DECLARE)
 #undef BL_COST_DECLARE
 
 /* Of a kernel that nothing slows down. The rates that it needs must not be 0; memory_bytes_per_s 0:

@@ -20,33 +20,12 @@ extern "C" {
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/list.h"
 #include "ops/loss_head.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 #include "ops/rope.h"
-
-/* Op X takes const bl_X_args *. bl_accumulate is an add. */
-#define OPS_LIST(X)                                                                                \
-    X(rmsnorm_forward)                                                                             \
-    X(rmsnorm_backward)                                                                            \
-    X(rope)                                                                                        \
-    X(attention_forward)                                                                           \
-    X(attention_backward)                                                                          \
-    X(swiglu_forward)                                                                              \
-    X(swiglu_backward)                                                                             \
-    X(add)                                                                                         \
-    X(add_bias)                                                                                    \
-    X(scale)                                                                                       \
-    X(cast)                                                                                        \
-    X(dropout)                                                                                     \
-    X(embedding)                                                                                   \
-    X(loss_head)                                                                                   \
-    X(adamw)                                                                                       \
-    X(sum_squares)                                                                                 \
-    X(clip_scale)                                                                                  \
-    X(matmul)                                                                                      \
-    X(matmul_weight)
 
 typedef struct ops_table {
     bl_dtype act; /* of activations on this kind of device */
@@ -60,7 +39,7 @@ typedef struct ops_table {
     /* The arguments have passed ops.c's checks. The entry queues the op on the stream and
      * returns. */
 #define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
-    OPS_LIST(OPS_MEMBER)
+    BL_OPS_LIST(OPS_MEMBER)
 #undef OPS_MEMBER
 } ops_table;
 

@@ -44,8 +44,10 @@ static void dequantize_run(const bl_fp8_kernels *kernels, bl_format format, cons
     case BL_FORMAT_F16:
         kernels->widen(BL_F16, bytes + 2 * first, dst, width);
         return;
-    default:
+    case BL_FORMAT_BF16:
         kernels->widen(BL_BF16, bytes + 2 * first, dst, width);
+        return;
+    case BL_FORMAT_COUNT: /* no default: a new format without a case does not compile */
         return;
     }
 }

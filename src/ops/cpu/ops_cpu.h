@@ -53,7 +53,7 @@ enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some micros
 /* ops_cpu_<op>: the op's work, on the stream's thread and the device's pool; a task that table.c
  * queues. */
 #define OPS_CPU_DECLARE(op) bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
-OPS_LIST(OPS_CPU_DECLARE)
+BL_OPS_LIST(OPS_CPU_DECLARE)
 #undef OPS_CPU_DECLARE
 
 size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);

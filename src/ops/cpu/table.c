@@ -13,7 +13,7 @@
     {                                                                                              \
         return bl_stream_call(stream, op##_task, args, sizeof *args);                              \
     }
-OPS_LIST(QUEUE)
+BL_OPS_LIST(QUEUE)
 
 #define ENTRY(op) .op = queue_##op,
 const ops_table ops_cpu_table = {.act = BL_F32,
@@ -22,4 +22,4 @@ const ops_table ops_cpu_table = {.act = BL_F32,
                                  .matmul_prepared_bytes = ops_cpu_matmul_weight_scratch_bytes,
                                  .matmul_weight_is_refused = ops_cpu_matmul_weight_is_refused,
                                  .matmul_count_fallbacks = ops_cpu_matmul_count_fallbacks,
-                                 OPS_LIST(ENTRY)};
+                                 BL_OPS_LIST(ENTRY)};

@@ -10,7 +10,7 @@
         (void)stream, (void)args;                                                                  \
         return BL_FAIL(BL_ELIMIT, #op ": this build has no CUDA");                                 \
     }
-OPS_LIST(REFUSE)
+BL_OPS_LIST(REFUSE)
 
 static bl_status refuse_is_refused(bl_stream *stream, const bl_matmul_weight_args *args, bool *out)
 {
@@ -32,7 +32,7 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = refuse_is_refused,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
-                                  OPS_LIST(ENTRY)};
+                                  BL_OPS_LIST(ENTRY)};
 
 bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES])
 {

@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 #define OPS_CUDA_DECLARE(op) bl_status ops_cuda_##op(bl_stream *stream, const bl_##op##_args *args);
-OPS_LIST(OPS_CUDA_DECLARE)
+BL_OPS_LIST(OPS_CUDA_DECLARE)
 #undef OPS_CUDA_DECLARE
 
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);

@@ -10,4 +10,4 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = ops_cuda_matmul_weight_is_refused,
                                   .matmul_count_fallbacks = ops_cuda_matmul_count_fallbacks,
-                                  OPS_LIST(ENTRY)};
+                                  BL_OPS_LIST(ENTRY)};

@@ -35,7 +35,7 @@ static bl_status queue(bl_stream *stream, const bl_cost *cost, double cores)
         return queue(stream, &cost,                                                                \
                      bl_device_model(bl_stream_device(stream))->rates.compute_cores);              \
     }
-OPS_LIST(QUEUE)
+BL_OPS_LIST(QUEUE)
 
 static bl_status is_refused(bl_stream *stream, const bl_matmul_weight_args *args, bool *out)
 {
@@ -55,8 +55,8 @@ static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_C
 const ops_table ops_model_cpu_table = {.act = BL_F32,
                                        .matmul_weight_is_refused = is_refused,
                                        .matmul_count_fallbacks = count_fallbacks,
-                                       OPS_LIST(ENTRY)},
+                                       BL_OPS_LIST(ENTRY)},
                 ops_model_cuda_table = {.act = BL_BF16,
                                         .matmul_weight_is_refused = is_refused,
                                         .matmul_count_fallbacks = count_fallbacks,
-                                        OPS_LIST(ENTRY)};
+                                        BL_OPS_LIST(ENTRY)};
