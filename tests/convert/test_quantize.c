@@ -31,7 +31,9 @@ static bl_comm *comm;
 enum { N_PATHS = 8 };
 static char *path_texts[N_PATHS];
 
-static const char *const golden[] = {"tiny-gqa", "tiny-mha-tied", "tiny-llama3-rope"};
+static const char *const golden[] = {"tiny-gqa", "tiny-mha-tied", "tiny-llama3-rope",
+                                     "../../families/models/qwen2-window", /* biases */
+                                     "../../families/models/qwen3-tied"};
 static const char *const stories[] = {"stories260K", "stories260K-bf16",
                                       "stories260K-bf16-sharded"};
 
