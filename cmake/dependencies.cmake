@@ -28,6 +28,8 @@ endmacro()
 
 ballast_dependency(JANSSON jansson 2.14 MIT)
 ballast_dependency(XXHASH libxxhash 0.8.1 BSD-2-Clause)
+ballast_dependency(ZLIB zlib 1.2.13 Zlib)
+ballast_dependency(ZSTD libzstd 1.5.4 "BSD-3-Clause OR GPL-2.0-only")
 ballast_dependency(YAML yaml-0.1 0.2.5 MIT)
 ballast_dependency(PCRE2 libpcre2-8 10.42 BSD-3-Clause)
 ballast_dependency(UTF8PROC libutf8proc 2.6 MIT)

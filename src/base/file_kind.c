@@ -11,8 +11,11 @@
 #include "base/files.h"
 #include "base/sizes.h"
 
-#define DECOMPRESS  "decompress it first"
-#define CONVERT     "convert it to JSON lines, an object per row"
+#define DECOMPRESS "decompress it first"
+#define CONVERT    "convert it to JSON lines, an object per row"
+#define CONVERT_BY(function)                                                                       \
+    "convert it to JSON lines: python3 -c \"import datasets; datasets.Dataset." function           \
+    "('FILE').to_json('FILE.jsonl')\""
 #define SAFETENSORS "convert the weights to safetensors"
 #define RECODE      "save it as UTF-8, e.g. with iconv"
 
@@ -34,9 +37,9 @@ static const file_kind kinds[] = {
     {MAGIC("\x04\x22\x4d\x18"), 0, "LZ4 data", DECOMPRESS " (unlz4)"},
     {MAGIC("7z\xbc\xaf\x27\x1c"), 0, "a 7-Zip archive", "unpack it first"},
     {MAGIC("ustar"), 257, "a tar archive", "unpack it first"},
-    {MAGIC("PAR1"), 0, "a Parquet file", CONVERT},
+    {MAGIC("PAR1"), 0, "a Parquet file", CONVERT_BY("from_parquet")},
     {MAGIC("PARE"), 0, "an encrypted Parquet file", CONVERT},
-    {MAGIC("ARROW1\0\0"), 0, "an Arrow or Feather file", CONVERT},
+    {MAGIC("ARROW1\0\0"), 0, "an Arrow or Feather file", CONVERT_BY("from_file")},
     {MAGIC("FEA1"), 0, "a Feather file", CONVERT},
     {MAGIC("ORC"), 0, "an ORC file", CONVERT},
     {MAGIC("Obj\x01"), 0, "an Avro file", CONVERT},
@@ -82,7 +85,7 @@ static bool find_other(const char *bytes, size_t n_bytes, file_kind *out)
     }
     /* a continuation mark, then the length of a message of less than 16 MiB */
     if (n_bytes >= 8 && !memcmp(bytes, "\xff\xff\xff\xff", 4) && !bytes[7]) {
-        *out = (file_kind){.what = "an Arrow stream", .remedy = CONVERT};
+        *out = (file_kind){.what = "an Arrow stream", .remedy = CONVERT_BY("from_file")};
         return true;
     }
     while (blanks < n_bytes && isspace((unsigned char)bytes[blanks])) blanks++;

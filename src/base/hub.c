@@ -5,10 +5,12 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
 #include "base/files.h"
+#include "base/sizes.h"
 
 enum { OWNER_MAX_BYTES = 96 }; /* the Hub's limit for owner and name together */
 
@@ -31,6 +33,70 @@ static bool is_hub_name(const char *path, char *owner)
     snprintf(owner, OWNER_MAX_BYTES + 1, "%.*s", (int)n_owner, path);
     return name[strspn(name, letters)] == '\0';
 }
+
+/* ---- the cache ---- */
+
+/* As huggingface_hub's constants.py. *out NULL: no HOME. */
+static bl_status find_cache(char **out)
+{
+    static const struct {
+        const char *variable, *rest;
+    } places[] = {{"HF_HUB_CACHE", ""},
+                  {"HF_HOME", "/hub"},
+                  {"XDG_CACHE_HOME", "/huggingface/hub"},
+                  {"HOME", "/.cache/huggingface/hub"}};
+
+    *out = NULL;
+    for (size_t i = 0; i < BL_COUNT(places); i++) {
+        const char *value = getenv(places[i].variable);
+        if (value && *value) return bl_text_format(out, "%s%s", value, places[i].rest);
+    }
+    return BL_OK;
+}
+
+/* The commit that DIR/refs/main names; "": none. */
+static bl_status read_commit(const char *dir, char commit[OWNER_MAX_BYTES + 1])
+{
+    char *path;
+    BL_TRY(bl_text_format(&path, "%s/refs/main", dir));
+    FILE *file = fopen(path, "re");
+    size_t n = file ? fread(commit, 1, OWNER_MAX_BYTES, file) : 0;
+    commit[n] = '\0';
+    commit[strspn(commit, "0123456789abcdef")] = '\0';
+    if (file) fclose(file);
+    free(path);
+    return BL_OK;
+}
+
+bl_status bl_hub_find_cached(const char *path, char **out)
+{
+    char owner[OWNER_MAX_BYTES + 1], commit[OWNER_MAX_BYTES + 1];
+    char *cache = NULL, *dir = NULL;
+    bool is_dir = false;
+    bl_status st;
+
+    *out = NULL;
+    if (!is_hub_name(path, owner) || !is_absent(path)) return BL_OK;
+    BL_TRY(find_cache(&cache));
+    if (!cache) return BL_OK;
+    BL_TRY_GOTO(st, done,
+                bl_text_format(&dir, "%s/models--%s--%s", cache, owner, strchr(path, '/') + 1));
+    BL_TRY_GOTO(st, done, read_commit(dir, commit));
+    if (!*commit) goto done;
+    BL_TRY_GOTO(st, done, bl_text_format(out, "%s/snapshots/%s", dir, commit));
+    struct stat info;
+    is_dir = stat(*out, &info) == 0 && S_ISDIR(info.st_mode);
+done:
+    if (!is_dir) {
+        free(*out);
+        *out = NULL;
+    }
+    free(cache);
+    free(dir);
+    return st;
+}
+
+/* ---- paths ---- */
 
 bl_status bl_hub_check_path(const char *path)
 {

@@ -18,4 +18,10 @@ bl_status bl_hub_check_dir(const char *path);
  * *is_dir: which. */
 bl_status bl_hub_check_json(const char *path, const char *name, bool *is_dir);
 
+/* *out: the snapshot of "owner/name" in the Hub's cache on this machine, of the branch main; NULL
+ * where `path` exists, has another form, or is not in the cache. The cache is HF_HUB_CACHE,
+ * HF_HOME/hub, XDG_CACHE_HOME/huggingface/hub or ~/.cache/huggingface/hub. The caller frees *out.
+ * BL_ENOMEM. */
+bl_status bl_hub_find_cached(const char *path, char **out);
+
 #endif

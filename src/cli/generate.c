@@ -31,8 +31,9 @@ typedef struct generate_options {
     .offset = offsetof(generate_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(model, PATH), .required_by = BL_CLI_ANY, .help = "a Hugging Face model directory"},
-    {OPTION(adapter, PATH), .help = "a PEFT adapter directory"},
+    {OPTION(model, PATH), .is_model = true, .required_by = BL_CLI_ANY,
+     .help = "a Hugging Face model directory"},
+    {OPTION(adapter, PATH), .is_model = true, .help = "a PEFT adapter directory"},
     {OPTION(prompt, STRING), .help = "the text to continue"},
     {OPTION(prompt_file, PATH),
      .help = "a file of it, UTF-8; a newline at its end does not belong to it"},

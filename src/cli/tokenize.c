@@ -29,7 +29,7 @@ typedef struct tokenize_options {
     .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {KEY(tokenizer, PATH), .group = "Options", .required_by = BL_CLI_ANY,
+    {KEY(tokenizer, PATH), .group = "Options", .is_model = true, .required_by = BL_CLI_ANY,
      .help = "tokenizer.json, or a directory that has one"},
     {KEY(add_special_tokens, BOOL), .group = STREAM, .default_text = "true",
      .help = "put the model's special tokens (its BOS) around each text"},

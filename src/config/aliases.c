@@ -10,7 +10,7 @@
     "per_device_train_batch_size and gradient_accumulation_steps (a step takes their product x "   \
     "ranks "                                                                                       \
     "sequences)"
-#define JSON_FILES     "*.json *.jsonl json="
+#define JSON_FILES     "*.json *.jsonl *.csv *.gz *.zst json="
 #define TRAIN_HINT     "train_file, a local JSON or JSON lines file"
 #define TEMPLATE_HINT  "chat_template: llama2, llama3, llama3.1, llama3.2 or a file (docs/data.md)"
 #define OPTIMIZER_HINT "!the optimizer is AdamW in fp32"
@@ -153,7 +153,7 @@ const bl_option_alias bl_train_aliases[] = {
     IGNORED("dataset_prepared_path"),
     IGNORED("skip_prepare_dataset"),
     {.name = "tokenized_path", .hint = TRAIN_HINT},
-    {.name = "interleave_probs", .hint = TRAIN_HINT},
+    {.name = "interleave_probs", .hint = "more_train_files and train_file_shares"},
     IGNORED("mix_strategy"),
     IGNORED("buffer_size"),
     IGNORED("ignore_pad_token_for_loss"),

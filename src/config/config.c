@@ -169,6 +169,39 @@ static bl_status validate_targets(const bl_string_list *targets)
     return BL_OK;
 }
 
+double bl_train_config_share(const bl_train_config *config, int64_t file)
+{
+    const bl_string_list *shares = &config->train_file_shares;
+    return shares->n_items ? strtod(shares->items[file], NULL) : 1;
+}
+
+static bl_status validate_shares(const bl_train_config *config)
+{
+    static const double MOST = 1000; /* a typing error beyond it */
+    const bl_string_list *shares = &config->train_file_shares;
+
+    if (!shares->n_items) return BL_OK;
+    if (shares->n_items != 1 + config->more_train_files.n_items)
+        return BL_FAIL(BL_EUSAGE,
+                       "train_file_shares: %lld numbers for %lld files: one for train_file and one "
+                       "for each of more_train_files",
+                       (long long)shares->n_items,
+                       (long long)(1 + config->more_train_files.n_items));
+    for (int64_t i = 0; i < shares->n_items; i++) {
+        char *end;
+        double share = strtod(shares->items[i], &end);
+        if (*end || !(share >= 0 && share <= MOST))
+            return BL_FAIL(BL_EUSAGE, "train_file_shares: expected numbers from 0 to %g, got '%s'",
+                           MOST, shares->items[i]);
+    }
+    if (config->validation_split_percentage > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "train_file_shares and validation_split_percentage %g: a row that is used "
+                       "twice could be in both parts; give validation_file",
+                       config->validation_split_percentage);
+    return BL_OK;
+}
+
 /* Each is a key that a resume can miss, or true, or false. */
 static bl_status check_allowed(const bl_string_list *list)
 {
@@ -215,6 +248,7 @@ static bl_status validate_training(const bl_train_config *config)
                        "eval_strategy %s needs validation_file or validation_split_percentage",
                        config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
     }
+    BL_TRY(validate_shares(config));
     BL_TRY(check_allowed(&config->allow_resume_mismatch));
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
         return BL_FAIL(BL_EUSAGE,

@@ -75,8 +75,9 @@ typedef struct bl_train_config {
 
     /* data */
     char *train_file;
-    char *validation_file;              /* NULL: none */
-    double validation_split_percentage; /* 0: none */
+    bl_string_list more_train_files, train_file_shares; /* bl_train_config_share */
+    char *validation_file;                              /* NULL: none */
+    double validation_split_percentage;                 /* 0: none */
     bl_data_format data_format;
     bl_packing packing;
     int64_t max_seq_length; /* tokens */
@@ -182,6 +183,9 @@ int bl_train_config_starts_ranks(const bl_train_config *config);
 
 /* Whether the user set the key (in the file or on the line), be it to the default. */
 bool bl_train_config_given(const bl_train_config *config, const char *key);
+
+/* The share of train_file (file 0) and of each of more_train_files; 1 where none are given. */
+double bl_train_config_share(const bl_train_config *config, int64_t file);
 
 /* Whether lora_target_modules is a regular expression, not names. */
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);

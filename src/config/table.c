@@ -24,10 +24,10 @@
 
 const bl_option bl_train_options[] = {
 #define GROUP "Model and output"
-    {KEY(model_name_or_path, PATH), SOURCE, .commands = BOTH, .required_by = BOTH,
+    {KEY(model_name_or_path, PATH), SOURCE, .is_model = true, .commands = BOTH, .required_by = BOTH,
      .help = "frozen base: a Hugging Face directory with config.json, safetensors and "
-             "tokenizer"},
-    {KEY(init_adapter, PATH), SOURCE, .commands = BOTH,
+             "tokenizer, or owner/name of a model in the Hugging Face cache"},
+    {KEY(init_adapter, PATH), SOURCE, .is_model = true, .commands = BOTH,
      .help = "PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules "
              "and use_rslora"},
     {KEY(output_dir, PATH), .commands = TRAIN, .required_by = TRAIN,
@@ -46,9 +46,15 @@ const bl_option bl_train_options[] = {
 
 #define GROUP "Data"
     {KEY(train_file, PATH), SOURCE, .commands = TRAIN, .required_by = TRAIN,
-     .help = "training data, JSON or JSON lines"},
+     .help = "training data: JSON, JSON lines or CSV, also compressed; a directory of such files; "
+             "- for stdin"},
+    {KEY(more_train_files, LIST), SOURCE, .commands = TRAIN,
+     .help = "files or directories whose rows follow those of train_file"},
+    {KEY(train_file_shares, LIST), SOURCE, .commands = TRAIN,
+     .help = "for train_file and each of more_train_files, how often its rows are used in an "
+             "epoch: 0.5 every second row, 2 each row twice"},
     {KEY(validation_file, PATH), .commands = BOTH, .required_by = BL_CONFIG_EVAL,
-     .help = "held-out data, JSON or JSON lines; eval needs it"},
+     .help = "held-out data, as train_file; eval needs it"},
     {KEY(validation_split_percentage, REAL), RANGE(0, 99), RESULT, .commands = TRAIN,
      .default_text = "0",
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dataset.h -- training rows from a JSONL file or a file that is one JSON array of objects.
+/* dataset.h -- training rows from files of JSON lines, one JSON array of objects, or CSV, also
+ * compressed.
+ *
+ * A file that ends in .csv or .tsv is a table with a header (RFC 4180). gzip and Zstandard are
+ * recognized by their first bytes. Rows of such files, and of stdin, are copied into a temporary
+ * file in TMPDIR, from which samples are built again. Of a file with share s, row i (from 0) of
+ * those that can be used is a sample floor((i + 1) s) - floor(i s) times, in place.
  *
  * Formats, by the keys of a row (B, E: the ids the tokenizer's post-processor puts before a text,
  * and EOS; [.]: no loss); docs/data.md has an example of each:
@@ -52,7 +58,10 @@ const char *bl_data_format_name(bl_data_format format); /* "auto", "tokens", ...
 typedef enum bl_overlong { BL_OVERLONG_TRUNCATE, BL_OVERLONG_SKIP, BL_OVERLONG_ERROR } bl_overlong;
 
 typedef struct bl_dataset_options {
-    const char *path;
+    const char *path;              /* a file, a directory of files, or "-": stdin */
+    const char *const *more_paths; /* [n_more_paths], whose samples follow */
+    size_t n_more_paths;
+    const double *shares; /* [1 + n_more_paths], >= 0; NULL: 1 each */
     bl_data_format format;
     int64_t max_seq_length; /* tokens; 0: no limit */
     bl_overlong overlong;
@@ -105,7 +114,7 @@ typedef struct bl_dataset bl_dataset;
  * "file:line: reason" for malformed JSON, bytes that are not UTF-8, NUL, a missing key, a wrong
  * type, an id out of range, a sample without any label that carries loss, an overlong sample under
  * BL_OVERLONG_ERROR, and for a file without usable rows; BL_EUSAGE for options that do not fit;
- * BL_EIO, BL_ENOMEM. */
+ * damaged compressed data; BL_EIO, BL_ENOMEM. */
 bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
                           bl_dataset **out);
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */

@@ -9,6 +9,8 @@
 #include "base/json.h"
 #include "chat/template.h"
 #include "data/dataset.h"
+#include "data/source_internal.h"
+#include "tokenizer/text.h" /* bl_bytes */
 
 enum {
     BL_MAX_ROW_BYTES = 1 << 28, /* the tokenizer's limit */
@@ -27,18 +29,33 @@ typedef struct bl_row {
 /* Reads rows in file order through one buffer that grows to the longest row. */
 typedef struct bl_row_reader {
     const char *path;
-    int fd;
+    bl_source *source;
     char *buffer;
     size_t n, capacity, at; /* bytes held, room for them, the next to look at */
-    int64_t base_bytes;     /* offset of buffer[0] in the file */
+    int64_t base_bytes;     /* offset of buffer[0] in the decompressed file */
     int64_t line, column;   /* of buffer[at] */
     bool at_end, is_array, array_ended;
-    XXH3_state_t *hash; /* of all bytes read */
+    XXH3_state_t *hash; /* of all bytes read, decompressed */
+    char separator;     /* of CSV; '\0': JSON */
+    char **column_name; /* CSV: [n_columns], the inside of JSON strings */
+    size_t n_columns;
+    bl_bytes record; /* CSV: the row in use */
 } bl_row_reader;
 
 bl_status bl_row_reader_open(const char *path, bl_row_reader *reader);
 bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row); /* row->text NULL: the end */
 void bl_row_reader_close(bl_row_reader *reader);                  /* also after a failed open */
+/* Whether rows can be read again at their offsets in the file. */
+bool bl_row_reader_is_direct(const bl_row_reader *reader);
+/* The byte at reader->at, or -1 at the end; keeps the bytes from *keep on, which moves with the
+ * buffer. */
+bl_status bl_row_reader_peek(bl_row_reader *reader, size_t *keep, int *byte);
+void bl_row_reader_advance(bl_row_reader *reader, int byte);
+
+/* ---- csv.c ---- */
+
+bl_status bl_csv_begin(bl_row_reader *reader); /* reads the header */
+bl_status bl_csv_next(bl_row_reader *reader, bl_row *row);
 
 /* XXH3-64 of the row's bytes. */
 uint64_t bl_row_hash(const bl_row *row);
@@ -130,11 +147,20 @@ typedef struct bl_index_memory {
     bool is_piece;
 } bl_index_memory;
 
-/* The samples of a file. */
+typedef struct bl_data_file {
+    char *path;
+    int fd;       /* read with pread only: any number of threads */
+    bool is_copy; /* fd is a copy of its rows */
+    double share; /* how often each of its rows is used */
+    size_t first; /* of its samples */
+} bl_data_file;
+
+/* The samples of a data set. */
 typedef struct bl_samples {
     int n_references; /* of the data sets that are made of it */
-    char *path;
-    int fd; /* read with pread only: any number of threads */
+    char *path;       /* the first one given, which stands for all in logs */
+    bl_data_file *file;
+    size_t n_files;
     bl_sample_rules rules;
     bl_host_memory *host;  /* borrowed; NULL: shared with nobody */
     bl_index_memory index; /* of `entry` */
@@ -145,10 +171,36 @@ typedef struct bl_samples {
     uint64_t fingerprint;
 } bl_samples;
 
-/* Reads the file behind `path` once; fills in all the rest but fd. */
+/* Reads all files once; fills in the rest. */
 bl_status bl_samples_scan(bl_samples *samples);
 /* The rules' template, of messages and sharegpt. */
 bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules);
+
+/* ---- files.c ---- */
+
+/* The files behind the options' paths; closed and freed by bl_data_files_free. */
+bl_status bl_data_files_list(bl_samples *samples, const bl_dataset_options *options);
+void bl_data_files_free(bl_samples *samples);
+/* Gives the other processes of the host the first one's files. */
+bl_status bl_data_files_share(bl_samples *samples);
+/* The file of a sample. */
+const bl_data_file *bl_data_file_of(const bl_samples *samples, size_t index);
+/* How often a row of the file is used: every 1/share-th row, or share times. */
+size_t bl_data_file_times(const bl_data_file *file, size_t row);
+/* ',' for .csv, a tab for .tsv, also before .gz and .zst; else '\0'. */
+char bl_data_separator(const char *path);
+
+/* Rows on their way into a copy. */
+typedef struct bl_row_spool {
+    const bl_data_file *file; /* NULL: none is made */
+    bl_bytes text;
+    int64_t n_written;
+} bl_row_spool;
+
+bl_status bl_row_spool_create(bl_data_file *file);
+/* row->offset_bytes becomes its place in the copy. */
+bl_status bl_row_spool_add(bl_row_spool *copy, bl_row *row);
+bl_status bl_row_spool_flush(bl_row_spool *copy);
 
 /* ---- samples.c ---- */
 

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cuts a file into rows: lines of JSONL, or the elements of one JSON array. Only what finding the
- * borders takes is looked at here; whether a row is good JSON is the parser's to say. */
-#include <errno.h>
+/* Cuts a file into rows: lines of JSONL, the elements of one JSON array, or records of CSV. Only
+ * what finding the borders takes is looked at here; whether a row is good JSON is the parser's to
+ * say. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file_kind.h"
 #include "base/files.h"
@@ -39,27 +38,23 @@ static bl_status fill(bl_row_reader *reader, size_t *keep)
         reader->buffer = grown;
         reader->capacity = capacity;
     }
-    ssize_t n_read;
-    do n_read = read(reader->fd, reader->buffer + reader->n, READ_BYTES);
-    while (n_read < 0 && errno == EINTR);
-    if (n_read < 0)
-        return bl_fail_errno(BL_EIO, "read %s at %" PRId64, reader->path,
-                             reader->base_bytes + (int64_t)reader->n);
-    XXH3_64bits_update(reader->hash, reader->buffer + reader->n, (size_t)n_read);
-    reader->n += (size_t)n_read;
+    size_t n_read;
+    BL_TRY(bl_source_read(reader->source, reader->buffer + reader->n, READ_BYTES, &n_read));
+    XXH3_64bits_update(reader->hash, reader->buffer + reader->n, n_read);
+    reader->n += n_read;
     reader->at_end = n_read == 0;
     return BL_OK;
 }
 
 /* The byte at reader->at, or -1 at the end; keeps the bytes from *keep on. */
-static bl_status peek(bl_row_reader *reader, size_t *keep, int *byte)
+bl_status bl_row_reader_peek(bl_row_reader *reader, size_t *keep, int *byte)
 {
     while (reader->at == reader->n && !reader->at_end) BL_TRY(fill(reader, keep));
     *byte = reader->at < reader->n ? (unsigned char)reader->buffer[reader->at] : -1;
     return BL_OK;
 }
 
-static void advance(bl_row_reader *reader, int byte)
+void bl_row_reader_advance(bl_row_reader *reader, int byte)
 {
     reader->at++;
     if (byte == '\n') {
@@ -74,9 +69,9 @@ static bl_status skip_blanks(bl_row_reader *reader, int *byte)
 {
     for (;;) {
         size_t keep = reader->at;
-        BL_TRY(peek(reader, &keep, byte));
+        BL_TRY(bl_row_reader_peek(reader, &keep, byte));
         if (*byte != ' ' && *byte != '\t' && *byte != '\r' && *byte != '\n') return BL_OK;
-        advance(reader, *byte);
+        bl_row_reader_advance(reader, *byte);
     }
 }
 
@@ -99,22 +94,23 @@ bl_status bl_row_reader_open(const char *path, bl_row_reader *reader)
 {
     int byte;
 
-    *reader = (bl_row_reader){.path = path, .fd = -1, .line = 1, .column = 1};
-    BL_TRY(bl_file_open(path, &reader->fd, NULL));
+    *reader = (bl_row_reader){.path = path, .line = 1, .column = 1};
+    BL_TRY(bl_source_open(path, &reader->source));
     reader->capacity = 2 * READ_BYTES;
     reader->buffer = malloc(reader->capacity);
     reader->hash = XXH3_createState();
     if (!reader->buffer || !reader->hash) return BL_FAIL(BL_ENOMEM, "reading %s", path);
     XXH3_64bits_reset(reader->hash);
     BL_TRY(begin_text(reader));
+    if ((reader->separator = bl_data_separator(path))) return bl_csv_begin(reader);
     BL_TRY(skip_blanks(reader, &byte));
     if (byte != '[') return BL_OK;
     reader->is_array = true;
-    advance(reader, byte);
+    bl_row_reader_advance(reader, byte);
     BL_TRY(skip_blanks(reader, &byte));
     if (byte == ']') { /* only here: after a comma an element must follow */
         reader->array_ended = true;
-        advance(reader, byte);
+        bl_row_reader_advance(reader, byte);
     }
     return BL_OK;
 }
@@ -142,7 +138,7 @@ static bl_status next_line(bl_row_reader *reader, bl_row *row)
     }
     if (newline) reader->at = (size_t)(newline - reader->buffer);
     set_row(reader, start, line, column, row);
-    if (newline) advance(reader, '\n');
+    if (newline) bl_row_reader_advance(reader, '\n');
     return BL_OK;
 }
 
@@ -155,7 +151,7 @@ static bl_status next_element(bl_row_reader *reader, bl_row *row)
     int byte;
 
     do {
-        BL_TRY(peek(reader, &start, &byte));
+        BL_TRY(bl_row_reader_peek(reader, &start, &byte));
         if (byte < 0) return fail_at(reader, "the file ends inside an element of the array");
         if (escaped) {
             escaped = false;
@@ -166,7 +162,7 @@ static bl_status next_element(bl_row_reader *reader, bl_row *row)
             in_string = byte == '"';
             depth += (byte == '{' || byte == '[') - (byte == '}' || byte == ']');
         }
-        advance(reader, byte);
+        bl_row_reader_advance(reader, byte);
     } while (depth > 0);
     set_row(reader, start, line, column, row);
     return BL_OK;
@@ -180,15 +176,15 @@ static bl_status end_element(bl_row_reader *reader, bl_row *row)
 
     for (;;) {
         size_t keep = (size_t)(row->offset_bytes - reader->base_bytes);
-        BL_TRY(peek(reader, &keep, &byte));
+        BL_TRY(bl_row_reader_peek(reader, &keep, &byte));
         row->text = reader->buffer + (row->offset_bytes - reader->base_bytes);
         if (byte == ' ' || byte == '\t' || byte == '\r' || byte == '\n') {
-            advance(reader, byte);
+            bl_row_reader_advance(reader, byte);
             continue;
         }
         if (byte != ',' && byte != ']')
             return fail_at(reader, "expected ',' or ']' behind an element of the array");
-        advance(reader, byte);
+        bl_row_reader_advance(reader, byte);
         reader->array_ended = byte == ']';
         return BL_OK;
     }
@@ -199,6 +195,7 @@ bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row)
     int byte;
 
     *row = (bl_row){0};
+    if (reader->separator) return bl_csv_next(reader, row);
     BL_TRY(skip_blanks(reader, &byte));
     if (!reader->is_array) return byte < 0 ? BL_OK : next_line(reader, row);
     if (reader->array_ended)
@@ -212,10 +209,18 @@ bl_status bl_row_reader_next(bl_row_reader *reader, bl_row *row)
 
 void bl_row_reader_close(bl_row_reader *reader)
 {
-    if (reader->fd >= 0) close(reader->fd);
+    bl_source_close(reader->source);
     free(reader->buffer);
     XXH3_freeState(reader->hash);
-    *reader = (bl_row_reader){.fd = -1};
+    for (size_t i = 0; i < reader->n_columns; i++) free(reader->column_name[i]);
+    free(reader->column_name);
+    bl_bytes_free(&reader->record);
+    *reader = (bl_row_reader){0};
+}
+
+bool bl_row_reader_is_direct(const bl_row_reader *reader)
+{
+    return bl_source_is_plain(reader->source) && !reader->separator;
 }
 
 uint64_t bl_row_hash(const bl_row *row)

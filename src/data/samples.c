@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* samples.c -- the samples of a file: an index of where each usable row lies and how long its
+/* samples.c -- the samples of a data set: an index of where each usable row lies and how long its
  * sample is, made by scan.c; processes of a host may share it. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -73,6 +73,7 @@ static bl_status share(bl_samples *samples)
                       .eos_id = options->eos_id};
     BL_TRY(bl_host_memory_await(samples->host));
     BL_TRY(bl_host_memory_tell(samples->host, &s, sizeof s));
+    BL_TRY(bl_data_files_share(samples));
     if (!is_first) BL_TRY(take_over(samples, &s));
     if (is_first) samples->index.n_bytes = samples->n * sizeof *samples->entry;
     BL_TRY(bl_index_share(samples->host, "index of a data set", &samples->index));
@@ -80,10 +81,13 @@ static bl_status share(bl_samples *samples)
     return BL_OK;
 }
 
-/* The first rank of a host reads the file. */
+/* The first rank of a host reads the files. */
 static bl_status read_index(bl_samples *samples)
 {
-    if (bl_host_memory_rank(samples->host) == 0) BL_TRY(bl_samples_scan(samples));
+    if (bl_host_memory_rank(samples->host) == 0) {
+        BL_TRY(bl_data_files_list(samples, &samples->rules.options));
+        BL_TRY(bl_samples_scan(samples));
+    }
     return bl_host_memory_size(samples->host) > 1 ? share(samples) : BL_OK;
 }
 
@@ -95,7 +99,6 @@ bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer 
     *out = NULL;
     bl_samples *samples = calloc(1, sizeof *samples);
     if (!samples) return BL_FAIL(BL_ENOMEM, "data set");
-    samples->fd = -1;
     samples->n_references = 1;
     samples->host = options->host;
     samples->rules = (bl_sample_rules){.options = *options, .tokenizer = tokenizer};
@@ -104,11 +107,12 @@ bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer 
         st = BL_FAIL(BL_ENOMEM, "data set");
         goto done;
     }
-    BL_TRY_GOTO(st, done, bl_file_open(samples->path, &samples->fd, NULL));
     BL_TRY_GOTO(st, done, read_index(samples));
     samples->rules.options.path = NULL; /* the caller's texts, borrowed until here */
     samples->rules.options.chat_template = samples->rules.options.template_date = NULL;
     samples->rules.options.text_key = NULL;
+    samples->rules.options.more_paths = NULL;
+    samples->rules.options.shares = NULL;
     samples->rules.options.no_tokenizer = NULL;
     *out = samples;
     samples = NULL;
@@ -120,7 +124,7 @@ done:
 void bl_samples_release(bl_samples *samples)
 {
     if (!samples || --samples->n_references > 0) return;
-    if (samples->fd >= 0) close(samples->fd);
+    bl_data_files_free(samples);
     bl_chat_template_destroy(samples->rules.chat);
     free(samples->rules.text_key);
     free(samples->path);
@@ -133,14 +137,18 @@ void bl_samples_release(bl_samples *samples)
 /* Sample `index` is no longer what opening saw. */
 static bl_status fail_changed(const bl_samples *samples, int64_t index)
 {
+    const bl_data_file *file = bl_data_file_of(samples, (size_t)index);
     int64_t line = 0;
 
-    BL_TRY(bl_row_find_line(samples->path, samples->fd, samples->entry[index].offset_bytes, &line));
+    if (file->is_copy)
+        return BL_FAIL(BL_EIO, "%s: the copy of sample %" PRId64 " (from 0) in TMPDIR is damaged",
+                       file->path, index);
+    BL_TRY(bl_row_find_line(file->path, file->fd, samples->entry[index].offset_bytes, &line));
     return BL_FAIL(BL_EINPUT,
                    "%s:%" PRId64 ": sample %" PRId64
                    " (from 0) has changed since the file was scanned; "
                    "a file that is trained on must stay as it is",
-                   samples->path, line, index);
+                   file->path, line, index);
 }
 
 bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *out)
@@ -150,15 +158,15 @@ bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *ou
 
     *out = (bl_sample){0};
     const bl_row_entry *entry = &samples->entry[index];
+    const bl_data_file *file = bl_data_file_of(samples, (size_t)index);
     bl_row row = {
         .n_bytes = entry->n_bytes, .offset_bytes = entry->offset_bytes, .line = 1, .column = 1};
     char *text = malloc(row.n_bytes + 1);
-    if (!text) return BL_FAIL(BL_ENOMEM, "%s: a row of %zu bytes", samples->path, row.n_bytes);
+    if (!text) return BL_FAIL(BL_ENOMEM, "%s: a row of %zu bytes", file->path, row.n_bytes);
     row.text = text;
-    bl_status st =
-        bl_file_read_full(samples->fd, samples->path, text, row.n_bytes, row.offset_bytes);
+    bl_status st = bl_file_read_full(file->fd, file->path, text, row.n_bytes, row.offset_bytes);
     bool same = st == BL_OK && bl_row_hash(&row) == entry->hash;
-    if (same) st = bl_sample_build(&samples->rules, samples->path, &row, out, &verdict, &n_lost);
+    if (same) st = bl_sample_build(&samples->rules, file->path, &row, out, &verdict, &n_lost);
     /* The row was good when the file was scanned. The count bounds what packing copies: no hash
      * vouches for that. */
     same = same && verdict == BL_ROW_USED && out->n_tokens == entry->n_tokens;

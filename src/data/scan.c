@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pass over a file that opening a data set is: each row is built once, by several threads, a
+/* The pass over the files that opening a data set is: each row is built once, by several threads, a
  * batch of rows at a time; what the samples are is then taken down in file order, so that nothing
  * depends on the threads. */
 #include <inttypes.h>
@@ -11,6 +11,7 @@
 #include "data/internal.h"
 
 #include "base/cores.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/pool.h"
 #include "base/sizes.h"
@@ -133,6 +134,9 @@ typedef struct row_batch {
     bl_samples *samples;
     bl_pool *pool;
     XXH3_state_t *hash; /* of all samples */
+    bl_data_file *file; /* in which the rows are */
+    size_t n_used;      /* of its rows that could be used */
+    bl_row_spool copy;
     bl_bytes text;
     size_t n;
     scanned_row *row; /* [BATCH_ROWS] */
@@ -145,8 +149,8 @@ static void build_row(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     r->hash = bl_row_hash(&r->row);
-    bl_status st = bl_sample_build(&batch->samples->rules, batch->samples->path, &r->row,
-                                   &r->sample, &r->verdict, &r->n_lost);
+    bl_status st = bl_sample_build(&batch->samples->rules, batch->file->path, &r->row, &r->sample,
+                                   &r->verdict, &r->n_lost);
     r->error.status = BL_OK;
     if (st != BL_OK) bl_error_save(&r->error, st);
 }
@@ -163,11 +167,15 @@ static bl_status take_down(row_batch *batch, scanned_row *r)
     stats->n_overlong += r->n_lost > 0;
     stats->n_tokens_lost += r->n_lost;
     if (r->verdict != BL_ROW_USED) return BL_OK;
-    stats->n_tokens += r->sample.n_tokens;
-    stats->n_label_tokens += bl_sample_count_labels(&r->sample);
     samples->has_documents |= r->sample.document_ids != NULL;
-    add_to_hash(batch->hash, &r->sample);
-    return add_entry(samples, &r->row, r->hash, &r->sample);
+    size_t n_times = bl_data_file_times(batch->file, batch->n_used++);
+    for (size_t i = 0; i < n_times; i++) {
+        stats->n_tokens += r->sample.n_tokens;
+        stats->n_label_tokens += bl_sample_count_labels(&r->sample);
+        add_to_hash(batch->hash, &r->sample);
+        BL_TRY(add_entry(samples, &r->row, r->hash, &r->sample));
+    }
+    return BL_OK;
 }
 
 static bl_status run_batch(row_batch *batch)
@@ -187,8 +195,11 @@ static bl_status run_batch(row_batch *batch)
 
 static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 {
-    batch->row[batch->n++] = (scanned_row){.row = *row, .at = batch->text.n};
+    scanned_row *r = &batch->row[batch->n++];
+
+    *r = (scanned_row){.row = *row, .at = batch->text.n};
     BL_TRY(bl_bytes_append(&batch->text, row->text, row->n_bytes));
+    if (batch->copy.file) BL_TRY(bl_row_spool_add(&batch->copy, &r->row));
     return batch->n == BATCH_ROWS || batch->text.n >= BATCH_BYTES ? run_batch(batch) : BL_OK;
 }
 
@@ -196,10 +207,11 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 
 /* The format must be known before the first row is built; a bad first row is then the format's
  * problem only if it cannot be read at all and may not be skipped. The shape may come later. */
-static bl_status settle_format(bl_samples *samples, const bl_row *row, bool *settled)
+static bl_status settle_format(bl_samples *samples, const char *path, const bl_row *row,
+                               bool *settled)
 {
     bool is_auto = samples->rules.options.format == BL_DATA_AUTO;
-    bl_status st = bl_row_settle(samples->path, row, &samples->rules);
+    bl_status st = bl_row_settle(path, row, &samples->rules);
     if (st != BL_OK && is_auto) return skip_bad_row(samples, st) ? BL_OK : st;
     if (st != BL_OK && st != BL_EINPUT) return st; /* building the row reports what is wrong */
     if (*settled) return BL_OK;
@@ -239,10 +251,9 @@ static void set_fingerprint(bl_samples *samples, uint64_t file_hash, uint64_t sa
     samples->fingerprint = XXH3_64bits(text, (size_t)n);
 }
 
-static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
+static bl_status scan_rows(bl_row_reader *reader, row_batch *batch, bool *settled)
 {
     bl_samples *samples = batch->samples;
-    bool settled = false;
     bl_row row;
     bl_error error;
 
@@ -250,8 +261,9 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
         bl_status st = bl_row_reader_next(reader, &row);
         if (st == BL_OK && row.text) {
             samples->stats.n_rows++;
-            if (!settled || !samples->rules.shape) BL_TRY(settle_format(samples, &row, &settled));
-            if (settled) BL_TRY(add_to_batch(batch, &row));
+            if (!*settled || !samples->rules.shape)
+                BL_TRY(settle_format(samples, reader->path, &row, settled));
+            if (*settled) BL_TRY(add_to_batch(batch, &row));
             continue;
         }
         bl_error_save(&error, st); /* what is wrong with an earlier row comes first */
@@ -260,13 +272,52 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch)
     }
 }
 
+/* The rows of one file; *hash gets that of its bytes. */
+static bl_status scan_file(row_batch *batch, bl_data_file *file, bool *settled, uint64_t *hash)
+{
+    bl_row_reader reader = {0};
+    bl_status st;
+
+    file->first = batch->samples->n;
+    batch->file = file;
+    batch->n_used = 0;
+    batch->copy.file = NULL;
+    batch->copy.n_written = 0;
+    BL_TRY_GOTO(st, done, bl_row_reader_open(file->path, &reader));
+    if (bl_row_reader_is_direct(&reader)) {
+        BL_TRY_GOTO(st, done, bl_file_open(file->path, &file->fd, NULL));
+    } else {
+        BL_TRY_GOTO(st, done, bl_row_spool_create(file));
+        batch->copy.file = file;
+    }
+    BL_TRY_GOTO(st, done, scan_rows(&reader, batch, settled));
+    if (batch->copy.file) st = bl_row_spool_flush(&batch->copy);
+    *hash = XXH3_64bits_digest(reader.hash);
+done:
+    bl_row_reader_close(&reader);
+    return st;
+}
+
+static bl_status scan_files(row_batch *batch, uint64_t *hash)
+{
+    bl_samples *samples = batch->samples;
+    bool settled = false;
+
+    for (size_t i = 0; i < samples->n_files; i++) {
+        uint64_t of_file;
+        BL_TRY(scan_file(batch, &samples->file[i], &settled, &of_file));
+        *hash = i ? XXH3_64bits_withSeed(&of_file, sizeof of_file, *hash) : of_file;
+    }
+    return BL_OK;
+}
+
 bl_status bl_samples_scan(bl_samples *samples)
 {
     int n_threads = samples->rules.options.n_threads;
     row_batch batch = {.samples = samples,
                        .hash = XXH3_createState(),
                        .row = calloc(BATCH_ROWS, sizeof *batch.row)};
-    bl_row_reader reader = {.fd = -1};
+    uint64_t hash = 0;
     bl_status st;
 
     BL_TRY_GOTO(st, done, check_numbers(&samples->rules.options));
@@ -275,20 +326,19 @@ bl_status bl_samples_scan(bl_samples *samples)
         goto done;
     }
     XXH3_64bits_reset(batch.hash);
-    BL_TRY_GOTO(st, done, bl_row_reader_open(samples->path, &reader));
     BL_TRY_GOTO(st, done,
                 bl_pool_create(n_threads > 0 ? n_threads : (int)bl_cores_usable(), &batch.pool));
-    BL_TRY_GOTO(st, done, scan_rows(&reader, &batch));
+    BL_TRY_GOTO(st, done, scan_files(&batch, &hash));
     report(samples);
     if (samples->n == 0)
         st = BL_FAIL(BL_EINPUT, "%s: no usable rows (%" PRId64 " rows, %" PRId64 " of them bad)",
                      samples->path, samples->stats.n_rows, samples->stats.n_bad);
     else
-        set_fingerprint(samples, XXH3_64bits_digest(reader.hash), XXH3_64bits_digest(batch.hash));
+        set_fingerprint(samples, hash, XXH3_64bits_digest(batch.hash));
 done:
     for (size_t i = 0; batch.row && i < batch.n; i++) bl_sample_free(&batch.row[i].sample);
     bl_pool_destroy(batch.pool);
-    bl_row_reader_close(&reader);
+    bl_bytes_free(&batch.copy.text);
     bl_bytes_free(&batch.text);
     XXH3_freeState(batch.hash);
     free(batch.row);

@@ -9,8 +9,11 @@
 #include <string.h>
 #include <strings.h>
 
-#include "options/internal.h"
+#include "base/files.h"
+#include "base/hub.h"
+#include "base/log.h"
 #include "base/sizes.h"
+#include "options/internal.h"
 
 /* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound",
  * and is named to whoever goes beyond it. */
@@ -232,6 +235,32 @@ static bl_status set_string(const bl_option *option, void *values, const char *w
     return BL_OK;
 }
 
+/* "~/a" in the user's home; a model's name on the Hugging Face Hub as its place in the cache.
+ * *out: to be freed; NULL: `text` as it is. */
+static bl_status expand_path(const bl_option *option, const char *text, char **out)
+{
+    const char *home = getenv("HOME");
+
+    *out = NULL;
+    if (text[0] == '~' && text[1] == '/' && home && *home)
+        return bl_text_format(out, "%s%s", home, text + 1);
+    if (!option->is_model) return BL_OK;
+    BL_TRY(bl_hub_find_cached(text, out));
+    if (*out) bl_log_info("%s: %s, in the Hugging Face cache", text, *out);
+    return BL_OK;
+}
+
+static bl_status set_path(const bl_option *option, void *values, const char *where,
+                          const char *text)
+{
+    char *expanded;
+
+    BL_TRY(expand_path(option, text, &expanded));
+    bl_status st = set_string(option, values, where, expanded ? expanded : text);
+    free(expanded);
+    return st;
+}
+
 static bl_status add_item(bl_string_list *list, const char *where, const bl_option *option,
                           const char *text, size_t n_bytes)
 {
@@ -294,8 +323,9 @@ static bl_status set_field(const bl_option *option, void *values, const char *wh
     const char *text = value->items[0];
     switch (option->type) {
     case BL_OPTION_STRING:
-    case BL_OPTION_PATH:
         return set_string(option, values, where, text);
+    case BL_OPTION_PATH:
+        return set_path(option, values, where, text);
     case BL_OPTION_INT:
     case BL_OPTION_REAL:
         return set_number(option, values, where, text);

@@ -9,7 +9,7 @@
  * and what is allowed there; nothing is rounded, ignored or guessed.
  *
  * Values are written alike in YAML and on the command line:
- *   string, path  any UTF-8 text
+ *   string, path  any UTF-8 text; "~/" at the start of a path is the user's home
  *   int           decimal digits, no leading zero
  *   real          decimal, an exponent is fine: 2e-5
  *   bool          true false yes no on off, in any case
@@ -74,6 +74,7 @@ typedef struct bl_option {
     unsigned commands;    /* bits: the commands it belongs to */
     unsigned required_by; /* bits: the commands that refuse to run without it */
     bool has_auto;
+    bool is_model;         /* path: may be a name in the Hugging Face cache (base/hub.h) */
     const char *true_name; /* enum: the name that true means; NULL: none */
     const char
         *fraction_key; /* int: the key that a value between 0 and 1 sets instead; NULL: none */

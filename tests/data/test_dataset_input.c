@@ -321,8 +321,10 @@ static const struct {
     const char *says;
     bool per_row; /* a bad row, that skip_bad would skip; else the file itself */
 } others[] = {
-    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), ": is gzip data, not JSON or JSON lines: decompress",
-     false},
+    {BYTES("\x1f\x8b\x08\0\0\0\0\0\0\x03"), ": damaged gzip data: it ends early", false},
+    {BYTES("\x28\xb5\x2f\xfd\x04"), ": damaged Zstandard data: it ends early", false},
+    {BYTES("BZh91AY"), ": is bzip2 data, not JSON", false},
+    {BYTES("ARROW1\0\0"), ": is an Arrow or Feather file", false},
     {BYTES("PAR1\x15\x04\x15\x10"), ": is a Parquet file, not JSON or JSON lines: convert", false},
     {BYTES("\xff\xfe{\0\"\0"), ": the text is UTF-16; save it as UTF-8", false},
     {BYTES("PK\3\4\x14\0\0\0\x08\0"), ": is a zip archive", false},

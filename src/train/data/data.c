@@ -20,11 +20,10 @@ typedef struct opening {
     int64_t before_bytes; /* anonymous memory */
 } opening;
 
-static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
+static bl_status open_dataset(const opening *o, bl_dataset_options options, bl_rows *out)
 {
     const bl_train_config *c = o->config;
     const bl_run_data *data = o->data;
-    bl_dataset_options options = bl_dataset_default_options(path);
     bl_dataset_stats stats;
 
     options.format = c->data_format;
@@ -43,9 +42,31 @@ static bl_status open_dataset(const opening *o, const char *path, bl_rows *out)
     BL_TRY(bl_dataset_open(&options, data->tokenizer, &out->set));
     bl_dataset_get_stats(out->set, &stats);
     out->n = bl_dataset_count(out->set);
-    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", path, (long long)out->n,
-                (long long)stats.n_tokens, (long long)stats.n_label_tokens);
+    bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", options.path,
+                (long long)out->n, (long long)stats.n_tokens, (long long)stats.n_label_tokens);
     return BL_OK;
+}
+
+static bl_status open_training_set(const opening *o, bl_rows *out)
+{
+    const bl_train_config *c = o->config;
+    bl_dataset_options options = bl_dataset_default_options(c->train_file);
+    double *shares = calloc(1 + (size_t)c->more_train_files.n_items, sizeof *shares);
+
+    if (!shares) return BL_FAIL(BL_ENOMEM, "list of data files");
+    for (int64_t i = 0; i <= c->more_train_files.n_items; i++)
+        shares[i] = bl_train_config_share(c, i);
+    options.more_paths = (const char *const *)c->more_train_files.items;
+    options.n_more_paths = (size_t)c->more_train_files.n_items;
+    options.shares = shares;
+    bl_status st = open_dataset(o, options, out);
+    free(shares);
+    return st;
+}
+
+static bl_status open_validation_set(const opening *o, bl_rows *out)
+{
+    return open_dataset(o, bl_dataset_default_options(o->config->validation_file), out);
 }
 
 /* Whether a tokenizer is needed is known once a data set's format is; one that cannot be used stops
@@ -194,9 +215,9 @@ bl_status bl_run_data_open_training(const bl_train_config *c, const bl_model_con
     opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};
 
     BL_TRY(open_tokenizer(&o));
-    if (c->train_file) BL_TRY(open_dataset(&o, c->train_file, &data->train));
+    if (c->train_file) BL_TRY(open_training_set(&o, &data->train));
     if (c->validation_file)
-        BL_TRY(open_dataset(&o, c->validation_file, &data->validation));
+        BL_TRY(open_validation_set(&o, &data->validation));
     else if (data->train.set && c->validation_split_percentage > 0)
         BL_TRY(split(c, data));
     return finish(&o);
@@ -208,7 +229,7 @@ bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_model_c
     opening o = {c, model, host, n_here, data, bl_memory_anonymous_bytes()};
 
     BL_TRY(open_tokenizer(&o));
-    if (c->validation_file) BL_TRY(open_dataset(&o, c->validation_file, &data->validation));
+    if (c->validation_file) BL_TRY(open_validation_set(&o, &data->validation));
     return finish(&o);
 }
 

@@ -155,6 +155,8 @@ static bl_status list_inputs(const bl_train_config *c, places *files, places *fo
 
     for (size_t i = 0; i < BL_COUNT(named); i++)
         if (named[i].path) BL_TRY(add_path(files, named[i].key, named[i].path));
+    for (int64_t i = 0; i < c->more_train_files.n_items; i++)
+        BL_TRY(add_path(files, "more_train_files", c->more_train_files.items[i]));
     BL_TRY(add_folder(files, folders, "model_name_or_path", c->model_name_or_path));
     if (c->init_adapter) BL_TRY(add_folder(files, folders, "init_adapter", c->init_adapter));
     if (bl_train_config_resume(c) == BL_RESUME_PATH)
