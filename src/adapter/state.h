@@ -19,18 +19,18 @@
 
 typedef struct bl_adapter_state bl_adapter_state;
 
-/* Bytes of one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its summed
- * gradients (shard), the part of a layer's (part) and a whole layer's, of which there are two
- * (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring of
- * gathered layers; staging in host memory, the rest in device memory. */
+/* Bytes of one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its
+ * summed gradients (shard), the part of a layer's (part) and a whole layer's, of which there are
+ * two (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring
+ * of gathered layers; staging in host memory, the rest in device memory. */
 typedef struct bl_adapter_bytes {
     int64_t shard, part, whole, copy, ring, staging;
 } bl_adapter_bytes;
 bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
                                           int64_t n_layers, int n_ranks, int ring_depth);
 
-/* Everything zero; bl_adapter_state_measure says how much. device, layout, comm, streams and timeline
- * (may be NULL; BL_LANE_LORA) are borrowed. */
+/* Everything zero; bl_adapter_state_measure says how much. device, layout, comm, streams and
+ * timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,

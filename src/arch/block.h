@@ -9,9 +9,9 @@
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
  * with what attention and the MLP add times a multiplier (Granite),
- * each W with its LoRA update and its bias, if it has one. What is not kept is computed again in backward by the same ops in
- * the same order: any choice gives the same bits. Norms and SwiGLU are always computed again; the
- * output of W_down never (nobody reads it). */
+ * each W with its LoRA update and its bias, if it has one. What is not kept is computed again in
+ * backward by the same ops in the same order: any choice gives the same bits. Norms and SwiGLU are
+ * always computed again; the output of W_down never (nobody reads it). */
 #ifndef BALLAST_ARCH_BLOCK_H
 #define BALLAST_ARCH_BLOCK_H
 

@@ -290,7 +290,8 @@ static bl_status zero_gradients(bl_stream *stream, const bl_lora_part *part, int
     return bl_stream_zero(stream, part->dB, (size_t)(part->rows * part->r) * sizeof(float));
 }
 
-/* Of the stack's part `index`: dB (rows,r) = s dy^T u or +=, and its columns of du (T,r) = s dy B. */
+/* Of the stack's part `index`: dB (rows,r) = s dy^T u or +=, and its columns of du (T,r) = s dy
+ * B. */
 static bl_status pull_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s, int index,
                          const workspace *ws, int64_t T, bl_tensor dy)
 {

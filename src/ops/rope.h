@@ -26,8 +26,8 @@ typedef struct bl_rope_args {
 } bl_rope_args;
 BL_API bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 
-/* Host function, on host memory: scale times cos and sin of p * inv_freq[i] for n_positions positions
- * p from first_position on, i < half; angles, functions and products in double. */
+/* Host function, on host memory: scale times cos and sin of p * inv_freq[i] for n_positions
+ * positions p from first_position on, i < half; angles, functions and products in double. */
 BL_API void bl_rope_fill_tables(int64_t first_position, int64_t n_positions, int64_t half,
                                 const double *inv_freq, double scale, float *cos_table,
                                 float *sin_table);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_toy.h -- test_block's models: a layer of random weights, with and without what families add,
- * and a micro-batch of three documents. */
+/* block_toy.h -- test_block's models: a layer of random weights, with and without what families
+ * add, and a micro-batch of three documents. */
 #ifndef BALLAST_TESTS_BLOCK_TOY_H
 #define BALLAST_TESTS_BLOCK_TOY_H
 

@@ -137,8 +137,8 @@ static void check_rmsnorm_backward(gpu_test *t, shape s)
         buffer_free(t, &rstd);
 }
 
-/* Norms of heads inside wider rows: bit by bit those of the same rows side by side, which the checks
- * above compare with the CPU. */
+/* Norms of heads inside wider rows: bit by bit those of the same rows side by side, which the
+ * checks above compare with the CPU. */
 static void check_head_rows(gpu_test *t, int64_t H, int64_t stride_more)
 {
     enum { T = 5, HEADS = 3 };

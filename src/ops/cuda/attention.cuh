@@ -280,8 +280,8 @@ __device__ static inline void mask_scores(float (&s)[M][N / 8][4], const int *st
 /* The call of these arguments. BL_EINTERNAL: sizes past a kernel's integers. */
 static inline bl_status attention_prepare(attention_call *call, int64_t T, int64_t n_heads,
                                           int64_t n_kv_heads, int64_t d, int64_t n_documents,
-                                          int64_t position_offset, int64_t window,
-                                          int64_t q_stride, int64_t kv_stride, int64_t o_stride,
+                                          int64_t position_offset, int64_t window, int64_t q_stride,
+                                          int64_t kv_stride, int64_t o_stride,
                                           const int32_t *cu_seqlens)
 {
     const int64_t most = INT_MAX / 2; /* a tile's end stays an int */

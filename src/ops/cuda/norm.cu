@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorm on CUDA, of tokens and of heads. A block takes a row. It reads it once: groups stay in registers while the row's sum is made; only
- * what is past ROW_THREADS * KEPT groups (16,384 channels) is read again. Sums: products and eight
- * neighbors' sum in fp32, all above in double, in an order that depends on H alone. */
+/* RMSNorm on CUDA, of tokens and of heads. A block takes a row. It reads it once: groups stay in
+ * registers while the row's sum is made; only what is past ROW_THREADS * KEPT groups (16,384
+ * channels) is read again. Sums: products and eight neighbors' sum in fp32, all above in double, in
+ * an order that depends on H alone. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
