@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of training data, then a chat template file. First byte: the format; second: how overlong
- * rows, bad rows and the loss are treated. */
+/* Rows of training data, then a chat template file. First byte: the format, and from 128 on that the
+ * rows are CSV; second: how overlong rows, bad rows and the loss are treated. gzip and Zstandard go
+ * by the rows' first bytes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ static bl_dataset_options choose(const char *path, uint8_t format, uint8_t flags
 {
     bl_dataset_options options = bl_dataset_default_options(path);
 
-    options.format = (bl_data_format)(format % (BL_DATA_SHAREGPT + 1));
+    options.format = (bl_data_format)((format & 127) % (BL_DATA_SHAREGPT + 1));
     options.overlong = (bl_overlong)(flags % 3);
     options.max_seq_length = flags & 4 ? MAX_TOKENS : 0;
     options.train_on_inputs = flags & 8;
@@ -74,10 +75,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
         abort();
     uint8_t format = fuzz_byte(&input), flags = fuzz_byte(&input);
     fuzz_part rows = fuzz_next(&input), template = fuzz_next(&input);
-    fuzz_write("rows.jsonl", rows);
+    const char *name = format & 128 ? "rows.csv" : "rows.jsonl";
+    fuzz_write(name, rows);
     fuzz_write("chat.yaml", template);
-    char *rows_path = strdup(fuzz_path("rows.jsonl")),
-         *template_path = strdup(fuzz_path("chat.yaml"));
+    char *rows_path = strdup(fuzz_path(name)), *template_path = strdup(fuzz_path("chat.yaml"));
     bl_dataset_options options = choose(rows_path, format, flags);
     options.chat_template = template.bytes ? template_path : NULL;
     bl_status st = bl_dataset_open(&options, tokenizer, &dataset);
