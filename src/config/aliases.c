@@ -4,6 +4,7 @@
  * they change nothing, or rejected with what to use instead. `ballast train` and `ballast config
  * --from` read by these rows. A name that ends in * comes after the names that it would hide. */
 #include "base/sizes.h"
+#include "config/aliases_internal.h"
 #include "config/table_internal.h"
 
 #define BATCH_HINT                                                                                 \
@@ -564,6 +565,9 @@ const bl_option_alias bl_train_aliases[] = {
     IGNORED("use_kv_cache"),
     IGNORED("gpu_memory_limit"),
     IGNORED("full_determinism"),
+
+    /* rarer keys of SFTConfig, LoraConfig, axolotl, LLaMA-Factory and torchtune */
+    BL_RARE_ALIASES,
 };
 
 const size_t bl_train_n_aliases = BL_COUNT(bl_train_aliases);

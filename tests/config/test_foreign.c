@@ -149,6 +149,13 @@ static void test_rejected_by_reason(void **state)
         {"lora_rank: 16\n",
          "c.yaml:4: lora_rank: give lora_alpha, too: LLaMA-Factory's default is"},
         {"assistant_only_loss: false\ncompletion_only_loss: true\n", "already set in line 4"},
+        {"rank_pattern: {q_proj: 4}\n", "every projection has the same rank"},
+        {"exclude_modules: [k_proj]\n", "lora_target_modules: other modules are frozen"},
+        {"train_on_eos: none\n", "the loss covers the token that ends an answer"},
+        {"sequence_parallel_size: 4\n", "a sequence is on one rank"},
+        {"fsdp_cpu_offload: true\n", "use offload_ratio"},
+        {"use_dft_loss: true\n", "the loss is cross entropy"},
+        {"interleave_probs: 0.5\n", "more_train_files and train_file_shares"},
     };
     bl_train_config *c;
     (void)state;
@@ -207,6 +214,28 @@ static void test_values_keep_their_meaning(void **state)
     assert_string_equal(bl_error_text(),
                         "c.yaml:5: warmup_ratio: warmup_ratio is already set in line 4");
     assert_int_equal(load(REQUIRED "warmup_steps: 1.5\n", &c), BL_EUSAGE);
+}
+
+/* At the values that published files have. */
+static void test_rarer_keys(void **state)
+{
+    bl_train_config *c;
+    (void)state;
+
+    assert_int_equal(load(REQUIRED
+                          "peft_type: LORA\nfan_in_fan_out: false\ngptq: false\n"
+                          "roles_to_train: [assistant]\ntrain_on_eos: turn\nbfloat16: false\n"
+                          "device_map: auto\nbatch_size_val: 3\nkeep_last_n_checkpoints: 4\n"
+                          "run_val_every_n_steps: 7\ndata_parallel_shard_dim: -1\n"
+                          "fsdp_cpu_offload: false\ndataset_text_field: body\n",
+                          &c),
+                     BL_OK);
+    assert_true(c->per_device_eval_batch_size == 3 && c->save_total_limit == 4);
+    assert_true(c->eval_steps == 7);
+    assert_string_equal(c->dataset_text_field, "body");
+    bl_train_config_free(c);
+    assert_string_equal(warnings, "keys of other programs, no effect here: fan_in_fan_out, gptq, "
+                                  "device_map, fsdp_cpu_offload\n");
 }
 
 static void test_bf16_on_a_cpu(void **state)
@@ -390,6 +419,7 @@ int main(void)
         cmocka_unit_test(test_rejected_by_reason),
         cmocka_unit_test(test_suggestions_are_near),
         cmocka_unit_test(test_values_keep_their_meaning),
+        cmocka_unit_test(test_rarer_keys),
         cmocka_unit_test(test_bf16_on_a_cpu),
         cmocka_unit_test(test_from_axolotl),
         cmocka_unit_test(test_from_llamafactory),
