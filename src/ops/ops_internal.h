@@ -3,8 +3,8 @@
  * functions with the ops' own arguments. ops.c checks what every device checks and calls the entry
  * of the stream's device. Internal to ops/.
  *
- * A new op is a line of list.h, its public function in ops.c, ops_<kind>_<op> for each kind, and its
- * cost. A missing one does not link, one of another prototype does not compile. */
+ * A new op is a line of list.h, its public function in ops.c, ops_<kind>_<op> for each kind, and
+ * its cost. A missing one does not link, one of another prototype does not compile. */
 #ifndef BALLAST_OPS_OPS_INTERNAL_H
 #define BALLAST_OPS_OPS_INTERNAL_H
 

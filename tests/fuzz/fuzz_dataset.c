@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of training data, then a chat template file. First byte: the format, and from 128 on that the
- * rows are CSV; second: how overlong rows, bad rows and the loss are treated. gzip and Zstandard go
- * by the rows' first bytes. */
+/* Rows of training data, then a chat template file. First byte: the format, and from 128 on that
+ * the rows are CSV; second: how overlong rows, bad rows and the loss are treated. gzip and
+ * Zstandard go by the rows' first bytes. */
 #include <stdlib.h>
 #include <string.h>
 
