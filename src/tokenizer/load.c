@@ -231,6 +231,25 @@ static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
     return BL_OK;
 }
 
+/* `folder` lacks tokenizer.json: names the conversion where it has sentencepiece's file. */
+static bl_status check_not_sentencepiece(const char *folder, const char *file)
+{
+    char *model = NULL;
+    bool has_json = true, has_model = false;
+
+    bl_status st = bl_path_join(folder, "tokenizer.model", &model);
+    if (st == BL_OK) st = bl_path_exists(file, &has_json);
+    if (st == BL_OK && !has_json) st = bl_path_exists(model, &has_model);
+    if (st == BL_OK && has_model)
+        st = BL_FAIL(BL_EINPUT,
+                     "%s: is not read without a tokenizer.json beside it; to write one: python3 -c "
+                     "\"from transformers import AutoTokenizer; "
+                     "AutoTokenizer.from_pretrained('%s').save_pretrained('%s')\"",
+                     model, folder, folder);
+    free(model);
+    return st;
+}
+
 /* The tokenizer.json that `path` is or holds, and the folder it lies in. */
 static bl_status find_files(const char *path, char **folder, char **file)
 {
@@ -239,7 +258,8 @@ static bl_status find_files(const char *path, char **folder, char **file)
     BL_TRY(bl_hub_check_json(path, "tokenizer.json", &is_folder));
     if (is_folder) {
         BL_TRY(duplicate(path, folder));
-        return bl_path_join(path, "tokenizer.json", file);
+        BL_TRY(bl_path_join(path, "tokenizer.json", file));
+        return check_not_sentencepiece(*folder, *file);
     }
     BL_TRY(duplicate(path, file));
     BL_TRY(duplicate(path, folder));

@@ -173,10 +173,31 @@ static void test_missing_file_is_an_input_error(void **state)
     bl_tokenizer_destroy(NULL);
 }
 
+static void test_sentencepiece_names_the_conversion(void **state)
+{
+    char folder[] = "/tmp/ballast-tokenizer-XXXXXX", path[64];
+    bl_tokenizer *tokenizer;
+
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/tokenizer.model", folder);
+    assert_int_equal(bl_file_write_atomic(path, "x", 1), BL_OK);
+    assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "tokenizer.model: is not read without"));
+    assert_non_null(strstr(bl_error_text(), "AutoTokenizer.from_pretrained('/tmp/ballast-"));
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    assert_int_equal(bl_file_write_atomic(path, "{" GOOD_MODEL "}", strlen("{" GOOD_MODEL "}")),
+                     BL_OK);
+    assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_OK);
+    bl_tokenizer_destroy(tokenizer);
+    assert_int_equal(bl_tree_remove(folder), BL_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bad_files_are_refused_with_reason),
+        cmocka_unit_test(test_sentencepiece_names_the_conversion),
         cmocka_unit_test(test_missing_file_is_an_input_error),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
