@@ -156,6 +156,7 @@ typedef struct bl_linear_call {
     float *dA, *dB;
     bool accumulate;   /* dA and dB are added to, not overwritten */
     bool skip_dropout; /* as if the layer had none: evaluation */
+    bool skip_bias;    /* y without the layer's bias */
     /* With `has_keys` in place of those of bl_linear_stack_set_dropout: */
     bool has_keys;
     uint64_t step;

@@ -217,7 +217,7 @@ static bl_status run(const bl_linear_layer *layer, bl_stream *stream, const bl_l
 {
     if (is_backward) return bl_linear_pull_back(stream, use, call->T, call->x, call->dy, call->dx);
     BL_TRY(bl_linear_apply(stream, use, call->T, call->x, call->y));
-    return add_bias(layer, stream, call->T, call->y);
+    return call->skip_bias ? BL_OK : add_bias(layer, stream, call->T, call->y);
 }
 
 static bl_status take_panel(bl_linear_stack *stack)
@@ -252,7 +252,7 @@ static bl_status run_panel(const bl_linear_layer *layer, bl_stream *stream,
     bl_tensor x = bl_tensor_f32(stack->panel), dx = bl_tensor_at(x, cols),
               y = bl_tensor_at(dx, cols);
     bl_linear_use mine = *use;
-    bl_linear_call part = {.T = n, .x = x, .y = y, .dy = y};
+    bl_linear_call part = {.T = n, .x = x, .y = y, .dy = y, .skip_bias = call->skip_bias};
 
     if (mine.lora.dropout.sample) mine.lora.dropout.sample += begin;
     if (mine.lora.dropout.position) mine.lora.dropout.position += begin;

@@ -170,6 +170,11 @@ static void test_bf16_and_bias(void **state)
     memcpy(few, l.y, (size_t)(3 * N) * sizeof(float));
     run_both(d, bl_linear_stack_layer(plain, 0), call);
     for (int64_t i = 0; i < 3 * N; i++) assert_true(few[i] == l.y[i] + bias[i % N]);
+    call.skip_bias = true;
+    memcpy(few, l.y, (size_t)(3 * N) * sizeof(float));
+    run_both(d, bl_linear_stack_layer(stack, 0), call);
+    assert_memory_equal(few, l.y, (size_t)(3 * N) * sizeof(float));
+    call.skip_bias = false;
     call.T = MANY;
     run_both(d, bl_linear_stack_layer(stack, 0), call);
     bl_linear_call bf16 = call;
