@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank of test_processes.py: trains a model over a sharded base and prints its losses, exactly.
+
+usage: torchrun ... sharded.py ALONE|SHARDED TIER RATIO DIR [VICTIM]
+"""
+import json
+import os
+import signal
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import ballast.torch as bt
+
+group, tier, ratio, folder = sys.argv[1:5]
+victim = int(sys.argv[5]) if len(sys.argv) > 5 else -1
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(70, 130), nn.ReLU(), nn.Linear(130, 90), nn.ReLU(), nn.Linear(90, 8))
+base = bt.Base(format="fp8_block", tier=tier, offload_ratio=float(ratio), dir=folder, threads=1,
+               shard_group="world" if group == "SHARDED" else None)
+bt.convert(model, base=base, lora=bt.LoRA(r=4, dropout=0.1))
+optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+x, losses = torch.randn(12, 70), []
+for step in range(4):
+    if rank == victim and step == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item().hex())
+print(json.dumps({"losses": losses, "stats": bt.stats(model)}), flush=True)
+dist.barrier()
+for stack in {layer.frozen.stack for _, layer in bt.layers(model)}:
+    stack.close()
