@@ -213,15 +213,16 @@ static bl_status add_messages(writer *w, const bl_chat_message *messages, size_t
 
 bool bl_chat_template_takes_objects(const bl_chat_template *chat)
 {
-    (void)chat;
-    return false; /* prefixes and suffixes have no place for them */
+    return chat->jinja != NULL; /* prefixes and suffixes have no place for them */
 }
 
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
                                   size_t n_messages, const json_t *context, bool train_on_inputs,
                                   bl_ids *ids, bl_ids *labels)
 {
-    (void)context; /* of templates that take objects */
+    if (chat->jinja)
+        return bl_chat_rendered_encode(chat, messages, n_messages, context, train_on_inputs, ids,
+                                       labels);
     writer w = {.chat = chat, .train_on_inputs = train_on_inputs, .ids = ids, .labels = labels};
 
     bl_status st = add_messages(&w, messages, n_messages);
@@ -234,13 +235,15 @@ bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const bl_chat_message *messages, size_t n_messages,
                                          const json_t *context, bl_ids *ids)
 {
-    (void)context;
     bl_ids labels = {0};
     writer w = {.chat = chat, .ids = ids, .labels = &labels};
 
-    if (n_messages > 0 && messages[n_messages - 1].role != BL_CHAT_USER)
+    bl_chat_role last = n_messages > 0 ? messages[n_messages - 1].role : BL_CHAT_USER;
+    if (last != BL_CHAT_USER && (!chat->jinja || last != BL_CHAT_TOOL))
         return BL_FAIL(BL_EINPUT, "message %zu: the last message must be the user's, not the %s's",
-                       n_messages - 1, bl_chat_role_names[messages[n_messages - 1].role]);
+                       n_messages - 1, bl_chat_role_names[last]);
+    if (chat->jinja)
+        return bl_chat_rendered_encode_prompt(chat, messages, n_messages, context, ids);
     bl_status st = add_messages(&w, messages, n_messages);
     if (st == BL_OK) st = add_text(&w, &chat->prefix[BL_CHAT_ASSISTANT]);
     if (st == BL_OK) st = flush(&w);
@@ -251,6 +254,7 @@ bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
 
 int32_t bl_chat_template_end(const bl_chat_template *chat)
 {
+    if (chat->jinja) return chat->end;
     for (size_t i = 0; i < chat->answer_end.n; i++)
         if (chat->answer_end.piece[i].id >= 0) return chat->answer_end.piece[i].id;
     return -1;

@@ -31,7 +31,10 @@ struct bl_chat_template {
     bool learns_suffix;
     bool has_role[BL_CHAT_N_ROLES];
     bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;
-    bl_jinja *jinja;   /* NULL, or the model's own text, which writes all */
+    bl_jinja *jinja; /* NULL, or a jinja text, which writes all (rendered.c) */
+    uint64_t jinja_hash;
+    struct tm now;     /* what strftime_now writes */
+    int32_t end;       /* bl_chat_template_end of it */
     char *system_head; /* NULL, or what every conversation's system message begins with */
 };
 
@@ -40,6 +43,17 @@ extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1]; /* the last: t
 /* BL_EUSAGE "place: ...": the text spells <|a token|> that the tokenizer does not have. */
 bl_status bl_chat_text_split(const bl_tokenizer *tokenizer, const char *place, const char *text,
                              bl_chat_text *out);
+
+/* Fills an empty template from a jinja text; `place` begins its errors. BL_EUSAGE, BL_ENOMEM. */
+bl_status bl_chat_rendered_load(bl_chat_template *chat, const char *place, const char *text,
+                                size_t n_bytes, const char *date);
+/* bl_chat_template_encode and bl_chat_template_encode_prompt of it. */
+bl_status bl_chat_rendered_encode(const bl_chat_template *chat, const bl_chat_message *messages,
+                                  size_t n, const json_t *context, bool train_on_inputs,
+                                  bl_ids *ids, bl_ids *labels);
+bl_status bl_chat_rendered_encode_prompt(const bl_chat_template *chat,
+                                         const bl_chat_message *messages, size_t n,
+                                         const json_t *context, bl_ids *ids);
 
 /* Fills an empty template from the file chat->name. */
 bl_status bl_chat_file_read(bl_chat_template *chat);

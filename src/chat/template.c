@@ -20,6 +20,8 @@ const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "
 
 #define NAMES "llama2, llama3, llama3.1, llama3.2 or the path of a template file"
 
+static const char own_name[] = "of the model"; /* a jinja text that is none of the families' */
+
 /* ---- texts ---- */
 
 static bl_status add_piece(int32_t id, const char *text, size_t n_bytes, bl_chat_text *out)
@@ -213,10 +215,7 @@ static bl_status recognize(const bl_tokenizer *tokenizer, family *found)
 
     if (jinja) {
         BL_TRY(recognize_text(jinja, found));
-        if (*found != FAMILY_FILE) return BL_OK;
-        return BL_FAIL(
-            BL_EUSAGE,
-            "chat_template: the model's own template is none that Ballast knows; give " NAMES);
+        return BL_OK; /* rendered as it is */
     }
     /* A base model: its special tokens tell, since Llama 3.1's and 3.2's are the same and so is
      * what their templates write. */
@@ -245,9 +244,32 @@ static bool is_date(const char *text)
            text[6] == ' ' && year >= 1000;
 }
 
+static bool is_jinja_file(const char *path)
+{
+    static const char *const endings[] = {".jinja", ".jinja2", ".j2"};
+    size_t n = strlen(path);
+
+    for (size_t i = 0; i < BL_COUNT(endings); i++)
+        if (n > strlen(endings[i]) && !strcmp(path + n - strlen(endings[i]), endings[i]))
+            return true;
+    return false;
+}
+
+static bl_status read_jinja_file(bl_chat_template *chat, const char *date)
+{
+    void *bytes;
+    size_t n_bytes;
+
+    BL_TRY(bl_file_read_all(chat->name, BL_JINJA_MAX_TEMPLATE_BYTES, &bytes, &n_bytes));
+    bl_status st = bl_chat_rendered_load(chat, chat->name, bytes, n_bytes, date);
+    free(bytes);
+    return st;
+}
+
 static bl_status build(bl_chat_template *chat, family which, const char *date)
 {
-    bool dated = which == FAMILY_LLAMA3_1 || which == FAMILY_LLAMA3_2;
+    bool rendered = which == FAMILY_FILE && (chat->recognized || is_jinja_file(chat->name));
+    bool dated = rendered || which == FAMILY_LLAMA3_1 || which == FAMILY_LLAMA3_2;
 
     if (date && !dated)
         return BL_FAIL(BL_EUSAGE, "template_date: chat_template %s writes no date", chat->name);
@@ -265,9 +287,14 @@ static bl_status build(bl_chat_template *chat, family which, const char *date)
     case FAMILY_FILE:
         break;
     }
+    if (!date) date = BL_CHAT_DEFAULT_DATE;
+    if (chat->recognized) {
+        const char *text = bl_tokenizer_chat_template(chat->tokenizer);
+        return bl_chat_rendered_load(chat, "the model's chat template", text, strlen(text), date);
+    }
     if (!bl_file_exists(chat->name))
         return BL_FAIL(BL_EUSAGE, "chat_template %s: no such file; expected " NAMES, chat->name);
-    return bl_chat_file_read(chat);
+    return rendered ? read_jinja_file(chat, date) : bl_chat_file_read(chat);
 }
 
 bl_status bl_chat_template_load(const char *name, const char *date, const bl_tokenizer *tokenizer,
@@ -281,7 +308,9 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
     else
         BL_TRY(recognize(tokenizer, &which));
     bl_chat_template *chat = calloc(1, sizeof *chat);
-    if (!chat || !(chat->name = strdup(name ? name : family_names[which]))) {
+    if (!chat || !(chat->name = strdup(name                   ? name
+                                       : which == FAMILY_FILE ? own_name
+                                                              : family_names[which]))) {
         free(chat);
         return BL_FAIL(BL_ENOMEM, "chat template");
     }
@@ -328,6 +357,7 @@ uint64_t bl_chat_template_hash(const bl_chat_template *chat)
         hash = hash_text(&chat->suffix[role], hash_text(&chat->prefix[role], hash));
     hash =
         hash_text(&chat->answer_end, hash_text(&chat->answer_start, hash_text(&chat->begin, hash)));
+    hash = chat->jinja ? XXH3_64bits_withSeed(&chat->jinja_hash, sizeof hash, hash) : hash;
     const char *head = chat->system_head ? chat->system_head : "";
     return XXH3_64bits_withSeed(head, strlen(head), hash);
 }

@@ -15,10 +15,11 @@
  * 3.2's writes the day it runs where it can; what a run trains must not depend on the day it is
  * started.
  *
- * Anything else is the path of a file of role prefixes and suffixes, docs/data.md. Without a name
- * the model's own text decides (tokenizer_config.json, chat_template.jinja) if it is one of the
- * above, else special tokens that only one of them has; where neither is certain, the caller is
- * told to name one.
+ * Anything else is the path of a file, docs/data.md: a jinja text (.jinja, .jinja2, .j2), or role
+ * prefixes and suffixes. Without a name the model's own text decides (tokenizer_config.json,
+ * chat_template.jinja): one of the above if it is theirs, else rendered as it is (rendered.c).
+ * Without a text, special tokens that only one of the families has decide; where that is not
+ * certain, the caller is asked to name one.
  *
  * Masks are exact by construction: an assistant's content is tokenized apart from its header and
  * joined as ids. Learned are the content and the token that ends the turn, never a header. Text in

@@ -41,10 +41,8 @@ static const bl_option table[] = {
      .help = "messages to answer: a JSON list of role and content, or a file of it"},
     {OPTION(input_ids, STRING), .help = "token ids to continue: 1,2,3"},
     {OPTION(chat_template, STRING),
-     .help =
-         "of messages: llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if "
-         "it is one of these"},
-    {OPTION(template_date, STRING), .help = "the date that llama3.1 and llama3.2 write"},
+     .help = "of messages: llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own"},
+    {OPTION(template_date, STRING), .help = "the date that the template writes, if it writes one"},
     {OPTION(max_new_tokens, INT), .default_text = "128", .min = 0, .max = 1 << 20,
      .help = "tokens to add at most"},
     {OPTION(temperature, REAL), .default_text = "0", .min = 0, .max = 100,

@@ -44,10 +44,9 @@ static const bl_option table[] = {
     {KEY(dataset_text_field, STRING), .group = DATA, .default_text = "text",
      .help = "key of the text in rows of format text"},
     {KEY(chat_template, STRING), .group = DATA,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own, if it is one "
-             "of these"},
+     .help = "llama2, llama3, llama3.1, llama3.2, or a file; null: the model's own"},
     {KEY(template_date, STRING), .group = DATA,
-     .help = "date written by the llama3.1 and llama3.2 templates; default 26 Jul 2024"},
+     .help = "date written by templates that write one; default 26 Jul 2024"},
     {KEY(packing, ENUM), .group = DATA, .names = "none|pack|concatenate", .default_text = "none",
      .help = "samples per sequence: one, several kept apart, or one stream"},
     {KEY(max_seq_length, INT), .group = DATA, .min = 0, .max = 1048576, .default_text = "0",

@@ -81,9 +81,9 @@ const bl_option bl_train_options[] = {
      .help = "skip and count unreadable rows instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
      .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the "
-             "model's own template, if it is one of these"},
+             "model's own template"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
-     .help = "date written by the llama3.1 and llama3.2 templates; default 26 Jul 2024"},
+     .help = "date written by templates that write one; default 26 Jul 2024"},
 #undef GROUP
 
 #define GROUP "LoRA"

@@ -126,6 +126,109 @@ static void test_handmade_conversations(void **state)
     assert_true(number > 60 && n_prompts > 30);
 }
 
+/* ChatML as a jinja text gives the ids and labels that ChatML as prefixes and suffixes gives, also
+ * where a message spells a special token. */
+static void test_jinja_text(void **state)
+{
+    static const char text[] =
+        "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\\n' + "
+        "message['content'] + '<|im_end|>' + '\\n'}}{% endfor %}{% if add_generation_prompt %}"
+        "{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    const char *path = write_file("chatml.jinja", text);
+    size_t number, n_cases = 0;
+    const json_t *entry;
+    (void)state;
+
+    json_array_foreach(json_object_get(golden, "cases"), number, entry)
+    {
+        if (strcmp(get(entry, "template"), "chatml")) continue;
+        bl_chat_template *chat = load(path, NULL, chat_tokenizer);
+        bl_chat_message messages[8];
+        bl_ids ids = {0}, labels = {0};
+        size_t n = read_messages(json_object_get(entry, "messages"), messages, 8);
+        assert_true(bl_chat_template_takes_objects(chat));
+        if (bl_chat_template_encode(chat, messages, n, NULL, false, &ids, &labels) != BL_OK)
+            fail_msg("case %zu: %s", number, bl_error_text());
+        check_list(json_object_get(entry, "ids"), ids.id, ids.n, "ids", number);
+        check_list(json_object_get(entry, "labels"), labels.id, labels.n, "labels", number);
+        check_prompt(chat, entry, messages, n, number);
+        assert_int_equal(bl_chat_template_end(chat),
+                         bl_tokenizer_token_to_id(chat_tokenizer, "<|im_end|>"));
+        n_cases++;
+        bl_ids_free(&ids);
+        bl_ids_free(&labels);
+        bl_chat_template_destroy(chat);
+    }
+    assert_true(n_cases > 10);
+}
+
+/* Encodes a conversation of user, assistant, user, assistant; *text gets what is learned. */
+static bl_status learn(const char *jinja, bool masks_first, char **text)
+{
+    const bl_chat_message messages[] = {
+        {.role = BL_CHAT_USER, .content = "ab"},
+        {.role = BL_CHAT_ASSISTANT, .content = "cd", .is_masked = masks_first},
+        {.role = BL_CHAT_USER, .content = "ef"},
+        {.role = BL_CHAT_ASSISTANT, .content = "gh"}};
+    bl_chat_template *chat = load(write_file("own.jinja", jinja), NULL, chat_tokenizer);
+    bl_ids ids = {0}, labels = {0}, learned = {0};
+
+    bl_status st = bl_chat_template_encode(chat, messages, 4, NULL, false, &ids, &labels);
+    for (size_t i = 0; st == BL_OK && i < labels.n; i++)
+        if (labels.id[i] != M) assert_int_equal(bl_ids_push(&learned, labels.id[i]), BL_OK);
+    if (st == BL_OK)
+        st = bl_tokenizer_decode(chat_tokenizer, learned.id, learned.n, false, text, NULL);
+    bl_ids_free(&ids);
+    bl_ids_free(&labels);
+    bl_ids_free(&learned);
+    bl_chat_template_destroy(chat);
+    return st;
+}
+
+#define EACH(answer)                                                                               \
+    "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}\n{% else %}A" answer         \
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}A{% endif %}"
+
+static void test_learned_parts(void **state)
+{
+    static const struct {
+        const char *jinja, *learned;
+        bool masks_first;
+    } cases[] = {
+        {EACH("{{ m.content }}<|im_end|>\n"), "cd<|im_end|>gh<|im_end|>", false},
+        {EACH("{{ m.content }}<|im_end|>\n"), "gh<|im_end|>", true},
+        {EACH("{{ m.content }}!\n"), "cd!\ngh!", false}, /* the text's last newline is dropped */
+        {EACH("<t>{{ m.content }}<|im_end|>"), "<t>cd<|im_end|><t>gh<|im_end|>", false},
+        {EACH("<t>{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"), "cdgh", false},
+        {EACH("<t>{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"), "gh", true}};
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char *text = NULL;
+        if (learn(cases[i].jinja, cases[i].masks_first, &text) != BL_OK)
+            fail_msg("case %zu: %s", i, bl_error_text());
+        if (strncmp(text, cases[i].learned, strlen(cases[i].learned)))
+            fail_msg("case %zu: %s, expected %s", i, text, cases[i].learned);
+        free(text);
+    }
+}
+
+/* A template that writes an earlier answer otherwise than the last one. */
+static void test_broken_prefixes(void **state)
+{
+    char *text;
+    (void)state;
+
+    assert_int_equal(
+        learn(EACH("{% if loop.last %}<t>{% endif %}{{ m.content }}<|im_end|>"), false, &text),
+        BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "message 1: chat template "));
+    assert_non_null(strstr(bl_error_text(), "{% generation %} around answers"));
+    assert_int_equal(learn("{{ raise_exception('no ' ~ messages[0].content) }}", false, &text),
+                     BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "own.jinja:1: no ab"));
+}
+
 static uint64_t fnv1a(const int32_t *values, int64_t n, uint64_t hash)
 {
     for (int64_t i = 0; i < n; i++)
@@ -189,7 +292,8 @@ static void test_real_data_sets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_handmade_conversations),
+        cmocka_unit_test(test_handmade_conversations), cmocka_unit_test(test_jinja_text),
+        cmocka_unit_test(test_learned_parts),          cmocka_unit_test(test_broken_prefixes),
         cmocka_unit_test(test_real_data_sets),
     };
     data_folder = getenv("BALLAST_TEST_DATA");

@@ -75,14 +75,16 @@ static void test_recognition(void **state)
                      "llama3");
     check_recognized(
         FIXTURE, "{% for message in messages %}{{ 'You are kind' }}{{ " MESSAGE3 " }}{% endfor %}",
-        NULL);
-    check_recognized(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}", NULL);
-    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", NULL);
+        "of the model");
+    check_recognized(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}",
+                     "of the model");
+    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", "of the model");
     check_recognized(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
     check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
     check_recognized(SPM_FIXTURE,
-                     "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2, NULL);
-    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", NULL);
+                     "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2,
+                     "of the model");
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", "of the model");
     check_recognized(SPM_FIXTURE, NULL, NULL);
     bl_tokenizer *tokenizer = with_config(
         SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Writes a conversation with a jinja template: the model's own text, or a file.
+ *
+ * Learned is what {% generation %} encloses, where the template has it. Else it is what a rendering
+ * with an answer has behind the rendering of what precedes the answer, which ends with the
+ * generation prompt: up to the last special token, where only white space follows. Each of these
+ * renderings must be the beginning of the whole one.
+ *
+ * Text of a message that spells a special token gets a mark inside it before the template sees it,
+ * so that it is no special token in the rendered text; the mark is removed before tokenizing. */
+#include <stdlib.h>
+#include <string.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "chat/internal.h"
+#include "tokenizer/text.h"
+
+#define MARK "\xee\x84\x80" /* U+E100, private use */
+
+typedef struct conversation {
+    const bl_chat_template *chat;
+    const bl_chat_message *message;
+    size_t n;
+    json_t *variables; /* owned; with the messages under "messages" */
+    json_t *messages;  /* owned: all of them, as the template takes them */
+} conversation;
+
+/* Bytes [begin, end) of the rendered text. */
+typedef struct part {
+    size_t begin, end;
+    bool learned;
+} part;
+
+/* ---- what the template sees ---- */
+
+/* The text, with a mark behind the first character of each special token that it spells. */
+static bl_status mark_text(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                           json_t **out)
+{
+    bl_bytes marked = {0};
+    bl_special_match match;
+    size_t cursor = 0, done = 0;
+    bl_status st = BL_OK;
+
+    if (bl_text_find(text, n_bytes, MARK, strlen(MARK)))
+        return BL_FAIL(BL_EINPUT, "a text has U+E100, which Ballast uses itself");
+    while (bl_tokenizer_next_special(tokenizer, text, n_bytes, &cursor, done, &match)) {
+        size_t at = match.start; /* white space that the token strips is not a part of its name */
+        while (at + 1 < match.end && strchr(" \t\r\n", text[at])) at++;
+        do at++;
+        while (at < match.end && ((unsigned char)text[at] & 0xc0) == 0x80);
+        BL_TRY_GOTO(st, done, bl_bytes_append(&marked, text + done, at - done));
+        BL_TRY_GOTO(st, done, bl_bytes_append(&marked, MARK, strlen(MARK)));
+        done = at;
+    }
+    BL_TRY_GOTO(st, done, bl_bytes_append(&marked, text + done, n_bytes - done));
+    *out = json_stringn_nocheck(marked.n ? marked.data : "", marked.n);
+    if (!*out) st = BL_FAIL(BL_ENOMEM, "chat template: a message");
+done:
+    bl_bytes_free(&marked);
+    return st;
+}
+
+/* A copy of the value whose texts are marked. */
+static bl_status mark_value(const bl_tokenizer *tokenizer, const json_t *value, json_t **out)
+{
+    const char *key;
+    json_t *child, *copy;
+    size_t i;
+
+    *out = NULL;
+    if (json_is_string(value))
+        return mark_text(tokenizer, json_string_value(value), json_string_length(value), out);
+    if (!json_is_object(value) && !json_is_array(value)) {
+        *out = json_incref((json_t *)value);
+        return BL_OK;
+    }
+    json_t *whole = json_is_object(value) ? json_object() : json_array();
+    bl_status st = whole ? BL_OK : BL_FAIL(BL_ENOMEM, "chat template: a message");
+    if (json_is_object(value)) json_object_foreach((json_t *)value, key, child)
+        {
+            BL_TRY_GOTO(st, done, mark_value(tokenizer, child, &copy));
+            if (json_object_set_new(whole, key, copy))
+                st = BL_FAIL(BL_ENOMEM, "chat template: a message");
+        }
+    else
+        json_array_foreach((json_t *)value, i, child)
+        {
+            BL_TRY_GOTO(st, done, mark_value(tokenizer, child, &copy));
+            if (json_array_append_new(whole, copy))
+                st = BL_FAIL(BL_ENOMEM, "chat template: a message");
+        }
+done:
+    if (st != BL_OK) json_decref(whole);
+    *out = st == BL_OK ? whole : NULL;
+    return st;
+}
+
+static bl_status add_variable(conversation *c, const char *name, json_t *value)
+{
+    return value && !json_object_set_new(c->variables, name, value)
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "chat template: %s", name);
+}
+
+static bl_status add_special_tokens(conversation *c)
+{
+    const bl_tokenizer *tokenizer = c->chat->tokenizer;
+    size_t n_eos;
+    const int32_t *eos = bl_tokenizer_eos(tokenizer, &n_eos);
+    const char *bos = bl_tokenizer_id_to_token(tokenizer, bl_tokenizer_bos(tokenizer));
+    const char *end = n_eos ? bl_tokenizer_id_to_token(tokenizer, eos[0]) : NULL;
+
+    if (bos) BL_TRY(add_variable(c, "bos_token", json_string(bos)));
+    return end ? add_variable(c, "eos_token", json_string(end)) : BL_OK;
+}
+
+static bl_status add_context(conversation *c, const json_t *context)
+{
+    static const char *const names[] = {"tools", "documents"};
+    const char *key;
+    json_t *value, *copy;
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        value = json_object_get(context, names[i]);
+        copy = json_null();
+        if (value) BL_TRY(mark_value(c->chat->tokenizer, value, &copy));
+        BL_TRY(add_variable(c, names[i], copy));
+    }
+    json_object_foreach(json_object_get(context, "chat_template_kwargs"), key, value)
+    {
+        BL_TRY(mark_value(c->chat->tokenizer, value, &copy));
+        BL_TRY(add_variable(c, key, copy));
+    }
+    return BL_OK;
+}
+
+static bl_status add_messages(conversation *c)
+{
+    json_t *all = json_array(), *one;
+    bl_status st = all ? BL_OK : BL_FAIL(BL_ENOMEM, "chat template: messages");
+
+    for (size_t i = 0; i < c->n && st == BL_OK; i++) {
+        const bl_chat_message *m = &c->message[i];
+        json_t *object = m->object ? json_incref((json_t *)m->object)
+                                   : json_pack("{s:s, s:s}", "role", bl_chat_role_names[m->role],
+                                               "content", m->content);
+        st = object ? mark_value(c->chat->tokenizer, object, &one)
+                    : BL_FAIL(BL_EINPUT, "message %zu: not UTF-8", i);
+        if (st == BL_OK && json_array_append_new(all, one))
+            st = BL_FAIL(BL_ENOMEM, "chat template: messages");
+        json_decref(object);
+    }
+    if (st == BL_OK) st = bl_jinja_prepare_messages(all, &c->messages);
+    json_decref(all);
+    return st;
+}
+
+static bl_status open_conversation(const bl_chat_template *chat, const bl_chat_message *messages,
+                                   size_t n, const json_t *context, conversation *c)
+{
+    *c = (conversation){.chat = chat, .message = messages, .n = n, .variables = json_object()};
+    if (!n) return BL_FAIL(BL_EINPUT, "a conversation without a turn");
+    if (!c->variables) return BL_FAIL(BL_ENOMEM, "chat template");
+    BL_TRY(add_special_tokens(c));
+    BL_TRY(add_context(c, context));
+    return add_messages(c);
+}
+
+static void close_conversation(conversation *c)
+{
+    json_decref(c->variables);
+    json_decref(c->messages);
+}
+
+/* Renders the first n messages. */
+static bl_status render(conversation *c, size_t n, bool prompt, bl_jinja_output *out)
+{
+    json_t *messages = json_array();
+
+    *out = (bl_jinja_output){0};
+    for (size_t i = 0; i < n; i++)
+        if (json_array_append(messages, json_array_get(c->messages, i))) {
+            json_decref(messages);
+            return BL_FAIL(BL_ENOMEM, "chat template: messages");
+        }
+    BL_TRY(add_variable(c, "messages", messages));
+    BL_TRY(add_variable(c, "add_generation_prompt", json_boolean(prompt)));
+    return bl_jinja_render(c->chat->jinja, c->variables, &c->chat->now, out);
+}
+
+/* ---- ids ---- */
+
+/* Text between special tokens, without its marks. */
+static bl_status encode_text(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
+                             unsigned flags, bl_ids *ids)
+{
+    bl_bytes plain = {0};
+    bl_status st = BL_OK;
+
+    for (size_t at = 0; at < n_bytes && st == BL_OK;) {
+        const char *mark = bl_text_find(text + at, n_bytes - at, MARK, strlen(MARK));
+        size_t n = mark ? (size_t)(mark - text) - at : n_bytes - at;
+        st = bl_bytes_append(&plain, text + at, n);
+        at += n + (mark ? strlen(MARK) : 0);
+    }
+    if (st == BL_OK && plain.n)
+        st = bl_tokenizer_encode(tokenizer, plain.data, plain.n, flags, ids);
+    bl_bytes_free(&plain);
+    return st;
+}
+
+/* Appends the ids of bytes [begin, end). *flags says what precedes them, and then what follows. */
+static bl_status encode_part(const bl_tokenizer *tokenizer, const char *text, size_t begin,
+                             size_t end, unsigned *flags, bl_ids *ids)
+{
+    size_t n_bytes = end - begin, cursor = 0, done = 0;
+    bl_special_match match;
+
+    text += begin;
+    while (bl_tokenizer_next_special(tokenizer, text, n_bytes, &cursor, done, &match)) {
+        BL_TRY(encode_text(tokenizer, text + done, match.start - done, *flags, ids));
+        BL_TRY(bl_ids_push(ids, match.id));
+        *flags = BL_AFTER_TOKEN;
+        done = match.end;
+    }
+    if (done == n_bytes) return BL_OK;
+    BL_TRY(encode_text(tokenizer, text + done, n_bytes - done, *flags, ids));
+    *flags = BL_CONTINUATION;
+    return BL_OK;
+}
+
+static bl_status encode_parts(const bl_chat_template *chat, const bl_jinja_output *out,
+                              const part *parts, size_t n, bool all, bl_ids *ids, bl_ids *labels)
+{
+    unsigned flags = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        BL_TRY(encode_part(chat->tokenizer, out->text, parts[i].begin, parts[i].end, &flags, ids));
+        BL_TRY(bl_ids_reserve(labels, ids->n - labels->n));
+        for (; labels->n < ids->n; labels->n++)
+            labels->id[labels->n] = all || parts[i].learned ? ids->id[labels->n] : BL_LABEL_MASKED;
+    }
+    return BL_OK;
+}
+
+/* ---- what is learned ---- */
+
+/* Where the learned text that begins at `begin` ends: behind its last special token if only white
+ * space follows, else at `end`. *id gets the token; -1: none. */
+static size_t find_end(const bl_tokenizer *tokenizer, const char *text, size_t begin, size_t end,
+                       int32_t *id)
+{
+    size_t cursor = begin, last = begin, at;
+    bl_special_match match;
+
+    *id = -1;
+    while (bl_tokenizer_next_special(tokenizer, text, end, &cursor, last, &match)) {
+        last = match.end;
+        *id = match.id;
+    }
+    for (at = last; at < end && strchr(" \t\r\n", text[at]);) at++;
+    if (*id >= 0 && at == end) return last;
+    *id = -1;
+    return end;
+}
+
+static bl_status fail_prefix(const bl_chat_template *chat, size_t i, const char *what)
+{
+    return BL_FAIL(BL_EINPUT,
+                   "message %zu: chat template %s writes %s in another way when more messages "
+                   "follow, so that the answer's place is not certain; give a chat_template with "
+                   "{%% generation %%} around answers, or rows with one answer",
+                   i, chat->name, what);
+}
+
+static bool begins_with(const bl_jinja_output *whole, const bl_jinja_output *start)
+{
+    return start->n_bytes <= whole->n_bytes && !memcmp(whole->text, start->text, start->n_bytes);
+}
+
+/* The place of the answer that is message i. */
+static bl_status find_answer(conversation *c, const bl_jinja_output *whole, size_t i, part *out)
+{
+    bl_jinja_output before = {0}, with = {0};
+    int32_t id;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, render(c, i, true, &before));
+    if (!begins_with(whole, &before)) {
+        st = fail_prefix(c->chat, i, "what precedes an answer");
+        goto done;
+    }
+    out->begin = before.n_bytes;
+    out->end = whole->n_bytes;
+    if (i + 1 < c->n) {
+        BL_TRY_GOTO(st, done, render(c, i + 1, false, &with));
+        out->end = with.n_bytes;
+        if (!begins_with(whole, &with) || with.n_bytes < before.n_bytes) {
+            st = fail_prefix(c->chat, i, "an answer");
+            goto done;
+        }
+    }
+    out->end = find_end(c->chat->tokenizer, whole->text, out->begin, out->end, &id);
+    out->learned = true;
+done:
+    bl_jinja_output_free(&before);
+    bl_jinja_output_free(&with);
+    return st;
+}
+
+/* A place per answer that is learned, in order. */
+static bl_status find_answers(conversation *c, const bl_jinja_output *whole, part *out, size_t *n)
+{
+    size_t n_answers = 0, n_masked = 0, at = 0;
+
+    *n = 0;
+    for (size_t i = 0; i < c->n; i++) {
+        n_answers += c->message[i].role == BL_CHAT_ASSISTANT;
+        n_masked += c->message[i].role == BL_CHAT_ASSISTANT && c->message[i].is_masked;
+    }
+    bool has_spans = bl_jinja_has_generation(c->chat->jinja);
+    if (has_spans && n_masked && whole->n_spans != n_answers)
+        return BL_FAIL(BL_EINPUT,
+                       "%zu answers in %zu places: which of them carries no loss is not certain",
+                       n_answers, whole->n_spans);
+    for (size_t i = 0; has_spans && !n_masked && i < whole->n_spans; i++)
+        out[(*n)++] = (part){whole->span[i].begin, whole->span[i].end, true};
+    for (size_t i = 0; (!has_spans || n_masked) && i < c->n; i++) {
+        if (c->message[i].role != BL_CHAT_ASSISTANT) continue;
+        part answer = {0};
+        if (has_spans)
+            answer = (part){whole->span[at].begin, whole->span[at].end, true};
+        else if (!c->message[i].is_masked)
+            BL_TRY(find_answer(c, whole, i, &answer));
+        at++;
+        if (c->message[i].is_masked) continue;
+        if (*n && answer.begin < out[*n - 1].end) return fail_prefix(c->chat, i, "an answer");
+        out[(*n)++] = answer;
+    }
+    return BL_OK;
+}
+
+static bl_status encode_learned(conversation *c, const bl_jinja_output *whole, bool all,
+                                bl_ids *ids, bl_ids *labels)
+{
+    size_t most = c->n + whole->n_spans, n, n_parts = 0, at = 0;
+    part *answer = calloc(most, sizeof *answer), *parts = calloc(2 * most + 1, sizeof *parts);
+    bl_status st = answer && parts ? BL_OK : BL_FAIL(BL_ENOMEM, "chat template: answers");
+
+    if (st == BL_OK) st = find_answers(c, whole, answer, &n);
+    for (size_t i = 0; st == BL_OK && i < n; i++) {
+        parts[n_parts++] = (part){at, answer[i].begin, false};
+        parts[n_parts++] = answer[i];
+        at = answer[i].end;
+    }
+    if (st == BL_OK) {
+        parts[n_parts++] = (part){at, whole->n_bytes, false};
+        st = encode_parts(c->chat, whole, parts, n_parts, all, ids, labels);
+    }
+    free(answer);
+    free(parts);
+    return st;
+}
+
+bl_status bl_chat_rendered_encode(const bl_chat_template *chat, const bl_chat_message *messages,
+                                  size_t n, const json_t *context, bool train_on_inputs,
+                                  bl_ids *ids, bl_ids *labels)
+{
+    bl_jinja_output whole = {0};
+    conversation c;
+
+    bl_status st = open_conversation(chat, messages, n, context, &c);
+    if (st == BL_OK) st = render(&c, n, false, &whole);
+    if (st == BL_OK) st = encode_learned(&c, &whole, train_on_inputs, ids, labels);
+    bl_jinja_output_free(&whole);
+    close_conversation(&c);
+    return st;
+}
+
+bl_status bl_chat_rendered_encode_prompt(const bl_chat_template *chat,
+                                         const bl_chat_message *messages, size_t n,
+                                         const json_t *context, bl_ids *ids)
+{
+    bl_jinja_output out = {0};
+    unsigned flags = 0;
+    conversation c;
+
+    bl_status st = open_conversation(chat, messages, n, context, &c);
+    if (st == BL_OK) st = render(&c, n, true, &out);
+    if (st == BL_OK) st = encode_part(chat->tokenizer, out.text, 0, out.n_bytes, &flags, ids);
+    bl_jinja_output_free(&out);
+    close_conversation(&c);
+    return st;
+}
+
+/* ---- loading ---- */
+
+/* The token that ends an answer, of a short conversation; -1 where the template writes none, or
+ * does not write that conversation. */
+static int32_t find_end_token(const bl_chat_template *chat)
+{
+    static const bl_chat_message probe[] = {{.role = BL_CHAT_USER, .content = "a"},
+                                            {.role = BL_CHAT_ASSISTANT, .content = "b"}};
+    bl_jinja_output whole = {0};
+    int32_t id = -1;
+    conversation c;
+
+    if (open_conversation(chat, probe, 2, NULL, &c) == BL_OK &&
+        render(&c, 2, false, &whole) == BL_OK)
+        find_end(chat->tokenizer, whole.text, 0, whole.n_bytes, &id);
+    bl_jinja_output_free(&whole);
+    close_conversation(&c);
+    return id;
+}
+
+bl_status bl_chat_rendered_load(bl_chat_template *chat, const char *place, const char *text,
+                                size_t n_bytes, const char *date)
+{
+    if (!strptime(date, "%d %b %Y", &chat->now))
+        return BL_FAIL(BL_EUSAGE, "template_date: expected a date such as 26 Jul 2024, got %.80s",
+                       date);
+    chat->jinja_hash = XXH3_64bits_withSeed(text, n_bytes, XXH3_64bits(date, strlen(date)));
+    bl_status st = bl_jinja_parse(place, text, n_bytes, &chat->jinja);
+    if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "chat_template");
+    chat->end = find_end_token(chat);
+    return BL_OK;
+}
