@@ -310,8 +310,7 @@ static const data_case data_cases[] = {
     {"", 0, "data.jsonl"},
     {"\n \n", 0, "data.jsonl"},
     {"<html>\n", 0, "data.jsonl: is an HTML page"},
-    {"\037\213\010\0\0\0\0\0\0\003", 10,
-     "data.jsonl: is gzip data, not JSON or JSON lines: decompress it first"},
+    {"\037\213\010\0\0\0\0\0\0\003", 10, "data.jsonl: damaged gzip data: it ends early"},
     {"PAR1\025\004\025\020", 8, "data.jsonl: is a Parquet file"},
     {"prompt,completion\na,b\n", 0, "data.jsonl:1: is not JSON and looks like CSV"},
 };
