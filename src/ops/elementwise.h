@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* elementwise.h -- SwiGLU, residual additions, biases, dropout, token embedding. */
+/* elementwise.h -- SwiGLU, GELU, residual additions, biases, dropout, token embedding. */
 #ifndef BALLAST_OPS_ELEMENTWISE_H
 #define BALLAST_OPS_ELEMENTWISE_H
 
@@ -24,6 +24,30 @@ typedef struct bl_swiglu_backward_args {
     bl_tensor gate_up, dh, d_gate_up;
 } bl_swiglu_backward_args;
 BL_API bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
+
+/* GELU, Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2, without a gate. Phi is the normal
+ * distribution's function, phi its density.
+ *   BL_GELU_ERF   h = u Phi(u) = u (1 + erf(u / sqrt(2))) / 2; transformers' "gelu"
+ *   BL_GELU_TANH  h = u (1 + tanh(c)) / 2 = u sigma(2 c), c = sqrt(2 / pi) (u + 0.044715 u^3);
+ *                 transformers' "gelu_new", "gelu_pytorch_tanh" */
+typedef enum bl_gelu_form { BL_GELU_ERF, BL_GELU_TANH } bl_gelu_form;
+
+/* h_i = gelu(u_i) for i < n, overwritten; h may be u. */
+typedef struct bl_gelu_forward_args {
+    int64_t n;
+    bl_gelu_form form;
+    bl_tensor u, h;
+} bl_gelu_forward_args;
+BL_API bl_status bl_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args);
+
+/* du_i = dh_i gelu'(u_i), overwritten; may be u or dh. gelu' is Phi(u) + u phi(u), or s + u s (1 -
+ * s) 2 c', s = sigma(2 c). */
+typedef struct bl_gelu_backward_args {
+    int64_t n;
+    bl_gelu_form form;
+    bl_tensor u, dh, du;
+} bl_gelu_backward_args;
+BL_API bl_status bl_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args);
 
 /* y_i = a_i + b_i for i < n; y may be a or b. All are of one dtype; CUDA: fp32
  * or bf16. */

@@ -8,11 +8,15 @@
 #define BL_OPS_LIST(X)                                                                             \
     X(rmsnorm_forward)                                                                             \
     X(rmsnorm_backward)                                                                            \
+    X(layernorm_forward)                                                                           \
+    X(layernorm_backward)                                                                          \
     X(rope)                                                                                        \
     X(attention_forward)                                                                           \
     X(attention_backward)                                                                          \
     X(swiglu_forward)                                                                              \
     X(swiglu_backward)                                                                             \
+    X(gelu_forward)                                                                                \
+    X(gelu_backward)                                                                               \
     X(add)                                                                                         \
     X(add_bias)                                                                                    \
     X(scale)                                                                                       \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* norm.h -- RMSNorm. Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4, with epsilon inside the root
- * as Llama has it. */
+ * as Llama has it. LayerNorm. Ba, Kiros & Hinton 2016, arXiv:1607.06450, eq. 3 and 4, with epsilon
+ * inside the root and the variance of all H channels, as torch.nn.LayerNorm has them. */
 #ifndef BALLAST_OPS_NORM_H
 #define BALLAST_OPS_NORM_H
 
@@ -36,6 +37,33 @@ typedef struct bl_rmsnorm_backward_args {
     int64_t n_heads, row_stride;
 } bl_rmsnorm_backward_args;
 BL_API bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args);
+
+/* mean_t = mean_h x_th;  rstd_t = 1 / sqrt(mean_h (x_th - mean_t)^2 + eps);
+ * y_th = (x_th - mean_t) rstd_t w_h + b_h. Means are summed in double; mean_t is rounded to fp32
+ * before it is used.
+ * x (T,H) read; w, b (H) read, b may be NULL; y (T,H) overwritten, may be x; mean, rstd (T)
+ * overwritten, or both NULL. */
+typedef struct bl_layernorm_forward_args {
+    int64_t T, H;
+    double eps;
+    bl_tensor x, y;
+    const float *w, *b;
+    float *mean, *rstd;
+} bl_layernorm_forward_args;
+BL_API bl_status bl_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args);
+
+/* dx_th (+)= rstd_t (dy_th w_h - mean_k(dy_tk w_k)
+ *                    - (x_th - mean_t) rstd_t^2 mean_k(dy_tk w_k (x_tk - mean_t)))
+ * Weight and bias are frozen: no dw, no db. x (T,H), w (H), mean and rstd (T) of the forward, dy
+ * (T,H) read; dx (T,H) overwritten when accumulate is 0, else added to; dx may be dy when
+ * accumulate is 0. */
+typedef struct bl_layernorm_backward_args {
+    int64_t T, H;
+    int accumulate;
+    bl_tensor x, dy, dx;
+    const float *w, *mean, *rstd;
+} bl_layernorm_backward_args;
+BL_API bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args);
 
 #ifdef __cplusplus
 }

@@ -69,6 +69,20 @@ bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args 
     return ops->rmsnorm_backward(stream, args);
 }
 
+bl_status bl_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(CHECK_DTYPES("layernorm_forward", ops->act, args->x, args->y));
+    return ops->layernorm_forward(stream, args);
+}
+
+bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(CHECK_DTYPES("layernorm_backward", ops->act, args->x, args->dy, args->dx));
+    return ops->layernorm_backward(stream, args);
+}
+
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 {
     const ops_table *ops = ops_of(stream);
@@ -132,6 +146,20 @@ bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *a
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("swiglu_backward", ops->act, args->gate_up, args->dh, args->d_gate_up));
     return ops->swiglu_backward(stream, args);
+}
+
+bl_status bl_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(CHECK_DTYPES("gelu_forward", ops->act, args->u, args->h));
+    return ops->gelu_forward(stream, args);
+}
+
+bl_status bl_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args)
+{
+    const ops_table *ops = ops_of(stream);
+    BL_TRY(CHECK_DTYPES("gelu_backward", ops->act, args->u, args->dh, args->du));
+    return ops->gelu_backward(stream, args);
 }
 
 bl_status bl_add(bl_stream *stream, const bl_add_args *args)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* elementwise.c -- SwiGLU, sums, casts and the embedding on the CPU: rows are items of the pool. */
+/* elementwise.c -- SwiGLU, GELU, sums, casts and the embedding on the CPU: rows are items of the
+ * pool. */
 #include "ops/elementwise.h"
 
 #include "ops/cpu/ops_cpu.h"
@@ -57,6 +58,69 @@ bl_status ops_cpu_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_ar
     bl_swiglu_backward_args a = *args;
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item,
                 &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void gelu_erf_block(int64_t n, const float *u, float *h)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) h[i] = bl_gelu_erf(u[i]);
+}
+
+OPS_CLONES static void gelu_tanh_block(int64_t n, const float *u, float *h)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) h[i] = bl_gelu_tanh(u[i]);
+}
+
+static void gelu_forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_gelu_forward_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
+    (void)scratch;
+    if (a->form == BL_GELU_ERF)
+        gelu_erf_block(n, ops_f32(a->u) + begin, ops_f32(a->h) + begin);
+    else
+        gelu_tanh_block(n, ops_f32(a->u) + begin, ops_f32(a->h) + begin);
+}
+
+bl_status ops_cpu_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args)
+{
+    bl_gelu_forward_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), gelu_forward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void gelu_erf_gradient_block(int64_t n, const float *u, const float *dh,
+                                               float *du)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) du[i] = bl_gelu_erf_gradient(u[i], dh[i]);
+}
+
+OPS_CLONES static void gelu_tanh_gradient_block(int64_t n, const float *u, const float *dh,
+                                                float *du)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) du[i] = bl_gelu_tanh_gradient(u[i], dh[i]);
+}
+
+static void gelu_backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_gelu_backward_args *a = arg;
+    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
+    const float *u = ops_f32(a->u) + begin, *dh = ops_f32(a->dh) + begin;
+    (void)scratch;
+    if (a->form == BL_GELU_ERF)
+        gelu_erf_gradient_block(n, u, dh, ops_f32(a->du) + begin);
+    else
+        gelu_tanh_gradient_block(n, u, dh, ops_f32(a->du) + begin);
+}
+
+bl_status ops_cpu_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args)
+{
+    bl_gelu_backward_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.n, OPS_ITEM_ELEMENTS), gelu_backward_item, &a);
     return BL_OK;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* norm.c -- RMSNorm on the CPU: a row is summed in double in eight lanes of fixed order. */
+/* norm.c -- RMSNorm and LayerNorm on the CPU: a row is summed in double in eight lanes of fixed
+ * order. */
 #include "ops/norm.h"
 
 #include <math.h>
@@ -96,5 +97,127 @@ bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_
     bl_rmsnorm_backward_args a = *args;
     int64_t n_rows = count_rows(a.T, a.n_heads);
     bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows, ops_rows_per_item(a.H)), backward_item, &a);
+    return BL_OK;
+}
+
+/* ---- LayerNorm ---- */
+
+static double sum_lanes(vd8 lanes)
+{
+    double sum = 0;
+    for (int k = 0; k < 8; k++) sum += lanes[k];
+    return sum;
+}
+
+/* sum_h x_h in double. */
+OPS_CLONES static double plain_sum(int64_t H, const float *x)
+{
+    vd8 lanes = {0};
+    int64_t h = 0;
+    for (; h + 8 <= H; h += 8) lanes += __builtin_convertvector(*(const vf8 *)(x + h), vd8);
+    double sum = sum_lanes(lanes);
+    for (; h < H; h++) sum += (double)x[h];
+    return sum;
+}
+
+/* sum_h (x_h - mean)^2 in double. */
+OPS_CLONES static double centered_squares(int64_t H, double mean, const float *x)
+{
+    vd8 lanes = {0};
+    int64_t h = 0;
+    for (; h + 8 <= H; h += 8) {
+        vd8 off = __builtin_convertvector(*(const vf8 *)(x + h), vd8) - mean;
+        lanes += off * off;
+    }
+    double sum = sum_lanes(lanes);
+    for (; h < H; h++) sum += ((double)x[h] - mean) * ((double)x[h] - mean);
+    return sum;
+}
+
+/* sum_h dy_h w_h (x_h - mean) in double. */
+OPS_CLONES static double centered_triple_sum(int64_t H, double mean, const float *dy,
+                                             const float *w, const float *x)
+{
+    vd8 lanes = {0};
+    int64_t h = 0;
+    for (; h + 8 <= H; h += 8)
+        lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) *
+                 __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
+                 (__builtin_convertvector(*(const vf8 *)(x + h), vd8) - mean);
+    double sum = sum_lanes(lanes);
+    for (; h < H; h++) sum += (double)dy[h] * (double)w[h] * ((double)x[h] - mean);
+    return sum;
+}
+
+OPS_CLONES static void center_row(int64_t H, float mean, float rstd, const float *x, const float *w,
+                                  const float *b, float *y)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++)
+        y[h] = bl_layernorm_element(x[h], mean, rstd, w[h], b ? b[h] : 0.0f);
+}
+
+static void layer_forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_layernorm_forward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *x = ops_f32(a->x) + t * a->H;
+        float mean = (float)(plain_sum(a->H, x) / (double)a->H);
+        double variance = centered_squares(a->H, (double)mean, x) / (double)a->H;
+        float rstd = (float)(1.0 / sqrt(variance + a->eps));
+        center_row(a->H, mean, rstd, x, a->w, a->b, ops_f32(a->y) + t * a->H);
+        if (a->mean) a->mean[t] = mean;
+        if (a->rstd) a->rstd[t] = rstd;
+    }
+}
+
+bl_status ops_cpu_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args)
+{
+    bl_layernorm_forward_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), layer_forward_item, &a);
+    return BL_OK;
+}
+
+OPS_CLONES static void layer_gradient_row(int64_t H, bl_layernorm_row row, const float *dy,
+                                          const float *w, const float *x, float *dx)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++) dx[h] = bl_layernorm_gradient_element(row, x[h], w[h], dy[h]);
+}
+
+OPS_CLONES static void accumulate_layer_gradient_row(int64_t H, bl_layernorm_row row,
+                                                     const float *dy, const float *w,
+                                                     const float *x, float *dx)
+{
+    OPS_IVDEP
+    for (int64_t h = 0; h < H; h++) dx[h] += bl_layernorm_gradient_element(row, x[h], w[h], dy[h]);
+}
+
+static void layer_backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_layernorm_backward_args *a = arg;
+    int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
+    (void)scratch;
+    for (int64_t t = index * rows; t < end; t++) {
+        const float *x = ops_f32(a->x) + t * a->H, *dy = ops_f32(a->dy) + t * a->H;
+        float *dx = ops_f32(a->dx) + t * a->H;
+        double n = (double)a->H, rstd = (double)a->rstd[t], mean = (double)a->mean[t];
+        bl_layernorm_row row = {
+            a->mean[t], a->rstd[t], (float)(ops_dot(dy, a->w, a->H) / n),
+            (float)(rstd * rstd * centered_triple_sum(a->H, mean, dy, a->w, x) / n)};
+        if (a->accumulate)
+            accumulate_layer_gradient_row(a->H, row, dy, a->w, x, dx);
+        else
+            layer_gradient_row(a->H, row, dy, a->w, x, dx);
+    }
+}
+
+bl_status ops_cpu_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args)
+{
+    bl_layernorm_backward_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), layer_backward_item,
+                &a);
     return BL_OK;
 }

@@ -97,7 +97,57 @@ extern "C" bl_status ops_cuda_swiglu_backward(bl_stream *stream, const bl_swiglu
                      (bl_bf16 *)a->d_gate_up.data);
 }
 
-/* ---- sums and copies of n elements: one long row ---- */
+/* ---- GELU, sums and copies of n elements: one long row ---- */
+
+template <bool is_erf>
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    gelu_forward_kernel(int64_t n, bool aligned, const bl_bf16 *u, bl_bf16 *h)
+{
+    int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * BL_GROUP;
+    if (i >= n) return;
+    float x[BL_GROUP];
+    bl_load(u + i, n - i, aligned, x);
+#pragma unroll
+    for (int k = 0; k < BL_GROUP; k++) x[k] = is_erf ? bl_gelu_erf(x[k]) : bl_gelu_tanh(x[k]);
+    bl_store(h + i, n - i, aligned, x);
+}
+
+extern "C" bl_status ops_cuda_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *a)
+{
+    bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
+    bool aligned = bl_is_aligned(a->u.data) && bl_is_aligned(a->h.data);
+    return bl_launch("gelu_forward", stream, grid,
+                     a->form == BL_GELU_ERF ? gelu_forward_kernel<true>
+                                            : gelu_forward_kernel<false>,
+                     a->n, aligned, (const bl_bf16 *)a->u.data, (bl_bf16 *)a->h.data);
+}
+
+/* du may be u or dh: a thread reads its elements before it writes them. */
+template <bool is_erf>
+__global__ void __launch_bounds__(BL_BLOCK_THREADS)
+    gelu_backward_kernel(int64_t n, bool aligned, const bl_bf16 *u, const bl_bf16 *dh, bl_bf16 *du)
+{
+    int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * BL_GROUP;
+    if (i >= n) return;
+    float x[BL_GROUP], d[BL_GROUP];
+    bl_load(u + i, n - i, aligned, x);
+    bl_load(dh + i, n - i, aligned, d);
+#pragma unroll
+    for (int k = 0; k < BL_GROUP; k++)
+        x[k] = is_erf ? bl_gelu_erf_gradient(x[k], d[k]) : bl_gelu_tanh_gradient(x[k], d[k]);
+    bl_store(du + i, n - i, aligned, x);
+}
+
+extern "C" bl_status ops_cuda_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *a)
+{
+    bl_grid grid = {bl_blocks_for(a->n, BL_BLOCK_ELEMENTS), BL_BLOCK_THREADS, 1};
+    bool aligned =
+        bl_is_aligned(a->u.data) && bl_is_aligned(a->dh.data) && bl_is_aligned(a->du.data);
+    return bl_launch(
+        "gelu_backward", stream, grid,
+        a->form == BL_GELU_ERF ? gelu_backward_kernel<true> : gelu_backward_kernel<false>, a->n,
+        aligned, (const bl_bf16 *)a->u.data, (const bl_bf16 *)a->dh.data, (bl_bf16 *)a->du.data);
+}
 
 template <typename T>
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)

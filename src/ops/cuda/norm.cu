@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorm on CUDA, of tokens and of heads. A block takes a row. It reads it once: groups stay in
- * registers while the row's sum is made; only what is past ROW_THREADS * KEPT groups (16,384
- * channels) is read again. Sums: products and eight neighbors' sum in fp32, all above in double, in
- * an order that depends on H alone. */
+/* RMSNorm on CUDA, of tokens and of heads, and LayerNorm. A block takes a row. It reads it once:
+ * groups stay in registers while the row's sums are made; only what is past ROW_THREADS * KEPT
+ * groups (16,384 channels; KEPT_OF_TWO, 12,288, in LayerNorm's backward) is read again. Sums:
+ * products and eight neighbors' sum in fp32, all above in double, in an order that depends on H
+ * alone. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
@@ -191,5 +192,197 @@ extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const bl_rmsno
               bl_is_aligned(a->dy.data) && bl_is_aligned(a->dx.data);
     return bl_launch("rmsnorm_backward", stream, grid, rmsnorm_backward_kernel, a->H, a->n_heads,
                      a->row_stride, a->accumulate != 0, aligned, (const bl_bf16 *)a->x.data, a->w,
+                     a->rstd, (const bl_bf16 *)a->dy.data, (bl_bf16 *)a->dx.data);
+}
+
+/* ---- LayerNorm: as RMSNorm, with two sums a pass, one after the other ---- */
+
+__device__ static inline double group_sum(uint4 raw)
+{
+    float x[BL_GROUP], sum = 0.0f;
+    bl_unpack(raw, x);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) sum += x[i];
+    return (double)sum;
+}
+
+/* Of the channels that exist: the others' are not 0 less the mean. */
+__device__ static inline double centered_squares(uint4 raw, float mean, int64_t n_valid)
+{
+    float x[BL_GROUP], sum = 0.0f;
+    bl_unpack(raw, x);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) sum += i < n_valid ? (x[i] - mean) * (x[i] - mean) : 0.0f;
+    return (double)sum;
+}
+
+/* b: NULL for none. */
+__device__ static inline void center_group(uint4 raw, float mean, float rstd, const float *w,
+                                           const float *b, int64_t n_valid, bool aligned,
+                                           bl_bf16 *y)
+{
+    float x[BL_GROUP], weight[BL_GROUP], bias[BL_GROUP] = {};
+    bl_unpack(raw, x);
+    bl_load(w, n_valid, aligned, weight);
+    if (b) bl_load(b, n_valid, aligned, bias);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++)
+        x[i] = bl_layernorm_element(x[i], mean, rstd, weight[i], bias[i]);
+    bl_store(y, n_valid, aligned, x);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS, 2)
+    layernorm_forward_kernel(int64_t H, double eps, bool aligned, const bl_bf16 *x, const float *w,
+                             const float *b, bl_bf16 *y, float *mean_out, float *rstd_out)
+{
+    __shared__ double partial[ROW_THREADS / BL_WARP];
+    int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
+    x += blockIdx.x * H;
+    y += blockIdx.x * H;
+
+    uint4 kept[KEPT];
+    double sum = 0.0;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        kept[k] = col < H ? bl_load_raw(x + col, H - col, aligned) : make_uint4(0, 0, 0, 0);
+        sum += group_sum(kept[k]);
+    }
+    for (int64_t col = first + KEPT * stride; col < H; col += stride)
+        sum += group_sum(bl_load_raw(x + col, H - col, aligned));
+    float mean = from_thread_0((float)(bl_block_sum(sum, partial) / (double)H));
+
+    sum = 0.0;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) sum += centered_squares(kept[k], mean, H - first - k * stride);
+    for (int64_t col = first + KEPT * stride; col < H; col += stride)
+        sum += centered_squares(bl_load_raw(x + col, H - col, aligned), mean, H - col);
+    sum = bl_block_sum(sum, partial);
+    float rstd = from_thread_0((float)(1.0 / sqrt(sum / (double)H + eps)));
+    if (threadIdx.x == 0 && rstd_out) {
+        mean_out[blockIdx.x] = mean;
+        rstd_out[blockIdx.x] = rstd;
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        if (col < H)
+            center_group(kept[k], mean, rstd, w + col, b ? b + col : NULL, H - col, aligned,
+                         y + col);
+    }
+    for (int64_t col = first + KEPT * stride; col < H; col += stride)
+        center_group(bl_load_raw(x + col, H - col, aligned), mean, rstd, w + col,
+                     b ? b + col : NULL, H - col, aligned, y + col);
+}
+
+typedef struct layer_sums {
+    double shift, along; /* sums of dy w and of dy w (x - mean) */
+} layer_sums;
+
+__device__ static inline void add_group(layer_sums *sums, uint4 raw_x, uint4 raw_dy, float mean,
+                                        const float *w, int64_t n_valid, bool aligned)
+{
+    float x[BL_GROUP], dy[BL_GROUP], weight[BL_GROUP], shift = 0.0f, along = 0.0f;
+    bl_unpack(raw_x, x);
+    bl_unpack(raw_dy, dy);
+    bl_load(w, n_valid, aligned, weight);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++) {
+        shift += dy[i] * weight[i]; /* 0 where a channel does not exist */
+        along += dy[i] * weight[i] * (x[i] - mean);
+    }
+    sums->shift += (double)shift;
+    sums->along += (double)along;
+}
+
+__device__ static inline void layer_gradient_group(bl_layernorm_row row, bool accumulate,
+                                                   uint4 raw_x, uint4 raw_dy, const float *w,
+                                                   int64_t n_valid, bool aligned, bl_bf16 *dx)
+{
+    float x[BL_GROUP], dy[BL_GROUP], weight[BL_GROUP], before[BL_GROUP] = {};
+    bl_unpack(raw_x, x);
+    bl_unpack(raw_dy, dy);
+    bl_load(w, n_valid, aligned, weight);
+    if (accumulate) bl_load(dx, n_valid, aligned, before);
+#pragma unroll
+    for (int i = 0; i < BL_GROUP; i++)
+        x[i] = before[i] + bl_layernorm_gradient_element(row, x[i], weight[i], dy[i]);
+    bl_store(dx, n_valid, aligned, x);
+}
+
+/* Groups of x and dy each: with the two sums, a fourth does not fit the registers. */
+enum { KEPT_OF_TWO = 3 };
+
+/* dx may be dy, as in RMSNorm. */
+__global__ void __launch_bounds__(ROW_THREADS, 2)
+    layernorm_backward_kernel(int64_t H, bool accumulate, bool aligned, const bl_bf16 *x,
+                              const float *w, const float *mean, const float *rstd,
+                              const bl_bf16 *dy, bl_bf16 *dx)
+{
+    __shared__ double partial[2][ROW_THREADS / BL_WARP];
+    int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
+    bl_layernorm_row row = {mean[blockIdx.x], rstd[blockIdx.x], 0.0f, 0.0f};
+    x += blockIdx.x * H;
+    dy += blockIdx.x * H;
+    dx += blockIdx.x * H;
+
+    uint4 kept_x[KEPT_OF_TWO], kept_dy[KEPT_OF_TWO];
+    layer_sums sums = {0.0, 0.0};
+#pragma unroll
+    for (int k = 0; k < KEPT_OF_TWO; k++) {
+        int64_t col = first + k * stride;
+        kept_x[k] = col < H ? bl_load_raw(x + col, H - col, aligned) : make_uint4(0, 0, 0, 0);
+        kept_dy[k] = col < H ? bl_load_raw(dy + col, H - col, aligned) : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int k = 0; k < KEPT_OF_TWO; k++) {
+        int64_t col = first + k * stride;
+        if (col < H) add_group(&sums, kept_x[k], kept_dy[k], row.mean, w + col, H - col, aligned);
+    }
+    for (int64_t col = first + KEPT_OF_TWO * stride; col < H; col += stride)
+        add_group(&sums, bl_load_raw(x + col, H - col, aligned),
+                  bl_load_raw(dy + col, H - col, aligned), row.mean, w + col, H - col, aligned);
+
+    double n = (double)H, shift = bl_block_sum(sums.shift, partial[0]) / n,
+           along = (double)row.rstd * (double)row.rstd * bl_block_sum(sums.along, partial[1]) / n;
+    row.shift = from_thread_0((float)shift);
+    __syncthreads(); /* all have it: the place is used again */
+    row.along = from_thread_0((float)along);
+#pragma unroll
+    for (int k = 0; k < KEPT_OF_TWO; k++) {
+        int64_t col = first + k * stride;
+        if (col < H)
+            layer_gradient_group(row, accumulate, kept_x[k], kept_dy[k], w + col, H - col, aligned,
+                                 dx + col);
+    }
+    for (int64_t col = first + KEPT_OF_TWO * stride; col < H; col += stride)
+        layer_gradient_group(row, accumulate, bl_load_raw(x + col, H - col, aligned),
+                             bl_load_raw(dy + col, H - col, aligned), w + col, H - col, aligned,
+                             dx + col);
+}
+
+extern "C" bl_status ops_cuda_layernorm_forward(bl_stream *stream,
+                                                const bl_layernorm_forward_args *a)
+{
+    bl_grid grid = {};
+    bool aligned = false;
+    BL_TRY(plan_rows("layernorm_forward", a->T, a->H, 0, 0, &grid, &aligned));
+    aligned = aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->b) &&
+              bl_is_aligned(a->y.data);
+    return bl_launch("layernorm_forward", stream, grid, layernorm_forward_kernel, a->H, a->eps,
+                     aligned, (const bl_bf16 *)a->x.data, a->w, a->b, (bl_bf16 *)a->y.data, a->mean,
+                     a->rstd);
+}
+
+extern "C" bl_status ops_cuda_layernorm_backward(bl_stream *stream,
+                                                 const bl_layernorm_backward_args *a)
+{
+    bl_grid grid = {};
+    bool aligned = false;
+    BL_TRY(plan_rows("layernorm_backward", a->T, a->H, 0, 0, &grid, &aligned));
+    aligned = aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) &&
+              bl_is_aligned(a->dy.data) && bl_is_aligned(a->dx.data);
+    return bl_launch("layernorm_backward", stream, grid, layernorm_backward_kernel, a->H,
+                     a->accumulate != 0, aligned, (const bl_bf16 *)a->x.data, a->w, a->mean,
                      a->rstd, (const bl_bf16 *)a->dy.data, (bl_bf16 *)a->dx.data);
 }

@@ -45,6 +45,18 @@ bl_cost bl_cost_rmsnorm_backward(const bl_cost_setting *s, const bl_rmsnorm_back
     return elementwise(norm_rows(a->T, a->n_heads) * 4 * (double)a->H, a->x);
 }
 
+bl_cost bl_cost_layernorm_forward(const bl_cost_setting *s, const bl_layernorm_forward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 2 * (double)a->H, a->x);
+}
+
+bl_cost bl_cost_layernorm_backward(const bl_cost_setting *s, const bl_layernorm_backward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 4 * (double)a->H, a->x);
+}
+
 bl_cost bl_cost_rope(const bl_cost_setting *s, const bl_rope_args *a)
 {
     (void)s;
@@ -61,6 +73,18 @@ bl_cost bl_cost_swiglu_backward(const bl_cost_setting *s, const bl_swiglu_backwa
 {
     (void)s;
     return elementwise((double)a->T * 5 * (double)a->I, a->dh);
+}
+
+bl_cost bl_cost_gelu_forward(const bl_cost_setting *s, const bl_gelu_forward_args *a)
+{
+    (void)s;
+    return elementwise(2 * (double)a->n, a->h);
+}
+
+bl_cost bl_cost_gelu_backward(const bl_cost_setting *s, const bl_gelu_backward_args *a)
+{
+    (void)s;
+    return elementwise(3 * (double)a->n, a->dh);
 }
 
 bl_cost bl_cost_add(const bl_cost_setting *s, const bl_add_args *a)
