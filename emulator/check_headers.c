@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compiled where there is a toolkit: the emulated GPU's stand-ins for its headers (cuda/) say what
- * those say. A constant of another value, or a function of another type, does not compile. */
+/* Compiled where there is a toolkit: compares the emulated GPU's headers (cuda/) with the
+ * toolkit's. A constant of another value, or a function of another type, does not compile. */
 #include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_runtime_api.h>
@@ -58,7 +58,7 @@ EMULATED_NCCL_RESULTS(SAME)
 EMULATED_NCCL_DATA_TYPES(SAME)
 EMULATED_NCCL_MACROS(SAME)
 
-/* The stand-in's configuration, field by field: the real header's has to lie in the same places. */
+/* The emulated configuration, field by field: types and offsets must be the real header's. */
 #define NCCL_FIELD(name, type, offset)                                                             \
     IS(((ncclConfig_t *)0)->name, type);                                                           \
     _Static_assert(offsetof(ncclConfig_t, name) == (offset), #name)

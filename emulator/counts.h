@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* counts.h -- for the audit of what a program queues; for this folder only. */
+/* counts.h -- counts a program's queued operations; for this directory only. */
 #ifndef BALLAST_TESTS_EMULATE_COUNTS_H
 #define BALLAST_TESTS_EMULATE_COUNTS_H
 

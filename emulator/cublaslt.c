@@ -45,12 +45,12 @@ static void *find_real(const char *name)
     return function;
 }
 
-/* What the real function of the name says; success where nobody asked for it. */
+/* The status of the real function of this name; success where the real library is not in use. */
 #define REAL(function, ...)                                                                        \
     (real_library ? ((__typeof__(&function))find_real(#function))(__VA_ARGS__)                     \
                   : CUBLAS_STATUS_SUCCESS)
 
-/* ---- what a test does and asks ---- */
+/* ---- control and inspection by tests ---- */
 
 /* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
 enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
@@ -254,7 +254,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
                 : CUBLAS_STATUS_SUCCESS;
 }
 
-/* ---- what the manual demands ---- */
+/* ---- the manual's requirements ---- */
 
 static bool is_fp8(const lt_matrix *m)
 {
@@ -381,7 +381,7 @@ static void widen_codes(const lt_matrix *m, const uint8_t *codes, int32_t mode, 
         }
 }
 
-/* The matrix as it lies, column after column without gaps, in fp32. The caller frees it. */
+/* The matrix as stored, column after column without gaps, in fp32. The caller frees it. */
 static float *widen(const lt_matrix *m, const void *values, int32_t mode, const float *scales)
 {
     int64_t rows = (int64_t)m->rows, cols = (int64_t)m->cols;

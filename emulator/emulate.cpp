@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A grid, block by block: its threads are coroutines, resumed in a random order until each waits or
- * has ended. Who comes last to a barrier, or to what a warp does together, releases the others. */
+ * has ended. The last thread at a barrier, or at a warp operation, releases the others. */
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -372,7 +372,7 @@ static void run_cluster(int order)
 
 /* ---- launches ---- */
 
-/* Below each stack lies memory that cannot be touched: an overflow stops the program. */
+/* Below each stack is an inaccessible guard page: an overflow stops the program. */
 static void create_stacks(size_t n)
 {
     const size_t each = STACK_GUARD_BYTES + STACK_BYTES;

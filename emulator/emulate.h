@@ -4,9 +4,10 @@
  *
  * A thread of a kernel is a coroutine. The blocks of a grid run one after the other, those of a
  * cluster side by side, in an order that depends on BALLAST_EMULATED_SEED; so does the order of a
- * block's threads between two barriers. A barrier and what a warp does together let the others come
- * as far; one that some threads never reach ends the program with a line. Shared memory is filled
- * with 0xff when a block begins, no numbers. README.md says what this shows and what it cannot. */
+ * block's threads between two barriers. At a barrier or a warp operation a thread waits for the
+ * others; one that some threads never reach ends the program with a line. Shared memory is filled
+ * with 0xff, which is NaN, when a block begins. README.md lists the faults that this finds, and
+ * those that it cannot find. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATE_H
 #define BALLAST_TESTS_EMULATE_EMULATE_H
 
@@ -29,7 +30,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(n)    __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-/* used: no optimization over all functions may conclude what a barrier leaves as it is. */
+/* used: interprocedural optimization must not assume that a barrier leaves a variable unchanged. */
 #define __shared__ static __attribute__((section("emulated_shared"), used))
 #ifndef __CUDA_ARCH__
 #define __CUDA_ARCH__ 900
@@ -52,7 +53,7 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-/* ---- what the emulator offers; kernels reach it through CUDA's names below ---- */
+/* ---- the emulator's interface; kernels reach it through CUDA's names below ---- */
 
 enum { EMULATED_WARP = 32 };
 
@@ -82,7 +83,7 @@ unsigned emulated_cluster_blocks();
 unsigned emulated_cluster_rank();
 void *emulated_map_shared(void *mine, unsigned rank);
 
-/* ---- barriers, and what a warp does together ---- */
+/* ---- barriers and warp operations ---- */
 
 void __syncthreads();
 void emulated_sync_warp();
@@ -340,8 +341,8 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
     return emulated_launch(config->stream, grid, [=] { kernel(arguments...); });
 }
 
-/* Only cudaFuncAttributeMaxDynamicSharedMemorySize: what a kernel must have for more than 48 KiB of
- * it. */
+/* Only cudaFuncAttributeMaxDynamicSharedMemorySize: a kernel with more than 48 KiB of dynamic
+ * shared memory needs it. */
 template <typename... Parameters>
 static inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Parameters...), int, int bytes)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* emulated.h -- what a test can do to the emulated GPU, and ask of it: builds with
+/* emulated.h -- functions with which a test controls and inspects the emulated GPU: builds with
  * BALLAST_CUDA_EMULATED only. */
 #ifndef BALLAST_TESTS_EMULATE_EMULATED_H
 #define BALLAST_TESTS_EMULATE_EMULATED_H
@@ -33,7 +33,7 @@ int emulated_cublaslt_fast_sums(void);         /* of those, with fast sums */
 void emulated_cublaslt_slow_first(bool slow);  /* the first of three candidates pretends to be */
 int emulated_cublaslt_last_candidate(void);
 /* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends
- * the test when it refuses one; no GPU is needed for that. False where there is no such library. */
+ * the test when it rejects one; this needs no GPU. False where the library is missing. */
 bool emulated_cublaslt_ask_real(void);
 
 /* ---- host memory ---- */

@@ -23,7 +23,7 @@ extern emulated_state emulated_now;
 /* Ends the program with a line that names kernel, block and thread. */
 [[noreturn]] void emulated_give_up(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* Stacks of threads lie here. */
+/* Bounds of the threads' stacks. */
 extern char *emulated_stacks, *emulated_stacks_end;
 
 /* ---- shared.cpp ---- */
@@ -63,7 +63,7 @@ void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc);
 
 /* ---- sectors.cpp ---- */
 
-/* The block's threads wait or have ended: what they noted is counted. */
+/* Counts the accesses that the block's threads noted; all of them wait or have ended. */
 void emulated_count_sectors();
 
 /* ---- banks.cpp ---- */

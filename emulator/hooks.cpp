@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What instrumented code calls before each access, in the place of ThreadSanitizer's functions
- * (instrument.h). They serve the emulator's own search for races; where the program has
- * ThreadSanitizer, it is told of global memory instead: it looks for races between streams, and the
- * other build for those within a grid. */
+/* The functions that instrumented code calls before each access, in place of ThreadSanitizer's
+ * (instrument.h). They serve the emulator's own search for races. In a program with ThreadSanitizer
+ * they report accesses to global memory to it instead: it searches for races between streams, and
+ * the other build for races within a grid. */
 #include "grid.h"
 
 #define HOOK extern "C" __attribute__((visibility("default")))

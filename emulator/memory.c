@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The emulated GPU's memory: what is allocated, what of the host's is registered, copies.
+/* The emulated GPU's memory: allocations, registered host memory, copies.
  *
  * An allocation begins at a multiple of 256, as CUDA promises, and never of 512. The 256 bytes
- * before it and behind it are looked at when it is freed: a kernel that wrote there ends the
- * program with a line. What was not written is 0xA5. */
+ * before it and after it are checked when it is freed: a kernel that wrote there ends the
+ * program with a line. Unwritten bytes are 0xA5. */
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 #include <signal.h>
@@ -99,8 +99,8 @@ uintptr_t emulated_memory_end(const void *at)
 
 /* ---- device memory ---- */
 
-/* STRICT: says what the host touched, then lets the signal end the program. Reads without the lock,
- * which the thread may hold. */
+/* STRICT: reports that the host touched device memory, then lets the signal end the program. Reads
+ * without the lock, which the thread may hold. */
 static void tell_touch(int signal_number, siginfo_t *info, void *context)
 {
     static const char text[] = "emulated GPU: the host touched device memory\n";
@@ -118,7 +118,7 @@ static void watch_touches(void)
     sigaction(SIGSEGV, &action, NULL);
 }
 
-/* A stream for what the runtime does to its own memory; calls wait for it. */
+/* A stream for the runtime's operations on its own memory; calls wait for it. */
 static bl_stream *own_stream;
 
 static void open_own_stream(void)

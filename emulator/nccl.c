@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A fake NCCL: communicators from their start to their end. README.md has what it promises. */
+/* A fake NCCL: communicators from their start to their end. README.md lists its guarantees. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -155,7 +155,7 @@ static uint64_t hash_host(void)
     return hash;
 }
 
-/* What each rank has to say of itself, against what the others said. */
+/* Compares each rank's description of itself with the others'. */
 static ncclResult_t compare_ranks(ncclComm_t comm, int64_t said[][NCCL_WORDS])
 {
     const int64_t *own = said[comm->rank];
@@ -310,14 +310,14 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
         return emulated_nccl_fail(ncclInvalidArgument, "Invalid color %d", color);
     emulated_nccl_enter(comm, "ncclCommSplit");
     ncclResult_t result = emulated_nccl_suffer(NCCL_AT_SPLIT);
-    /* Without a configuration of its own it has its parent's. */
+    /* Without a configuration the new communicator inherits its parent's. */
     if (result == ncclSuccess) result = read_config(config ? config : &comm->config, &own);
     if (result == ncclSuccess) result = split(comm, color, key, &own, out);
     emulated_nccl_exit(comm);
     return result;
 }
 
-/* ---- what a communicator is ---- */
+/* ---- properties of a communicator ---- */
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *n_ranks)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_fake.h -- what the files of the fake NCCL share; for this folder only. */
+/* nccl_fake.h -- declarations shared by the fake NCCL's files; for this directory only. */
 #ifndef BALLAST_TESTS_EMULATE_NCCL_FAKE_H
 #define BALLAST_TESTS_EMULATE_NCCL_FAKE_H
 
@@ -80,9 +80,9 @@ typedef struct nccl_work {
     cudaStream_t stream;
     nccl_kind kind;
     uint64_t ticket, number; /* its launch; which of the collectives it is */
-    /* Of a collective, what all ranks have to agree on: kind, bytes, type, root; then windows and
-     * places in them (-1, 0: none) of what it writes and reads, the parts of other ranks left
-     * out. */
+    /* The values of a collective that all ranks must agree on: kind, bytes, type, root; then the
+     * windows, and the offsets in them (-1, 0: none), that it writes and reads, without the parts
+     * of other ranks. */
     int64_t words[NCCL_WORDS];
     const char *copy_from; /* a part that stays on this rank; NULL: none */
     char *copy_to;

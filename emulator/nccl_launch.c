@@ -238,7 +238,7 @@ ncclResult_t ncclGroupEnd(void)
     return result;
 }
 
-/* A call outside of a group is a group of its own. What it did wrong is the group's error, too. */
+/* A call outside of a group is a group with one member. Its error is the group's error, too. */
 static ncclResult_t end_call(ncclResult_t result)
 {
     if (pending.error == ncclSuccess) pending.error = result;

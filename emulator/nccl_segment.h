@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl_segment.h -- the shared memory of a communicator's ranks; for the fake NCCL only.
  *
- * A memory file without a name. The process that made the unique id has it open, the id says which
- * process and descriptor that is, and the others open it through /proc: nothing can be left behind,
- * whoever is killed when. (Processes of other network namespaces find it too, those of other
- * process namespaces do not.) Each rank opens a file description of its own and locks the byte of
- * its number: the system gives the lock back when the process is gone, and not before.
+ * A memory file without a name. The process that made the unique id has it open, the id holds that
+ * process and descriptor, and the others open it through /proc: no file is left behind, whichever
+ * process is killed and whenever. (Processes of other network namespaces find it too, those of
+ * other process namespaces do not.) Each rank opens a separate file description and locks the byte
+ * of its number: the system releases the lock when the process has ended, and not before.
  *
- * Who waits sleeps on the bell of its place, a futex; who changes something that a rank may wait
- * for rings that rank's bell. Nothing is locked in shared memory: a rank may die anywhere. */
+ * A waiting rank sleeps on the bell of its place, a futex; a rank that changes something that
+ * another may wait for rings that rank's bell. Shared memory holds no locks: a rank may die
+ * anywhere. */
 #ifndef BALLAST_TESTS_EMULATE_NCCL_SEGMENT_H
 #define BALLAST_TESTS_EMULATE_NCCL_SEGMENT_H
 
@@ -46,7 +47,7 @@ typedef struct nccl_ring {
 } nccl_ring;
 
 typedef struct nccl_segment {
-    _Atomic uint32_t n_ranks; /* 0: nobody has joined yet */
+    _Atomic uint32_t n_ranks; /* 0: no rank has joined yet */
     uint64_t token;           /* as in the id */
     nccl_place places[NCCL_MAX_RANKS];
     nccl_ring rings[]; /* n_ranks * n_ranks of pairs, then n_ranks */
@@ -92,9 +93,9 @@ void emulated_nccl_wait_bell(const nccl_membership *m, uint32_t seen);
 bool emulated_nccl_is_dead(const nccl_membership *m, int rank);
 bool emulated_nccl_has_dead(const nccl_membership *m);
 
-/* All ranks of `mask` call this in the same order with the same words[0]; what each said, by rank.
- * Waits for ever for one that does not come; ncclInternalError when canceled, ncclRemoteError when
- * one is dead and the settings say that this is reported. */
+/* All ranks of `mask` call this in the same order with the same words[0]; said: each rank's words.
+ * Waits without a limit for a missing rank; ncclInternalError when canceled, ncclRemoteError when
+ * a rank is dead and the settings ask for this report. */
 ncclResult_t emulated_nccl_meet(nccl_membership *m, const int64_t words[NCCL_WORDS], uint64_t mask,
                                 int64_t said[][NCCL_WORDS]);
 

@@ -89,8 +89,8 @@ static void *find(const char *name)
     return NULL;
 }
 
-/* What the system is asked for in the place of what the fake does not have, so that dlerror has a
- * text. */
+/* Requested from the system in place of a library or function that the fake lacks, so that dlerror
+ * has a text. */
 static const char MISSING_LIBRARY[] = "libnccl.so.2 (emulated: none)";
 static const char MISSING_SYMBOL[] = "emulated_nccl_has_no_such_function";
 

@@ -169,7 +169,7 @@ static void tell_difference(const nccl_work *work, int rank, const int64_t said[
                       (long long)said[2], (long long)said[3]);
 }
 
-/* Windows are symmetric: what is in one is at the same place of it on every rank. */
+/* Windows are symmetric: a buffer in one is at the same offset on every rank. */
 static void check_windows(const nccl_work *work, int rank, const int64_t said[NCCL_WORDS])
 {
     const int64_t *own = work->words;
@@ -181,7 +181,7 @@ static void check_windows(const nccl_work *work, int rank, const int64_t said[NC
                    (long long)said[i], (long long)said[i + 1], rank);
 }
 
-/* Whether every rank is about to do the same; *differs once one is not, and then for ever. */
+/* Whether every rank is about to do the same; *differs once one is not, and permanently. */
 static bool have_all_arrived(const nccl_work *work, bool *differs)
 {
     const nccl_membership *m = &work->comm->member;

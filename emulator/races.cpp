@@ -2,16 +2,16 @@
 /* Races of a grid's threads. Kernels that were compiled with -fsanitize=thread call a hook before
  * each access (instrument.h); the hooks are here.
  *
- * Two accesses to a byte, one of them a store, by two threads, race unless a synchronization of
- * both lies between them: __syncwarp of their warp (shuffles and votes order no memory),
+ * Two accesses to a byte, one of them a store, by two threads, race unless both threads synchronize
+ * between them: __syncwarp of their warp (shuffles and votes order no memory),
  * __syncthreads of their block, a barrier of their cluster. Blocks of a grid have none. As each
  * synchronization is of all threads of a warp, block or cluster, one clock is enough: it advances
  * at each, an access is stamped with it, and is ordered before now if its stamp is below the last
  * synchronization that both threads took part in. A byte keeps its last store and two of its loads
- * since, the latest and, of the others, the one whose thread is farthest from that one's; what
- * races with any of its loads races with one of these.
+ * since, the latest and, of the others, the one whose thread is farthest from that one's; a store
+ * that races with any of its loads races with one of these.
  *
- * Under ThreadSanitizer accesses to global memory are also told to it, as the stream's. */
+ * Under ThreadSanitizer accesses to global memory are also reported to it, as the stream's. */
 #include <dlfcn.h>
 #include <stdio.h>
 

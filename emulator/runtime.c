@@ -213,8 +213,8 @@ static void *run_driver(void *unused)
     return unused;
 }
 
-/* With a context the driver has threads of its own in the process, which take the signals that
- * their maker does. */
+/* With a context the driver runs threads in the process; they inherit the signal mask of the
+ * thread that made the context. */
 static void make_driver_thread(void)
 {
     pthread_t thread;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runtime.h -- what the files of the emulated runtime share; for this folder only. */
+/* runtime.h -- declarations shared by the emulated runtime's files; for this directory only. */
 #ifndef BALLAST_TESTS_EMULATE_RUNTIME_H
 #define BALLAST_TESTS_EMULATE_RUNTIME_H
 
@@ -25,7 +25,7 @@ typedef struct emulated_settings {
     bool is_strict;
     int capability;     /* 80 or 90 */
     int driver_version; /* CUDA's number, 13000; 0: no driver */
-    int start_error;    /* CUDA's number of what the driver's start ends with; 0: it starts */
+    int start_error;    /* CUDA's error number when the driver fails to start; 0: it starts */
     int n_devices;
     int visible[EMULATED_MAX_DEVICES]; /* of the host's GPUs, the process's */
     const char *host;                  /* NULL: this one */
@@ -53,7 +53,7 @@ struct CUstream_st {
     int device, priority;
 };
 
-/* Whether a call may go on: cudaSuccess, or what a broken GPU returns. Ends the program when a host
+/* Whether a call may continue: cudaSuccess, or a broken GPU's error. Ends the program when a host
  * function calls CUDA. */
 cudaError_t emulated_enter(void);
 /* The same; a stream is used with its device current. */

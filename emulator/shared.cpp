@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared memory. Static variables lie in a section of the program, where one block at a time has
- * its own: those of a cluster are swapped. Dynamic memory is an arena of each block of a cluster,
- * between guards. */
+/* Shared memory. Static variables are in a section of the program, which holds one block's at a
+ * time: those of a cluster are swapped. Dynamic memory is an arena per block of a cluster, between
+ * guards. */
 #include <stdlib.h>
 
 #include <vector>

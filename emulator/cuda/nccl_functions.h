@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_functions.h -- NCCL's functions that Ballast calls, and three that say what a communicator
- * is; as runtime_functions.h. */
+/* nccl_functions.h -- NCCL's functions that Ballast calls, and three that describe a communicator;
+ * as runtime_functions.h. */
 ncclResult_t ncclGetVersion(int *version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank,

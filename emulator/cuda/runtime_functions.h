@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* runtime_functions.h -- the runtime's functions that Ballast calls. Their types come from whoever
- * includes this: the stand-in beside it, or, in check_headers.c, the toolkit, whose prototypes
- * these then have to agree with. */
+/* runtime_functions.h -- the runtime's functions that Ballast calls. The including file defines
+ * their types: one of this directory, or, in check_headers.c, the toolkit, whose prototypes must
+ * then agree with these. */
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorName(cudaError_t error);
 const char *cudaGetErrorString(cudaError_t error);

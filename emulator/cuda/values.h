@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* values.h -- the constants of CUDA that Ballast names, with NVIDIA's numbers: lists of V(name,
- * number). The stand-ins of this folder define them; where there is a toolkit, check_headers.c
+ * number). The headers of this directory define them; where there is a toolkit, check_headers.c
  * compares them with its own. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_VALUES_H
 #define BALLAST_TESTS_EMULATE_CUDA_VALUES_H

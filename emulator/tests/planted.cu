@@ -106,8 +106,8 @@ __global__ void race_of_loads_kernel(planted_args a)
     a.out[here()] = seen;
 }
 
-/* Lane 0 loads what the other lanes have loaded, later than they, and stores. Its own load must not
- * make theirs forgotten. */
+/* Lane 0 loads the byte that the other lanes loaded earlier, and stores. The checker must not
+ * forget their loads because of lane 0's. */
 __global__ void race_of_lanes_kernel(planted_args a)
 {
     __shared__ float value[THREADS / 32];
@@ -267,8 +267,8 @@ __global__ void blocks_write_kernel(planted_args a)
     a.out[a.with_fault ? (int)threadIdx.x : here()] = 1.0f;
 }
 
-/* A thread of one block loads what a thread of another has loaded, waits for its own block, and
- * stores. */
+/* A thread of one block loads an element that a thread of another has loaded, waits for its own
+ * block, and stores. */
 __global__ void blocks_load_kernel(planted_args a)
 {
     float seen = a.in[blockIdx.x == 0 || a.with_fault ? 0 : here()];
@@ -289,7 +289,7 @@ LAUNCHER(blocks_write, BLOCKS, 1, 0)
 LAUNCHER(blocks_read, BLOCKS, 1, 0)
 LAUNCHER(blocks_load, BLOCKS, 1, 0)
 
-/* ---- what a launch may ask for ---- */
+/* ---- limits of a launch ---- */
 
 __global__ void shared_kernel(float *out, size_t bytes)
 {

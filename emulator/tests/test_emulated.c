@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the emulated GPU itself promises (README.md): its modes and settings, and that it ends a
- * program that does what a GPU would not forgive. Settings are read once, so each case is a child
- * process with its own environment. */
+/* The emulated GPU's guarantees (README.md): its modes and settings, and that it ends a program
+ * whose calls a GPU does not allow. Settings are read once, so each case is a child process with
+ * its own environment. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,8 +26,8 @@ typedef struct outcome {
     char text[TEXT_BYTES];
 } outcome;
 
-/* body() in a child with these settings ("NAME=value", then NULL); what it writes to stderr. It
- * exits with what body returns. */
+/* Runs body() in a child with these settings ("NAME=value", then NULL); returns the child's stderr.
+ * The child exits with the return value of body. */
 static outcome run(int (*body)(void), const char *const *settings)
 {
     outcome out = {.status = 0};
@@ -228,7 +228,7 @@ static void test_strict_closes_device_memory(void **state)
     (void)state;
     assert_killed(RUN(host_touches, STRICT), SIGSEGV, "the host touched device memory");
     assert_killed(RUN(host_function_touches, STRICT), SIGSEGV, "the host touched device memory");
-    assert_fine(RUN(host_touches, CONCURRENT)); /* nobody looks */
+    assert_fine(RUN(host_touches, CONCURRENT)); /* not checked */
 }
 
 static void test_strict_wants_pinned_memory(void **state)

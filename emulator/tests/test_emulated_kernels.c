@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the kernel emulator promises: each planted fault (planted.cu) ends the program with a line
+/* The kernel emulator's guarantees: each planted fault (planted.cu) ends the program with a line
  * that names it, whatever the order of threads, and its twin without the fault runs and computes
- * what it should. */
+ * the right result. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

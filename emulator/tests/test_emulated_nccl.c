@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fake NCCL (README.md) moves, between processes and threads, in splits, groups and on
- * several streams; what it tells of that; and that nothing of it is left. A case is this program
- * again, once a rank. */
+/* Transfers of the fake NCCL (README.md), between processes and threads, in splits, groups and on
+ * several streams; its log of them; and that it leaves nothing behind. A case runs this program
+ * again, once per rank. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -72,7 +72,7 @@ static int broadcasts(const ranks_self *self)
     return 0;
 }
 
-/* The last rank reads slowly; nobody overtakes it by more than a ring. */
+/* The last rank reads slowly; no rank is ahead of it by more than a ring. */
 static int gathers_much(const ranks_self *self)
 {
     if (self->rank == self->n_ranks - 1) NEED(setenv("BALLAST_EMULATED_SEED", "1", 1) == 0);
@@ -83,7 +83,8 @@ static int gathers_much(const ranks_self *self)
     return 0;
 }
 
-/* Each sends each a part of its own size, itself included; then a piece to the next rank only. */
+/* Each rank sends each rank, itself included, a part whose size depends on both; then a piece to
+ * the next rank only. */
 static size_t part_bytes(int from, int to)
 {
     return (size_t)(LARGE_BYTES / 8 * (from + 1) + 13 * to);
@@ -239,8 +240,8 @@ static void test_two_communicators(void **state)
     ranks_assert_fine(&o, 4);
 }
 
-/* One communicator on two streams: the second broadcast is sent from what the first received, and
- * no event says so. */
+/* One communicator on two streams: the second broadcast sends the data that the first received, and
+ * no event orders the streams. */
 static int orders_streams(const ranks_self *self)
 {
     ncclComm_t comm = ranks_comm(self, 0);
@@ -341,7 +342,7 @@ static void test_groups(void **state)
     ranks_assert_fine(&o, 2);
 }
 
-/* ---- what it tells ---- */
+/* ---- the log ---- */
 
 static int is_logged(const ranks_self *self)
 {
@@ -410,12 +411,12 @@ static int count_entries(const char *folder)
     return n;
 }
 
-/* Of what a process has open and mapped, a communicator's life leaves nothing. */
+/* A communicator that was made and destroyed leaves no descriptor open and no memory mapped. */
 static int leaves_nothing(const ranks_self *self)
 {
     ncclComm_t first = ranks_comm(self, 0), comm, half;
     cudaStream_t stream = ranks_stream();
-    gather(self, first, stream, SMALL_BYTES, true); /* what is opened once */
+    gather(self, first, stream, SMALL_BYTES, true); /* opens the files that stay open */
     int before = count_entries("/proc/self/fd");
     comm = ranks_comm(self, 1);
     NEED_NCCL(ncclCommSplit(comm, self->rank % 2, 0, &half, NULL));

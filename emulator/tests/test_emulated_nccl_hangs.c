@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* When the fake NCCL (README.md) waits for ever, what an abort does then, and what becomes of ranks
- * whose peers die. That something hangs is seen by a while in which it does not end; after an abort
- * it must. */
+/* Hangs of the fake NCCL (README.md), aborts during a hang, and ranks whose peers die. A call that
+ * does not end for a while counts as a hang; after an abort it must end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -180,7 +179,7 @@ static void test_what_hangs(void **state)
 
 /* ---- aborts from another thread ---- */
 
-/* Not before another thread uses the communicator: nobody may begin to once it is aborted. */
+/* Waits until another thread uses the communicator: none may begin to after the abort. */
 static void abort_used(const rank *r, bool (*is_used)(ncclComm_t comm))
 {
     while (!is_used(r->comm)) usleep(1000);
@@ -359,7 +358,7 @@ static int loses_one(const ranks_self *self)
     NEED_NCCL(ncclCommGetAsyncError(r.comm, &error));
     NEED(error == ncclSuccess);
     ranks_mark(self, MARK_OTHER);
-    ranks_await(self, MARK_OTHER, self->n_ranks); /* nobody is dead before all have asked */
+    ranks_await(self, MARK_OTHER, self->n_ranks); /* all ask before any rank dies */
     NEED_NCCL(ranks_gather(self, r.memory, BYTES, r.comm, r.stream));
     NEED(self->rank != 1);
     while (reports && error == ncclSuccess) {
@@ -393,7 +392,7 @@ static int leaves_early(const ranks_self *self)
 {
     ncclResult_t error;
     char host[64];
-    snprintf(host, sizeof host, "%d", self->rank); /* hosts of their own: no destroy waits */
+    snprintf(host, sizeof host, "%d", self->rank); /* each on its own host: no destroy waits */
     NEED(setenv("BALLAST_EMULATED_HOST", host, 1) == 0);
     ncclComm_t comm = ranks_comm(self, 0);
     if (self->rank == 1) {
@@ -419,7 +418,7 @@ static void test_leaving_is_no_death(void **state)
 
 /* ---- faults ---- */
 
-/* 10 + what a launch, an abort or an init returned, where it is not success. */
+/* 10 + the result of a launch, an abort or an init, where it is not success. */
 static int tells_result(const ranks_self *self)
 {
     ncclUniqueId id = ranks_id(self, 0);
@@ -490,7 +489,7 @@ static void *end_after_death(void *argument)
     _exit(0);
 }
 
-/* Before it joined nobody knows it: the others wait for ever. */
+/* Before it joined, no rank knows it: the others wait without a limit. */
 static int dies_at_init(const ranks_self *self)
 {
     pthread_t thread;
@@ -512,8 +511,8 @@ static void test_deaths_in_calls(void **state)
     }
 }
 
-/* Rank 1 stops where the second gather is; it goes on when it is told to, and so do the others.
- * Where it is slow only, it goes on by itself. */
+/* Rank 1 stops at the second gather; it continues on request, and so do the others. A rank that is
+ * only slow continues by itself. */
 static int stops(const ranks_self *self)
 {
     rank r = open_rank(self);

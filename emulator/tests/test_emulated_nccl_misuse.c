@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the fake NCCL (README.md) refuses, as the real one does, and what it ends a program for with
- * a line; windows; and how a program finds the library. */
+/* Calls that the fake NCCL (README.md) rejects, as the real one does, and those for which it ends
+ * the program with a line; windows; and how a program finds the library. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -427,7 +427,7 @@ static void test_windows_are_symmetric(void **state)
 
 /* ---- the library ---- */
 
-/* 0: all is there. 21: no library. 22: it lacks windows. 23: it lacks what is hidden. */
+/* 0: all is there. 21: no library. 22: it lacks windows. 23: it lacks the hidden functions. */
 static int looks_for_library(const ranks_self *self)
 {
     int version, expected = atoi(getenv("VERSION"));

@@ -89,10 +89,10 @@ __attribute__((no_sanitize("thread"))) static float peek(const volatile float *a
     return *at;
 }
 
-/* Waits until an operation has changed a value, in a way that ThreadSanitizer does not see: no
- * order comes of it. With a fault planted the second access comes when the first is over, and what
- * the host does next comes after both. Otherwise the operation of a stream that is late would
- * follow whatever the host had waited for meanwhile: in order, though nobody meant it. */
+/* Waits until an operation has changed a value, in a way that ThreadSanitizer does not see, so that
+ * the wait orders nothing. With a fault planted the second access happens after the first, and the
+ * host's next operation after both. Otherwise the operation of a late stream would follow whatever
+ * the host had waited for meanwhile: ordered by accident. */
 __attribute__((no_sanitize("thread"))) static void await_change(const volatile float *at, float old)
 {
     while (peek(at) == old) usleep(100);
@@ -125,7 +125,7 @@ static void copy_then_kernel(gpu *g, bool with_fault)
     if (with_fault) await_change(&g->out[LAST], OLD_OUT);
 }
 
-/* That kernels run one at a time is no order. */
+/* Kernels run one at a time; that does not order them. */
 static void kernel_then_kernel(gpu *g, bool with_fault)
 {
     need(planted_race(g->first, &(planted_args){g->out, g->in, false}));
@@ -135,7 +135,7 @@ static void kernel_then_kernel(gpu *g, bool with_fault)
     if (with_fault) await_change(&g->out[LAST], first);
 }
 
-/* Shared memory is not one memory, though it lies at one place. */
+/* Shared memory of two kernels is not one memory, though it has one address. */
 static void kernels_side_by_side(gpu *g, bool with_fault)
 {
     need(planted_race(g->first, &(planted_args){g->out, g->in, false}));

@@ -82,7 +82,7 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* False: it had to be killed; *state is what it was in. */
+/* False: the process had to be killed; *state is its state before that. */
 static bool wait_for(pid_t pid, double end_s, int *status, char *state)
 {
     pid_t ended;

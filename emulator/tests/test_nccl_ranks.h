@@ -38,8 +38,8 @@ typedef struct ranks_outcome {
 } ranks_outcome;
 
 /* The case as n_ranks processes with these settings ("NAME=value", then NULL). Returns when all
- * have ended; those that hang are killed after three minutes, and those that stand still after
- * four: the test fails. */
+ * have ended; those that hang are killed after three minutes, and those that do not run at all
+ * after four: the test fails. */
 ranks_outcome ranks_run(const char *name, int n_ranks, const char *const *settings);
 #define RANKS(name, n_ranks, ...) ranks_run(name, n_ranks, (const char *const[]){__VA_ARGS__, NULL})
 

@@ -219,7 +219,7 @@ void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out)
 
 /* ---- what has to hold ---- */
 
-/* Says what is wrong; false. */
+/* Prints the failed expectation; false. */
 static bool complain(faults_job job, const char *what, const faults_outcome *outcome,
                      const char *wrong)
 {

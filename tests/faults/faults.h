@@ -11,7 +11,7 @@
 
 #include "../train/runs.h"
 
-/* What is trained: all read the same model and differ in what they read and write besides. */
+/* The trainings: all read the same model; their other inputs and their outputs differ. */
 typedef enum faults_job {
     FAULTS_FRESH,  /* 2 ranks, 2 steps, a checkpoint after each, validation */
     FAULTS_RESUME, /* the same from the checkpoint of step 1 */

@@ -7,8 +7,8 @@
  *
  * mmap and mprotect fail after bl_cpu_gemm_prepare: oneDNN writes its code into a mapping that it
  * did not get, or takes other kernels, which round differently, so it makes the code once, behind a
- * probe (test_gemm_memory, test_train_address_space). Not among them: errors of write that our only
- * writes, to the log and to eventfds, never see. Skipped where there is no strace or it may not
+ * probe (test_gemm_memory, test_train_address_space). Left out: errors of write that the program's
+ * only writes, to the log and to eventfds, never see. Skipped where strace is missing or may not
  * trace. */
 #include "faults.h"
 
@@ -256,7 +256,7 @@ static void test_offload(void **state)
     check_job(FAULTS_OFFLOAD);
 }
 
-/* strace attaches to a process of its own making, as it will to the trainings. */
+/* Whether strace can attach to a child of this test, as it will to the trainings. */
 static bool can_trace(void)
 {
     pid_t sleeper = fork();

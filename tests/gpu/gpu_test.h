@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpu_test.h -- what the tests of CUDA's kernels share: two devices, buffers with guards, launches
- * that are repeated.
+/* gpu_test.h -- shared by the tests of CUDA's kernels: two devices, buffers with guards, repeated
+ * launches.
  *
  * A kernel runs twice on outputs that were poisoned before each run. Both runs must give the same
- * bits, what lies around the buffers must be untouched, and the result must be the CPU op's on the
+ * bits, the guards around the buffers must be untouched, and the result must be the CPU op's on the
  * same numbers: exactly, where the arithmetic is shared (element.h), else within the bound that the
  * test derives. Inputs are numbers that bf16 holds, so that both devices begin with the same. u =
  * 2^-24 is fp32's rounding error, 2^-8 bf16's. */
@@ -29,7 +29,7 @@ static const double BF16 = 1.0 / 256.0;
 static const double LEAST_SHARE_OF_SECTORS = 0.78;
 #endif
 
-/* Elements; `shift` of them lie between an aligned address and each buffer's first. */
+/* In elements; `shift` of them are between an aligned address and each buffer's first. */
 typedef struct shape {
     int64_t rows, cols;
     int shift;
@@ -39,8 +39,7 @@ typedef struct gpu_test {
     test_device cpu, gpu;
 } gpu_test;
 
-/* `initial` is what the buffer holds before a run, `result` after it: host copies. `gpu` is what
- * kernels get. */
+/* `initial`, `result`: host copies of the buffer before and after a run. Kernels get `gpu`. */
 typedef struct buffer {
     size_t bytes, shift_bytes;
     unsigned char *initial, *result;
@@ -275,7 +274,7 @@ static inline void run_shapes(void **state)
             fail();
         }
 #endif
-        /* Tiles at the edges of matrices, and what is not aligned, may conflict. */
+        /* Tiles at the edges of matrices, and unaligned ones, may conflict. */
         if (run->shapes[i].rows % TILE == 0 && run->shapes[i].cols % TILE == 0 &&
             run->shapes[i].shift == 0)
             meets_banks_at_most(1);

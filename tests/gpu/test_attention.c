@@ -296,7 +296,7 @@ static void expect_forward(const problem *p, query_row row, const expected *x)
     x->lse_slack[at_lse] = row.most_error + (8 + (double)n + 2 * fabs(x->lse[at_lse])) * U;
 }
 
-/* Adds a term to a gradient: what it is, and how far it may be off. */
+/* Adds a term to a gradient: its value, and the bound of its error. */
 static void add_term(const expected *x, int64_t at, double term, double error)
 {
     x->d_qkv[at] += term;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* codec.h's E4M3 against cuda_fp8.h, whose host functions compute what the GPU's instructions do:
+/* codec.h's E4M3 against cuda_fp8.h, whose host functions compute as the GPU's instructions do:
  * all codes, all bf16 numbers, and fp32 numbers of all sizes. NaN has many codes; any of them will
  * do. Needs no GPU. */
 #include <math.h>

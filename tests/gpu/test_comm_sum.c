@@ -23,7 +23,7 @@ typedef struct place {
     bl_device *device;
     bl_stream *stream;
     unsigned char *host, *memory,
-        *sums; /* MAX_RANKS parts, and the device's copy; sums: what is expected */
+        *sums; /* MAX_RANKS parts, and the device's copy; sums: the expected values */
 } place;
 
 static const size_t PLACE_BYTES = (size_t)MAX_RANKS * MAX_N * sizeof(double);
@@ -72,7 +72,7 @@ static void expect_sum(place *p, bl_comm_element element, int n_ranks, int64_t s
         comm_sum_add(element, p->sums, p->host + (size_t)(r * stride) * unit, n);
 }
 
-/* The own part lies apart from the others; the place that it would have among them is garbage. */
+/* The own part is stored apart from the others; its place among them holds garbage. */
 static void check(place *p, bl_comm_element element, int n_ranks, int rank, int64_t n)
 {
     size_t unit = comm_sum_element_bytes(element);

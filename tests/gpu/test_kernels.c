@@ -8,9 +8,9 @@
 #include "ops/optimizer.h"
 #include "ops/rope.h"
 
-/* Rows and widths of Llama 3.1 405B (16,384 and 53,248 channels); past what a block keeps in
- * registers; no multiple of 8 (element by element), of 128, of a warp; one token, one column, none;
- * buffers that begin anywhere. */
+/* Rows and widths of Llama 3.1 405B (16,384 and 53,248 channels); rows too long for a block's
+ * registers; not multiples of 8 (element by element), of 128, of a warp; one token, one column,
+ * none; buffers that begin anywhere. */
 static const shape shapes[] = {{1, 16384, 0}, {2, 53248, 0}, {3, 18432, 0}, {172, 768, 0},
                                {7, 172, 0},   {129, 100, 1}, {5, 1, 0},     {2, 2049, 3},
                                {33, 256, 8},  {1, 16391, 0}, {0, 64, 0}};
@@ -198,7 +198,7 @@ static void check_head_rows(gpu_test *t, int64_t H, int64_t stride_more)
 
 static void check_head_norms(gpu_test *t, shape s)
 {
-    if (s.rows != 1) return; /* shapes of its own, once */
+    if (s.rows != 1) return; /* uses other shapes, once */
     check_head_rows(t, 128, 256);
     check_head_rows(t, 20, 3);
 }
@@ -497,8 +497,7 @@ static void check_adamw(gpu_test *t, shape s)
         buffer_free(t, &scale);
 }
 
-/* The first shape stands for gradients so many that a block's slice of them takes it several
- * rounds. */
+/* The first shape selects so many gradients that a block needs several rounds for its slice. */
 static void check_norm_of_gradients(gpu_test *t, shape s)
 {
     int64_t n = s.rows == 1 && s.cols == 16384 ? 10000019 : s.rows * s.cols;

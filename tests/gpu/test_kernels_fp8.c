@@ -35,8 +35,8 @@ static bl_status launch_groups(bl_stream *stream, const void *args)
     return fp8_cuda_quantize_groups(stream, a->x, a->ld, a->T, a->cols, a->codes, a->scales);
 }
 
-/* Rows of very different sizes, zeros and numbers too small for a scale among them; rows lie `gap`
- * apart. */
+/* Rows of very different magnitudes, zeros and numbers too small for a scale among them; rows are
+ * `gap` apart. */
 static float *activations(gpu_test *t, shape s, int64_t gap, buffer *x)
 {
     int64_t ld = s.cols + gap;

@@ -5,8 +5,8 @@
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 
-/* Falcon-180B's rows; past what a block keeps in registers; no multiple of 8, of a warp; one token,
- * one column, none; buffers that begin anywhere. */
+/* Falcon-180B's rows; rows too long for a block's registers; not multiples of 8, of a warp; one
+ * token, one column, none; buffers that begin anywhere. */
 static const shape shapes[] = {{1, 14848, 0}, {2, 53248, 0}, {172, 768, 0},
                                {7, 172, 0},   {129, 100, 1}, {5, 1, 0},
                                {2, 2049, 3},  {1, 16391, 0}, {0, 64, 0}};
@@ -80,7 +80,7 @@ static void check_layernorm(gpu_test *t, shape s)
     backward.dx = gpu_bf16(&dy);
     run_twice(t, launch_layernorm_backward, &backward, (buffer *[]){&x, &w, &mean, &rstd, &dy}, 5);
     same_bytes("layernorm dx over dy", &dy, apart, (size_t)n * 2);
-    for (int64_t i = 0; i < n; i++) { /* added to: twice what is there; its rounding to bf16 */
+    for (int64_t i = 0; i < n; i++) { /* accumulated: twice the value; its rounding to bf16 */
         cdx[i] = 2 * bl_bf16_to_f32(bf16_result(&dx, i));
         d_slack[i] = 0x1p-8 * fabs((double)cdx[i]);
     }

@@ -6,7 +6,7 @@
 #include "ops/cuda/ops_cuda.h"
 
 /* rows: tokens; cols: the vocabulary; shift: the format of the head. More tokens than a chunk, more
- * rows than are decoded at once, a vocabulary that is no multiple of 8, one token. */
+ * rows than are dequantized at once, a vocabulary that is not a multiple of 8, one token. */
 static const shape shapes[] = {{5, 300, BL_FORMAT_BF16},     {1, 8, BL_FORMAT_BF16},
                                {3, 2501, BL_FORMAT_FP8_ROW}, {1030, 40, BL_FORMAT_BF16},
                                {2, 2500, BL_FORMAT_F32},     {7, 1400, BL_FORMAT_FP8_BLOCK},
