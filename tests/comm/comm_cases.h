@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_cases.h -- what a rank does in a test of a communicator, whichever kind it is: collectives
- * against serial sums in rank order, bit for bit, and failures. */
+/* comm_cases.h -- a rank's part in the tests of any communicator: collectives against serial sums
+ * in rank order, bit for bit, and failures. */
 #ifndef BALLAST_TESTS_COMM_COMM_CASES_H
 #define BALLAST_TESTS_COMM_COMM_CASES_H
 

@@ -12,9 +12,9 @@ enum { HOST_RANKS_MAX = 8, HOST_RANKS_VALUES = 4 };
 
 /* How a rank's process ended. */
 typedef struct host_rank_end {
-    bl_error error;    /* what the function returned; of a process that was killed, nothing */
+    bl_error error;    /* the function's result; of a process that was killed, nothing */
     int signal_number; /* that killed it; 0: none */
-    int64_t values[HOST_RANKS_VALUES]; /* what it put there: host_rank_say */
+    int64_t values[HOST_RANKS_VALUES]; /* set by host_rank_say */
 } host_rank_end;
 
 /* As test_ranks_run: a rank that fails aborts the job. The caller has no threads; files that it has

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_cases.h -- what a rank with a GPU does in tests of the communicator of GPUs. The values are
- * those of comm_cases.h. */
+/* nccl_cases.h -- a rank's part in the tests of the GPU communicator. The values are those of
+ * comm_cases.h. */
 #ifndef BALLAST_TESTS_NCCL_CASES_H
 #define BALLAST_TESTS_NCCL_CASES_H
 
@@ -47,7 +47,7 @@ nccl_rounds_of_two(nccl_self *self); /* the same on two communicators, on one st
 bl_status nccl_pause(
     nccl_self *self); /* rank 0 comes when mark 1 is made, the others have marked 0 and wait */
 bl_status nccl_crowd_slow(nccl_self *self); /* a crowd whose last ones come one after the other */
-bl_status nccl_fail_crowd_first(nccl_self *self); /* one that is held up for ever */
+bl_status nccl_fail_crowd_first(nccl_self *self); /* one never continues */
 bl_status nccl_fail_crowd_last(nccl_self *self);  /* rank 1 leaves the last one out */
 
 #endif

@@ -22,7 +22,8 @@ static bl_status room_open(nccl_self *self, room *r)
                          (void **)&r->memory);
 }
 
-/* After a failure others, and the stream, may still be at it: the job is told first. */
+/* After a failure other ranks, and the stream, may still use the memory: the job is aborted before
+ * it is freed. */
 static bl_status room_close(nccl_self *self, room *r, bl_status st)
 {
     bl_error error;

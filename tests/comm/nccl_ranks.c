@@ -222,8 +222,8 @@ static void report(const bl_error *error)
     bl_log_set_silent(true);
 }
 
-/* As the program leaves (launch.h): the job is told, the process ends with its code; the rank may
- * still use the wire. */
+/* As the program leaves (launch.h): the job is informed, the process ends with its code; the rank
+ * may still use the wire. */
 static void leave(void *user)
 {
     bl_wire *wire = user;
@@ -263,7 +263,7 @@ static bl_status open_and_run(nccl_self *self, const nccl_case *which, bl_wire *
     return bl_stream_synchronize(self->stream);
 }
 
-/* In the order in which a training ends: the job is told first, then streams are waited for. */
+/* In the order in which a training ends: first informs the job, then waits for streams. */
 static bl_status run_case(nccl_self *self, const nccl_case *which, bl_wire *wire)
 {
     bl_error error;

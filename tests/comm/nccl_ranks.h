@@ -60,7 +60,7 @@ void nccl_await_failure(const nccl_job *job, int rank);
 void nccl_assert_fine(const nccl_job *job);
 void nccl_kill(nccl_job *job, int rank);
 /* Whether every rank ended with `code`, those that were killed aside, and one line of error was
- * printed, with `text` in it. Prints what is wrong. */
+ * printed, with `text` in it. Prints the difference. */
 bool nccl_has_failed(const nccl_job *job, int code, const char *text);
 
 /* In main, first: runs a rank's case and ends, where the process was started as one. */

@@ -72,7 +72,7 @@ static void test_abort(void **state)
                 fail_msg("rank %d: %s", r, errors[r].text);
             if (r != 1) assert_string_equal(errors[r].text, "all canceled");
         }
-        assert_true(bl_now_s() - start_s < 60); /* without the abort they wait for ever */
+        assert_true(bl_now_s() - start_s < 60); /* without the abort they hang */
     }
 }
 
@@ -89,7 +89,7 @@ static void test_deadline(void **state)
     }
 }
 
-/* Rank 1 is late: it says so to `told`, and comes soon after it has been asked to. */
+/* Rank 1 is late: it announces that in one pipe, and arrives soon after a request in the other. */
 typedef struct late_case {
     int told[2], asked[2]; /* pipes */
 } late_case;

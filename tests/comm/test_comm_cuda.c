@@ -79,8 +79,7 @@ static bl_status gathers_and_broadcasts(test_rank *self, place *p)
     for (int round = 0; round < 20;
          round++) { /* a later round must not overtake an earlier one's readers */
         for (int i = 0; i < 1000; i++) mine[i] = test_value(self->rank, i, (uint64_t)round);
-        memcpy(p->host + N, mine,
-               sizeof mine); /* nobody but the streams' events says when it has arrived */
+        memcpy(p->host + N, mine, sizeof mine); /* only the streams' events show its arrival */
         BL_TRY(bl_stream_call(p->stream, take_a_while, NULL, 0));
         BL_TRY(bl_stream_copy(p->stream, p->send, p->host + N, sizeof mine));
         BL_TRY(bl_comm_all_gather(p->comm, p->stream, p->send, p->recv, sizeof mine));

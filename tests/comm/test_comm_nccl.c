@@ -203,7 +203,7 @@ static void test_memory_and_paths(void **state)
                 "ncclCommWindowRegister of test: ");
 }
 
-/* The ring's gathers, and nothing else of these, lie in windows. */
+/* Only the ring's gathers use windows. */
 static void test_the_ring_uses_copy_engines(void **state)
 {
     char file[] = "/tmp/nccl_counts.XXXXXX", setting[64], text[4096];
@@ -341,7 +341,7 @@ static void test_a_missing_rank(void **state)
                 "rank 1 did not reach all_gather of layer 7 within " NCCL_DEADLINE_S_TEXT);
 }
 
-/* Of two waits the earlier call is told: whoever waits for rank 2 does so because of rank 3. */
+/* Of two waits the earlier call is reported: ranks wait for rank 2 because it waits for rank 3. */
 static void test_a_missing_rank_of_a_pair(void **state)
 {
     (void)state;
@@ -417,8 +417,8 @@ static void test_an_abort_that_hangs(void **state)
     run_failing("away", 3, SETTINGS("BALLAST_EMULATED_NCCL_ABORT=hang"), 7, "did not come");
 }
 
-/* NCCL's abort frees what a thread in a call still uses: a communicator whose rank hangs in one is
- * not aborted, the process ends. */
+/* NCCL's abort frees memory that a thread in a call still uses: a communicator whose rank hangs in
+ * a call is not aborted, the process ends. */
 static bool is_not_aborted(const void *arg)
 {
     nccl_job job;
@@ -473,7 +473,7 @@ static void run_with_hanging_watch(const char *name, int rank, int code, const c
     try_again(name, fails_with_hanging_watch, &(hanging){name, rank, code, text});
 }
 
-/* The guard looks after it: its rank has nobody else, and may itself be well. */
+/* The guard checks the watch: nothing else does, and the rank itself may be well. */
 static void test_a_watch_that_hangs(void **state)
 {
     char text[160], host[64] = "";
@@ -520,7 +520,7 @@ static void test_a_stopped_rank_is_found(void **state)
         try_again(faults[i], is_found_stopped, faults[i]);
 }
 
-/* Ctrl-Z and fg: nobody is to blame. */
+/* Ctrl-Z and fg: no rank is reported. */
 static void test_a_pause_of_all_blames_nobody(void **state)
 {
     static const struct timespec PAUSE = {NCCL_DEADLINE_S + 2, 0};

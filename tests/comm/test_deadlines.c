@@ -70,7 +70,7 @@ static void test_guard_of_a_job_that_is_well(void **state)
     assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 109.9), COMM_NCCL_IN_TIME);
     assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 110.0), COMM_NCCL_HANGS);
     assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0, 1e6), COMM_NCCL_IN_TIME);
-    /* A deadline that is shorter than an abort may take is no reason. */
+    /* A deadline that is shorter than the time allowed for an abort does not count as a hang. */
     assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0.5, 102.4), COMM_NCCL_IN_TIME);
     assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0.5, 102.5), COMM_NCCL_HANGS);
     assert_true(clock.failed_s == 0);

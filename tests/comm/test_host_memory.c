@@ -135,7 +135,7 @@ static void test_memory_taken(void **state)
     }
 }
 
-/* Without a file every rank has memory of its own. */
+/* Without a file every rank has separate memory. */
 static bl_status fill_own(test_rank *self)
 {
     bl_host_memory *memory;
@@ -217,7 +217,7 @@ static bl_status work_long(test_rank *self)
     return st;
 }
 
-/* The deadline is far longer than a beat's period: what is measured is not the machine. */
+/* The deadline is far longer than a beat's period, so that a slow machine does not miss it. */
 static void test_long_work(void **state)
 {
     int fd = memory_file();
@@ -284,7 +284,7 @@ static void test_different_sizes(void **state)
                  "8192 in call 2, and 101 at 8192 in call 2",
                  n - 1);
         assert_int_equal(run(n, differ, &fd, errors), BL_EINTERNAL);
-        for (int r = 0; r < n; r++) { /* nobody goes on with it */
+        for (int r = 0; r < n; r++) { /* all ranks fail */
             assert_int_equal(errors[r].status, BL_EINTERNAL);
             assert_string_equal(errors[r].text, expected);
         }
@@ -550,7 +550,7 @@ static void test_takes_no_signals(void **state)
     close(fd);
 }
 
-/* What a sealed piece says to a write: in a process of its own. */
+/* A write to a sealed piece ends the process: a child writes. */
 static void test_sealed_is_read_only(void **state)
 {
     int status;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two ends of a connection, and the rings of a mailbox, in one thread: what is sent arrives in its
- * place, whatever the order in which it is asked for; what makes no sense, or was damaged, is an
- * error that names the sender. */
+/* Two ends of a connection, and the rings of a mailbox, in one thread: messages arrive in their
+ * buffers, whatever the order of the receives; an invalid or damaged message is an error that names
+ * the sender. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -213,7 +213,7 @@ static void test_sleepers(void **state)
     for (int i = 0; i < 2; i++) comm_mail_close(mail[i]);
 }
 
-/* ---- what is wrong ---- */
+/* ---- errors ---- */
 
 static void send_raw(const void *bytes, size_t n_bytes)
 {
@@ -243,7 +243,7 @@ static void test_frames_without_sense(void **state)
         frame_of(COMM_FRAME_READY, 1),
         frame_of(COMM_FRAME_WORD, sizeof(comm_word) - 1),
         frame_of(COMM_FRAME_DATA, 0),
-        frame_of(COMM_FRAME_DATA, 4096), /* that nobody receives */
+        frame_of(COMM_FRAME_DATA, 4096), /* without a receiver */
     };
 
     for (size_t i = 0; i < BL_COUNT(frames); i++) {

@@ -13,7 +13,7 @@ typedef struct test_rank {
     bl_device *device;
     bl_stream *stream;
     void *arg;      /* shared by all ranks */
-    bl_error error; /* what the function returned */
+    bl_error error; /* the function's result */
 } test_rank;
 
 /* Runs on the rank's thread. cmocka's assertions work on the main thread only: use TEST_CHECK. */
@@ -21,13 +21,13 @@ typedef bl_status (*test_rank_fn)(test_rank *self);
 
 /* As in a real run, a rank that fails aborts the job, so that no other hangs. Returns the status
  * and sets the text of the job's first error, or BL_OK. `errors` (n_ranks of them, or NULL)
- * receives what each rank returned. */
+ * receives each rank's result. */
 bl_status test_ranks_run(int n_ranks, int n_threads, double deadline_s, test_rank_fn fn, void *arg,
                          bl_error *errors);
 
-/* Whether the job ends with BL_ERANK and this text, not before the deadline. A thread of a loaded
- * machine may stand still for as long, so that an innocent rank is named as well: what is wrong is
- * said, and tried twice again. A defect is wrong each time. */
+/* Whether the job ends with BL_ERANK and this text, not before the deadline. On a loaded machine a
+ * thread may stall for as long, so that an innocent rank is named as well: a wrong end is printed,
+ * and the case tried twice again. A defect fails each time. */
 bool test_ranks_miss(int n_ranks, double deadline_s, test_rank_fn fn, void *arg, const char *text,
                      bl_error *errors);
 

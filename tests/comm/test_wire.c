@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The wire where what it relies on fails: bytes that change on their way, and a thread that hangs.
+/* The wire under failures: bytes that change in transit, and a thread that hangs.
  * The linker puts __wrap_comm_peer_begin_send in the place of comm_peer_begin_send. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -6,7 +6,7 @@
 
 #include "runs.h"
 
-/* Says why and returns false where there is no mpirun. */
+/* Where mpirun is missing, prints the reason and returns false. */
 bool mpi_is_here(void);
 
 /* mpirun -n n_ranks PROGRAM words...; words end with NULL. What mpirun and the ranks say goes to
@@ -38,17 +38,17 @@ void mpi_wait_for_steps(const runs_child *child, const char *output, int64_t n);
 /* Until the process is stopped (SIGSTOP). */
 void mpi_wait_for_stop(pid_t pid);
 
-/* Of /proc/PID/stat: 'T' is stopped; '?': there is no such process. */
+/* Of /proc/PID/stat: 'T' is stopped; '?': the process does not exist. */
 char mpi_state_of(pid_t pid);
 
-/* Whether the process exists and is no zombie. */
+/* Whether the process exists and is not a zombie. */
 bool mpi_is_running(pid_t pid);
 
 /* Fails unless none of the processes is running any more, or within a minute. */
 void mpi_assert_gone(const pid_t *pids, int n);
 
 /* Fails, with `what`, when this process, which has waited for all that it started, still has
- * children a minute later: what a job has left behind comes to a process that is
+ * children a minute later: a job's orphans become children of a process that set
  * PR_SET_CHILD_SUBREAPER. */
 void mpi_assert_nobody_left(const char *what);
 
@@ -68,8 +68,8 @@ void mpi_assert_one_thread_takes_signals(pid_t pid);
 int mpi_wait_after_kill(runs_child *child, const pid_t *ranks, int n_ranks, double limit_s);
 
 /* NULL when the log holds exactly one line "ballast: error: ..." (none: text NULL; "ballast:
- * stopped ..." where text begins so), and it contains `text`. Otherwise what is wrong, the caller's
- * to free. */
+ * stopped ..." where text begins so), and it contains `text`. Otherwise the difference, for the
+ * caller to free. */
 char *mpi_wrong_error(const runs_child *child, const char *text);
 
 /* Fails where there is something wrong. */

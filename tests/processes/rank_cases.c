@@ -52,7 +52,7 @@ static bl_status rank_is_given_up(test_rank *self)
     return bl_stream_synchronize(self->stream);
 }
 
-/* Rank 1 computes for ever and hears nothing; the others wait for it. */
+/* Rank 1 never ends and receives nothing; the others wait for it. */
 static bl_status wait_for_ever(test_rank *self)
 {
     fputs("has started\n", stderr);
@@ -68,8 +68,8 @@ static bl_status stop_together(test_rank *self)
     return BL_FAIL(BL_ESTOPPED, "stopped after step 3");
 }
 
-/* Collectives of all kinds for ever, small and large, on two communicators at once. Rank 0 says
- * when it has done some more. */
+/* Collectives of all kinds without end, small and large, on two communicators at once. Rank 0
+ * prints a line every ROUNDS rounds. */
 static bl_status be_busy(test_rank *self)
 {
     enum { N = 1 << 18, ROUNDS = 20 };

@@ -17,9 +17,9 @@ typedef struct rank_case {
 
 const rank_case *rank_case_find(const char *name); /* NULL: none of that name */
 
-/* Among all processes of the wire, which has no communicator yet. The deadline is the case's as
- * soon as all have met: one that was started late is not missed. A failure has been told to the
- * others. */
+/* Among all processes of the wire, which has no communicator yet. The case's deadline applies only
+ * after all have met: a process that was started late is not reported. A failure has been sent to
+ * the other processes. */
 bl_status rank_case_run(const rank_case *which, bl_wire *wire);
 
 #endif

@@ -52,7 +52,7 @@ static int next_number(const char **text)
     return (int)value;
 }
 
-/* The status of the job: the others have been told, and the user. */
+/* Returns the job's status, after it has been reported to the other ranks and to the user. */
 static bl_status run_rank(const char *name, const char *text)
 {
     int sockets[MAX_RANKS];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* strike.c -- see strike.h. The functions here stand before those of the C library. */
+/* strike.c -- see strike.h. The functions here override those of the C library. */
 /* The checked inline functions of libc collide with the functions that this file defines. */
 #undef _FORTIFY_SOURCE
 #include "strike.h"
@@ -43,7 +43,7 @@ static struct {
     atomic_int counts[N_PLACES];
 } strike;
 
-/* ---- what is asked for ---- */
+/* ---- the request ---- */
 
 static _Noreturn void refuse(const char *text)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* strike.h -- what befalls one rank of a job of processes, at a chosen point: a library for
- * LD_PRELOAD (strike.c), which the parent's children inherit. No code of the program knows it.
+/* strike.h -- a fault in one rank of a job of processes, at a chosen point: a library for
+ * LD_PRELOAD (strike.c), which the parent's children inherit. The program has no code for it.
  *
  *   STRIKE_VARIABLE   RANK:WHERE:N:WHAT[=SECONDS]   1:wire:17:kill, 0:file:3:slow=9.5
  *   STRIKE_LOG_VARIABLE   a file that gets a line when it has happened (CLOCK_MONOTONIC, seconds),
@@ -18,9 +18,9 @@
  * WHAT:
  *   kill    SIGKILL
  *   torn    SIGKILL, after half of the frame's header (of `wire`)
- *   stop    SIGSTOP, for ever
+ *   stop    SIGSTOP, without SIGCONT
  *   pause   the whole process, for SECONDS
- *   slow    all threads for SECONDS, but the wire's
+ *   slow    all threads for SECONDS, except the wire's
  *   fail    the call fails: at `wire` the connection does (ETIMEDOUT, on both ends), at `file` with
  *           EIO */
 #ifndef BALLAST_TESTS_STRIKE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* terminal.c -- a pseudo-terminal: what a job writes is read, keys are typed. */
+/* terminal.c -- a pseudo-terminal: reads a job's output and types keys. */
 #include "terminal.h"
 
 #include <fcntl.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `ballast eval` with several ranks: as processes, which the program itself or mpirun starts, they
- * print byte for byte what they print as threads of one process; a rank that is killed, stopped or
- * fails is named in one line, with the exit code of `ballast train`, and nothing is printed or
- * left. The argument says where: "cpus", or "gpus", emulated ones, of which processes have one each
+ * print the same bytes as threads of one process; a rank that is killed, stopped or fails is named
+ * in one line, with the exit code of `ballast train`, and nothing else is printed or left behind.
+ * The argument is the device: "cpus", or "gpus", emulated ones, of which processes have one each
  * and threads share one. The loss is printed with 12 digits: one bit of one row's loss, in fp32,
  * shows in the 9th. */
 #include "cuda_runs.h"
@@ -22,7 +22,7 @@
 
 enum { LIMIT_S = 600, KEY_BYTES = 512 };
 
-/* Those of PINNED_THREADS see as many GPUs as there are ranks, and are told to be threads. */
+/* Ranks of PINNED_THREADS see as many GPUs as there are ranks; a key makes them threads. */
 typedef enum form { THREADS, PINNED_THREADS, CHILDREN, TASKS } form;
 
 static const char *const form_names[] = {[THREADS] = "threads",

@@ -5,11 +5,11 @@
  * are counted in a run in which nothing happens. After each
  *   - the parent ends in time, with the right code and one line of error that names the rank
  *   - no process is left
- *   - resumed, the run ends as the one that nobody disturbed, bit for bit
+ *   - resumed, the run ends as the undisturbed one, bit for bit
  * A rank that is slower than the others, by less than the deadline, must not be seen at all.
  *
- * Without arguments a sample; "all": every launch. What hits the wire and files is
- * test_process_faults' matter. */
+ * Without arguments a sample; "all": every launch. test_process_faults has the faults of the wire
+ * and of files. */
 #include "cuda_runs.h"
 
 #include <stdio.h>
@@ -29,10 +29,10 @@ static const double DEADLINE_S = 20, LIMIT_S = 600;
 
 static bool is_all; /* every launch */
 
-/* What a fault does. */
+/* A fault and its effects. */
 typedef struct action {
     const char *what;        /* BALLAST_EMULATED_FAULT */
-    int code;                /* 0: nobody notices */
+    int code;                /* 0: not noticed */
     const char *line;        /* with the rank's number */
     bool waits;              /* for the deadline */
     int n_sample, n_resumed; /* of the sample */
@@ -115,7 +115,7 @@ static void try_fault(const action *a, int rank, const char *when, bool is_resum
     if (!runs_are_same(runs_path("whole"), output)) fail_with_log(fault, "another adapter", &child);
 }
 
-/* The launches of a rank in the run that nobody disturbs. */
+/* The launches of a rank in the undisturbed run. */
 static int count_launches(int rank)
 {
     char *log = runs_read(runs_path("launches.%d", rank), NULL), *at = log;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job of three processes is killed over and over, a rank or its parent at a time, at moments that
- * differ from run to run, and resumed each time: it ends as the run that nobody disturbed. The
- * argument says which job: "mpirun" starts it, "ballast" does itself, or "gpus", the same with an
- * emulated GPU for each rank. Of a rank that its parent ballast loses, one line says which it was.
- * BALLAST_KILLS says how often it is killed (10). */
+ * differ from run to run, and resumed each time: it ends as the undisturbed run. The argument is
+ * the kind of job: "mpirun" starts it, "ballast" starts its ranks itself, or "gpus", the same with
+ * an emulated GPU for each rank. When the parent ballast loses a rank, one line names that rank.
+ * BALLAST_KILLS is the number of kills (10). */
 #include "mpi_job.h"
 
 #include <dirent.h>
@@ -37,7 +37,7 @@ static const struct form {
 static const struct form *form;
 
 static struct {
-    double whole_s, longest_s; /* the run that nobody disturbs; from a kill to the job's end */
+    double whole_s, longest_s; /* the undisturbed run; from a kill to the job's end */
     int n_killed, n_of_parent, n_in_save, n_resumed, n_through;
 } book;
 
@@ -84,7 +84,7 @@ static void kill_args(golden_args *args, const char *output)
     runs_set(args, "gradient_accumulation_steps", "1");
 }
 
-/* Looks for, or removes, what a checkpoint under construction has written. */
+/* Looks for, or removes, the files of an incomplete checkpoint. */
 static bool find_unfinished(const char *output, bool removes)
 {
     char path[2 * GOLDEN_PATH_BYTES];

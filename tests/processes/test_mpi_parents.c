@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two tasks of mpirun that are parents of two ranks each, as on two hosts: they end with one line,
- * the job's, and its exit code, whichever of them is done first. Both are on this host, and are
- * told that they are alone on theirs. */
+ * the job's, and its exit code, whichever of them is done first. Both are on this host, but each is
+ * configured as if alone on its host. */
 #include "mpi_job.h"
 
 #include <signal.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast train` as several processes leaves what as many local ranks leave: the same adapter,
- * byte for byte, and the same metrics but for the times; and goes on where either of them was
- * interrupted. */
+/* `ballast train` as several processes writes the same adapter as the same number of local ranks,
+ * byte for byte, and the same metrics except the times; and resumes an interrupted run of
+ * either. */
 #include "mpi_job.h"
 #include "strangers.h"
 
@@ -393,7 +393,7 @@ static void test_a_rank_hangs(void **state)
     golden_args_free(&args);
 }
 
-/* Rank 0 alone looks after output_dir; all end with what it finds. */
+/* Only rank 0 checks output_dir; its error ends all ranks. */
 static void test_output_dir_is_removed(void **state)
 {
     const char *output = runs_path("removed");

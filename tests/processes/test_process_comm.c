@@ -62,8 +62,8 @@ static bool ends_with(runs_child *child, const char *name, int code, const char 
     return is_end(child, name, runs_wait(child, LIMIT_S), code, text);
 }
 
-/* On a loaded machine an innocent process may stand still for the deadline, or for so long that
- * another no longer waits for its word and speaks as well. A defect is wrong in each try. */
+/* On a loaded machine an innocent process may stall for the deadline, or for so long that another
+ * stops waiting for its word and reports as well. A defect fails in each try. */
 static void try_case(bool (*is_right)(int i), int i)
 {
     enum { MAX_TRIES = 3 };
@@ -83,7 +83,7 @@ static void test_values(void **state)
         for (int n_ranks = 1; n_ranks <= 8; n_ranks += n_ranks < 4 ? 1 : 4) {
             runs_child child = {0};
             if (is_mpi() && (n_ranks == 1 || n_ranks == 8))
-                continue; /* one is no job; eight are slow */
+                continue; /* one is not a job; eight are slow */
             int code = run(cases[i], n_ranks, &child);
             mpi_assert_error(&child, NULL);
             if (code != 0) fail_msg("%s, %d ranks: exit %d", cases[i], n_ranks, code);
@@ -169,8 +169,8 @@ static bool is_given_up(int unused)
     return ends_with(&child, "given_up", 7, "error: rank 0 did not reach barrier within 2.0 s");
 }
 
-/* A rank that comes back when the others have just given it up tells nobody anything, and leaves it
- * to them to do so. */
+/* A rank that continues just after the others have given it up prints nothing; the others report
+ * the failure. */
 static void test_a_rank_comes_back(void **state)
 {
     (void)state;

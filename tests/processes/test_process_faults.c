@@ -7,12 +7,12 @@
  *   - the parent ends in time, with the right code and one line of error that names the rank, and
  *     no other that only waits for it
  *   - no process is left
- *   - resumed, the run ends as the one that nobody disturbed, bit for bit
- * What lasts less than the deadline must not be seen at all.
+ *   - resumed, the run ends as the undisturbed one, bit for bit
+ * A fault that lasts less than the deadline must have no effect.
  *
  * Without arguments a sample; "all": every point. Several jobs run at a time: most of them wait for
- * a deadline. On a loaded machine, or one that itself stands still, an innocent rank may miss the
- * deadline: what is wrong is said, and tried again. A defect is wrong each time. */
+ * a deadline. On a loaded machine, or one that itself stalls, an innocent rank may miss the
+ * deadline: the failure is printed, and the trial repeated. A defect fails each time. */
 #include "mpi_job.h"
 
 #include <ctype.h>
@@ -32,13 +32,13 @@
 enum { N_RANKS = 3, N_STEPS = 2, N_SLOTS = 8, MAX_TRIALS = 8192, MAX_TRIES = 4 };
 
 /* The deadline is long enough that a loaded machine does not make an innocent rank late.
- * PROMISED_S: what docs/reliability.md says; ALLOWED_S: what this test takes for a defect, on a
- * machine whose processes may stand still for seconds. */
+ * PROMISED_S: the limit in docs/reliability.md; ALLOWED_S: longer counts as a defect here, on a
+ * machine whose processes may stall for seconds. */
 static const double DEADLINE_S = 4.0, PROMISED_S = 5.0, ALLOWED_S = 20.0, HANG_S = 240.0;
 
 static bool is_all; /* every point */
 
-/* ---- what is tried ---- */
+/* ---- the trials ---- */
 
 typedef enum outcome {
     KILLED,   /* 7, and the rank is named */
@@ -91,7 +91,7 @@ static struct {
     int n_points[N_RANKS][2]; /* of `wire` and of `file` */
     char whole[GOLDEN_PATH_BYTES];
     int n_trials, n_wrong, n_again, n_unreached, n_resumed, n_late;
-    double longest_s; /* after what is due */
+    double longest_s; /* after the due time */
 } book;
 
 static void run_args(golden_args *args, const char *output)

@@ -88,7 +88,7 @@ static void train(form f, int n_ranks, const char *output, const char *keys)
     int code = runs_wait(&child, LIMIT_S);
     char *log = runs_read(child.log, NULL);
     if (code != 0) fail_msg("%s: exit code %d\n%s", output, code, log);
-    /* The GPUs are what the run was for. */
+    /* The run used the GPUs. */
     bool has_nccl = strstr(log, "NCCL") != NULL;
     if (has_nccl != (f != THREADS && n_ranks > 1)) fail_msg("%s: NCCL or not\n%s", output, log);
     if (has_nccl && !strstr(log, "GPU memory that CUDA and NCCL took in the warm-up: 0.000 GB"))
@@ -179,7 +179,7 @@ static bool is_run(const char *what)
     return strncmp(what, "kernel:", 7) == 0 || strncmp(what, "product:", 8) == 0;
 }
 
-/* What a process ran more than its share of what the threads ran is what it ran before the first
+/* A process must run more than its share of the threads' operations: the rest ran before the first
  * step. */
 static void check_counts(const char *path, const count *all, int n_all, int n_ranks)
 {
@@ -253,7 +253,7 @@ static void test_resumes_in_any_form(void **state)
     }
 }
 
-/* The parent hands a request to stop to its ranks; what they leave is resumed by threads. */
+/* The parent passes a request to stop on to its ranks; threads resume their checkpoint. */
 static void test_stops_on_request(void **state)
 {
     static const char KEYS[] = "max_steps 24 save_steps 100";
@@ -348,7 +348,7 @@ static bool is_same_launch(const launch *a, const launch *b)
 }
 
 /* LoRA's and the base's collectives are launched in one order on all ranks, and each kind has a
- * stream that the other is not on: what the base's stream waits for holds up nothing of LoRA's. */
+ * separate stream: a wait on the base's stream does not delay LoRA's. */
 static void test_one_order_of_launches(void **state)
 {
     enum { N_RANKS = 4 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast train --rank_processes true`, the parent of a process per rank on one host: it leaves
- * what as many rank-threads leave, ends as one process would, and survives what is done to it and
- * its ranks. */
+/* `ballast train --rank_processes true`, the parent of a process per rank on one host: it writes
+ * the files that the same number of rank-threads writes, ends as one process would, and handles
+ * faults in itself and in its ranks. */
 #include "mpi_job.h"
 
 #include <fcntl.h>
@@ -148,7 +148,7 @@ static void test_exit_codes(void **state)
     }
 }
 
-/* One rank is refused what it asks for: the run that rank 0 was to overwrite is there. */
+/* One rank cannot open its trace: the run that rank 0 was to overwrite is kept. */
 static void test_one_rank_is_refused(void **state)
 {
     const char *output = runs_path("kept"), *trace = runs_path("trace.json");
@@ -242,7 +242,7 @@ static void test_stop_and_go_on(void **state)
     golden_args_free(&args);
 }
 
-/* A rank hangs, so that nobody can stop after the step: the second signal does not wait. */
+/* A rank hangs, so that no rank can stop after the step: the second signal does not wait. */
 static void test_second_signal(void **state)
 {
     golden_args args;
@@ -375,14 +375,13 @@ static void test_ctrl_c(void **state)
 
 /* ---- Ctrl-Z ---- */
 
-/* As a shell does: the kernel stops no member of a group that nobody outside of it could
- * continue. */
+/* As a shell does: the kernel does not stop members of an orphaned process group. */
 static bool make_group(const int *arg)
 {
     return setpgid(0, 0) == 0 && !arg;
 }
 
-/* Stopped for longer than a deadline, nobody is blamed, and the result is the same. */
+/* Stopped for longer than a deadline: no rank is reported, and the result is the same. */
 static void test_ctrl_z(void **state)
 {
     const char *whole = runs_path("longer-whole"), *output = runs_path("longer");
@@ -486,7 +485,7 @@ static void test_a_rank_hangs(void **state)
     }
 }
 
-/* Rank 0 alone looks after output_dir; all end with what it finds. */
+/* Only rank 0 checks output_dir; its error ends all ranks. */
 static void test_output_dir_is_removed(void **state)
 {
     golden_args args;
