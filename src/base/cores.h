@@ -21,7 +21,7 @@ int64_t bl_cores_of_process(pid_t process);
  * them for the rest of each period. All processes of the cgroup share it. -1: no limit. */
 int64_t bl_cores_quota(void);
 
-/* The same of a system whose /proc and /sys lie below `root`, for tests; "" is this one. */
+/* bl_cores_quota with /proc and /sys below the directory `root`, for tests; "" is this system. */
 int64_t bl_cores_quota_of(const char *root);
 
 /* The lesser of the two; at least 1. */

@@ -2,8 +2,8 @@
 /* dir_lock.c -- the lock of a folder, files.h: flock on a file in it, which names its holder.
  *
  * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared
- * after locking and by bl_dir_lock_check. A file system without flock is no reason to end a run: a
- * warning, and the rest as with it. */
+ * after locking and by bl_dir_lock_check. A file system without flock causes a warning, not an
+ * error; all else is the same. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

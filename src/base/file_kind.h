@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* file_kind.h -- files that are given by mistake: compressed, of another format, another encoding,
- * or what a download left instead. Recognized by their first bytes, so that the error says what
- * they are and what to do. */
+/* file_kind.h -- files given by mistake: compressed, in another format or encoding, or left by a
+ * failed download. Recognized by their first bytes, so that the error names the kind and the
+ * remedy. */
 #ifndef BALLAST_BASE_FILE_KIND_H
 #define BALLAST_BASE_FILE_KIND_H
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* file_list.h -- which files of a directory a program wrote: it replaces and deletes only those.
  *
- *   DIR/.ballast-files   a line that says what it is, then one name per line, relative to DIR
+ *   DIR/.ballast-files   a line that describes the file, then one name per line, relative to DIR
  *
  * A name is listed durably before its file appears. A crash therefore leaves listed names without
  * files, and never an unlisted file. A name NAME covers NAME.tmp and NAME.old.tmp, the names of
- * files under construction. Names without files are dropped when the list is written again.
+ * incomplete files. Names without files are dropped when the list is written again.
  *
  * Paths are those of bl_path_join with DIR as given to bl_file_list_open; other paths are never
  * listed. The caller holds DIR's lock (files.h); one thread per list. */

@@ -239,8 +239,8 @@ static void writer_free(bl_writer *writer)
     free(writer);
 }
 
-/* A crash's, or a link, whose target is nobody's rubbish. Anything else stays, and creating the
- * file fails. */
+/* Removes a file that a crash left, or a link, but not the link's target. Anything else stays, and
+ * creating the file fails. */
 static void remove_stale_tmp(const char *tmp_path)
 {
     struct stat info;

@@ -37,10 +37,10 @@ bl_status bl_file_read_all(const char *path, size_t max_bytes, void **bytes, siz
  * BL_EINPUT. */
 bl_status bl_text_skip_mark(const char *path, const char **text, size_t *n_bytes);
 
-/* Whether it is a folder, links followed; what is not there is an error, as in bl_file_open. */
+/* Whether `path` is a directory, links followed; a missing path is an error, as in bl_file_open. */
 bl_status bl_path_is_dir(const char *path, bool *is_dir);
-/* Whether there is anything of that name, links followed; what cannot be looked at is an error, as
- * in bl_file_open. */
+/* Whether anything has that name, links followed; a failed check is an error, as in
+ * bl_file_open. */
 bl_status bl_path_exists(const char *path, bool *exists);
 /* The same where an error may pass for absence. */
 bool bl_file_exists(const char *path);
@@ -78,23 +78,23 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 
 /* ---- folders ---- */
 
-/* With its parents; an existing folder is fine. BL_EINPUT: it, or a parent, is there and no
- * folder. */
+/* Creates parents, too; an existing directory is fine. BL_EINPUT: it, or a parent, exists and is
+ * not a directory. */
 bl_status bl_dir_create(const char *path);
 /* The same; the folder itself, when it is new, is for this user only (0700). */
 bl_status bl_dir_create_private(const char *path);
 /* BL_EUSAGE when another user than this process's or root owns the file or folder, or may write it.
- * A sticky folder (/tmp) may be written by others, who cannot replace what is in it. What is not
- * there passes. */
+ * Other users may write a sticky directory (/tmp): they cannot replace its entries. A missing path
+ * passes. */
 bl_status bl_path_check_private(const char *path);
 /* Removes a file, or a folder and all in it. Links are not followed; an absent path is fine. */
 bl_status bl_tree_remove(const char *path);
-/* What that would give back to the disk: the blocks of its files, but for those that have another
- * name, too. 0 where there is nothing. */
+/* Disk space that bl_tree_remove would free: the blocks of all files without another name. 0 for a
+ * missing path. */
 int64_t bl_tree_bytes(const char *path);
-/* Opens the folder, after each folder above it in the path: a network file system then asks its
- * server for what it remembers, also for names that were not there, which may be a minute old. The
- * folder's inode; 0: it is not there, or may not be opened. */
+/* Opens the directory after each of its parents in the path: a network file system then refreshes
+ * its cache, also of missing names, which may be a minute old. Returns the directory's inode; 0: it
+ * is missing, or may not be opened. */
 uint64_t bl_dir_look_anew(const char *path);
 /* What an unprivileged writer may still write there. */
 bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes);
@@ -109,16 +109,16 @@ void bl_names_free(char **names, size_t n_names);
  * holder, so that a stale lock file never blocks. In use: BL_EUSAGE "PATH is in use by pid N on
  * HOST". The file (".ballast.lock") stays: removing it would let two processes lock two files of
  * one name. A child of fork keeps the lock alive until it closes or execs. A file system without
- * locks is a warning; nobody is kept out there.
+ * locks causes a warning; other processes are not kept out.
  *
- * What is there under the lock's name and no lock (a link, a folder, another text) is BL_EUSAGE and
- * stays as it is. */
+ * An entry of the lock's name that is not a lock (a link, a directory, another text) is BL_EUSAGE
+ * and is not changed. */
 typedef struct bl_dir_lock bl_dir_lock;
 
 bl_status bl_dir_lock_acquire(const char *path, bl_dir_lock **out);
-/* BL_EIO when the folder, or the lock file in it, is no longer the one that was locked: it was
- * removed, and may be another process's by now. An error in looking passes: what is written next
- * meets it, too. */
+/* BL_EIO when the directory or its lock file is not the locked one any more: it was removed, and
+ * another process may have made the present one. A failed check passes: the next write fails,
+ * too. */
 bl_status bl_dir_lock_check(const bl_dir_lock *lock);
 /* The lock that another process of this job holds, only to be checked; *out is NULL when it is not
  * seen here. */

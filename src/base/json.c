@@ -86,8 +86,8 @@ static void widen_big_integers(char *text, size_t n_bytes)
     }
 }
 
-/* bl_json_loadb, but for integers outside int64, at which jansson stops: they become reals. Such
- * texts are rare, so they are parsed twice and all others as they are. */
+/* As bl_json_loadb, except that integers outside int64, at which jansson stops, become reals. Such
+ * texts are rare: only they are parsed twice. */
 static json_t *load_text(const char *text, size_t n_bytes, json_error_t *error)
 {
     static const size_t flags = JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL;

@@ -3,13 +3,13 @@
  * the place.
  *
  * Documents are jansson's json_t (borrowed and owned as jansson says: json_decref the root).
- * Refused beyond RFC 8259's errors: duplicate keys, reals outside double, lone surrogates, NUL in a
+ * Rejected beyond RFC 8259: duplicate keys, reals outside double, lone surrogates, NUL in a
  * key, and nesting deeper than 2048 (jansson's bound). A top-level scalar is accepted. Different
  * threads may use different documents; jansson seeds its hash atomically on the first object, and
  * keys keep the order of the file.
  *
  * An integer outside int64 is read as a real, the nearest double (the largest where none is near),
- * so that a key nobody reads stops nothing; whoever reads it as an integer refuses it, as any real.
+ * so that unused keys cause no error; a getter of integers rejects it, like any real.
  * Integers of int64 are exact. */
 #ifndef BALLAST_BASE_JSON_H
 #define BALLAST_BASE_JSON_H
@@ -58,8 +58,8 @@ bl_status bl_json_get_array(const char *file, const json_t *object, const char *
 bl_status bl_json_get_object(const char *file, const json_t *object, const char *key,
                              bl_json_need need, const json_t **out);
 
-/* The text of a string without NUL inside; NULL for any other value. For values a getter does not
- * reach: json_string_value shows only what is before the NUL. */
+/* The text of a string without NUL inside; NULL for any other value. For values that no getter
+ * reads: json_string_value ends at the NUL. */
 const char *bl_json_text(const json_t *value);
 
 /* Fails with "file: expected a JSON object, got V" when `value` is none. */

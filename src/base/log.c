@@ -22,8 +22,8 @@ static atomic_bool *is_line_open = &own_line;
 
 _Static_assert(sizeof(atomic_bool) == 1 && ATOMIC_BOOL_LOCK_FREE == 2, "processes share it");
 
-/* What takes it away, if it is there: it is drawn again below what is logged. Under stderr's
- * lock. */
+/* Text that erases the progress line, if it is shown; the line is drawn again below the message.
+ * Under stderr's lock. */
 static const char *end_of_line(void)
 {
     return atomic_exchange(is_line_open, false) ? "\r\033[K" : "";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* log.h -- what a run tells the person who watches it, on stderr; one whole line a call, safe from
- * any thread. */
+/* log.h -- a run's messages to its user, on stderr; one whole line per call, safe from any
+ * thread. */
 #ifndef BALLAST_BASE_LOG_H
 #define BALLAST_BASE_LOG_H
 
@@ -8,8 +8,8 @@
 
 #include "base/status.h"
 
-/* On a terminal lines are broken between words, but for those that begin with BL_LOG_VERBATIM:
- * commands, which are copied. */
+/* On a terminal, lines are broken between words, except those that begin with BL_LOG_VERBATIM:
+ * commands, for copying. */
 #define BL_LOG_VERBATIM "    "
 void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
 void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */

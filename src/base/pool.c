@@ -23,7 +23,7 @@ typedef struct worker {
 
 struct bl_pool {
     int n_threads;
-    worker *workers;      /* [0] stands for the caller */
+    worker *workers;      /* [0]: the calling thread */
     pthread_mutex_t turn; /* held by the thread whose loop runs */
     /* Guards what follows; the atomics are changed under it and peeked at without. */
     pthread_mutex_t lock;

@@ -10,7 +10,7 @@
 
 static _Thread_local char error_text[BL_ERROR_TEXT_BYTES];
 
-/* An allocation's failure names what it was for, "a stream": says first what is wrong with it. */
+/* A failed allocation's text names the object: "a stream" becomes "out of memory: stream". */
 static void name_memory(void)
 {
     static const char *const articles[] = {"a ", "an ", "the "};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* thread.h -- threads that take no signals, and conditions whose waits end by CLOCK_MONOTONIC,
- * which nobody sets. */
+ * which cannot be set. */
 #ifndef BALLAST_BASE_THREAD_H
 #define BALLAST_BASE_THREAD_H
 

@@ -59,7 +59,7 @@ BL_API bool bl_device_has_cuda(void); /* this build; there may be no GPU */
 enum { BL_CUDA_CAPABILITY_MIN = 80 }; /* the least compute capability, 10 x major + minor */
 
 /* GPU number `index` (CUDA's numbering, CUDA_VISIBLE_DEVICES applied), of compute capability 8.0 or
- * more. BL_ELIMIT when the build, the machine or its driver has none, with what is missing. Several
+ * more. BL_ELIMIT when the build, machine or driver lacks support, naming the missing part. Several
  * devices may share one GPU. A CUDA device has at most 32 streams. */
 BL_API bl_status bl_device_create_cuda(int index, bl_device **out);
 /* Sets what CUDA should read from the environment, unless the user has set it: as many hardware
@@ -115,7 +115,7 @@ BL_API bool bl_device_host_writes(const bl_device *device);
 BL_API bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes,
                                  const char *what, void **out);
 BL_API void bl_device_free(bl_device *device, bl_space space, void *memory);
-/* Counts memory of this device that a library of its own allocated for the rank (NCCL), as if
+/* Counts memory of this device that another library (NCCL) allocated for the rank, as if
  * bl_device_alloc had, until disown with the same size. Any thread may call these. */
 BL_API void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes);
 BL_API void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes);
@@ -128,7 +128,7 @@ bl_device_allocations(const bl_device *device); /* calls so far: a step must not
 
 /* Makes host memory of the caller's such that the device copies from and to it at full speed and
  * the system never moves or swaps it (CPU: mlock; CUDA: cudaHostRegister). BL_ELIMIT names
- * RLIMIT_MEMLOCK, what it allows and what is needed; the memory is then as it was. unpin gets the
+ * RLIMIT_MEMLOCK, its value and the required size; the memory is then unchanged. unpin gets the
  * same range. */
 BL_API bl_status bl_device_pin(bl_device *device, void *memory, size_t size_bytes);
 BL_API void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);

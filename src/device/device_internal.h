@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device_internal.h -- what a kind of device implements. device.c holds what the kinds share: the
- * dispatch, the account of memory and the checks of arguments. An object of a kind begins with the
- * struct given here. */
+/* device_internal.h -- the interface that each kind of device implements. device.c has the code of
+ * all kinds: dispatch, memory account and argument checks. An object of a kind begins with the
+ * struct declared here. */
 #ifndef BALLAST_DEVICE_DEVICE_INTERNAL_H
 #define BALLAST_DEVICE_DEVICE_INTERNAL_H
 
@@ -29,15 +29,15 @@ typedef struct bl_stream_backend {
 
 typedef struct bl_device_backend {
     bl_device_kind kind;
-    bool is_model; /* stands for the kind, and computes nothing (device/model.h) */
+    bool is_model; /* models the kind and computes nothing (device/model.h) */
     void (*destroy)(bl_device *device);
     /* A kind whose devices have workers from create on; NULL: bl_device_start_workers gives them
      * some. */
     bl_pool *(*pool)(bl_device *device);
     bool (*host_writes)(const bl_device *device);
 
-    /* Zero-filled and aligned, size_bytes >= 1; NULL when there is no memory. free gets the same
-     * size again. */
+    /* Zero-filled and aligned, size_bytes >= 1; NULL when out of memory. free gets the same size
+     * again. */
     void *(*alloc)(bl_device *device, bl_space space, size_t size_bytes);
     void (*free)(bl_device *device, bl_space space, void *memory, size_t size_bytes);
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model.h -- a device made of rates: streams in simulated time, memory that is counted, not made. A
  * program that queues its work on one is timed and measured without a machine: it behaves as one
- * rank of the kind that it stands for, whose ops, copies, reads and collectives take the time that
- * bl_rates give them, and compute nothing.
+ * rank of the modeled kind, whose ops, copies, reads and collectives take the time that bl_rates
+ * give them, and compute nothing.
  *
  *   - The clock moves only while the program waits (bl_stream_synchronize, bl_event_synchronize):
- *     what is queued later begins then or later. Stamps are seconds of this clock, from 1 on.
- *   - bl_stream_call runs nothing and takes no time. What a task stands for is queued as work.
+ *     work queued later begins then or later. Stamps are seconds of this clock, from 1 on.
+ *   - bl_stream_call runs nothing and takes no time. The work that a task models is queued as work.
  *   - Memory has addresses and zeros, which pages are made for when host code writes them. Device
  *     memory of a GPU has addresses only. Nothing is copied.
  *   - One thread uses it. */
@@ -18,7 +18,7 @@
 #include "device/simulation.h"
 
 typedef struct bl_model_device_options {
-    bl_device_kind kind; /* what it stands for; bl_device_get_kind */
+    bl_device_kind kind; /* the modeled kind; bl_device_get_kind */
     bl_rates rates;
     /* Of the data, which costs depend on and arguments do not show (ops/cost.h). */
     double document_tokens, label_part;

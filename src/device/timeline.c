@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans lie in a ring in the order of their beginnings. [first, next) are not collected yet; the
- * oldest is collected first, so a span that has not ended holds back those behind it, until its
- * end. */
+/* Spans are in a ring in the order of their beginnings. [first, next) are not collected yet; the
+ * oldest is collected first, so a span delays all later ones until it ends. */
 #include "device/timeline.h"
 
 #include <stdlib.h>

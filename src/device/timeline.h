@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* timeline.h -- what a rank's streams did and when: spans of work in lanes, the time that compute
- * stalled on another lane, and bytes. A span is two stamps; nothing waits for it and nothing is
- * allocated after create.
+/* timeline.h -- records the work of a rank's streams: spans in lanes, the time that compute stalled
+ * on another lane, and bytes. A span is two stamps; nothing waits for it and nothing is allocated
+ * after create.
  *
  * One thread, the rank's, calls everything here. A timeline may be NULL: nothing is recorded
  * then. */
@@ -31,7 +31,7 @@ BL_API const char *bl_lane_name(bl_lane lane); /* "compute", "gather", ... */
 typedef struct bl_span {
     bl_lane lane;
     bool is_stall;    /* compute waited for this lane */
-    const char *name; /* borrowed for ever: a literal */
+    const char *name; /* a literal, never freed */
     int64_t unit;     /* layer; -1: none */
     int item;         /* of the unit; -1: none */
     int64_t n_bytes;

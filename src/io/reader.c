@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reader.c -- what is to be read next, what an attempt's result means, and who waits for it. */
+/* reader.c -- chooses the next request, interprets results and wakes waiting threads. */
 #include "io/reader.h"
 
 #include <errno.h>

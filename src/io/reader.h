@@ -1,18 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reader.h -- reading byte ranges of files with a deep queue: many requests in the kernel at a
- * time, past the page cache (O_DIRECT), through io_uring or, where that is refused, a pool of
+ * time, bypassing the page cache (O_DIRECT), through io_uring or, where that is denied, a pool of
  * threads that call pread.
  *
  * Two forms, one at a time on a reader:
  *   reads   bl_reader_submit ... bl_reader_wait: any number of ranges, each into memory of the
  *           caller's
  *   stream  bl_reader_stream ... bl_reader_next: ranges in order, chunk by chunk, through the
- *           reader's
- * buffers; while one chunk is worked on, the queue stays full
+ *           reader's buffers; the queue stays full while the caller uses one chunk
  *
- * The engine never changes a byte of what is read. Ranges may begin and end anywhere: where
+ * The engine never changes the bytes read. Ranges may begin and end anywhere: where
  * O_DIRECT needs aligned requests, the aligned superset is read. A file system without O_DIRECT is
- * read through the page cache. Short reads and EINTR are asked again. Errors name file, offset and
+ * read through the page cache. Short reads and EINTR are retried. Errors name file, offset and
  * errno; a file that ends early is BL_EIO.
  *
  * All memory is the host's. One thread at a time uses a reader; the completion hook runs on the
@@ -53,15 +52,15 @@ BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool di
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`;
  * before readers of `files` are made. */
 BL_API void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
-/* Of file `index`, to ask what it is: borrowed. */
+/* Descriptor of file `index`, to check its identity: borrowed. */
 BL_API int bl_io_files_descriptor(const bl_io_files *files, int index);
 BL_API void
 bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
 
 /* ---- the reader ---- */
 
-/* One attempt to read, as it completes: n_bytes were asked for at offset_bytes, `result` came:
- * bytes, or -errno. */
+/* One completed attempt to read: n_bytes were requested at offset_bytes; `result` is bytes, or
+ * -errno. */
 typedef struct bl_io_completion {
     const char *path;
     int64_t offset_bytes;
@@ -69,8 +68,8 @@ typedef struct bl_io_completion {
     int64_t result;
 } bl_io_completion;
 
-/* Returns what the reader is to believe instead of completion->result: the same, fewer bytes, or
- * -errno. It may sleep, which paces the reader: the io_uring engine calls it from one thread, the
+/* Returns the result that the reader uses instead of completion->result: the same, fewer bytes, or
+ * -errno. It may sleep, which slows the reader: the io_uring engine calls it from one thread, the
  * pread engine from several. */
 typedef int64_t (*bl_io_hook)(void *arg, const bl_io_completion *completion);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reader_internal.h -- between reader.c, which knows what is to be read, and the engines, which
- * read it.
+/* reader_internal.h -- the interface between reader.c, which chooses the requests, and the engines,
+ * which read.
  *
  * A piece is one request: a slot of the reader with its buffer. Its life:
  *
@@ -42,7 +42,7 @@ typedef struct bl_io_piece {
     size_t range;     /* of the stream */
     int64_t range_offset;
     int file;
-    int64_t begin, end; /* the bytes of the file that are asked for; what is needed lies inside */
+    int64_t begin, end;           /* requested bytes of the file; they include the needed ones */
     int64_t need_begin, need_end; /* of the file */
     int64_t at;                   /* [begin, at) have come */
     char *memory;                 /* where byte `begin` goes */

@@ -61,7 +61,7 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard)
     free(guard);
 }
 
-/* Under the lock. Only what is taken is opened: where the system counts what could be written, the
+/* Under the lock. Only allocated memory is opened: where the system counts writable memory, the
  * rest of the reservation costs nothing. */
 static void protect(bl_cpu_guard *guard, int protection)
 {

@@ -10,9 +10,9 @@
  *     then to the thread until done > i.
  *   - `error` is written once, by the thread, before it sets failed_task and before done passes the
  *     failed task; whoever saw either may read it.
- *   - A wait runs on a failed stream too: an event behind it must not fire before what it promises
- *     is over, or its waiter might free buffers that are still in use. Waits refer to records given
- *     before, so they end.
+ *   - A wait runs on a failed stream too: an event recorded after it must not fire before the work
+ *     that it waits for ends, or buffers still in use might be freed. Waits refer to earlier
+ *     records, so they end.
  *   - An event and a queued wait hold a reference to the stream they refer to: destroying a stream
  *     leaves its events valid. */
 #include "device/cpu/stream.h"
@@ -46,7 +46,7 @@ typedef struct cpu_stream {
     task ring[BL_STREAM_DEPTH];
 } cpu_stream;
 
-/* The first n_tasks tasks of a stream; a NULL stream is no wait. */
+/* The first n_tasks tasks of a stream; NULL stream: nothing to wait for. */
 typedef struct stream_point {
     cpu_stream *stream;
     uint64_t n_tasks;

@@ -4,9 +4,9 @@
  *
  * Device memory is cudaMalloc's, of exactly the size asked for. Host memory is mmap's, registered
  * with the driver in pieces that end at multiples of CUDA_PIECE_BYTES: a single registration of
- * hundreds of GB is one long call that cannot be told from a hang, and a piece is what one copy may
- * touch. Whoever calls from another thread than the device's creator is fine: each entry makes the
- * device current, which costs a thread-local store when it already is.
+ * hundreds of GB is one long call that looks like a hang, and one copy may touch only one piece.
+ * Threads other than the device's creator may call: each entry makes the device current, which
+ * costs a thread-local store when it already is.
  *
  * A pinned range is the driver's: RLIMIT_MEMLOCK does not apply to it. */
 #include <cuda_runtime_api.h>
@@ -23,8 +23,8 @@
 
 enum { HUGE_PAGE_BYTES = 2 << 20 };
 
-/* Errors of the machine, not of this program: what is missing, broken or in use. A hint says where
- * to look where CUDA's text does not. */
+/* Errors of the machine, not of this program: something is missing, broken or in use. A hint says
+ * where to look where CUDA's text does not. */
 static const struct {
     cudaError_t error;
     const char *hint;
@@ -223,7 +223,7 @@ static void cuda_destroy(bl_device *device)
     cuda_device *self = (cuda_device *)device;
 
     bool is_alive =
-        device_cuda_enter(device) == BL_OK; /* first: an extension frees what it has on this GPU */
+        device_cuda_enter(device) == BL_OK; /* first: an extension frees its memory on this GPU */
     if (self->extension) self->destroy_extension(self->extension);
     if (is_alive) {
         device_cuda_time_close(self);
@@ -255,7 +255,7 @@ static const bl_device_backend cuda_backend = {
     .stamp_elapsed_s = device_cuda_stamp_elapsed_s,
 };
 
-/* A runtime runs on drivers of its own major version and newer ones. */
+/* A runtime runs on drivers of the same major version and newer ones. */
 static bl_status check_versions(bl_gpu_state *state)
 {
     int driver = 0, runtime = 0;

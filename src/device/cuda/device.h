@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.h -- what the files of device/cuda share; for them only. CUDA's handles are pointers, and
- * void
- * * here. */
+/* device.h -- types and functions shared by the files of device/cuda; for them only. CUDA's handles
+ * are pointers, void * in this file. */
 #ifndef BALLAST_DEVICE_CUDA_DEVICE_H
 #define BALLAST_DEVICE_CUDA_DEVICE_H
 
@@ -11,7 +10,7 @@
 #include "device/cuda/stream.h"
 #include "device/device_internal.h"
 
-enum { CUDA_LANES = 32 }; /* streams of a device at a time, those that failed counted for ever */
+enum { CUDA_LANES = 32 }; /* streams of a device at a time; a failed one counts permanently */
 
 /* What a stream has seen to its end: for each lane, how many of its host tasks come before. */
 typedef struct cuda_clock {

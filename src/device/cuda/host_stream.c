@@ -8,11 +8,10 @@
  *     cuStreamWaitValue32 (cyclic, so 2^31 tasks may be under way), which holds a hardware queue
  *     and no thread. host_done lives as long as the device, and a lane's numbers never shrink: an
  *     event outlives its stream.
- *   - To wait for an event of a CUDA stream, the caller's side has a CUDA stream of its own, the
- *     relay, wait for it and records an event that belongs to the task's slot of the ring; the
- *     thread waits for that one. So the wait is for the record before the call, whatever the
- *     caller's event is recorded for meanwhile. The relay's order is this stream's own: nothing
- *     waits behind what it would not wait behind anyway.
+ *   - To wait for an event of a CUDA stream, the caller's side makes a separate CUDA stream, the
+ *     relay, wait for it, and records there an event of the task's slot of the ring; the thread
+ *     waits for that one. So the wait is for the record before the call, even if the caller's event
+ *     is recorded again meanwhile. The relay keeps this stream's order: it adds no waits.
  *   - A task is skipped when a failure comes before it by its clock, as a host function is; waits,
  *     stamps and the end are not. */
 #include <cuda.h>

@@ -17,15 +17,15 @@
  *     failure number is the first error. A stream that waited for an event that carries an error
  *     thus fails with it, and so do those that wait for that stream's events.
  *   - Copies, zeroing and kernels behind a failed task do run: on memory that is valid, with
- *     results that nobody uses, because every way to wait for them returns the error. Events and
+ *     results that are not used, because every way to wait for them returns the error. Events and
  *     stamps always fire.
- *   - What CUDA itself reports (an address out of bounds, a lost GPU) is for ever: every later call
- *     returns it, with the call's name. Host functions do not run any more then, so that nothing
- *     here waits for one without asking CUDA whether the stream is alive.
+ *   - CUDA's own errors (an address out of bounds, a lost GPU) are sticky: every later call returns
+ *     them, with the call's name. Host functions do not run any more then, so that nothing here
+ *     waits for one without asking CUDA whether the stream is alive.
  *   - Errors do not travel through events to streams of another device; a communicator's failure
  *     reaches its ranks by itself.
  *
- * A host task's arguments lie in the stream's ring until it has run. Its slot is free when n_given
+ * A host task's arguments are in the stream's ring until it has run. Its slot is free when n_given
  * - done < BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run
  * one after the other on one thread of the driver: a task must not wait for a task of another
  * stream. */
@@ -349,9 +349,9 @@ bl_status device_cuda_event_synchronize(bl_event *event)
 /* ---- stamps: events with times, laid onto the host's clock by a base event whose time is known
  * ---- */
 
-/* CUDA tells the distance of two events as milliseconds in fp32, which a minute away from its base
- * is good to 4 microseconds and a day away to 8 milliseconds. So there are two bases that take
- * turns: times are told from the older one, at most two periods back. */
+/* CUDA reports the time between two events as milliseconds in fp32, whose precision is 4
+ * microseconds a minute after the base and 8 milliseconds a day after it. So two bases take turns:
+ * times are measured from the older one, at most two periods back. */
 static const double BASE_PERIOD_S = 30;
 
 static bl_status set_base(const cuda_device *device, cuda_time_base *base)

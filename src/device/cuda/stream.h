@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stream.h -- what code that queues CUDA work of its own needs of a CUDA device: the handle under a
- * stream, and one way to say what failed. For the .cu files and cuBLASLt's and NCCL's callers; no
- * CUDA type appears, so any C file may include it. */
+/* stream.h -- for code that queues CUDA work itself: the handle under a stream, and one way to
+ * report a failure. For the .cu files and the callers of cuBLASLt and NCCL; no CUDA type appears,
+ * so any C file may include it. */
 #ifndef BALLAST_DEVICE_CUDA_STREAM_H
 #define BALLAST_DEVICE_CUDA_STREAM_H
 
@@ -20,8 +20,7 @@ extern "C" {
 void *bl_cuda_stream_handle(bl_stream *stream);
 
 /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory, 256-byte aligned, that belong to the stream: for
- * what the kernels of one call hand to each other. Calls queued later on the same stream may use it
- * again. */
+ * data between the kernels of one call. Calls queued later on the same stream may reuse it. */
 enum { BL_CUDA_STREAM_SCRATCH_BYTES = 8192 };
 void *bl_cuda_stream_scratch(bl_stream *stream);
 
@@ -35,9 +34,9 @@ bl_status bl_cuda_launched(const char *what);
 bl_status bl_cuda_fail(const char *what, int cuda_error);
 
 /* From now on every stream and event of the device has failed with `error` (not BL_OK): for work
- * that ends at a time which nobody knows, with results that are lost, as a collective does that is
- * aborted. Call it before that work can end: no synchronization that the work held up then returns
- * BL_OK. Any thread; the first error counts. */
+ * that ends at an unknown time and loses its results, such as an aborted collective. Call it before
+ * that work can end: no synchronization that the work held up then returns BL_OK. Any thread; the
+ * first error counts. */
 void bl_cuda_device_fail(bl_device *device, const bl_error *error);
 
 /* What of the device a launcher needs to know. */

@@ -146,7 +146,7 @@ static void set_speeds(bl_simulation *sim)
         for (int s = 0; full != BL_SIM_NOTHING && s < sim->n_streams; s++)
             if (!is_settled[s] && sim->ops[sim->head[s]].work->use[full] > 0) {
                 is_settled[s] = true;
-                sim->speed[s] = fmax(level, 1e-9); /* nothing stands still for ever */
+                sim->speed[s] = fmax(level, 1e-9); /* no work stalls permanently */
             }
     }
 }
