@@ -21,8 +21,8 @@ typedef struct bl_run_data {
     bl_tokenizer *tokenizer;   /* NULL: there is none, or none that can be read */
     bl_error tokenizer_error;  /* why not; rows of tokens need none */
     bl_rows train, validation; /* validation.set may be train.set: a split */
-    /* Anonymous memory that opening left in the process beside the indices: the tokenizer's, and
-     * what the allocator keeps of reading it. */
+    /* Anonymous memory that opening left in the process besides the indices: the tokenizer's, and
+     * memory that the allocator keeps after reading it. */
     int64_t tokenizer_bytes;
 } bl_run_data;
 

@@ -26,8 +26,8 @@ typedef struct bl_job {
     bl_gpu_info gpu; /* number topology.gpu; n_gpus 0: the ranks compute on CPUs */
     /* Of the one rank of this process, until that rank has it; NULL without launch. */
     bl_comm *host_world;
-    /* Of the ranks of this host, and what they have once; both NULL where ranks share nothing but
-     * their process. The main thread's. */
+    /* Of the ranks of this host, and their shared memory; both NULL where ranks share only their
+     * process. The main thread's. */
     bl_comm *host_ranks;
     bl_host_memory *host_memory;
 
@@ -65,15 +65,14 @@ bl_status bl_job_identify(bl_job *job);
 /* bl_model_fingerprint of the model, whose bytes are read once a host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
 
-/* processes.c: what a job of several processes, with a rank each, agrees on before its ranks start.
+/* processes.c: how the processes of a job, with a rank each, agree before their ranks start.
  * Collective over the processes. */
 
 /* Whether all see the same output_dir (a shared file system; NULL: there is none), model, data and
  * configuration. Of the model each host reads all, if it is small, or some blocks everywhere
  * (bl_model_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir);
-/* Gives `input` the memory that every process finds: the least of what is available to any of them,
- * so that all choose alike. */
+/* Gives `input` the least memory available to any process, so that all choose alike. */
 bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);
 /* BL_ELIMIT when some rank has chosen another plan than rank 0's: its layers would come in another
  * order. */

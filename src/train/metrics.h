@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.h -- metrics.jsonl, a line a step, and what the person at the terminal sees. */
+/* metrics.h -- metrics.jsonl, a line per step, and the progress shown on a terminal. */
 #ifndef BALLAST_TRAIN_METRICS_H
 #define BALLAST_TRAIN_METRICS_H
 
@@ -20,7 +20,7 @@ typedef struct bl_step_metrics {
     bl_lane_totals lanes[BL_N_LANES];
     /* Products that were to be in FP8 and were made in bf16, of rank 0; -1: none was to be. */
     int64_t n_fallbacks;
-    /* what the same devices reach in a plain GEMM, measured at the start; 0: unknown */
+    /* of the same devices in a plain GEMM, measured at the start; 0: unknown */
     double peak_flops;
 } bl_step_metrics;
 

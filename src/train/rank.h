@@ -51,7 +51,7 @@ bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
-bl_status bl_rank_create_pass(bl_rank *rank); /* and what an evaluation needs */
+bl_status bl_rank_create_pass(bl_rank *rank); /* and the objects of an evaluation */
 /* warm_up.c: after create_pass, with an evaluation's rows. Where GPUs of several processes work
  * together, all that an evaluation runs has then run once, while no rank waited for another;
  * elsewhere nothing happens. Collective over the job. */

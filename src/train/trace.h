@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trace.h -- what the streams did, as a file for Perfetto or chrome://tracing: the JSON object
+/* trace.h -- the work of the streams, as a file for Perfetto or chrome://tracing: the JSON object
  * format of Chrome's trace events. A process is a rank, a thread one of its lanes
- * (device/timeline.h), time is in microseconds of CLOCK_MONOTONIC. Waits of compute lie in the
+ * (device/timeline.h), time is in microseconds of CLOCK_MONOTONIC. Waits of compute are in the
  * compute lane, inside the visit that waited. */
 #ifndef BALLAST_TRAIN_TRACE_H
 #define BALLAST_TRAIN_TRACE_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* training_internal.h -- what a training has beside a job: where it starts, and what it writes. */
+/* training_internal.h -- the parts of a training besides its job: its start and its output. */
 #ifndef BALLAST_TRAIN_TRAINING_INTERNAL_H
 #define BALLAST_TRAIN_TRAINING_INTERNAL_H
 
@@ -81,13 +81,13 @@ bl_status bl_output_open(const char *dir, bl_output *output);
 bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n);
 /* adopt.c: lists what runs wrote that kept no list. */
 bl_status bl_output_adopt(const char *dir, bl_file_list *files);
-/* BL_EIO when output_dir, removed or made again, is no longer this run's. Before each write into
- * it. */
+/* BL_EIO when output_dir, removed or made again, does not belong to this run anymore. Before each
+ * write into it. */
 bl_status bl_output_check_lock(const bl_output *output);
 /* What became of writing there, or of reading back what this run wrote. When the folder was taken
  * away meanwhile, that is the error, whatever the write met first. */
 bl_status bl_output_failure(const bl_output *output, bl_status st);
-/* Ends a checkpoint that does not come about; in a folder of another run's nothing is removed. */
+/* Removes an incomplete checkpoint, unless the directory belongs to another run by now. */
 void bl_output_abort_saving(bl_output *output);
 void bl_output_close(bl_output *output); /* one that is all zero is fine */
 
@@ -104,9 +104,9 @@ bl_status bl_job_check_paths(const bl_job *job);
 bl_status bl_job_trace_path(const bl_job *job, char **path);
 
 /* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
- * takes what the checkpoint has of output->outcome. Refuses an output_dir that holds a run, a
- * checkpoint of another configuration, data set or model, and a disk that could not take the first
- * checkpoint. A run that is to be overwritten is there until bl_training_start_over. */
+ * reads output->outcome from the checkpoint. Rejects an output_dir that holds a run, a checkpoint
+ * of another configuration, data set or model, and a disk without space for the first checkpoint.
+ * A run to be overwritten exists until bl_training_start_over. */
 bl_status bl_training_prepare_resume(bl_training *training, bl_output *output);
 /* start.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
@@ -117,7 +117,7 @@ int64_t bl_job_checkpoint_bytes(const bl_job *job);
  * processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);
 
-/* identity.c: what a result depends on beside the run's own keys, in a checkpoint's state. */
+/* identity.c: the inputs of a result besides the run's own keys, in a checkpoint's state. */
 
 /* Adds job->identity, the model's configuration and the checksum of its weights. */
 bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state);
@@ -145,7 +145,7 @@ bl_status bl_products_record(const bl_job *job, json_t *state);
 bl_status bl_products_compare(const bl_job *job, const char *checkpoint, const json_t *state);
 
 /* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen;
- * of a GPU what they asked it for, together. After a training that ended well those of the process
+ * GPU memory as the sum of their requests. After a training that ended well those of the process
  * that took the most, of all in the job, and, where it has several processes, the host memory of
  * all processes of this host; otherwise this process's, and on_host 0. */
 typedef struct bl_peak_memory {

@@ -97,7 +97,7 @@ static bl_status open_tokenizer(const opening *o)
     return BL_OK;
 }
 
-/* The longest is what buffers are sized by: max_seq_length may be far above what the data have. */
+/* The longest row sets the size of buffers: max_seq_length may be far above every row. */
 static void measure(bl_rows *rows)
 {
     double sum = 0, squares = 0;
@@ -117,7 +117,7 @@ static bl_status pack(const bl_train_config *c, bl_rows *rows)
     bl_dataset *packed;
     bl_rows samples = *rows;
 
-    measure(&samples); /* with pack they stay documents of their own */
+    measure(&samples); /* with pack they stay separate documents */
     BL_TRY(
         bl_dataset_pack(rows->set, c->packing, c->max_seq_length, rows->first, rows->n, &packed));
     *rows = (bl_rows){.set = packed, .n = bl_dataset_count(packed)};

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* adopt.c -- an output_dir without a list of files (base/file_list.h): of an earlier version, or a
- * copy of parts of one. Which files Ballast wrote, from their content; what is not recognized is
- * somebody else's.
+ * copy of parts of one. Decides from their content which files Ballast wrote; files that it does
+ * not recognize are not Ballast's.
  *
  *   config.resolved.yaml                 begins with the comment that Ballast writes
  *   metrics.jsonl                        is empty, or begins with a step or an evaluation as
  *                                        Ballast logs them
  *   README.md                            says "Trained with Ballast: " where Ballast writes it
  *   adapter_model.safetensors,
- *   adapter_config.json                  beside such a README.md
+ *   adapter_config.json                  next to such a README.md
  *   checkpoints/step-N, .tmp, .old.tmp   directories with no other files than a checkpoint has */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -115,7 +115,7 @@ static bl_status adopt_steps(const char *output_dir, bl_file_list *files)
     return st;
 }
 
-/* is_one NULL: the file needs no proof of its own. */
+/* is_one NULL: the content of the file is not checked. */
 static bl_status adopt_if(const char *dir, const char *name, bool (*is_one)(char *head),
                           bl_file_list *files, bool *adopted)
 {

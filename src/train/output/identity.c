@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.c -- what a result depends on beside the run's own keys: the model's configuration and
- * weights, the data. A checkpoint keeps it. Where it is another one when a run is resumed, what
- * differs is named. */
+/* identity.c -- inputs of a result besides the run's own keys: the model's configuration and
+ * weights, the data. A checkpoint records them. When a resumed run has others, it names the
+ * differences. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -124,7 +124,7 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
         bl_differences_add(d, BL_DIFFERENCE_MODEL, "the model's tensors differ");
     if (!is_same(state, "data", job->identity.train))
         bl_differences_add(d, "train_file", "the training data differ");
-    /* Changes no bit of the adapter: only what is reported. */
+    /* Changes no bit of the adapter, only the reported losses. */
     start->other_validation = !is_same(state, "validation_data", job->identity.validation);
     return BL_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* output.c -- output_dir: its lock, the list of what runs wrote there, and what is under
- * construction in it. */
+/* output.c -- output_dir: its lock, the list of files that runs wrote there, and the files in it
+ * that are incomplete. */
 #include <stdlib.h>
 
 #include "base/sizes.h"

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* paths.c -- before a run writes anything: whether what it will write is something that it reads,
- * or another file of its own, or no file at all. Names do not tell: links, "..", mounts; so device
- * and inode do, and the resolved path of what is not there yet.
+/* paths.c -- before a run writes anything: whether an output is also an input, or another output,
+ * or not a file at all. Names do not decide that (links, "..", mounts): device and inode do, and
+ * the resolved path of a file that does not exist yet.
  *
  *   written         dump_gradients, trace (a file per process), the names below in output_dir;
  *                   their NAME.tmp
- *   removed         what is in output_dir/checkpoints
- *   not compared    offload_dir: page files are new files with names of their own
+ *   removed         everything in output_dir/checkpoints
+ *   not compared    offload_dir: page files are new files with unique names
  *
  * output_dir/config.resolved.yaml may be the configuration itself: it is written to be read
  * back. */
@@ -53,7 +53,7 @@ static void places_free(places *list)
     free(list->item);
 }
 
-/* The path without links, also of what is not there: then that of its folder, and the name. */
+/* The path without links. For a file that does not exist: that of its directory, and the name. */
 static bl_status resolve(const char *path, char **full)
 {
     char *parent = NULL;
@@ -128,9 +128,9 @@ static bool is_same(const place *a, const place *b)
     return strcmp(a->full, b->full) == 0;
 }
 
-/* ---- what is read ---- */
+/* ---- inputs ---- */
 
-/* A folder and what lies in it; what cannot be looked at is for those who read it to say. */
+/* A directory and its entries. One that cannot be listed is not an error here: reading it is. */
 static bl_status add_folder(places *files, places *folders, const char *key, const char *dir)
 {
     char **names;
@@ -164,7 +164,7 @@ static bl_status list_inputs(const bl_train_config *c, places *files, places *fo
     return BL_OK;
 }
 
-/* ---- what is written ---- */
+/* ---- outputs ---- */
 
 typedef enum how { RENAMED, IN_PLACE } how;
 
@@ -265,7 +265,7 @@ static bl_status compare_outputs(const places *written)
     return BL_OK;
 }
 
-/* Whether the folder is one of those that `path`, which is resolved, lies in. `path` is cut. */
+/* Whether the resolved `path` is inside the directory, at any depth. Shortens `path`. */
 static bool lies_in(char *path, const place *folder)
 {
     struct stat info;

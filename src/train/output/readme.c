@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* readme.c -- the README.md beside an adapter: what it is, what it was worth and on which base, how
- * to use it. */
+/* readme.c -- the README.md of an adapter: its description, its losses and on which base, how to
+ * use it. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -67,9 +67,9 @@ static bl_status connect_gpus(bl_rank *r)
     return bl_comm_create_nccl(r->host_world, r->device, &options, &r->world);
 }
 
-/* On a CPU all memory is the host's: what is small goes with LoRA's sums. On a GPU a stream of its
- * own, which waits for no kernel. The base has a communicator of its own also where one shard group
- * has all ranks: what comes from a slow disk must not hold up gradients (comm/README.md). */
+/* On a CPU all memory is the host's: small collectives use the stream of LoRA's sums. On a GPU they
+ * have a separate stream, which waits for no kernel. The base has a separate communicator also
+ * where one shard group has all ranks: a slow disk must not delay gradients (comm/README.md). */
 static bl_status create_communicators(bl_rank *r)
 {
     bool is_cpu = bl_device_get_kind(r->device) == BL_DEVICE_CPU;

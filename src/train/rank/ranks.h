@@ -29,8 +29,8 @@ typedef struct bl_ranks {
     bl_rank_main main;
     void *user;
     bl_rank_thread *thread; /* [n_here] */
-    /* They end of themselves, and remove what they have begun: the process does not leave before
-     * them. */
+    /* The ranks end by themselves and remove incomplete files: the process does not exit before
+     * that. */
     bool is_cleaning_up;
     atomic_int n_running;
     _Atomic int64_t peak_bytes; /* the largest RssAnon seen */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* save.c -- training checkpoints: what is in one, and how all ranks write it together. start.c: how
+/* save.c -- training checkpoints: their content, and how all ranks write one together. start.c: how
  * one is resumed.
  *
  *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter/shards.c
@@ -7,7 +7,7 @@
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
  *
- * There is no other state: the order of rows and dropout are functions of (seed, step, sample,
+ * Nothing else is state: the order of rows and dropout are functions of (seed, step, sample,
  * position). */
 #include <inttypes.h>
 #include <math.h>
@@ -35,7 +35,7 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
                      "validation_loss", outcome->trained.loss);
 }
 
-/* Writes the rank's file into the folder of the checkpoint of `step`, and says what is in it. */
+/* Writes the rank's file into the directory of the checkpoint of `step`, and describes it. */
 static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out)
 {
     char name[BL_SHARD_NAME_BYTES], *folder = NULL, *path = NULL;

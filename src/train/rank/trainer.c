@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trainer.c -- what a rank needs in a training, beside what every rank has. */
+/* trainer.c -- the parts of a rank that only a training needs. */
 #include "train/rank/trainer.h"
 
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static bl_status fill_adapter(bl_trainer *t)
     const bl_start *start = &t->training->start;
     if (!start->dir) return bl_rank_fill_adapter(t->rank);
     bl_status st = bl_adapter_state_read_shards(t->rank->state, start->dir, start->n_ranks);
-    return bl_output_failure(t->folder, st); /* it lies there, as a rule */
+    return bl_output_failure(t->folder, st); /* it is usually in output_dir */
 }
 
 bl_status bl_trainer_setup(bl_trainer *t)

@@ -32,13 +32,13 @@ typedef struct bl_trainer {
     const bl_output *folder; /* the same, or what this process sees of it: whose lock all check */
     bl_rank *rank;
 
-    double peak_flops;          /* what a plain GEMM reaches; 0: unknown */
+    double peak_flops;          /* of a plain GEMM; 0: unknown */
     bl_timeline_totals counted; /* the part of the timeline's that metrics have had */
     int64_t counted_fallbacks;  /* the same of products in bf16 instead of FP8 */
     bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
     bl_batches *batches[2];     /* the step under way and the next one */
     bl_fill fill;               /* of the next one */
-    bl_checkpoint_file *files;  /* [n_ranks]: what they have written into a checkpoint */
+    bl_checkpoint_file *files;  /* [n_ranks]: the files that they wrote into a checkpoint */
     bool start_differs;         /* from the checkpoint that was resumed: in its weights */
     int64_t steps_done;         /* optimizer steps in the adapter's state */
     int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */

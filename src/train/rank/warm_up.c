@@ -4,19 +4,19 @@
  *
  * A collective's kernel waits on its GPU for the other GPUs. What CUDA does when a kernel, or a
  * product of cuBLASLt, runs for the first time may wait for the kernels that run already: so each
- * runs once while nobody's collective waits for this rank, with a meeting of all ranks before and
- * after. Ours are loaded when CUDA starts (CUDA_MODULE_LOADING, cli/train.c); products are chosen
- * and loaded here.
+ * runs once while no collective waits for this rank, with a meeting of all ranks before and after.
+ * Our own kernels are loaded when CUDA starts (CUDA_MODULE_LOADING, cli/train.c); products are
+ * chosen and loaded here.
  *
  * It is complete because it is the trainer's own code: a group of micro-batches as large as the
  * plan allows goes through the pass with dropout and gradients, one alone as in an evaluation, then
  * the sums and the optimizer run. A product of another number of tokens than the largest may still
  * be new in a step. It waits for what its own rank has queued before, and all ranks queue their
- * collectives in one order, so that what it waits for ends (comm/README.md).
+ * collectives in one order, so that the wait ends (comm/README.md).
  *
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer
  * works on zeros in the buffers of a layer's gradients, weights are only gathered, and dropout has
- * no state. It takes no memory but the step's. */
+ * no state. It takes only the memory of a step. */
 #include "base/log.h"
 #include "base/sizes.h"
 #include "train/rank/trainer.h"
@@ -77,8 +77,8 @@ static bl_status run_forward(bl_rank *r)
     return synchronize(r);
 }
 
-/* What CUDA and NCCL make when they are first used, in bytes: the rank has all of its own memory by
- * now. -1: not known. */
+/* Free GPU memory in bytes. The rank has allocated all of its memory by now: a difference is memory
+ * that CUDA and NCCL take at their first use. -1: not known. */
 static int64_t free_bytes(const bl_rank *r)
 {
     size_t n_free, n_total;

@@ -23,7 +23,7 @@ struct bl_metrics {
     int fd;
     char *path;
     int64_t bytes, logging_steps;
-    bool is_cut;               /* nothing lies behind `bytes` */
+    bool is_cut;               /* the file ends at `bytes` */
     double mean_step_s;        /* smoothed, for the time left */
     double begun_s;            /* when it was opened */
     int64_t n_steps, n_tokens; /* since then */
@@ -200,7 +200,7 @@ static void print_step(const bl_metrics *m, const bl_step_metrics *s, int column
     bl_log_info("%s", line);
 }
 
-/* "[###....]" of what is free on the line; "" if that is too little. */
+/* "[###....]" in the n_free columns left on the line; "" if they are too few. */
 static void print_bar(const bl_step_metrics *s, int n_free, char bar[PART_BYTES])
 {
     enum { LEAST = 4, MOST = 32, AROUND = 4 /* brackets and the space between parts */ };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processes.c -- what the processes of a job agree on before their ranks start: that they see the
- * same folder, model, data and configuration, where rank 0's has found the run, and what memory
- * they plan with. */
+/* processes.c -- the agreement of a job's processes before their ranks start: that they see the
+ * same directory, model, data and configuration, where rank 0's has found the run, and how much
+ * memory they plan with. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
  * looked for that name before. */
 static const char PROBE_PREFIX[] = ".ballast.probe";
 
-/* After QUICK_S it is said who waits. NFS keeps what it knows of a folder for a minute at most. */
+/* A wait longer than QUICK_S is logged. NFS caches a directory for a minute at most. */
 static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 
 /* ---- the same folder, model, data and configuration ---- */
@@ -60,8 +60,8 @@ static bl_status find_probe(const char *dir, const probe *p, double for_s, view 
     return BL_OK;
 }
 
-/* Also those that crashes have left. Links, and what is a folder by that name, are not followed and
- * stay. */
+/* Also removes probes left by crashes. Does not follow links, and keeps directories of such a
+ * name. */
 static void remove_probes(const char *dir)
 {
     char **names = NULL, *path;
@@ -312,7 +312,7 @@ static int64_t least(const rank_memory *memory, int n_ranks, size_t offset)
     return n_bytes == 0 ? 1 : n_bytes;
 }
 
-/* All ranks plan with what the least of them has: somebody else's process on one GPU slows all. */
+/* All ranks plan with the least memory of any: another process on one GPU slows all. */
 static void warn_of_least_gpu(const rank_memory *memory, int n_ranks)
 {
     int rank = find_least(memory, n_ranks, offsetof(rank_memory, gpu));

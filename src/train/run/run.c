@@ -91,7 +91,7 @@ static void print_short_steps(const bl_training *training)
                 (long long)(n_steps - 1), (long long)batch, (long long)(n % batch));
 }
 
-/* output_dir was locked before the data were read: it may be another run's by now, or nobody's. */
+/* output_dir was locked before the data were read: by now another run may have it, or no run. */
 static bl_status prepare_output(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;
