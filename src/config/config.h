@@ -133,7 +133,7 @@ typedef struct bl_train_config {
     bl_activation_checkpointing activation_checkpointing;
     bool activation_offload;
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
-    double grace_s, step_deadline_s; /* step_deadline_s 0: wait for ever */
+    double grace_s, step_deadline_s; /* step_deadline_s 0: no timeout */
 
     bl_config_source source; /* the one member that is not a key */
 } bl_train_config;

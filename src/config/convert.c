@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.c -- other programs' configurations as Ballast's. The rows of aliases.c say what a name
- * means; here are the values that a program takes for a key that its file does not give, where they
+/* convert.c -- other programs' configurations as Ballast's. The rows of aliases.c give the meaning
+ * of a name; here are the defaults of a program for keys that its file does not give, where they
  * are not Ballast's.
  *
  * Sources: axolotl's schemas (sequence_len, num_epochs, ...) and its trainer builder

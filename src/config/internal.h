@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the files of config/ share; for them only. */
+/* internal.h -- declarations shared by the files of config/; for them only. */
 #ifndef BALLAST_CONFIG_INTERNAL_H
 #define BALLAST_CONFIG_INTERNAL_H
 
@@ -16,8 +16,8 @@ bl_status config_check_modules(const bl_string_list *bf16_modules);
  * together. */
 bl_status config_place_ranks(bl_train_config *config, int n_gpus);
 
-/* device.c. Puts in place of auto what the device computes in, and checks that it can: of this
- * machine, and of one that is described. gpu: its name; capability: 10 x major + minor. With a
+/* device.c. Replaces auto by the device's dtype, and checks that the device supports *dtype: a
+ * device of this machine, or a described one. gpu: its name; capability: 10 x major + minor. With a
  * warning, FP8 becomes bf16 on a GPU later than Hopper, and bf16 becomes fp32 on a CPU. BL_EUSAGE:
  * the device does not compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
 bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ranks.c -- the keys that say how many ranks a job has and what they are: ranks, rank_processes,
- * threads. What they mean depends on who has started this process:
+/* ranks.c -- the keys for the number and kind of a job's ranks: ranks, rank_processes, threads.
+ * Their meaning depends on how this process was started:
  *
  * | started by | processes | ranks auto | a rank is |
  * | a user | 1 | visible GPUs, or 1 | a thread; a child, with a GPU each or rank_processes true |
@@ -44,8 +44,8 @@ static bool is_task(const bl_launch_info *launch)
     return launch->kind == BL_LAUNCH_MPI || launch->kind == BL_LAUNCH_TORCHRUN;
 }
 
-/* A process that is one of its host's ranks may have been bound by what started it; its own ranks,
- * threads or children, share what it has. */
+/* The launcher may have bound a process that is one of its host's ranks; the ranks in it, threads
+ * or children, share its cores. */
 static int64_t cores_of_rank(const bl_launch_info *launch, int64_t n_children, int64_t n_on_host)
 {
     int64_t n = bl_cores_bound();

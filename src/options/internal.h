@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the files behind options.h share. */
+/* internal.h -- declarations shared by the files that implement options.h. */
 #ifndef BALLAST_OPTIONS_INTERNAL_H
 #define BALLAST_OPTIONS_INTERNAL_H
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* options.h -- a table of options, and all that is derived from it: reading a YAML file and a
- * command line, --help, the reference page in docs/, and the file that records what a run was
- * given.
+ * command line, --help, the reference page in docs/, and the file that records a run's options.
  *
  * An option is a row of a constant table and a field of a struct of the caller's. Its key is the
  * YAML key and, behind two dashes, the command-line option; dashes and underscores are the same in
- * both. Whatever cannot be used exactly as written is refused with the place, the key, the value
- * and what is allowed there; nothing is rounded, ignored or guessed.
+ * both. A value that cannot be used exactly as written is rejected with the place, the key, the
+ * value and the allowed values; nothing is rounded, ignored or guessed.
  *
  * Values are written alike in YAML and on the command line:
  *   string, path  any UTF-8 text; "~/" at the start of a path is the user's home
@@ -19,7 +18,7 @@
  * the file's, whichever is read first. A key that is given twice, in a file or on a command line,
  * is an error.
  *
- * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread a
+ * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread per
  * set. */
 #ifndef BALLAST_OPTIONS_OPTIONS_H
 #define BALLAST_OPTIONS_OPTIONS_H
@@ -61,7 +60,7 @@ enum { BL_OPTION_AUTO = -1 };
 
 typedef struct bl_option {
     const char *key;   /* lower case, underscores */
-    const char *group; /* heading; options of a group stand together in the table */
+    const char *group; /* heading; options of a group are adjacent in the table */
     const char *help;  /* one line, no full stop */
     const char *default_text;
     const char *names; /* enum: "none|full|auto", in the order of the C enum */

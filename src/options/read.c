@@ -29,7 +29,7 @@ void bl_options_report_clear(bl_options_report *report)
     bl_string_list_clear(&report->ignored);
 }
 
-/* ---- what is given once ---- */
+/* ---- keys, each given once ---- */
 
 /* A key is given once, under one name. lines[n_options + n_aliases] has the place of each, 0 = not
  * yet; the caller frees it. NULL: no memory. */
@@ -161,7 +161,7 @@ static bl_status take_nested(reader *r, const char *where, const char *name, bl_
     return st;
 }
 
-/* The value after a key: a scalar, a sequence, or keys of their own. */
+/* The value after a key: a scalar, a sequence, or nested keys. */
 static bl_status take_value(reader *r, const char *where, const char *name, char ***items,
                             bl_option_value *value, bool *has_keys)
 {
@@ -201,7 +201,7 @@ static bl_status fail_given(const reader *r, const char *where, const char *name
                    is_row ? r->options->table[meaning->index].key : name, (long long)before);
 }
 
-/* Sets what a name and its value mean. */
+/* Resolves a name and its value, and sets the option. */
 static bl_status set_value(reader *r, const char *where, const char *name, int64_t line,
                            bl_option_value *value)
 {
@@ -342,7 +342,7 @@ done:
 
 /* ---- the command line ---- */
 
-/* Whether the option may stand alone, for true: bools, and aliases whose translation begins with
+/* Whether the option may have no value, for true: bools, and aliases whose translation begins with
  * one of a bool's words. */
 static bool is_switch(const bl_options *options, const char *name)
 {

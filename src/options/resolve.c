@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Names of options: which row of the table a name means, what an alias makes of it, and what may
- * have been meant. */
+/* Names of options: the table row of a name, the translation of an alias, and suggestions for a
+ * misspelled name. */
 #include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>

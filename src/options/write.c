@@ -194,7 +194,7 @@ static const char *default_or(const bl_options *options, const bl_option *option
     return option->default_text ? option->default_text : none;
 }
 
-/* Purpose, what is accepted, and the default, in one line. */
+/* Purpose, accepted values, and the default, in one line. */
 static void describe(const bl_options *options, const bl_option *option, FILE *out)
 {
     const char *text = default_or(options, option, "");
@@ -208,8 +208,7 @@ static void describe(const bl_options *options, const bl_option *option, FILE *o
     if (text[0]) fprintf(out, "; %s%s", strcmp(text, "required") == 0 ? "" : "default ", text);
 }
 
-/* Breaks the text at blanks so that it stands between HELP_COLUMN and HELP_WIDTH; the cursor is at
- * `column`. */
+/* Breaks the text at blanks to fit between HELP_COLUMN and HELP_WIDTH. `column`: of the cursor. */
 static void print_wrapped(FILE *out, const char *text, int column)
 {
     if (column >= HELP_COLUMN) {
