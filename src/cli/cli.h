@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cli.h -- what a subcommand is. Each has a file of its own with one constant; main.c lists
+/* cli.h -- the struct of a subcommand. Each has a separate file with one constant; main.c lists
  * them. */
 #ifndef BALLAST_CLI_CLI_H
 #define BALLAST_CLI_CLI_H
@@ -18,7 +18,7 @@ typedef struct bl_command {
     const char *details;   /* paragraphs for --help; lines end in \n */
     /* Its options: for a terminal, or as Markdown tables; NULL: it has none. */
     void (*print_options)(FILE *out, bool as_markdown);
-    /* Its product is files: it goes on when nobody reads what it says (SIGPIPE is ignored). */
+    /* Its product is files: it continues when its log has no reader (SIGPIPE is ignored). */
     bool is_job;
     /* argv without the program and the command; --help has been dealt with. Output goes to stdout;
      * the caller reports a failure. */
@@ -34,15 +34,14 @@ extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
 extern const bl_command bl_command_config;
 
-/* The options of a command with a small table of its own, whose rows have .commands =
- * BL_CLI_ANY. */
+/* The options of a command with a separate small table, whose rows have .commands = BL_CLI_ANY. */
 enum { BL_CLI_ANY = 1 };
 #define BL_CLI_OPTIONS(rows, struct_pointer, origin_array)                                         \
     {                                                                                              \
         .table = (rows), .n_options = sizeof(rows) / sizeof((rows)[0]), .command = BL_CLI_ANY,     \
         .values = (struct_pointer), .origins = (origin_array)                                      \
     }
-/* Defaults, then argv, then the check for what is required; other words go to words[max_words]. The
+/* Defaults, then argv, then the check for required options; other words go to words[max_words]. The
  * caller clears `options`, also after a failure. */
 bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
                       const char **words, int *n_words);

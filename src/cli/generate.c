@@ -210,8 +210,8 @@ static bool is_end(const session *s, int32_t id)
     return false;
 }
 
-/* Prints what the decoded text has grown by; a character whose bytes are not all there yet is held
- * back. */
+/* Prints the new part of the decoded text; holds back a character whose bytes are not all there
+ * yet. */
 static bl_status print_growth(session *s, size_t *printed, bool last)
 {
     char *text;

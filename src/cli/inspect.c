@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast inspect: what a safetensors file, a model, an adapter or a checkpoint holds, after the
- * same checks that training does before it reads one. */
+/* ballast inspect: the content of a safetensors file, a model, an adapter or a checkpoint, after
+ * the same checks that training does before it reads one. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

@@ -162,13 +162,13 @@ static bl_status dispatch(int argc, char *const *argv)
         return BL_OK;
     }
     if (command->is_job)
-        signal(SIGPIPE, SIG_IGN); /* of a log; what is printed at the end is checked below */
+        signal(SIGPIPE, SIG_IGN); /* of a log; output at the end is checked below */
     return command->run(argc - 2, argv + 2);
 }
 
 /* A standard stream that is closed when the program starts stays useless, but nothing else gets its
- * number: what is written to it would end up in that file. Read-only, so that a result which nobody
- * takes is still an error. */
+ * number: output to it would end up in that file. Read-only, so that writing a result to it is
+ * still an error. */
 static void occupy_standard_streams(void)
 {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {
@@ -184,7 +184,7 @@ static _Noreturn void leave_by_signal(int signal_number)
 }
 
 /* The kernel keeps signals without a handler from process 1, which the program is in a container:
- * it would not hear a request to stop. A command that has handlers of its own sets them later;
+ * it would not notice a request to stop. A command with its own handlers sets them later;
  * processes that this one starts have none of these. */
 static void take_signals_as_process_1(void)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast plan: what a training would take, before anything is loaded. */
+/* ballast plan: memory and time of a training, before anything is loaded. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,7 +182,7 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
     return bl_plan_case_check(report->c);
 }
 
-/* As a training chooses; the time is told beside it. */
+/* The plan that a training chooses; also prints its time. */
 static bl_status plan_as_configured(const bl_plan_case *c, const plan_options *o)
 {
     bl_plan plan;
@@ -354,7 +354,7 @@ done:
     return st;
 }
 
-/* A family's first model stands for the one that a plan has. */
+/* With a family, its first model is the model of the plan. */
 static bl_status plan(const plan_options *o, int argc, char **argv)
 {
     bl_plan_machine machine = machine_of(o);

@@ -6,9 +6,9 @@
 
 #include "plan/case.h"
 
-/* Reads the data that the configuration names, where train_file and what it needs are there, and
- * gives the plan the lengths of the rows. Else the plan keeps what it has. Errors of the data as a
- * training's. */
+/* Reads the data that the configuration names, where train_file and the files that it needs exist,
+ * and gives the plan the lengths of the rows. Otherwise the plan keeps its lengths. Errors of the
+ * data as in a training. */
 bl_status bl_cli_plan_read_data(bl_plan_case *c);
 
 /* Of a case of this machine: where it computes on its processor, gives the plan the rates that were

@@ -57,8 +57,8 @@ static bl_status run_config(const bl_train_config *config, bl_launch *launch, co
     return run(config, launch, user);
 }
 
-/* One job: what is wrong with its configuration is told once, too, however many processes it has.
- * The configuration is read before there are threads. */
+/* One job: an error of its configuration is printed once, too, however many processes it has. The
+ * configuration is read before there are threads. */
 static bl_status run_job(bl_config_command which, const char *command, int argc, char *const *argv,
                          job_fn run, void *user)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize.c -- the folders: what is refused, what is there already, what is copied, and in which
- * order. */
+/* quantize.c -- the directories: rejected ones, finished files, copied files, and the order of
+ * work. */
 #include "convert/quantize.h"
 
 #include <errno.h>
@@ -75,7 +75,7 @@ static bl_status open_source(quantization *q)
     return BL_OK;
 }
 
-/* ---- the manifest: what the target is made of, and which of its shards are finished ---- */
+/* ---- the manifest: the target's source and format, and its finished shards ---- */
 
 static bl_status save_json(const quantization *q, const char *name, const json_t *value)
 {
@@ -221,7 +221,7 @@ static bl_status create_target(const char *path)
     return st == BL_EINPUT ? BL_EUSAGE : st; /* an argument, not the model */
 }
 
-/* Once the target is made, what cannot be looked at there is no bad input. */
+/* Once the target is made, an unreadable file there is an I/O error, not bad input. */
 static bl_status of_target(bl_status st)
 {
     return st == BL_EINPUT ? BL_EIO : st;
@@ -251,8 +251,8 @@ static bl_status refuse_same_folder(const quantization *q)
     return BL_OK;
 }
 
-/* A folder without our manifest must be empty, but for what a run that was killed before it had one
- * leaves. */
+/* A directory without our manifest must be empty, except for the lock and temporary manifest of a
+ * run that was killed before it had one. */
 static bl_status refuse_other_content(const quantization *q)
 {
     char **names;
@@ -273,7 +273,7 @@ static bl_status refuse_other_content(const quantization *q)
     return st;
 }
 
-/* Files that go along: all but weights in any form, what is rewritten, and hidden files. */
+/* Copied files: all except weights in any form, rewritten files, and hidden files. */
 static bool is_copied(const char *name)
 {
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
@@ -389,7 +389,7 @@ static bl_status check_space(const quantization *q, const bool *finished)
                    q->options->target, needed, available);
 }
 
-/* ---- what is written ---- */
+/* ---- output ---- */
 
 static bl_status write_shards(quantization *q)
 {
@@ -501,7 +501,7 @@ static bl_status quantize(quantization *q)
     BL_TRY(bl_dir_lock_check(q->lock));
     BL_TRY(write_index(q));
     BL_TRY(write_config(q));
-    return save_json(q, MANIFEST, q->manifest); /* what is beside the weights */
+    return save_json(q, MANIFEST, q->manifest); /* with the files besides the weights */
 }
 
 bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out)

@@ -9,8 +9,8 @@
  *
  * A shard of the source becomes a shard of the same name, written piece by piece and put in place
  * whole; ballast_quantize.json in the target names the finished ones with their checksums. Run
- * again after an interruption, finished shards are verified and kept. config.json comes last:
- * without it the folder is no model. */
+ * again after an interruption, finished shards are verified and kept. config.json is written last:
+ * without it the directory is not a model. */
 #ifndef BALLAST_CONVERT_QUANTIZE_H
 #define BALLAST_CONVERT_QUANTIZE_H
 
@@ -30,9 +30,9 @@ typedef struct bl_quantize_result {
     int64_t n_bytes_read, n_bytes_written; /* of the shards made now */
 } bl_quantize_result;
 
-/* BL_EINPUT: the source is no Llama model, FP8 already, or has a weight that is not finite.
+/* BL_EINPUT: the source is not a Llama model, FP8 already, or has a weight that is not finite.
  * BL_EUSAGE: the target is the source, holds something else, or was begun from another source or in
- * another format. BL_ELIMIT: no space for what is to come. */
+ * another format. BL_ELIMIT: not enough space for the rest. */
 bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out);
 
 #endif
