@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench_gpu_kernels [--plan] [TOKENS [RUNS]]: the memory-bound CUDA kernels at Llama 3.1 405B's
- * shapes, as a share of what a device-to-device copy moves in the same run.
+ * shapes, as a fraction of the rate of a device-to-device copy in the same run.
  *
- * A line a kernel, JSON: the bytes a call must move at least, the time they take at 4.8 TB/s (an
+ * A line per kernel, JSON: the bytes a call must move at least, the time they take at 4.8 TB/s (an
  * H200's data sheet), and measured: the fastest and the median run, a run being LAUNCHES calls
  * between two stamps, and the rate as a percentage of the copy's. --plan prints bytes and floors
  * only and needs no GPU. Ends with 77 where there is none. TOKENS: 4096. */

@@ -186,8 +186,8 @@ static void print_load(const char *name, const load_result *r, double bound)
            name, rate / bound, name, 1e-6 * (double)(r->rss_bytes - r->kept_bytes));
 }
 
-/* The bound of a load: the least of the rates at which bytes are read, quantized, and room is made
- * for what is kept of them. */
+/* The bound of a load: the least of three rates: reading, quantizing, and making room for the bytes
+ * that are kept. */
 static double least(double a, double b)
 {
     return b > 0 && b < a ? b : a;

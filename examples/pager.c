@@ -4,7 +4,7 @@
  *
  *   cc -std=c17 pager.c $(pkg-config --cflags --libs ballast) -o pager && ./pager [DIR]
  *
- * The page file lies in DIR (which must exist) and is used again by the next run; without DIR it is
+ * The page file is in DIR (which must exist) and is used again by the next run; without DIR it is
  * made in /tmp and removed. Each matrix is a page on disk and a unit of the pager; the products,
  * which are exact in fp32, are compared with integers. */
 #define _POSIX_C_SOURCE 200809L /* mkdtemp */

@@ -19,7 +19,7 @@ typedef struct echo {
     bl_error error;
 } echo;
 
-/* ---- pacing: the stream stands still until the bytes would have come ---- */
+/* ---- pacing: the stream stalls until the bytes would have arrived ---- */
 
 typedef struct pace_args {
     echo *self;

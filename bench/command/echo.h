@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* echo.h -- a communicator of many ranks of which one alone is there: it measures one rank's whole
- * work on one device. What would come from the others is a copy of its own, made by the device;
- * what it takes is at least what the bytes would take on a link of a given rate. Sums are its own
+/* echo.h -- a communicator of many ranks of which only one is real: it measures one rank's whole
+ * work on one device. The device copies this rank's data in place of the other ranks' data; a
+ * collective takes at least the time of its bytes on a link of a given rate. Sums are this rank's
  * values. */
 #ifndef BALLAST_BENCH_COMMAND_ECHO_H
 #define BALLAST_BENCH_COMMAND_ECHO_H

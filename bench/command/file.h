@@ -30,7 +30,7 @@ void bl_bench_file_close(bl_bench_file *file);
 bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
                              bool verify, double *seconds, const char **engine);
 
-/* Takes what the page cache holds of it away, for readers that would find it there. */
+/* Drops its pages from the page cache, for readers that would use them. */
 void bl_bench_file_drop_cache(const bl_bench_file *file);
 
 #endif

@@ -264,8 +264,8 @@ static bl_status read_sizes(gather_bench *b)
     return BL_OK;
 }
 
-/* Whose memory, and how many ranks where nobody has started several. This process stays without
- * CUDA. */
+/* The kind of memory, and the number of ranks where no launcher started several. Does not start
+ * CUDA in this process. */
 static bl_status choose(gather_bench *b)
 {
     const gather_options *o = b->options;

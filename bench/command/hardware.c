@@ -231,8 +231,8 @@ static bl_status measure_memory(hardware *h)
     return BL_OK;
 }
 
-/* Each node's cores, with memory of its own. The threads of a pool may run where the one that makes
- * it may. */
+/* The cores of each node, with memory of the same node. The threads of a pool inherit the affinity
+ * of the thread that creates it. */
 static bl_status measure_nodes(hardware *h)
 {
     cpu_set_t allowed, cores;

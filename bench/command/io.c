@@ -91,7 +91,7 @@ static double run_fio(const io_bench *b)
     snprintf(direct, sizeof direct, "--direct=%d", b->file.is_direct);
     bl_bench_file_drop_cache(&b->file);
     if (file) text = bl_bench_run_program(arguments);
-    const char *document = text ? strchr(text, '{') : NULL; /* notes may stand before it */
+    const char *document = text ? strchr(text, '{') : NULL; /* fio may print notes before it */
     if (document && bl_json_parse("fio", 1, document, strlen(document), &report) == BL_OK) {
         json_t *job_read =
             json_object_get(json_array_get(json_object_get(report, "jobs"), 0), "read");

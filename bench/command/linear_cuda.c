@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The linear layer of one matrix on a GPU. In each run, one after the other and each between two
- * stamps of the stream: the plain GEMM of the same shape in bf16 and, beside an FP8 layer, in FP8;
- * the layer, the frozen product alone, and what that is made of besides its GEMM (decoding W,
- * quantizing the input, turning W over). What the layer takes beyond the frozen product is the
- * adapter's.
+ * stamps of the stream: the plain GEMM of the same shape in bf16 and, for an FP8 layer, in FP8; the
+ * layer, the frozen product alone, and the parts of that besides its GEMM (dequantizing W,
+ * quantizing the input, transposing W). The rest of the layer's time is the adapter's.
  *
  * The plain GEMMs are the yardstick: each is the fastest of the algorithms that cuBLASLt offers,
  * found in the first run. The layer is measured as it is (the first algorithm offered), with the
- * fastest, and as a visit of several micro-batches that share what is made of the weight.
+ * fastest, and as a visit of several micro-batches that share the prepared weight.
  *
  * The frozen product in FP8 is compared with the one in bf16, at shapes that tests against the CPU
  * are too slow for: rounding to E4M3 is good for 2 to 3 %, a wrong scale, row or block for far
@@ -60,7 +59,7 @@ typedef struct linear_bench {
     bool forward;
     double *seconds[N_STEPS];                  /* of each run */
     bool is_fp8_gemm_served[2];                /* with full and with fast sums */
-    XXH64_hash_t bits, timed_bits, visit_bits; /* of what the layer wrote */
+    XXH64_hash_t bits, timed_bits, visit_bits; /* of the layer's output */
     double bf16_s[2];                          /* the layer in bf16: forward, backward */
     uint16_t *sample[2];                       /* of the frozen product then */
     double difference;                         /* of FP8 from that, as a share of its size */
@@ -359,8 +358,7 @@ done:
     return st;
 }
 
-/* The first and the last PATTERN_BYTES of the result, or all of it twice, lie in the pattern's
- * memory afterwards. */
+/* Copies the first and the last PATTERN_BYTES of the result, or all of it twice, to b->pattern. */
 static bl_status fetch_sample(linear_bench *b)
 {
     size_t bytes = (size_t)(b->T * (b->forward ? b->N : b->K)) * 2,

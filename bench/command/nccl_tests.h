@@ -11,7 +11,7 @@
  * False: it is not installed, or fails. */
 bool bl_nccl_tests_gather(int n_gpus, int64_t n_bytes, int64_t runs, double *bus_bytes_per_s);
 
-/* The same from what it has printed. */
+/* The same from the output of all_gather_perf. */
 bool bl_nccl_tests_parse(const char *text, int64_t n_bytes, double *bus_bytes_per_s);
 
 #endif

@@ -51,12 +51,12 @@ static const bl_option table[] = {
 
 enum { N_WARM = 2, PATH_BYTES = 512, RATE_RUNS = 5 };
 
-/* One way of training. part: what a forward visit's pages take, as a part of a micro-batch's
+/* One way of training. part: the time of a forward visit's pages, as a fraction of a micro-batch's
  * compute; 0: not paced.
  *
  * Paced ways wait for their pages, and are compared by the clock. The others compute, and are
- * compared by the processor's seconds for each thread: other jobs of the machine change the
- * clock's, not these. */
+ * compared by CPU seconds per thread: other jobs of the machine change the clock's time, not
+ * these. */
 typedef struct way {
     const char *name;
     int ranks, threads, n_micro;
@@ -224,7 +224,7 @@ static bl_status measure_disk(const plan_bench *b, double *bytes_per_s)
     return st;
 }
 
-/* The way's step from rates that are measured now; sets the pace, if nobody has. */
+/* The way's step from rates that are measured now; sets the pace, if it is not set yet. */
 static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
 {
     const plan_options *o = b->options;
@@ -260,7 +260,7 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
                                !is_by_clock(w), &in.rates));
     if (w->tier == BL_TIER_DISK) BL_TRY(measure_disk(b, &in.rates.disk_bytes_per_s));
     if (!is_by_clock(w)) {
-        in.rates.cores = 0; /* the processor's seconds are nobody else's */
+        in.rates.cores = 0; /* CPU seconds are not shared with other jobs */
         in.offload_ratio = w->ratio;
         return bl_time_predict(&in, out);
     }

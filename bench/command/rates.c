@@ -61,7 +61,7 @@ static size_t piece_bytes(const memory_copy *m, int64_t index)
     return (size_t)bl_min_i64(PIECE_BYTES, (int64_t)m->n_bytes - index * PIECE_BYTES);
 }
 
-/* The first to touch a page decides where it lies. */
+/* The first thread to touch a page decides its NUMA node. */
 static void touch_piece(void *arg, int64_t index, void *scratch)
 {
     const memory_copy *m = arg;

@@ -16,8 +16,8 @@ typedef struct bl_rate {
     double best, median;
 } bl_rate;
 
-/* Bytes copied (each is read once and written once) by n_threads in pieces of 4 MiB. Threads and
- * memory come to lie where the calling thread may run. */
+/* Bytes copied (each is read once and written once) by n_threads in pieces of 4 MiB. Threads run,
+ * and memory is allocated, where the calling thread may run. */
 bl_status bl_rate_memory_copy(int n_threads, size_t n_bytes, int64_t runs, bl_rate *out);
 
 /* Bytes copied from BL_SPACE_HOST to BL_SPACE_DEVICE by one stream, or the other way. */

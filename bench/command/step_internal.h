@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* step_internal.h -- what the files of `ballast bench step` share. */
+/* step_internal.h -- declarations shared by the files of `ballast bench step`. */
 #ifndef BALLAST_BENCH_COMMAND_STEP_INTERNAL_H
 #define BALLAST_BENCH_COMMAND_STEP_INTERNAL_H
 
