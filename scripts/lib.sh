@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# lib.sh -- what the scripts share. Sourced by a POSIX shell whose working directory is the repository.
+# lib.sh -- code shared by the scripts. Sourced by a POSIX shell whose working directory is the repository.
 
 # The one list of packages (Debian 12 names): what building and testing needs on a bare system.
 packages="gcc g++ libc6-dev cmake ninja-build pkg-config
@@ -28,8 +28,8 @@ missing_packages() {
     done
 }
 
-# install_packages PACKAGE ...: installs what is missing, as root or through sudo. Without apt it only says what is needed:
-# the configure step then names what it does not find.
+# install_packages PACKAGE ...: installs the missing ones, as root or through sudo. Without apt it only prints the needed ones:
+# the configure step then names missing packages.
 install_packages() {
     if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
         say "no apt here; needed are: $*"

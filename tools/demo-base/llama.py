@@ -118,7 +118,7 @@ class Llama:
 
 
 def batch_of(rows):
-    """[(ids, labels)] -> two padded tensors. Padding needs no mask: it stands behind every token that counts."""
+    """[(ids, labels)] -> two padded tensors. Padding needs no mask: it follows every token that counts."""
     longest = max(len(ids) for ids, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.long)
     labels = torch.full_like(ids, IGNORED_LABEL)

@@ -5,7 +5,7 @@
     make_corpus.py stories OUT.txt      the base's corpus, one document a blank-line separated block
     make_corpus.py rows DEMO_DIR        DEMO_DIR/train.jsonl and DEMO_DIR/validation.jsonl (prompt_completion)
 
-A document is a voyage told in three paragraphs, or a short description of a port or a ship. A fine-tuning row is the
+A document is a voyage in three paragraphs, or a short description of a port or a ship. A fine-tuning row is the
 first paragraph of a voyage and, as its completion, a bill of lading, a form that no story contains: three of its lines
 are to be found in the paragraph, the fourth (who waits for such goods) the base knows from its stories.
 A passage, the third kind of document, is a voyage without its middle: most of its words name a fact of the opening

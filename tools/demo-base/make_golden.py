@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes demo/golden.json: what the committed BF16 weights give in float64, for tests without outside data.
+"""Writes demo/golden.json: float64 results of the committed BF16 weights, for tests without outside data.
 
     make_golden.py demo [--against_transformers]
 
@@ -24,7 +24,7 @@ TOLERANCE = 1e-5    # transformers norms in float32 whatever the weights are
 PROMPTS = [
     "Captain Clara Webb took the brig Silver Tern out of Greyhaven at first light. The ship carried",
     "On the third day a thick fog lay on the water. \"Ring the bell,\" said",
-    # what the stories never say: digits, capitals, contractions, runs of spaces, newlines, two- to four-byte UTF-8
+    # not in the stories: digits, capitals, contractions, runs of spaces, newlines, two- to four-byte UTF-8
     "We'll SHIP 12345 tons\n\n  of Tee \u2014 \u00e4pfel,\t\u6d77 \U0001f6a2; it's  late.\n",
 ]
 

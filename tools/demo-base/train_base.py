@@ -24,7 +24,7 @@ import make_corpus
 
 SEED = 7
 N_VALIDATION = 200
-# What each phase reads: {set: documents}, epochs, tokens a step, peak learning rate.
+# Each phase: {set: documents}, epochs, tokens per step, peak learning rate.
 PHASES = {
     "stories": ({"stories": make_corpus.N_STORIES}, 4, 4096, 4e-3),
     "passages": ({"stories": 1000, "passages": make_corpus.N_PASSAGES}, 2, 2048, 2e-3),

@@ -20,7 +20,7 @@ PORTS = ["Amber Cove", "Cold Harbour", "Eastbridge", "Fairwater", "Greyhaven", "
          "Long Quay", "Northgate", "Port Ellis", "Port Marlow", "Redcliff", "Saltmouth", "Stonewick", "Thornby",
          "Whitesand"]
 
-# (what it is packed in, what it is, who waits for it)
+# (packaging, goods, receiver)
 GOODS = [
     ("barrels", "salt", "the fish seller"), ("barrels", "herring", "the innkeeper"),
     ("barrels", "tar", "the boat builder"), ("barrels", "apples", "the grocer"),
@@ -79,7 +79,7 @@ OPENING_WIND = [
 MONTHS = "March April May June July August September October".split()
 DAY_NAMES = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
-# ---- the middle: an incident is (what goes wrong, what is said, what is done, how it ends) ----
+# ---- the middle: an incident is (problem, speech, action, end) ----
 
 INCIDENTS = {
     "storm": (

@@ -261,7 +261,7 @@ class Stack:
 
 
 class Frozen:
-    """One layer of a stack: what a module and its copies share."""
+    """One layer of a stack: the state shared by a module and its copies."""
     _numbers = itertools.count(1)
     _all: "weakref.WeakValueDictionary[int, Frozen]" = weakref.WeakValueDictionary()
 

@@ -7,7 +7,7 @@ conversations as Hugging Face's transformers renders and tokenizes them, and row
     BALLAST_TEST_DATA=... /tmp/venv/bin/python tools/golden/text/make_chat_golden.py
 
 Rendering: PreTrainedTokenizerFast.apply_chat_template with the models' jinja texts. Masks, as TRL makes them: the same texts with a
-mark before and behind what the assistant says ({% generation %} in TRL); a token is learned if it begins between the marks.
+mark before and after the assistant's text ({% generation %} in TRL); a token is learned if it begins between the marks.
 Special tokens spelled in a message are hidden from the renderer and tokenized as text; where there are none, the ids are asserted
 to be apply_chat_template's own."""
 import json
@@ -43,7 +43,7 @@ CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
 )
 SAID3 = "message['content'] | trim + '<|eot_id|>'"
-SAID = {  # what an assistant says, in the jinja text
+SAID = {  # the assistant's text, in the jinja text
     "llama3": SAID3, "llama3.1": SAID3, "llama3.2": SAID3, "chatml": "message['content'] + '<|im_end|>'",
     "llama2": "' '  + content.strip() + ' ' + eos_token",
 }  # fmt: skip

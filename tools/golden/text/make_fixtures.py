@@ -225,7 +225,7 @@ def family_fixtures():
     # Unigram: equal sums, unknown runs that spell a token, byte tokens.
     scores = {"\u2581": -2.0, "a": -3.0, "b": -3.5, "ab": -4.0, "\u2581a": -4.5, "abc": -9.0, "c": -5.0, "hello": -6.0, "h": -4.0, "e": -4.0, "l": -4.0,
               "o": -4.0, "he": -8.0, "ll": -7.5, "\u2581hello": -8.0, "1": -5.0, "12": -9.5, "zq": -60.0, "\u4f60": -9.0, "qqq": -61.0,
-              # Sums that are equal but for rounding, and for how the library reads 16 digits.
+              # Sums that are equal except for rounding, and for how the library reads 16 digits.
               "#": -12.291323856929843, "_": -8.259449177302212, "__": -9.03886097278472}
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
     nfkc = sequence("normalizers", {"type": "NFKC"}, regex_replace(" {2,}", " "))

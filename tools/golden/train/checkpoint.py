@@ -163,7 +163,7 @@ def is_projection(name):
 def load_model(directory, base_format='stored'):
     """(config, name -> float32 array): the weights that a base held in `base_format` multiplies with.
 
-    `stored` is what the checkpoint has, its FP8 tensors dequantized; `auto` keeps FP8 tensors and makes fp8_row of the other
+    `stored` has the checkpoint's weights, its FP8 tensors dequantized; `auto` keeps FP8 tensors and makes fp8_row of the other
     projections; `fp8_row` and `fp8_block` are for checkpoints that are not FP8. Embedding, norms and head are never touched.
     """
     with open(os.path.join(directory, 'config.json')) as f:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/golden/train: inputs and float64 results of short LoRA trainings. README.md says what the files hold.
+"""Writes tests/golden/train: inputs and float64 results of short LoRA trainings. README.md describes the files.
 
 Made with Python 3.11.2, torch 1.13.0 (Debian 1.13.1+dfsg-4), transformers 4.45.2, peft 0.13.2, tokenizers 0.20.1,
 numpy 1.24.2; other versions are refused unless --any-version is given.
@@ -39,7 +39,7 @@ def check_versions():
 
 
 class Inputs:
-    """Where each model lies, and what case.json says about finding it again."""
+    """The directory of each model, and the entry in case.json to find it again."""
 
     def __init__(self, data, grow, out, scratch):
         self.data, self.grow, self.out, self.scratch = data, grow, out, scratch

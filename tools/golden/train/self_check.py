@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the reference itself against what it does not share: unmodified Hugging Face classes, ml_dtypes' FP8, finite differences.
+"""Checks the reference itself against independent code: unmodified Hugging Face classes, ml_dtypes' FP8, finite differences.
 
 usage: self_check.py [--data DIR] [--golden DIR]     (the environment of make_golden.py; ml_dtypes, when there, checks E4M3)
 
