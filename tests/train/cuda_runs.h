@@ -18,7 +18,7 @@ bool cuda_runs_are_slow(void);
  * evaluation. */
 void cuda_runs_standard(golden_args *args, const char *output, int ranks);
 
-/* Sets the keys of "key value key value ...". In a value %s stands for the scratch folder. */
+/* Sets the keys of "key value key value ...". In a value %s becomes the scratch directory. */
 void cuda_runs_set_all(golden_args *args, const char *keys);
 
 /* Trains the standard run with these keys into runs_path(name). Errors end the test. */

@@ -329,7 +329,7 @@ static void run_program(const runs_child *child, char **argv)
 void runs_start(runs_child *child, const char *command, const golden_args *args)
 {
     static int count;
-    const char *other = getenv("BALLAST_PROGRAM"); /* where it lies on another machine */
+    const char *other = getenv("BALLAST_PROGRAM"); /* its path on another machine */
     char *argv[GOLDEN_MAX_ARGS + 3] = {other ? (char *)other : (char[]){BALLAST_PROGRAM},
                                        (char *)command};
 

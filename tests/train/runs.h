@@ -22,7 +22,7 @@
 int runs_set_up(void **state);
 int runs_tear_down(void **state);
 
-/* A path in the scratch folder; valid until 64 further calls. What lies there is the caller's. */
+/* A path in the scratch directory; valid until 64 further calls. The caller owns its files. */
 const char *runs_path(const char *format, ...) BL_PRINTF(1, 2);
 
 /* The keys of the standard run: 8 steps, a checkpoint after each. */
@@ -45,13 +45,13 @@ void runs_flip_in_files(const char *dir, const char *ending, int64_t offset_byte
 /* A copy of the standard run's model whose layer 0 overflows, in the scratch folder. */
 const char *runs_overflowing_model(void);
 
-/* Lines of output/metrics.jsonl that belong to steps; 0 when there is no such file. */
+/* Lines of output/metrics.jsonl that belong to steps; 0 without the file. */
 int64_t runs_logged_steps(const char *output);
 
 /* Fails unless .ballast-files lists each file of a run and each checkpoint in it, whole or not. */
 void runs_assert_listed(const char *output);
 
-/* Whether both runs have the same adapter, byte for byte, and the same metrics but for the
+/* Whether both runs have the same adapter, byte for byte, and the same metrics except the
  * times. */
 bool runs_are_same(const char *output_a, const char *output_b);
 

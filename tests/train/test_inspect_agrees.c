@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `ballast inspect` refuses a model or an adapter for the reason for which `ballast train` does, in
- * the same words, after it has listed what is there. */
+/* `ballast inspect` rejects a model or an adapter for the reason for which `ballast train` does, in
+ * the same words, after it has listed the contents. */
 #include "runs.h"
 
 #include <stdio.h>

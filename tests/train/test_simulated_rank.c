@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The program on a device made of rates (device/model.h), compared with the plan: the objects of a
  * rank, without weights, queue a pass on it. Its spans are those that plan/time.h foresees, in the
- * same order, and the pass takes as long; the memory that it takes is what the owners' functions
- * plan. */
+ * same order, and the pass takes as long; the memory that it takes is the amount that the owners'
+ * functions plan. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -258,8 +258,8 @@ static double length_of(const spans *s)
     return end_s - s->at[0].begin_s;
 }
 
-/* The second pass, which finds what the first one has prefetched. Its length, as a part of the
- * foreseen one, is 1 + [low, high]. */
+/* The second pass, which uses the first one's prefetches. Its length, as a fraction of the foreseen
+ * one, is 1 + [low, high]. */
 static void compare(time_case *c, double low, double high)
 {
     rank r;

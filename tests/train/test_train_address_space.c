@@ -93,7 +93,8 @@ static void sweep(bool offloads)
     for (int i = 1; i <= 4; i++)
         assert_true(train(low * i / 5, offloads, runs_path("output"), &child) != 0);
     int high = training_mib(low, offloads) + 16;
-    /* The last has room: what is just enough depends on how threads meet in the allocator. */
+    /* The last has room: the smallest limit that is enough depends on the threads' timing in the
+     * allocator. */
     for (int i = 0; i <= n_steps + 1; i++) {
         int mib = i > n_steps ? MAX_MIB : low + (high - low) * i / n_steps,
             code = train(mib, offloads, runs_path("output"), &child);

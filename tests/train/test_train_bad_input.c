@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bad models, data and machines as a user of `ballast train` meets them: the exit code, one line
- * that names what is at fault, soon, and nothing left behind that looks like a result. What each
- * reader refuses in detail is tested beside it (tests/store, tests/tokenizer, tests/data,
+ * that names the fault, soon, and nothing left behind that looks like a result. The tests of each
+ * reader cover the inputs that it rejects (tests/store, tests/tokenizer, tests/data,
  * tests/arch). */
 #include "runs.h"
 
@@ -197,8 +197,8 @@ static void test_index_that_leaves_the_folder(void **state)
                         NULL);
 }
 
-/* Row 131 of 132 lies on the last of three ranks: the others must not wait for it, and its words
- * are the program's. */
+/* Row 131 of 132 is on the last of three ranks: the others must not wait for it, and the program
+ * prints its error. */
 static void test_weights_that_are_no_numbers(void **state)
 {
     static const char *const formats[] = {"fp8_row", "fp8_block", "stored"};
@@ -512,8 +512,8 @@ static void test_a_loss_that_is_no_number(void **state)
     }
 }
 
-/* A token whose embedding is so large that it overflows together with what the first layer adds, in
- * row 3 of the first step: rank 1's micro-batch 1. The others know nothing worth saying. */
+/* A token whose embedding is so large that it overflows when the first layer's output is added, in
+ * row 3 of the first step: rank 1's micro-batch 1. The other ranks have nothing to report. */
 static void test_the_bad_tensor_is_found(void **state)
 {
     enum { HIDDEN = 24, TOKEN = 60 };

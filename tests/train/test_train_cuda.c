@@ -162,8 +162,8 @@ static void measure(const char *keys, int ranks, double *measured, double *predi
     golden_args_free(&args);
 }
 
-/* All but counters and sums, less than 16 KiB per rank: what is left out is smaller than any row of
- * the ledger of this model, whose smallest, the scales, has 10 KiB. */
+/* Except counters and sums, less than 16 KiB per rank. The smallest row of this model's ledger, the
+ * scales, has 10 KiB: a missing row of more than 16 KiB is found. */
 static void test_memory_is_as_predicted(void **state)
 {
     static const struct {

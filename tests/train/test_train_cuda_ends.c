@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How trainings on a GPU end and go on, what they leave, and what else uses an adapter there: a
- * killed and a stopped run that are resumed, a loss that is not finite, a damaged page, a trace;
- * evaluation; generation. */
+/* How trainings on a GPU end and resume, the files that they leave, and other uses of an adapter
+ * there: a killed and a stopped run that are resumed, a loss that is not finite, a damaged page, a
+ * trace; evaluation; generation. */
 #include "cuda_runs.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ static void test_resumed_elsewhere(void **state)
     golden_args_free(&args);
 }
 
-/* ---- what is found ---- */
+/* ---- errors found ---- */
 
 static void test_a_loss_that_is_not_finite(void **state)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a plan simulates is what a training does: the spans of plan/time.h, in order, with their
+/* A plan simulates the operations of a training: the spans of plan/time.h, in order, with their
  * layers, items and bytes, are those of the trace of a run. Times are not compared. */
 #include "runs.h"
 
@@ -14,7 +14,7 @@
 enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };
 
 typedef struct job {
-    bool is_untied; /* another model: two layers and a head of its own */
+    bool is_untied; /* another model: two layers and a separate head */
     bool is_cuda;
     int ranks, depth, n_micro;
     const char *ratio, *tier, *host_part, *checkpointing; /* host_part NULL: none */
@@ -43,7 +43,7 @@ static int64_t number_or(const json_t *object, const char *key, int64_t otherwis
     return value ? json_integer_value(value) : otherwise;
 }
 
-/* Of rank 0; they lie in the trace in the order in which they were queued. */
+/* Reads the spans of rank 0; the trace lists them in the order in which they were queued. */
 static void read_trace(const char *path, spans *out)
 {
     json_t *trace = json_load_file(path, 0, NULL), *event;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Host code leaves device memory alone: with guarded devices (device/guard.h) a training, its
- * checkpoints, a resumed one, an evaluation and a generation run to their ends, wherever base and
- * activations lie, and give the bits of devices that are not guarded. A touch would end the test by
- * SIGSEGV. */
+ * checkpoints, a resumed one, an evaluation and a generation run to their ends, with base and
+ * activations in any tier, and give the bits of devices that are not guarded. A touch would end the
+ * test by SIGSEGV. */
 #include "runs.h"
 
 #include <stdio.h>
@@ -68,7 +68,7 @@ typedef struct guarded_case {
     const char *tier; /* NULL: all in device memory */
     double ratio;
     bool offloads_activations;
-    /* One more key, of runs that are compared with a plain one of their own; NULL, NULL, "":
+    /* One more key; such a run is compared with a plain run with the same key. NULL, NULL, "":
      * none. */
     const char *key, *value, *name;
 } guarded_case;

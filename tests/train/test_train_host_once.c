@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the processes of a host have once: the bytes that a job reads do not grow with its
- * processes, nor does the memory of embedding and data; what is predicted is what is taken; errors
- * of the data are one line; and the adapter is that of rank-threads. */
+/* Data that the processes of a host share: the bytes that a job reads do not grow with its
+ * processes, nor does the memory of embedding and data; the predicted memory is the memory taken;
+ * errors of the data are one line; and the adapter is that of rank-threads. */
 #include "runs.h"
 
 #include <math.h>
@@ -149,8 +149,8 @@ static bool kernel_tells(void)
     return tells && bl_file_exists(path);
 }
 
-/* While it trains: memory of its own of each rank, and what they share, by whom the kernel divides
- * it. */
+/* While it trains: each rank's private memory, and the shared memory, which the kernel divides
+ * among the processes that map it. */
 static void look_at_ranks(int pid, int n_ranks, double own_mib, double shared_mib)
 {
     int children[MAX_RANKS];
@@ -168,7 +168,7 @@ static void look_at_ranks(int pid, int n_ranks, double own_mib, double shared_mi
     }
     print_message("shared: %.1f MiB are mapped, predicted %.1f\n", (double)shared / MIB,
                   shared_mib);
-    /* Beside embedding and data, what the wire between the ranks passes. */
+    /* Besides embedding and data, the buffers of the wire between the ranks. */
     assert_true((double)shared / MIB < shared_mib + WIRE_MIB);
 }
 

@@ -20,7 +20,8 @@
 
 enum { STEPS = 2, MAX_JSON_BYTES = 1 << 20 };
 
-/* A copy of demo/base, whose matrices are larger than what is looked at before they are read. */
+/* A copy of demo/base, whose matrices are larger than the part that is checked before they are
+ * read. */
 static const char *copy_model(const char *name)
 {
     const char *model = runs_path("%s", name);
@@ -111,7 +112,7 @@ static void check_flips(int ranks, const char *key, const char *value)
     }
     char *after = runs_read(runs_path("flips/metrics.jsonl"), NULL);
     assert_string_equal(after,
-                        log); /* longer than the checkpoint says: what is refused changes nothing */
+                        log); /* longer than in the checkpoint: a rejected run changes no file */
     free(after);
     free(log);
     assert_int_equal(run(model, output, ranks, key, value), BL_OK);
@@ -219,7 +220,7 @@ static void put_config(const char *model, const json_t *config)
     free(text);
 }
 
-/* Another value that may stand there. */
+/* Another valid value of the key. */
 static json_t *other_value(const char *key, const json_t *value)
 {
     if (!strcmp(key, "factor")) return json_real(4);
@@ -278,7 +279,7 @@ static void test_each_key_of_the_configuration(void **state)
 
     (void)state;
     /* bos_token_id, eos_token_id, num_attention_heads with head_dim ..., rms_norm_eps, rope_theta;
-     * what is in rope_scaling */
+     * the keys of rope_scaling */
     assert_true(check_keys(model, output, config, config) >= 4);
     assert_int_equal(check_keys(model, output, config, json_object_get(config, "rope_scaling")), 5);
 
@@ -350,8 +351,8 @@ static void test_page_files_of_a_changed_model(void **state)
     assert_false(runs_are_same(runs_path("memory"), runs_path("first")));
 }
 
-/* A run that reads no weights, because its page files are there, still knows what they were made
- * from. */
+/* A run that reads no weights, because its page files are there, still compares the checksums of
+ * the weights that they were made from. */
 static void test_page_files_know_their_weights(void **state)
 {
     const char *model = copy_model("known"), *pages = runs_path("known-pages"),

@@ -101,7 +101,7 @@ typedef struct memory_case {
     int rows_per_batch; /* 0: one */
 } memory_case;
 
-/* The keys of what is offloaded, and the end of the command; page files lie in `dir`. */
+/* The keys for offloading, and the end of the command; page files are in `dir`. */
 static void end_command(const char *dir, const memory_case *c, char *command)
 {
     size_t used = strlen(command);

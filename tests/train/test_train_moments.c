@@ -69,7 +69,7 @@ bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
 static atomic_bool is_asked_in_evaluation;
 static atomic_int n_passes_after;
 static const double GRACE_S = 0.01,
-                    HEARD_S = 0.5; /* by then the grace is over, and the ranks are told */
+                    HEARD_S = 0.5; /* by then the grace is over, and the ranks know */
 
 bl_status __real_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);
 bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the base and the activations lie, how they are brought and how long that takes never
- * changes a bit; and what happens when a page cannot be brought. */
+/* The placement of the base and the activations, the way of loading and its time never change a
+ * bit of the results; and errors of pages that cannot be loaded. */
 #include "offload_runs.h"
 #include "runs.h"
 
@@ -18,7 +18,7 @@
 #include "offload/pager.h"
 
 static const double SOON_S =
-    60; /* nobody waits for a rank that has failed; the deadline of others is half an hour */
+    60; /* no rank waits for one that has failed; the deadline of others is half an hour */
 
 /* ---- hooks ---- */
 
@@ -184,11 +184,11 @@ static double sum_of_metrics(const char *output, const char *key)
     return sum;
 }
 
-/* What is said about a step can be counted: all pages come from disk, on any number of ranks the
- * same bytes but for the padding of shards, and every rank is sent what it does not read itself.
- * What still moves when a step ends is counted in the next one, and after the last in none: at most
- * the two units of the ring out of 5 in each of three steps, so a quarter is enough; rank 0's own
- * part would be a half. */
+/* A step's byte counts are checked: all pages come from disk, on any number of ranks the same bytes
+ * except the padding of shards, and every rank receives the parts that it does not read itself. A
+ * transfer in flight when a step ends is counted in the next step, and after the last in none: at
+ * most the two units of the ring out of 5 in each of three steps, so a quarter is enough; rank 0's
+ * own part would be a half. */
 static void test_bytes_are_counted(void **state)
 {
     double bytes_of_one = 0;

@@ -10,7 +10,7 @@
 #include "base/files.h"
 #include "base/memory.h"
 
-static _Atomic int64_t planted_bytes; /* what the system has to say once; 0: the truth */
+static _Atomic int64_t planted_bytes; /* the system's answer, once; 0: the truth */
 /* Before that; the first is about the embedding, the next about all. */
 static atomic_int n_true_answers;
 
@@ -126,7 +126,7 @@ static int64_t memory_auto_wants(const char *checkpointing)
     return enough;
 }
 
-/* What layers are told to keep counts when auto decides about the base. */
+/* The saved activations count when auto decides about the base. */
 static void test_auto_ratio_counts_what_is_kept(void **state)
 {
     (void)state;

@@ -26,8 +26,8 @@ static bool is_span(const json_t *event, const char *name, bl_lane lane, int lay
            json_integer_value(json_object_get(event, "pid")) == 0;
 }
 
-/* Of rank 0: layer 1's gradients that are summed before all of layer 0 has come, although that was
- * asked for earlier. A rank's spans lie in the trace in the order in which they were queued. */
+/* Of rank 0: layer 1's gradients that are summed before all of layer 0 has arrived, although that
+ * was requested earlier. The trace lists a rank's spans in the order in which they were queued. */
 static void count_gradients(const char *path, int *n, int *n_early)
 {
     json_t *trace = json_load_file(path, 0, NULL), *event;

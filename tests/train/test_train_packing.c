@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Conversations from a file to a loss: packed or not, the same samples have the same losses.
  *
- * Limits: a token's loss does not depend on the row it lies in but for float32 rounding, since
- * matrix products and attention are cut into other blocks; first losses agree to the 2.8e-7 that
- * float32 has against float64 here, so 2e-6 as in test_train_golden.c. The second step has seen an
- * update by AdamW, which magnifies: 1e-4, as there. */
+ * Limits: a token's loss depends on its row only by float32 rounding, since matrix products and
+ * attention are cut into other blocks; first losses agree to the 2.8e-7 that float32 has against
+ * float64 here, so 2e-6 as in test_train_golden.c. The second step has seen an update by AdamW,
+ * which magnifies: 1e-4, as there. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

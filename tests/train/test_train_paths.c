@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run writes is compared with what it reads before anything is written: each refusal leaves
- * every file as it was. And a folder that is taken from under a run, by `rm` or by the next run,
+/* A run compares its output paths with its input paths before it writes: each rejection leaves
+ * every file as it was. And a directory that is removed during a run, by `rm` or by the next run,
  * ends it. */
 #include "runs.h"
 
@@ -51,7 +51,7 @@ static int set_up(void **state)
     return 0;
 }
 
-/* Names, sizes, times and kinds of all that is in the scratch folder, but for locks. */
+/* Names, sizes, times and kinds of all files in the scratch directory, except locks. */
 static char *snapshot(void)
 {
     char command[2 * GOLDEN_PATH_BYTES], path[GOLDEN_PATH_BYTES];
@@ -171,7 +171,7 @@ static void test_configuration(void **state)
     bl_train_config_free(config);
 }
 
-/* ---- an output that is no file ---- */
+/* ---- an output that is not a file ---- */
 
 static void test_what_cannot_be_written(void **state)
 {
@@ -247,7 +247,7 @@ static void start_with(const char *output, const char *key, bl_status status)
 static void test_names_that_are_taken(void **state)
 {
     static const struct {
-        const char *dir, *name, *link; /* link: what it leads to; NULL: it is a file */
+        const char *dir, *name, *link; /* link: its target; NULL: a file */
     } taken[] = {{"", "README.md", NULL},
                  {"", "config.resolved.yaml", NULL},
                  {"", "adapter_config.json", NULL},
@@ -310,7 +310,7 @@ static void test_dumps_over_other_files(void **state)
     }
 }
 
-/* What else lies in output_dir and in its checkpoints stays, whatever the keys. */
+/* Other files in output_dir and in its checkpoints stay, whatever the keys. */
 static void test_files_of_others_stay(void **state)
 {
     static const char *const theirs[] = {"notes.txt",
@@ -340,7 +340,7 @@ static void test_files_of_others_stay(void **state)
     }
 }
 
-/* Removes what a run leaves after its first checkpoint; the adapter, too. */
+/* Removes a run's checkpoints; with `adapter`, its last files too. */
 static void forget(const char *name, bool adapter)
 {
     static const char *const end[] = {"adapter_model.safetensors", "adapter_config.json",
@@ -371,7 +371,7 @@ static void test_resume_without_a_checkpoint(void **state)
     assert_true(runs_are_same(runs_path("tidied"), runs_path("killed")));
 }
 
-/* Runs of an earlier version kept no list: their files are recognized by what is in them. */
+/* Runs of an earlier version kept no list: their files are recognized by their contents. */
 static void test_a_run_without_a_list(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program on a system that refuses io_uring or locked memory, and with a folder of page files
- * that is full, in memory, read-only, shared, damaged or taken away. What can go on gives the bits
- * of a run that nobody disturbed; what cannot ends with one line that says why, and its checkpoint
- * is resumed from. */
+/* The program on a system that refuses io_uring or locked memory, and with a directory of page
+ * files that is full, in memory, read-only, shared, damaged or removed. A run that can continue
+ * gives the bits of an undisturbed one; any other ends with one line that names the reason, and can
+ * be resumed. */
 #include "refusals.h"
 #include "runs.h"
 
@@ -31,7 +31,7 @@ enum {
     N_PAGE_FILES = 2 * RANKS
 };
 
-/* A run takes a tenth of a second, and nobody waits for what has failed; the deadline of ranks is
+/* A run takes a tenth of a second, and no rank waits for a failed one; the deadline of ranks is
  * half an hour. */
 static const double LIMIT_S = 300, FAILURE_S = 60;
 
@@ -121,7 +121,7 @@ static int count_files(const char *dir, const char *part)
     return n;
 }
 
-/* ---- what the system refuses ---- */
+/* ---- refusals by the system ---- */
 
 static bool refuse_ring(const int *error)
 {
@@ -152,7 +152,7 @@ static bool lower_locked_memory(const int *limit_bytes)
     return refuse_locked_memory((size_t)*limit_bytes);
 }
 
-/* The sanitizers' mlock does nothing, and says so to nobody: no warning then. */
+/* The sanitizers' mlock does nothing and reports success: no warning then. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { N_UNLOCKED = 0 };
 #else
@@ -187,7 +187,7 @@ static void mount_memory(const char *dir, const char *options)
         TEST_SKIP("a file system of its own: mount: %s", strerror(errno));
 }
 
-/* Detached: what a process has read with io_uring may be let go of a little after its end. */
+/* Detached: the kernel may release files read with io_uring a little after the process's end. */
 static void unmount(const char *dir)
 {
     assert_int_equal(umount2(dir, MNT_DETACH), 0);
@@ -255,8 +255,8 @@ static void test_two_runs_share_a_folder(void **state)
     }
 }
 
-/* Killed at random moments, most of them while it writes pages, a run leaves what the next one
- * clears away. */
+/* Killed at random moments, most of them while it writes pages, a run leaves files that the next
+ * one removes. */
 static void test_killed_while_writing(void **state)
 {
     enum { KILLS = 12, MAX_KILLS = 200 };

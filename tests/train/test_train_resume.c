@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run leaves behind is a function of its configuration, wherever it was interrupted: the
- * same adapter, byte for byte, and the same metrics but for the times. */
+/* A run's output files depend only on its configuration, wherever it was interrupted: the same
+ * adapter, byte for byte, and the same metrics except the times. */
 #include "resume_runs.h"
 #include "runs.h"
 
@@ -64,8 +64,8 @@ static void test_interrupted_after_any_step(void **state)
         }
 }
 
-/* A path is resumed from although newer checkpoints lie beside it; and in another folder, which has
- * no log yet. */
+/* A run resumes from a given path although its directory has newer checkpoints; and in another
+ * output directory, which has no log yet. */
 static void test_resume_from_a_path(void **state)
 {
     const char *whole = whole_run(4), *output = crashed_run(whole, STEPS, "from-path");
@@ -193,8 +193,8 @@ static void test_a_damaged_checkpoint_and_a_limit(void **state)
     assert_false(bl_file_exists(runs_path("%s/step-6", checkpoints)));
 }
 
-/* Started before the highest step, a run keeps what it saves; it says what becomes of the
- * others. */
+/* Started before the highest step, a run keeps the checkpoints that it saves; it logs the fate of
+ * the others. */
 static void test_an_older_checkpoint_and_a_limit(void **state)
 {
     static const int64_t kept[] = {5, 4};
@@ -247,7 +247,7 @@ static void test_a_finished_run(void **state)
     assert_int_equal(resume(output, 4, NULL, NULL), BL_OK);
     assert_true(runs_are_same(whole_run(4), output));
     char *again = runs_read(runs_path("finished/README.md"),
-                            NULL); /* the same but for the folder's name, which comes after */
+                            NULL); /* the same except the directory's name, which comes after */
     assert_non_null(strstr(readme, "| | validation loss"));
     strstr(readme, "## Use")[0] = '\0';
     strstr(again, "## Use")[0] = '\0';
@@ -256,8 +256,8 @@ static void test_a_finished_run(void **state)
     free(again);
 }
 
-/* Without validation the README tells the first and the last step's loss: of the whole run, not of
- * what a resume did. */
+/* Without validation the README has the first and the last step's loss: of the whole run, not of
+ * the resumed part. */
 static void test_readme_of_a_resumed_run(void **state)
 {
     const char *output = runs_path("no-validation");

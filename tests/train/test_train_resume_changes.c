@@ -38,9 +38,9 @@ static void test_another_rank_count(void **state)
     golden_args_free(&args);
 }
 
-/* The whole state moves: 4 ranks x 1 go on as 2 ranks x 2 but for rounding. And the sequences of a
- * step keep their places, micro-batch by micro-batch and rank by rank within one, or each would get
- * another's dropout. */
+/* The whole state moves: 4 ranks x 1 resume as 2 ranks x 2, except for rounding. And the sequences
+ * of a step keep their places, micro-batch by micro-batch and rank by rank within one, or each
+ * would get another's dropout. */
 static void test_another_rank_count_keeps_the_course(void **state)
 {
     const char *whole = whole_run(4);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows that are all far shorter than max_seq_length: what a run takes is what it takes with a
- * max_seq_length that its longest row just fills, to the byte, and so are its bits. Buffers too
- * small would be an internal error, or AddressSanitizer's. */
+/* Rows that are all far shorter than max_seq_length: a run's memory, to the byte, and its bits are
+ * those of a run with a max_seq_length that its longest row just fills. Buffers too small would be
+ * an internal error, or AddressSanitizer's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

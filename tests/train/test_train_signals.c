@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The program stopped, killed and starved from outside; afterwards it goes on to the same bits as a
- * run that nobody touched.
+/* The program stopped, killed and starved from outside; resumed, it ends with the same bits as an
+ * undisturbed run.
  *
  * The moments are random and differ from run to run; BALLAST_KILLS: how many kills (20). */
 #include "runs.h"
@@ -492,7 +492,7 @@ static int64_t stop_in_the_middle(const char *output)
     return step;
 }
 
-/* RLIMIT_FSIZE stands for a disk that is full in the middle of a file. */
+/* RLIMIT_FSIZE simulates a disk that is full in the middle of a file. */
 static void test_file_size_limit(void **state)
 {
     const char *output = runs_path("limited"), *checkpoints = runs_path("limited/checkpoints");

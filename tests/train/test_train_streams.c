@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training whose standard streams are closed, full or without a reader: it goes on, and not a byte
- * of its log gets into a file of its own. Commands whose product is their standard output fail
+/* Training whose standard streams are closed, full or without a reader: it continues, and not a
+ * byte of its log gets into its output files. Commands whose product is their standard output fail
  * instead. */
 #include "runs.h"
 
@@ -17,7 +17,7 @@ enum { EXIT_IO = 4, CLOSED_0 = 1, CLOSED_1 = 2, CLOSED_2 = 4, FULL = 8, NO_READE
 
 static const double LIMIT_S = 600;
 
-/* In the child: what becomes of its standard streams. */
+/* In the child: closes or replaces its standard streams. */
 static bool spoil_streams(const int *how)
 {
     int ends[2];

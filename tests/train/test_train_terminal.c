@@ -23,7 +23,7 @@ static const double LIMIT_S = 600;
 
 typedef struct terminal {
     int master, slave, columns;
-    char *output; /* [MAX_BYTES], what the child has written */
+    char *output; /* [MAX_BYTES], written by the child */
     size_t n_bytes;
     char row[MAX_ROWS][MAX_COLUMNS + 1];
     int at_row, at_column;
@@ -56,7 +56,7 @@ static bool read_some(terminal *t)
     if (poll(&ready, 1, 100) == 0) return true;
     ssize_t got = read(t->master, t->output + t->n_bytes, MAX_BYTES - 1 - t->n_bytes);
     if (got < 0 && errno == EINTR) return true;
-    if (got <= 0) return false; /* EIO: nobody has the terminal any more */
+    if (got <= 0) return false; /* EIO: no process has the terminal open */
     t->n_bytes += (size_t)got;
     t->output[t->n_bytes] = '\0';
     return true;
@@ -235,7 +235,7 @@ static void test_lines_break_between_words(void **state)
     golden_args_free(&args);
 }
 
-/* Once: after the step. Twice: at once. What is said stands on lines of its own. */
+/* Once: stops after the step. Twice: at once. Messages are on separate lines. */
 static void test_ctrl_c(void **state)
 {
     (void)state;
