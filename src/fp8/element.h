@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h -- quantizing and decoding one number, for C and for CUDA: what the kernels of every
- * device agree on.
+/* element.h -- quantizing and decoding one number, for C and for CUDA: shared by the kernels of
+ * every device.
  *
  * The rule of fp8.h: scale = absmax / 448, or 1 where that is zero; code = E4M3(x / scale); value =
  * code * scale. All of it is fp32, each operation rounded once. */
@@ -14,8 +14,7 @@
 #include "base/host_device.h"
 #include "fp8/codec.h"
 
-/* absmax >= 0. Infinity and NaN give NaN: what is multiplied with such a scale cannot be
- * overlooked. */
+/* absmax >= 0. Infinity and NaN give NaN: every product with such a scale is NaN, too. */
 BL_HOST_DEVICE float bl_e4m3_scale(float absmax)
 {
     if (!(absmax <= FLT_MAX)) return bl_f32_from_bits(0x7fc00000u);

@@ -68,11 +68,11 @@ BL_API bl_status bl_fp8_row_quantize(bl_pool *pool, bl_dtype dtype, const void *
 BL_API bl_status bl_fp8_block_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
                                        int64_t cols, uint8_t *codes, float *scales);
 
-/* fp8_block in three steps, for a rank that holds some rows only. It takes the absmax over all rows
- * of the blocks it has a part in (up to 127 rows on either side are its neighbors'), makes scales
- * of them, and encodes the rows it owns. The grid's row 0 is the block that row_begin lies in,
- * floor(row_begin/128) of the projection; it has ceil(row_end/128) - floor(row_begin/128) rows of
- * ceil(cols/128) blocks. */
+/* fp8_block in three steps, for a rank that holds some rows only. It computes the absmax over all
+ * rows of the blocks it has a part in (up to 127 rows on either side are its neighbors'), computes
+ * scales from them, and encodes the rows it owns. The grid's row 0 is the block that contains
+ * row_begin, floor(row_begin/128) of the projection; it has ceil(row_end/128) -
+ * floor(row_begin/128) rows of ceil(cols/128) blocks. */
 
 /* absmax[i][j] = max(absmax[i][j], max |src| over the part of block (i, j) at hand): rows may come
  *   piece by

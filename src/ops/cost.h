@@ -62,7 +62,7 @@ BL_OPS_LIST(BL_COST_DECLARE)
 #undef BL_COST_DECLARE
 
 /* Of a kernel that nothing slows down. The rates that it needs must not be 0; memory_bytes_per_s 0:
- * memory is no limit. */
+ * memory does not limit it. */
 double bl_cost_seconds(const bl_cost_kernel *kernel, const bl_rates *rates);
 
 #ifdef __cplusplus

@@ -244,7 +244,7 @@ BL_HOST_DEVICE int64_t bl_document_of(const int32_t *cu_seqlens, int64_t n_docum
     return low;
 }
 
-/* Floats from RoPE's tables to those of a document: the ones of long documents lie behind. */
+/* Floats from RoPE's tables to those of a document: the tables of long documents follow. */
 BL_HOST_DEVICE int64_t bl_rope_table_offset(int64_t document_tokens, int64_t long_after,
                                             int64_t long_offset)
 {

@@ -113,7 +113,7 @@ typedef struct bl_dropout_args {
 BL_API bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args);
 
 /* y (T, H) = rows ids[t] of table (V, H), converted from its dtype (F32, F16, BF16). The ids are <
- * V: the caller has checked. The table may lie in host memory. */
+ * V: the caller has checked. The table may be in host memory. */
 typedef struct bl_embedding_args {
     int64_t T, H;
     const int32_t *ids;

@@ -25,9 +25,9 @@ extern "C" {
  *
  * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed
  * inputs and gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits
- * where those are more. There is no split over the vocabulary: the gradient would need each logit a
- * second time. A logit that is not finite makes the loss not finite; the caller checks. BL_EINPUT
- * on the stream: a target outside [0, V) of a token that counts. */
+ * where those are more. The vocabulary is not split: the gradient would need each logit again. A
+ * logit that is not finite makes the loss not finite; the caller checks. BL_EINPUT on the stream: a
+ * target outside [0, V) of a token that counts. */
 typedef struct bl_loss_head_args {
     int64_t T, H, V;
     bl_weight head;

@@ -14,7 +14,7 @@ extern "C" {
 /* rstd_t = 1 / sqrt(mean_h x_th^2 + eps);  y_th = x_th rstd_t w_h. The mean is summed in double.
  * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL.
  * n_heads > 0: a norm per head. Token t has n_heads rows of H channels, from t * row_stride on in x
- * and in y, which lie in a wider matrix; rstd (T, n_heads). */
+ * and in y, which are parts of a wider matrix; rstd (T, n_heads). */
 typedef struct bl_rmsnorm_forward_args {
     int64_t T, H;
     double eps;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops.h -- what the ops have in common.
+/* ops.h -- conventions of all ops.
  *
  * An op is a function bl_<op>(bl_stream *, const bl_<op>_args *): it copies its arguments, queues
  * itself on the stream and returns. Arguments that make no sense are refused at the call; a failure

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_internal.h -- what a kind of device implements of the ops: one table, ops_<kind>_table, of
+/* ops_internal.h -- the interface that a kind of device implements: one table, ops_<kind>_table, of
  * functions with the ops' own arguments. ops.c checks what every device checks and calls the entry
  * of the stream's device. Internal to ops/.
  *

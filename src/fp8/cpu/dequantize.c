@@ -120,7 +120,7 @@ static void transpose_8x8(const uint8_t *src, int64_t src_ld, uint8_t *dst, int6
 }
 
 /* n_rows x n_cols codes, at most TRANSPOSE_TILE either way. They pass through a small tile, so that
- * dst, whose rows may lie a power of two apart, is written a cache line at a time. */
+ * dst, whose row stride may be a power of two, is written a cache line at a time. */
 static void transpose_tile(const uint8_t *src, int64_t src_ld, int64_t n_rows, int64_t n_cols,
                            uint8_t *dst, int64_t dst_ld)
 {

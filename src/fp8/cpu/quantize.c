@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights are read twice, for absmax and for the codes, the second time from the cache: work is
  * split by rows (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache
- * sets, as rows often lie a power of two apart). The workers only note the lowest bad row; the
+ * sets, as the row stride is often a power of two). The workers only note the lowest bad row; the
  * error is worded afterwards, so that it names the same weight whatever their timing. */
 #include "fp8/fp8.h"
 

@@ -108,12 +108,12 @@ extern "C" bl_status fp8_cuda_dequantize(bl_stream *stream, bl_format format, co
 
 /* ---- turning codes over ---- */
 
-/* A tile of 128 x 128 codes. A thread takes 16 columns of 4 rows, turns them over in registers, and
- * puts one word, 4 rows of a column, at a time into the tile; then it takes 16 rows of a column to
- * dst. The tile has a line of 32 words for each column; within it, quads of words (16 bytes) are
+/* A tile of 128 x 128 codes. A thread reads 16 columns of 4 rows, transposes them in registers, and
+ * writes one word, 4 rows of a column, at a time into the tile; then it copies 16 rows of a column
+ * to dst. The tile has a line of 32 words for each column; within it, quads of words (16 bytes) are
  * permuted by an xor with the column's sixteenth. So the 32 words a warp writes at once, of 8
- * sixteenths and 4 neighboring words, lie in 32 banks, and the 8 quads that a quarter of a warp
- * reads at once, a whole line, do too. */
+ * sixteenths and 4 neighboring words, are in 32 banks, and so are the 8 quads, a whole line, that a
+ * quarter of a warp reads at once. */
 enum { TILE = 128, TILE_WORDS = TILE / 4 };
 
 /* Four words of four rows become four of four columns. */

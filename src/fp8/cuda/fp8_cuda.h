@@ -37,7 +37,7 @@ bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, int64_t ld,
                                  uint8_t *codes, float *scales);
 
 /* One scale for 128 neighboring columns of a row: codes (T, cols), scales (ceil(cols/128), T): the
- * scales of one group of columns lie together, as cuBLASLt's VEC128 wants them. x bf16, row t at x
+ * scales of one group of columns are contiguous, as cuBLASLt's VEC128 requires. x bf16, row t at x
  * + t * ld. cols is a multiple of 16, ld of 8. */
 bl_status fp8_cuda_quantize_groups(bl_stream *stream, const void *x, int64_t ld, int64_t T,
                                    int64_t cols, uint8_t *codes, float *scales);

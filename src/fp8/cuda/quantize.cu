@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         quantize_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
 #if __CUDA_ARCH__ >= 900
     if (n_pieces > 1)
-        cg::this_cluster().sync(); /* nobody leaves while its shared memory may be read */
+        cg::this_cluster().sync(); /* no block exits while its shared memory may be read */
 #endif
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* vector.cuh -- what the kernels of fp8/ and ops/ have in common: eight elements at a time,
- * reductions over a block, grids. For .cu files only; included by no C file.
+/* vector.cuh -- shared code of the kernels of fp8/ and ops/: eight elements at a time, reductions
+ * over a block, grids. For .cu files only; included by no C file.
  *
  * A kernel takes its elements in groups of eight neighbors of a row: 16 bytes of bf16. Where rows
  * begin at a multiple of 16 bytes (`aligned`) a whole group is one access; elsewhere, and at a
@@ -35,9 +35,8 @@ __device__ static inline uint4 bl_pack(const float in[BL_GROUP])
                       bl_bf16_pair(in[4], in[5]), bl_bf16_pair(in[6], in[7]));
 }
 
-/* A group of bf16 as it lies in memory; elements that do not exist are 0. It is read once: it makes
- * way first in the cache for what all rows share, the weights of norms and the factors of
- * columns. */
+/* A group of bf16 as stored; elements that do not exist are 0. It is read once: the cache evicts it
+ * before data that all rows share, the weights of norms and the factors of columns. */
 __device__ static inline uint4 bl_load_raw(const bl_bf16 *p, int64_t n_valid, bool aligned)
 {
     if (aligned && n_valid >= BL_GROUP) return __ldcs((const uint4 *)p);

@@ -40,8 +40,8 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
 }
 
 /* Row r sees the last `window` of the scores before n_visible + r, of which there are n_keys. They
- * become exp(s - highest), the others 0; what the rows of o hold from earlier blocks moves to the
- * new maximum. */
+ * become exp(s - highest), the others 0; the sums that o holds from earlier blocks are rescaled to
+ * the new maximum. */
 static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible,
                            int64_t window, float *o, int64_t o_stride, int64_t d)
 {

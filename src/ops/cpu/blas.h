@@ -20,13 +20,13 @@ bool ops_blas_sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int64_t K,
                     const float *A, int64_t lda, const float *B, int64_t ldb, float beta, float *C,
                     int64_t ldc);
 
-/* Takes for good what the library keeps, which the first product else does: later ones find it, or
- * fail as said above. BL_ENOMEM; BL_ELIMIT where the system lets no memory be executed. */
+/* Allocates the library's permanent memory, which the first product does otherwise: later ones find
+ * it, or fail as above. BL_ENOMEM; BL_ELIMIT where the system lets no memory be executed. */
 bl_status ops_blas_prepare(void);
 
 const char *ops_blas_name(void);
 
-/* Name, version and instruction set: what the bits of a product depend on besides its arguments.
+/* Name, version and instruction set: the bits of a product depend on these and its arguments.
  * n_bytes >= 64. */
 void ops_blas_describe(char *text, size_t n_bytes);
 

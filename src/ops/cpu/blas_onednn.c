@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process
- * when a few hundred bytes are missing. So both take what they keep at a point where it is there:
- * the code in ops_blas_prepare, which has probed for more, and what libgomp keeps of a thread in a
- * block that the thread has just given back. What a product takes and gives back, it asks for. */
+ * when a few hundred bytes are missing. So both allocate their permanent memory in a safe place: the
+ * code in ops_blas_prepare, which has probed for more, and libgomp's thread record in a block that
+ * the thread has just freed. A product asks for its temporary memory. */
 #include "ops/cpu/blas.h"
 
 #include <pthread.h>
@@ -29,8 +29,8 @@ static dnnl_status_t sgemm(bool trans_a, bool trans_b, int64_t M, int64_t N, int
 }
 
 /* The first omp_set_num_threads of a thread allocates libgomp's record of it, 216 bytes in gcc
- * 12's. malloc gives a thread what it has just freed, so one block of each size that the record
- * could have makes sure of it, whatever other threads take meanwhile. */
+ * 12's. malloc gives a thread a block that it has just freed, so freeing one block of each size
+ * that the record could have ensures it, whatever other threads allocate meanwhile. */
 static bool make_room_for_thread(void)
 {
     enum { STEP_BYTES = 16, MAX_BYTES = 1024 };

@@ -147,7 +147,7 @@ typedef struct weight_task {
     atomic_bool out_of_memory;
 } weight_task;
 
-/* dst[row - row_begin][col - col_begin] = W[row][col], whatever segments the rows lie in. */
+/* dst[row - row_begin][col - col_begin] = W[row][col], whatever segments hold the rows. */
 static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64_t col_begin,
                    int64_t col_end, float *dst, int64_t ld)
 {

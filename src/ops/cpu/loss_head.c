@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks
  * whose logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W.
- * Packed inputs lie in dx itself (their product is finished before the gradient is written over
- * them) and are spread out to their tokens at the end; without dx they lie behind the logits. */
+ * Packed inputs are in dx itself (their product is finished before the gradient is written over
+ * them) and are spread out to their tokens at the end; without dx they follow the logits. */
 #include "ops/loss_head.h"
 
 #include <math.h>
@@ -90,7 +90,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
 }
 
 /* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get
- * 0. A packed row never lies behind its token, so from the back none is overwritten before it has
+ * 0. A packed row is never behind its token, so from the back none is overwritten before it has
  * moved. */
 static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 {

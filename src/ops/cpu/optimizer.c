@@ -42,7 +42,7 @@ bl_status ops_cpu_adamw(bl_stream *stream, const bl_adamw_args *args)
     return BL_OK;
 }
 
-/* At most SUM_ITEMS partial sums, of equal length but the last: few enough to lie on the stack
+/* At most SUM_ITEMS partial sums, of equal length except the last: few enough for the stack
  * whatever n is. */
 enum { SUM_ITEMS = 256 };
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops of CUDA in a build without it. Its only device is the CPU, so that nobody gets here.
+/* The ops of CUDA in a build without it. Its only device is the CPU, so these are never called.
  * Sizes are those of a build with it: plans are made for GPUs that are elsewhere. */
 #include "ops/cuda/ops_cuda.h"
 #include "ops/gemm.h"

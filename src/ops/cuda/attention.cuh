@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention.cuh -- what the kernels of attention share. Internal to ops/cuda/.
+/* attention.cuh -- shared code of the attention kernels. Internal to ops/cuda/.
  *
  * A tile is some rows of a head's q, k, v or do in shared memory: D columns wide, where D is the
  * next of 32, 64, 96, 128 and 256 from d on, the columns behind d zeros. Chunks of 8 elements (16
- * bytes) are permuted within their row, so that 8 rows of one chunk, what a phase of ldmatrix
- * reads, lie in different banks.
+ * bytes) are permuted within their row, so that 8 rows of one chunk, which one phase of ldmatrix
+ * reads, are in different banks.
  *
  * The stream of tokens is cut into tiles as it is, whatever the documents: a row's keys begin where
  * its document does (attention_starts), a block goes over the keys from its first row's on, and
- * what a row does not see is masked. So the host need not know the documents' lengths. Sums are
- * taken tile after tile: their order, and so the bits, depends on the shapes and cu_seqlens
+ * keys that a row does not see are masked. So the host need not know the documents' lengths. Sums
+ * are computed tile after tile: their order, and so the bits, depends on the shapes and cu_seqlens
  * alone. */
 #ifndef BALLAST_OPS_CUDA_ATTENTION_CUH
 #define BALLAST_OPS_CUDA_ATTENTION_CUH

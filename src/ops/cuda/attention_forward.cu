@@ -35,7 +35,7 @@ template <int M, int D> __device__ static inline void rows_begin(forward_rows<M,
     }
 }
 
-/* Scores become 2^(factor (s - highest)), what the rows hold from earlier tiles moves to the new
+/* Scores become 2^(factor (s - highest)); the rows' sums from earlier tiles are rescaled to the new
  * maximum. */
 template <int M, int D, int N>
 __device__ static inline void online_softmax(forward_rows<M, D> &rows, float (&s)[M][N / 8][4],

@@ -6,7 +6,7 @@
 #include "ops/cuda/ops_cuda.h"
 #include "ops/philox.h"
 
-/* Where a thread's group lies in a (T, n_columns) matrix, by blocks of whole rows. */
+/* Where a thread's group is in a (T, n_columns) matrix, by blocks of whole rows. */
 typedef struct place {
     int64_t row, col, n_valid; /* n_valid <= 0: nowhere */
 } place;
@@ -62,8 +62,8 @@ extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const bl_swiglu_
                      blocks_per_row, (const bl_bf16 *)a->gate_up.data, (bl_bf16 *)a->h.data);
 }
 
-/* d_gate_up may be gate_up: a thread reads its elements before it writes them, and nobody else does
- * either. */
+/* d_gate_up may be gate_up: a thread reads its elements before it writes them, and no other thread
+ * accesses them. */
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     swiglu_backward_kernel(int64_t I, bool aligned, unsigned blocks_per_row, const bl_bf16 *gate_up,
                            const bl_bf16 *dh, bl_bf16 *d_gate_up)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The one caller of cuBLASLt. What a device keeps is a handle and a table of plans: descriptors and
- * the algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by
+/* The one caller of cuBLASLt. A device keeps a handle and a table of plans: descriptors and the
+ * algorithms that cuBLASLt's heuristic gave for a shape, best guess first, found again by
  * everything the heuristic looks at. The first is used, so that every process computes the same
  * bits (docs/design/0013-algorithms-of-products.md). A plan without an algorithm records a refusal.
- * When the table is full the plan that was used longest ago goes (plan_cache.h).
+ * A full table evicts the least recently used plan (plan_cache.h).
  *
- * Setting a descriptor's attribute validates nothing: whether a scale mode exists on this GPU is
- * told by the number of results that the heuristic returns. It is not told beta; an algorithm that
- * cannot do with it is refused when it is called, which is before anything is queued. The next one
- * is taken then, for good.
+ * Setting a descriptor's attribute validates nothing: the number of results that the heuristic
+ * returns shows whether a scale mode exists on this GPU. The heuristic does not get beta; cuBLASLt
+ * rejects an algorithm that does not support it at the call, before anything is queued. The next
+ * one is then used permanently.
  *
  * The scale pointers live in the descriptor, so the table's lock is held until cublasLtMatmul has
  * returned, which is when it has queued its kernels. */

@@ -6,7 +6,7 @@
  * transposes when asked; ld: elements from column to column. Sums are fp32 and rounded once into D.
  * No partial sums are combined through memory: the same bits every time.
  *
- * The kinds and what they want:
+ * The kinds and their requirements:
  *   BF16        A, B bf16; D bf16 or fp32.
  *   FP8_ROW     A, B E4M3, both with k along memory (transpose_a, not transpose_b); a_scale (m),
  *               b_scale (n):
@@ -67,10 +67,10 @@ bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback rea
                                        const bl_matmul_weight_args *args);
 
 /* Which of the algorithms that cuBLASLt offers for a shape the device's products take from now on:
- * the one it offers first, as they do unless told otherwise, or the fastest. The fastest is found
- * by running them all on the first product of a shape: that waits for the stream and leaves garbage
- * in a D of beta != 0. Which one it is, and so the last bits of D, may differ between two
- * processes; between products of one device it does not. */
+ * the one it offers first, which is the default, or the fastest. The fastest is found by running
+ * them all on the first product of a shape: that waits for the stream and leaves garbage in a D of
+ * beta != 0. Which one it is, and so the last bits of D, may differ between two processes; between
+ * products of one device it does not. */
 bl_status ops_cuda_gemm_choose_by_time(bl_stream *stream, bool by_time);
 
 #endif

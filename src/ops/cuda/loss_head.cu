@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tokens are taken in chunks: logits = x W^T in fp32, softmax and its gradient in place, dx =
- * dlogits W. The host does not know which tokens count (the weights lie in device memory), so none
- * are packed; those of weight 0 get zeros. A head that is not bf16 is decoded a piece of rows at a
- * time; products of pieces add up in fp32. */
+ * dlogits W. The host does not know which tokens count (the weights are in device memory), so none
+ * are packed; those of weight 0 get zeros. A head that is not bf16 is dequantized a piece of rows
+ * at a time; products of pieces add up in fp32. */
 #include <float.h>
 
 #include "base/sizes.h"
@@ -27,8 +27,8 @@ typedef struct softmax_task {
     float *logp;
 } softmax_task;
 
-/* The sum of exp(x - largest) over what a thread has seen. -FLT_MAX, not -infinity, to start from:
- * a difference of infinities is NaN, and logits of -infinity are legal. */
+/* The sum of exp(x - largest) over the logits a thread has seen. It starts from -FLT_MAX, not
+ * -infinity: a difference of infinities is NaN, and logits of -infinity are legal. */
 typedef struct running_sum {
     float largest, sum;
 } running_sum;
@@ -65,7 +65,7 @@ __device__ static inline void merge_sums(running_sum mine, float *largest, doubl
     *sum = of_row;
 }
 
-/* Row by row of groups, from the front: bf16 element v lies where fp32 elements v/2 were, which the
+/* Row by row of groups, from the front: bf16 element v replaces half of fp32 element v/2, which the
  * block has read when it writes, for it reads a whole stretch, waits, and writes that stretch. */
 __device__ static inline void write_gradient(const softmax_task &task, float *row, int64_t target,
                                              float largest, double sum, double factor)

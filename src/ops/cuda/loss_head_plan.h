@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_head_plan.h -- what is where in the scratch of CUDA's loss head. Arithmetic only: no GPU is
+/* loss_head_plan.h -- the layout of the scratch of CUDA's loss head. Arithmetic only: no GPU is
  * asked. Internal to ops/. */
 #ifndef BALLAST_OPS_CUDA_LOSS_HEAD_PLAN_H
 #define BALLAST_OPS_CUDA_LOSS_HEAD_PLAN_H

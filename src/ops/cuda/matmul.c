@@ -58,8 +58,8 @@ static bl_status multiply_piece(bl_stream *stream, const bl_matmul_args *a)
                                              .workspace_bytes = a->scratch ? a->scratch_bytes : 0});
 }
 
-/* Many tokens are rows of C, or lie along the sum, which is then added up in C: rounded there, once
- * a piece, to C's dtype. */
+/* Tokens are rows of C or terms of the sum. Many of them are multiplied in pieces; a sum in pieces
+ * is added up in C and rounded there, once per piece, to C's dtype. */
 bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
     int64_t rows = ops_matmul_plan_piece(a->M, bl_max_i64(a->ldc, a->transpose_a ? 1 : a->lda)),
@@ -92,7 +92,7 @@ typedef struct weight_product {
     const bl_matmul_weight_args *args;
     ops_matmul_layout at;
     ops_prepared_layout in_memory;
-    char *scratch, *memory; /* memory: of what is made of the matrix */
+    char *scratch, *memory; /* memory: of copies made of the matrix */
     unsigned *made;
     int64_t N, K, inner, outer;
     ops_gemm gemm;
@@ -103,7 +103,7 @@ static float *floats_at(char *memory, size_t offset)
     return (float *)(void *)(memory + offset);
 }
 
-/* own: what is made in scratch, used where args->prepared is not there or too small. */
+/* own: copies made in scratch, used where args->prepared is missing or too small. */
 static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a,
                                ops_gemm_kind kind, bl_matmul_prepared *own)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* matmul_plan.h -- how a product with a frozen matrix is made on CUDA: which kind of GEMM its
- * formats allow, and what lies where in its scratch. Arithmetic only: no GPU is asked. Internal to
+ * formats allow, and the layout of its scratch. Arithmetic only: no GPU is asked. Internal to
  * ops/. */
 #ifndef BALLAST_OPS_CUDA_MATMUL_PLAN_H
 #define BALLAST_OPS_CUDA_MATMUL_PLAN_H
@@ -12,7 +12,7 @@
  * same FP8 format and follow each other in memory, rows and cols are multiples of 16, and, for
  * blocks, each segment but the last ends where a block does, so that their grids stack, and T is a
  * multiple of 4: cuBLAS 13, "128-element 1D and 128x128 2D Block Scaling", wants M and N to be,
- * since the tokens' scales lie N to a row. *reason (may be NULL): why mode FP8 gives BF16; else not
+ * since the tokens' scales have N per row. *reason (may be NULL): why mode FP8 gives BF16; else not
  * written. */
 ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args, bl_matmul_fallback *reason);
 
@@ -28,8 +28,8 @@ enum {
     OPS_MADE_TURNED_SCALES = 8 /* FP8 */
 };
 
-/* Offsets into prepared memory, multiples of 256; what a kind does not need takes no room. Does not
- * depend on T or the direction. */
+/* Offsets into prepared memory, multiples of 256; pieces that a kind does not need take no room.
+ * Does not depend on T or the direction. */
 typedef struct ops_prepared_layout {
     size_t dense; /* BF16: W (N,K) bf16, unless it is dense already */
     /* FP8_ROW: W's scales as one vector (N), for y and dx. FP8_BLOCK: as one grid in the GEMM's
@@ -43,8 +43,8 @@ typedef struct ops_prepared_layout {
 
 ops_prepared_layout ops_matmul_plan_prepared(const bl_weight *weight, ops_gemm_kind kind);
 
-/* Offsets into the scratch, multiples of 256, in this order; what a kind does not need takes no
- * room. */
+/* Offsets into the scratch, multiples of 256, in this order; pieces that a kind does not need take
+ * no room. */
 typedef struct ops_matmul_layout {
     size_t workspace; /* BL_MATMUL_SCRATCH_BYTES for cuBLASLt */
     size_t own; /* ops_prepared_layout, where args->prepared has no room for it; whatever T is */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RMSNorm on CUDA, of tokens and of heads, and LayerNorm. A block takes a row. It reads it once:
- * groups stay in registers while the row's sums are made; only what is past ROW_THREADS * KEPT
- * groups (16,384 channels; KEPT_OF_TWO, 12,288, in LayerNorm's backward) is read again. Sums:
+/* RMSNorm on CUDA, of tokens and of heads, and LayerNorm. A block processes a row. It reads it
+ * once: groups stay in registers while the row's sums are computed; only groups past ROW_THREADS *
+ * KEPT (16,384 channels; KEPT_OF_TWO, 12,288, in LayerNorm's backward) are read again. Sums:
  * products and eight neighbors' sum in fp32, all above in double, in an order that depends on H
  * alone. */
 #include "fp8/cuda/vector.cuh"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_cache.h -- what was found out about a product's shape, by everything that the answer depends
- * on: a hash table of at most OPS_PLAN_CACHE_MAX entries, of which the one that was asked for
- * longest ago goes first. Host memory; knows neither CUDA nor what an entry holds. Internal to
- * ops/.
+/* plan_cache.h -- the plan of each product's shape, by everything that it depends on: a hash table
+ * of at most OPS_PLAN_CACHE_MAX entries, which evicts the least recently used one. Host memory;
+ * knows neither CUDA nor the contents of an entry. Internal to ops/.
  *
  * A training step asks for at most 50 products per number of tokens, and numbers of tokens are
  * multiples of 128: 4096 entries are 80 such numbers. */
@@ -20,7 +19,7 @@ typedef struct ops_plan_key {
     int64_t align_a, align_b, align_d, workspace_bytes;
 } ops_plan_key;
 
-/* The first member of what the owner keeps. Links are the cache's. */
+/* The first member of the owner's entry. The cache sets the links. */
 typedef struct ops_plan_entry {
     ops_plan_key key;
     struct ops_plan_entry *next_in_bucket, *newer, *older;

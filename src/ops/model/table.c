@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* table.c -- the ops of a model device (device/model.h): each queues the work that its cost
  * (ops/cost.h) takes at the device's rates. Sizes of scratch are those of the kind that the device
- * stands for. */
+ * models. */
 #include "device/model.h"
 #include "ops/cost.h"
 #include "ops/cpu/ops_cpu.h"
