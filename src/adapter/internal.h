@@ -12,7 +12,7 @@ struct bl_adapter_state {
     bl_comm *world;
     bl_stream *compute, *communication;
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
-    bl_adapter_bytes bytes;  /* what is allocated */
+    bl_adapter_bytes bytes;  /* allocated */
     float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
     /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is
      * fp32. */
@@ -21,19 +21,18 @@ struct bl_adapter_state {
     bl_event *written[2], *reduced[2]; /* full[i] complete / free again */
     bl_event *joined;
     int turn;
-    /* device memory: loss sum, sum of squared gradients; then what the ranks report of their
-     * lanes */
+    /* device memory: loss sum, sum of squared gradients; then the ranks' reports of their lanes */
     double *sums;
     bl_twin *sums_twin;  /* of sums */
     double *clip;        /* [2], device memory: norm, clipping scale */
-    bl_staging *staging; /* for what is read into the shards and written from them */
+    bl_staging *staging; /* for reads into the shards and writes from them */
     bl_timeline *timeline;
     bl_gather_ring *ring;
     bl_gradient_sink sink;
 };
 
-/* state.c: queues the compute copy of w on `compute`; what is gathered from now on sees it.
- * After every change of w. */
+/* state.c: queues the compute copy of w on `compute`; later gathers see it. After every change of
+ * w. */
 bl_status bl_adapter_state_publish(bl_adapter_state *state);
 
 #endif

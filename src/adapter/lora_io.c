@@ -38,7 +38,7 @@ bl_peft_base bl_lora_peft_base(const bl_model_config *config)
     return base;
 }
 
-/* The part of one factor, which begins at `offset` of the flat vector, that lies in [begin, begin +
+/* The part of one factor, which begins at `offset` of the flat vector, in [begin, begin +
  * count). */
 static bl_status read_factor(const bl_peft_adapter *adapter, int64_t layer, int projection,
                              bl_peft_factor factor, int64_t offset, int64_t n, int64_t begin,

@@ -66,7 +66,7 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
     return bl_timeline_end(s->timeline, span, s->communication, received * (int64_t)sizeof(float));
 }
 
-/* A copy of its own only where activations are not fp32. */
+/* A separate copy only where activations are not fp32. */
 static bl_status allocate_copy(bl_adapter_state *s)
 {
     s->compute_copy = bl_tensor_of(s->w, bl_act_dtype(bl_device_get_kind(s->device)));

@@ -51,7 +51,7 @@ bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *state);
 const bl_gradient_sink *bl_adapter_state_sink(const bl_adapter_state *state);
 double *bl_adapter_state_loss_sum(const bl_adapter_state *state);
 
-/* Returns when what is queued of the step has run, its gradients are summed and its spans can be
+/* Returns when the queued work of the step has run, its gradients are summed and its spans can be
  * collected. */
 bl_status bl_adapter_state_join(bl_adapter_state *state);
 

@@ -70,7 +70,7 @@ typedef struct bl_model_config {
     unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
     double embedding_multiplier; /* of the first layer's input */
-    double residual_multiplier;  /* of what a sub-layer adds */
+    double residual_multiplier;  /* of a sub-layer's output */
     double attention_multiplier; /* of q . k, in place of 1 / sqrt(head_dim) */
     double logits_scaling;       /* divides the logits */
 } bl_model_config;
@@ -85,7 +85,7 @@ typedef enum bl_layer_matrix {
     BL_LAYER_MATRICES
 } bl_layer_matrix;
 
-/* The vectors of a layer but for biases, by their use in a block: fp32, whole on every rank. */
+/* The vectors of a layer except biases, by their use in a block: fp32, whole on every rank. */
 typedef enum bl_layer_vector {
     BL_ATTENTION_NORM, /* before W_qkv */
     BL_MLP_NORM,       /* before W_gate_up */

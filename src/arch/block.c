@@ -141,7 +141,7 @@ static bl_status rotate_heads(bl_stream *stream, const bl_block_dims *dims,
                                    .long_offset = rope->long_offset});
 }
 
-/* q and k are neighbors in a fused row: one call rotates both, unless q has tables of its own. */
+/* q and k are neighbors in a fused row: one call rotates both, unless q has separate tables. */
 static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
                         int64_t position_offset, int direction, bl_tensor qkv)
 {
@@ -278,7 +278,7 @@ static bl_status scale_branch(bl_stream *stream, const bl_block_dims *dims, int6
                         .n = T * dims->hidden, .scale = dims->residual_multiplier, .x = x, .y = y});
 }
 
-/* y = x + y, y being what the sub-layer adds */
+/* y = x + y, y being the sub-layer's output */
 static bl_status add_residual(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor x,
                               bl_tensor y)
 {
@@ -286,7 +286,7 @@ static bl_status add_residual(bl_stream *stream, const bl_block_dims *dims, int6
     return bl_add(stream, &(bl_add_args){.n = T * dims->hidden, .a = x, .b = y, .y = y});
 }
 
-/* *dy = the gradient of what a sub-layer adds, d being that of its sum: d, or in ws->norm. */
+/* *dy = the gradient of a sub-layer's output, d being that of the sum: d, or in ws->norm. */
 static bl_status branch_gradient(bl_stream *stream, const bl_block_dims *dims, int64_t T,
                                  const bl_block_workspace *ws, bl_tensor d, bl_tensor *dy)
 {
@@ -310,7 +310,7 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
     return linear_forward(stream, block, BL_GATE_UP, batch, ws, ws->norm, t->gate_up);
 }
 
-/* out = mid + down(h); out may be mid's own place only if nobody reads mid again */
+/* out = mid + down(h); out may be mid's memory only if mid is not read again */
 static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor out)
 {

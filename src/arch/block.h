@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block.h -- one decoder layer on one micro-batch, forward and backward, with a choice of what is
- * kept between the two.
+/* block.h -- one decoder layer on one micro-batch, forward and backward, with a choice of
+ * activations to keep between the two.
  *
  * Touvron et al. 2023, arXiv:2302.13971; pre-norm residual layer:
  *   qkv = RoPE(norm1(x) W_qkv^T)          with q and k normed per head before RoPE (Qwen3)
@@ -8,10 +8,10 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * with what attention and the MLP add times a multiplier (Granite),
- * each W with its LoRA update and its bias, if it has one. What is not kept is computed again in
- * backward by the same ops in the same order: any choice gives the same bits. Norms and SwiGLU are
- * always computed again; the output of W_down never (nobody reads it). */
+ * with the outputs of attention and the MLP times a multiplier (Granite),
+ * each W with its LoRA term and its bias, if it has one. The rest is recomputed in backward by the
+ * same ops in the same order: any choice gives the same bits. Norms and SwiGLU are always
+ * recomputed; the output of W_down never (backward does not read it). */
 #ifndef BALLAST_ARCH_BLOCK_H
 #define BALLAST_ARCH_BLOCK_H
 
@@ -20,8 +20,8 @@
 #include "arch/config.h"
 #include "arch/lora.h"
 
-/* What a block keeps beside its input, and the bytes a token costs (fp32 here, bf16 on a GPU): a
- * mask. */
+/* Activations that a block keeps besides its input, and their bytes per token (fp32 here, bf16 on a
+ * GPU): a mask. */
 typedef enum bl_save {
     BL_SAVE_ATTENTION = 1, /* mid, attention output, log-sum-exp */
     BL_SAVE_QKV = 2,
@@ -73,14 +73,13 @@ typedef struct bl_block_dims {
     bl_windows windows;
     bl_device_kind kind; /* of the device it runs on: sizes of scratch */
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
-     * bf16, so that products make nothing of them. */
+     * bf16, so that products make no copies. */
     bl_matmul_mode mode;
     bool is_dense;
-    /* Of the memory that a block's `prepared` gives each matrix; 0: none, what is made is
-     * scratch. */
+    /* Of each matrix's memory in a block's `prepared`; 0: none, copies are made in scratch. */
     size_t prepared_bytes[BL_LAYER_MATRICES];
     bl_dtype act;              /* of activations there */
-    float residual_multiplier; /* of what attention and the MLP add; 0: none */
+    float residual_multiplier; /* of the outputs of attention and the MLP; 0: none */
     bl_block_rope rope;
 } bl_block_dims;
 
@@ -156,7 +155,7 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients);
 
-/* Generation: one document whose first `n_past` tokens lie in the caches already. k_cache, v_cache
+/* Generation: one document whose first `n_past` tokens are in the caches already. k_cache, v_cache
  * (capacity, kv) of this layer get the T new rows appended; x (T,H) becomes the output. */
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                           int64_t n_past, bl_tensor k_cache, bl_tensor v_cache,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* block_memory.c -- the sizes of a decoder layer, and where its tensors are.
  *
- * What is saved lies where the pass put it (bl_block_place_saved); the rest in one workspace for
+ * Saved tensors are where the pass put them (bl_block_place_saved); the rest in one workspace for
  * all layers. There, buffers whose uses do not overlap are shared: da is in h, dq|dk|dv in dh.
  * Sizes come from the code that places (with no memory, `bump` only counts), so they cannot
  * differ. */

@@ -8,8 +8,8 @@
 /* Whether `key` is among those that the entry reads. */
 bool arch_reads(const bl_arch *arch, const char *key);
 
-/* BL_EINPUT names the first key with a value that the family's forward pass lacks; keys
- * that nobody knows are one warning. */
+/* BL_EINPUT names the first key with a value that the family's forward pass lacks; unknown keys are
+ * one warning. */
 bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root);
 
 #endif

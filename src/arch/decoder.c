@@ -183,7 +183,7 @@ static const struct {
     {"logits_scaling", offsetof(bl_model_config, logits_scaling)},
 };
 
-/* One of 1 is none, but for attention's. */
+/* A multiplier of 1 counts as none, except attention's. */
 static bl_status read_multipliers(const char *file, const json_t *root, bl_model_config *c)
 {
     for (size_t i = 0; i < BL_COUNT(multipliers); i++) {

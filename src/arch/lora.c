@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora.c -- where LoRA weights lie in the flat vector of a layer, and their first values. */
+/* lora.c -- the places of LoRA weights in the flat vector of a layer, and their initial values. */
 #include "arch/lora.h"
 
 #include <math.h>

@@ -87,7 +87,7 @@ const bl_arch bl_arch_ministral3 = {
     .class_name = "Ministral3ForCausalLM",
     .title = "Ministral 3",
     .keys = keys,
-    /* transformers means a YaRN of its own where RoPE is absent: files have it. */
+    /* transformers has its own default YaRN where RoPE's keys are absent: files have them. */
     .defaults = {.n_kv_heads = 8,
                  .head_dim = 128,
                  .max_position_embeddings = 262144,

@@ -28,7 +28,7 @@ int64_t bl_model_rope_long_after(const bl_model_config *config);
 /* The most tokens that a sequence may have; 0: any number. */
 int64_t bl_model_rope_max_tokens(const bl_model_config *config);
 
-/* Whether queries have tables of their own: attention_multiplier and query_beta scale q. */
+/* Whether queries have separate tables: attention_multiplier and query_beta scale q. */
 bool bl_model_rope_has_queries(const bl_model_config *config);
 
 /* Tables of positions [first, first + n), each (n, head_dim/2): cosines and sines, in double before

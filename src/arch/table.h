@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table.h -- the architectures that there are, and what is asked before the model is known. */
+/* table.h -- all architectures, and searches in all of them for keys read before the model. */
 #ifndef BALLAST_ARCH_TABLE_H
 #define BALLAST_ARCH_TABLE_H
 

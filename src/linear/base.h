@@ -3,7 +3,7 @@
  * see.
  *
  * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES
- * matrices. acquire gives a matrix as the GEMM wants it; release says that the unit is no longer
+ * matrices. acquire gives a matrix in the GEMM's form; release reports that the unit is no longer
  * needed. A resident base is whole in device memory. A paged one (base_paged.h) has a row shard per
  * rank, in device memory, host memory or on disk; a ring (ring/gather_ring.h) gathers its units,
  * and the calls here are the ring's. */
@@ -33,7 +33,7 @@ typedef struct bl_base_part {
     int64_t shard_rows;
     size_t shard_bytes;  /* shard_rows * row_bytes */
     size_t shard_offset; /* in the unit's shard */
-    size_t slot_offset;  /* in the unit's slot, where n_shards * shard_bytes lie */
+    size_t slot_offset;  /* in the unit's slot, where n_shards * shard_bytes are */
 } bl_base_part;
 
 typedef struct bl_base_matrix {

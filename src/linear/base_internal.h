@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_internal.h -- what a base is made of, for those that make one. */
+/* base_internal.h -- the parts of a base, for code that makes one. */
 #ifndef BALLAST_LINEAR_BASE_INTERNAL_H
 #define BALLAST_LINEAR_BASE_INTERNAL_H
 
 #include "linear/base.h"
 #include "ring/gather_ring.h"
 
-/* Whoever keeps the shards that the ring gathers. */
+/* Holds the shards that the ring gathers. */
 typedef struct bl_base_store {
     void *self;
     bl_status (*verify)(void *self); /* NULL: nothing to check */

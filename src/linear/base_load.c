@@ -24,7 +24,7 @@ struct bl_base_load {
     bl_base_job *jobs;
     job_target *targets;
     size_t n_jobs, max_jobs;
-    size_t staging_bytes; /* what the largest job needs of it */
+    size_t staging_bytes; /* needed by the largest job */
     void *codes;          /* [staging_bytes], BL_SPACE_HOST */
     float *scales;        /* host memory: of the segment under way */
 };

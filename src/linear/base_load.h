@@ -36,7 +36,7 @@ typedef struct bl_base_job {
     int64_t cols, begin, end;
     void *codes; /* host memory */
     /* Of the whole segment, host memory; only those are set whose row, or whose block's first row,
-     * lies in [begin, end). */
+     * is in [begin, end). */
     float *scales;
 } bl_base_job;
 

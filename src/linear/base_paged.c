@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_paged.c -- a base whose shards lie in tiers: each part of a matrix is a page, each unit a
- * unit of the pager. */
+/* base_paged.c -- a base whose shards are stored in tiers: each part of a matrix is a page, each
+ * unit a unit of the pager. */
 #include "linear/base_paged.h"
 
 #include <stdlib.h>

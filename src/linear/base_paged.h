@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_paged.h -- a base whose shards may lie outside device memory: the pager of offload/ brings
- * and gathers them. A library of its own (bl_linear_paged) over linear and offload, which do not
- * know each other. */
+/* base_paged.h -- a base whose shards may be outside device memory: the pager of offload/ loads and
+ * gathers them. A separate library (bl_linear_paged) over linear and offload, which do not know
+ * each other. */
 #ifndef BALLAST_LINEAR_BASE_PAGED_H
 #define BALLAST_LINEAR_BASE_PAGED_H
 

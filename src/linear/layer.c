@@ -14,7 +14,7 @@ static bl_status null_argument(const char *call, const char *name)
     return BL_FAIL(BL_EUSAGE, "%s: %s is NULL", call, name);
 }
 
-/* ---- what a stack has ---- */
+/* ---- a stack's members ---- */
 
 bl_linear_layer *bl_linear_stack_layer(bl_linear_stack *stack, int64_t layer)
 {
@@ -180,7 +180,7 @@ static bl_status fill_memory(const bl_linear_stack *stack, bl_staging *staging)
     return st;
 }
 
-/* ---- what a call of T tokens needs ---- */
+/* ---- memory for a call of T tokens ---- */
 
 static bl_status upload_tokens(const bl_linear_stack *stack, int64_t T)
 {

@@ -95,7 +95,7 @@ typedef struct bl_linear_memory {
     size_t ring;   /* gathered layers, */
     size_t scales; /* scales of all rows, */
     size_t lora;   /* A, B and their gradients, biases, and on CUDA bf16 copies, */
-    size_t work;   /* what a call needs beside x, y, dy and dx */
+    size_t work;   /* needed by a call besides x, y, dy and dx */
     size_t host;   /* host memory: frozen rows, */
     size_t reader; /* and buffers of reads from disk */
     size_t disk;   /* page files */
@@ -107,8 +107,8 @@ BL_API bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t 
                                       const bl_linear_spec *specs, bl_linear_memory *out);
 
 /* Reads, quantizes and stores this rank's rows. A is uniform in [-1/sqrt(cols), 1/sqrt(cols)), B
- * zero. Collective over the group; specs and options are equal on all ranks but for where rows come
- * from, dir and pin. A rank that fails aborts its job (bl_comm_abort), so that no other waits for
+ * zero. Collective over the group; specs and options are equal on all ranks except the source of
+ * rows, dir and pin. A rank that fails aborts its job (bl_comm_abort), so that no other waits for
  * it. BL_EUSAGE: an option or spec, or ranks that differ; BL_EINPUT: a weight that is not finite,
  * dir; BL_ENOMEM, BL_ELIMIT, BL_EIO: memory and files; the error of read_rows. */
 BL_API bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_layers,

@@ -93,7 +93,7 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
 /* Writes this rank's rows into pages, which it creates, and the scales of all rows. */
 bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging);
 
-/* The layer's LoRA terms but for A, B, their gradients and the mask's keys. */
+/* The layer's LoRA terms except A, B, their gradients and the mask's keys. */
 bl_lora_linear bl_linear_layer_outline(const bl_linear_layer *layer);
 
 /* The workspace of calls with T tokens, and all that they need. */
@@ -104,7 +104,7 @@ size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T);
 bl_status bl_linear_stack_reserve(bl_linear_stack *stack, int64_t T);
 
 bl_status bl_linear_order_create(bl_linear_order *order, int64_t n_layers);
-/* Has the ring hold what is expected from a call of `layer` on. */
+/* Has the ring hold the layers expected from a call of `layer` on. */
 bl_status bl_linear_order_turn(bl_linear_stack *stack, int64_t layer, bool is_backward,
                                bl_stream *stream);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* layer_plan.c -- what a stack of layers is, before memory is taken: which options make sense,
- * where each layer is stored, and how many bytes that takes. */
+/* layer_plan.c -- a stack of layers before memory is allocated: which options make sense, where
+ * each layer is stored, and how many bytes that takes. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
  * fewer than the layer's own.
  *
  * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that
- * lie one behind the other are taken as one, (r_1 + r_2 + ..., K), for these products, with u and
- * du in columns side by side: the parts are a stack. Else each is its own.
+ * are contiguous are taken as one, (r_1 + r_2 + ..., K), for these products, with u and du in
+ * columns side by side: the parts are a stack. Else each is its own.
  *
  * The LoRA terms go first and the frozen product is added to them: where y is bf16, the small term
  * is the one that is rounded twice. Rows of W without a LoRA term start at zero. Where cuBLASLt has

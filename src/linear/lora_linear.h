@@ -55,8 +55,8 @@ typedef struct bl_lora_linear {
     bl_weight weight;
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
-    /* The parts' A's lie one behind the other, and so do their dA's: on CUDA x and dx are then
-     * gone through once for all parts instead of once for each. Not looked at on the CPU. */
+    /* The parts' A's are contiguous, and so are their dA's: on CUDA x and dx are then read once for
+     * all parts instead of once for each. Ignored on the CPU. */
     bool is_stacked;
     bl_lora_dropout dropout;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */

@@ -16,7 +16,7 @@ int64_t bl_batches_micro_bytes(int64_t T_max)
     return bl_round_up(T_max * per_token + (int64_t)sizeof(int32_t), 64);
 }
 
-/* Where the host fills in what the device has at `memory`. */
+/* The host memory that is filled in for the device's `memory`. */
 static void *on_host(const bl_batches *b, const void *memory)
 {
     return (char *)b->twin->host + ((const char *)memory - (const char *)b->twin->memory);

@@ -2,7 +2,7 @@
 /* batch.h -- rows of a data set made into micro-batches: flat token streams with targets and
  * weights.
  *
- * Each row is a sample of its own (positions and attention start anew), and so is each document
+ * Each row is a separate sample (positions and attention start anew), and so is each document
  * inside it. The target of token t is the label of token t + 1 of the same row, with that label's
  * weight; -100 and the end of a row have weight 0. */
 #ifndef BALLAST_MODEL_BATCH_H
@@ -15,7 +15,7 @@
 /* The micro-batches of one rank, filled again and again. */
 typedef struct bl_batches {
     int n_micro;
-    int64_t T_max;         /* tokens a micro-batch has room for */
+    int64_t T_max;         /* most tokens of a micro-batch */
     bl_micro_batch *micro; /* [n_micro], device memory behind it */
     bl_twin *twin;         /* of them all; filled on the host */
     int64_t n_tokens,

@@ -4,9 +4,9 @@
  * A CPU takes them as they are, and reads the embedding table where it is, in host memory.
  *
  * A device with bf16 activations gets their tokens in tiles of bl_block_rows: products then have
- * few shapes. What fills the last tile is a document of its own whose rows are zero, have weight 0
- * and stay zero in every layer: norms, products, attention and their gradients of zeros are zeros.
- * So it adds nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are
+ * few shapes. A separate document fills the last tile: its rows are zero, have weight 0 and stay
+ * zero in every layer: norms, products, attention and their gradients of zeros are zeros. So it
+ * adds nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are
  * gathered on the host, rounded to bf16 there, and copied from pinned memory, all of a group's side
  * by side: while the device still has the visits of the group before. */
 #ifndef BALLAST_MODEL_FEED_INTERNAL_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.c -- what the frozen model is, as far as can be said before it is read. */
+/* identity.c -- the frozen model's fingerprint, as far as known before it is read. */
 #include <stdlib.h>
 #include <string.h>
 

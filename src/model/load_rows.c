@@ -274,7 +274,7 @@ typedef struct placement {
 
 enum { HUGE_PAGE_BYTES = 2 << 20, PLACE_BYTES = 256 << 10 };
 
-/* The bytes of the first piece's huge page that lie before it. */
+/* The bytes of the first piece's huge page before that piece. */
 static int64_t bytes_before(const placement *p)
 {
     return (int64_t)((uintptr_t)p->to % HUGE_PAGE_BYTES);
@@ -416,7 +416,7 @@ bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_fi
     return st;
 }
 
-/* The loaders of a host share one queue. 64 MiB cover a disk's latency and what the threads do
+/* The loaders of a host share one queue. 64 MiB cover a disk's latency and the threads' work
  * between two chunks; more would take longer to get than to fill. */
 static int64_t queue_depth(int n_readers)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c -- what a host holds once: configuration, open files, embedding, and the format of each
+/* open.c -- data held once per host: configuration, open files, embedding, and the format of each
  * projection. */
 #include <stdio.h>
 #include <stdlib.h>

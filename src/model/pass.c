@@ -255,7 +255,7 @@ static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t laye
     return block;
 }
 
-/* The pass's adapters, each once, and whether it fits what create was told. */
+/* The pass's adapters, each once, and whether the pass fits the options of create. */
 static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
 {
     const bl_pass_options *o = &pass->options;
@@ -280,8 +280,8 @@ static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
-/* Micro-batches lie one behind the other, so that an entry is moved in one piece, without the room
- * for more tokens. */
+/* Micro-batches are contiguous, so that an entry is moved in one piece, without the room for more
+ * tokens. */
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
 {
     bool has_backward = false;

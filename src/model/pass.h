@@ -40,9 +40,9 @@ typedef struct bl_pass_adapter {
     bl_lora_dropout dropout; /* p, seed, step; of micro-batches with gradients alone */
 } bl_pass_adapter;
 
-/* A micro-batch, what it goes through and where its results go. Neighbors may differ in all of it:
- * one visit serves several adapters, an evaluation and the frozen base alone, at one transfer of
- * the weights. */
+/* A micro-batch, its adapter and the destinations of its results. Neighbors may differ in all of
+ * it: one visit serves several adapters, an evaluation and the frozen base alone, at one transfer
+ * of the weights. */
 typedef struct bl_pass_micro {
     const bl_micro_batch *batch;    /* T = 0 is legal: the rank only takes part in the gathers */
     const bl_pass_adapter *adapter; /* NULL: the frozen base alone */
@@ -74,8 +74,8 @@ typedef struct bl_pass_options {
     bool lora_dropout; /* whether any of them drops */
     /* Carries what goes to host memory and back: not compute. NULL without offload_activations. */
     bl_stream *activations;
-    /* May be NULL: a compute span for each visit, "forward", "head", "backward", in which it may
-     * also stand still. */
+    /* May be NULL: a compute span for each visit, "forward", "head", "backward", which may
+     * contain stalls. */
     bl_timeline *timeline;
 } bl_pass_options;
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass_size.c -- the memory of a pass: what it takes, and what of that is touched. */
+/* pass_size.c -- the memory of a pass: its size, and the part that is touched. */
 #include "model/pass_size_internal.h"
 
 #include "base/memory.h"
@@ -93,9 +93,9 @@ static int64_t touched(int64_t n, int64_t size, int64_t used)
     return n * bl_min_i64(size, used + bl_memory_touched_page_bytes());
 }
 
-/* Rows of micro-batches lie one behind the other from the beginning of each buffer. The workspace
- * has room for every tensor of a layer; those that are kept for backward are used there by
- * evaluations alone. The arena of host memory is touched when it is made. */
+/* Rows of micro-batches are contiguous from the beginning of each buffer. The workspace has room
+ * for every tensor of a layer; those that are kept for backward are used there by evaluations
+ * alone. The arena of host memory is touched when it is made. */
 bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
                               int64_t T_train, int64_t T_evaluation)
 {

@@ -19,10 +19,10 @@ bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *
                                 tiers);
 }
 
-/* What is brought into a ring's slots without being gathered (one shard): pages that lie in device
- * memory leave their places in it as they are. Passes go up and down the layers, so that layer l
- * comes to slot l modulo ring_depth; an offloaded head, which takes the whole ring, mixes them, and
- * reads from a disk run ahead of the order. */
+/* Bytes of a ring that are written without gathers (one shard): the places of pages in device
+ * memory are not written. Passes go up and down the layers, so that layer l uses slot l modulo
+ * ring_depth; an offloaded head, which takes the whole ring, mixes them, and reads from a disk run
+ * ahead of the order. */
 static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int ring_depth,
                          size_t ring_bytes)
 {

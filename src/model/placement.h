@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* placement.h -- which shards of a rank's frozen base lie in which tier. */
+/* placement.h -- which shards of a rank's frozen base are in which tier. */
 #ifndef BALLAST_MODEL_PLACEMENT_H
 #define BALLAST_MODEL_PLACEMENT_H
 
@@ -11,9 +11,9 @@
 typedef struct bl_placement {
     double ratio;
     bl_tier tier;
-    double host_part; /* with BL_TIER_DISK: of that part, what is in host memory after all; 0..1 */
-    const char *dir;  /* of page files; for BL_TIER_DISK */
-    bool pin;         /* the host tier's memory */
+    double host_part;       /* with BL_TIER_DISK: fraction of that part in host memory; 0..1 */
+    const char *dir;        /* of page files; for BL_TIER_DISK */
+    bool pin;               /* the host tier's memory */
     const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
     int index,
         /* this rank among the n ranks of its host: they are dealt out to its NUMA nodes; n 0: the
@@ -43,7 +43,7 @@ bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *
  * none of the ring is there yet. */
 typedef struct bl_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
-    size_t ring_used; /* of ring: what is ever written, which is what it takes on a CPU */
+    size_t ring_used; /* of ring: bytes ever written, all that it takes on a CPU */
 } bl_placed_bytes;
 bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out);

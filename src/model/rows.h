@@ -21,8 +21,8 @@ typedef struct bl_row_job {
     bl_format format;
     int64_t begin, end;
     void *codes;
-    /* The projection's whole scale array; only those are written whose row, or whose block's
-     * first row, lies in [begin, end). */
+    /* The projection's whole scale array; only those are written whose row, or whose block's first
+     * row, is in [begin, end). */
     float *scales;
 } bl_row_job;
 

@@ -69,7 +69,7 @@ static bl_status end_visit(const emitter *e, int64_t unit)
     const bl_schedule *s = e->schedule;
     int64_t n_visits = bl_schedule_n_visits(s), next = e->visit + 1;
 
-    /* A tied head lies in host memory: around it the last layer is visited twice in a row. */
+    /* A tied head is in host memory: around it the last layer is visited twice in a row. */
     if (s->head_is_tied && next < n_visits && unit_at(s, next) == s->n_layers) next++;
     bool again = unit == unit_at(s, next); /* visited again at once: keep it */
     if (!again) BL_TRY(emit(e, BL_ACTION_RELEASE_BASE, unit));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* schedule.h -- the order of a pass: what it does for one group of micro-batches, action by action.
+/* schedule.h -- the order of a pass: its actions for one group of micro-batches, one by one.
  *
  * No device, no memory, no time. pass.c carries the actions out on streams; plan/ carries them out
  * on a model of the machine. So a plan foresees the program that runs. src/model/README.md has the
@@ -52,7 +52,7 @@ typedef struct bl_schedule {
     int n_micro;       /* micro-batches of the group */
     int ring_depth;    /* units to look ahead, the visit's own included */
     bool has_backward; /* else forward and loss alone */
-    /* The head is the embedding: it is no unit, nothing is gathered for it. */
+    /* The head is the embedding: it is not a unit, nothing is gathered for it. */
     bool head_is_tied;
 } bl_schedule;
 
@@ -60,7 +60,7 @@ typedef struct bl_schedule {
  * L, and of layers L-1..0. */
 int64_t bl_schedule_n_visits(const bl_schedule *schedule);
 
-/* Carries out one action; what is not BL_OK ends the pass. */
+/* Carries out one action; any status except BL_OK ends the pass. */
 typedef bl_status (*bl_action_sink)(void *user, const bl_action *action);
 
 /* All actions of a pass, in order; the first status of sink that is not BL_OK, or BL_OK. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.c -- what a rank holds: its shard of the frozen base, read row range by row range. */
+/* weights.c -- data of a rank: its shard of the frozen base, read row range by row range. */
 #include "model/weights.h"
 
 #include <math.h>

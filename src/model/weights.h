@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* weights.h -- a checkpoint brought into memory: what a host holds once, and what each rank holds.
+/* weights.h -- a checkpoint loaded into memory: data held once per host, and data of each rank.
  *
- * Once a host (bl_model): the configuration, the open files, the embedding table in its stored
+ * Once per host (bl_model): the configuration, the open files, the embedding table in its stored
  * dtype (and the tied head, which is the same table), and the format chosen for each projection.
  * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantized as it was read; all
  * scales; the norms; RoPE tables.
  *
  * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU
- * a tied head is no unit: it is multiplied as the embedding table, in host memory. */
+ * a tied head is not a unit: it is multiplied as the embedding table, in host memory. */
 #ifndef BALLAST_MODEL_WEIGHTS_H
 #define BALLAST_MODEL_WEIGHTS_H
 
@@ -44,7 +44,7 @@ typedef struct bl_base_formats {
 
 typedef struct bl_model {
     bl_model_config config;
-    bl_hf_model *files; /* NULL: there is no checkpoint */
+    bl_hf_model *files; /* NULL: without a checkpoint */
     bl_dtype embedding_dtype;
     /* (vocab, hidden); host memory, read-only; one for all ranks of a host that share it */
     void *embedding;
@@ -109,10 +109,10 @@ typedef struct bl_model_weights {
     const bl_model *model;
     bl_device *device;
     bl_base_layout layout;
-    /* This rank's shards, in the order of bl_base_next, and after them, if some lie on disk, its
+    /* This rank's shards, in the order of bl_base_next, and after them, if some are on disk, its
      * scales. */
     bl_pages *pages;
-    /* All of them, layout.shard_bytes of device memory; NULL when some lie elsewhere. */
+    /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
@@ -120,14 +120,14 @@ typedef struct bl_model_weights {
     float *rope_tables; /* of dims.rope */
     bl_block_dims dims;
     bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit */
-    /* Of every weight and scale that the shard group has read, as they are stored: the same for
-     * any number of ranks, formats and tiers. Pages from a page file count as what they were
+    /* Of every weight and scale that the shard group has read, as they are stored: the same for any
+     * number of ranks, formats and tiers. Pages from a page file count as the weights they were
      * made from. */
     uint64_t checksum;
 } bl_model_weights;
 
-/* The memory of a rank's weights but for the base's pages, with what needs no checkpoint: the
- * layout, RoPE tables, a tied head. Scales and norms hold anything, pages is NULL. `model` is
+/* The memory of a rank's weights except the base's pages, with data that needs no checkpoint: the
+ * layout, RoPE tables, a tied head. Scales and norms are uninitialized, pages is NULL. `model` is
  * borrowed until they are freed. */
 bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
                                   bl_model_weights **out);
@@ -172,12 +172,12 @@ typedef struct bl_model_stored_size {
     bool is_in_blocks;
 } bl_model_stored_size;
 bl_model_stored_size bl_model_measure_stored(const bl_model *model);
-/* About the most memory that a rank takes while it loads, beside what it loads into; given back at
- * the end. */
+/* About the most memory that a rank takes while it loads, besides the loaded data; freed at the
+ * end. */
 int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards);
 void bl_model_weights_free(bl_model_weights *weights); /* NULL is fine */
 
-/* Whether the head is no unit of the base: a tied one, on a device that reads host memory. */
+/* Whether the head is not a unit of the base: a tied one, on a device that reads host memory. */
 bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind);
 /* Rows of the RoPE tables for sequences of n_positions: where micro-batches are padded
  * (model/feed_internal.h), enough for the padding's document. */

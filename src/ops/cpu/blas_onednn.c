@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process
- * when a few hundred bytes are missing. So both allocate their permanent memory in a safe place: the
- * code in ops_blas_prepare, which has probed for more, and libgomp's thread record in a block that
- * the thread has just freed. A product asks for its temporary memory. */
+ * when a few hundred bytes are missing. So both allocate their permanent memory where it is free:
+ * the code in ops_blas_prepare, which has probed for more, and libgomp's thread record in a block
+ * that the thread has just freed. A product requests its temporary memory. */
 #include "ops/cpu/blas.h"
 
 #include <pthread.h>
