@@ -33,7 +33,7 @@ bl_status bl_run_data_open_training(const bl_train_config *config, const bl_mode
                                     bl_host_memory *host, int n_here, bl_run_data *data);
 bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_model_config *model,
                                       bl_host_memory *host, int n_here, bl_run_data *data);
-/* What the indices take, bytes: of this process, or of the host whose ranks share them. */
+/* Bytes of the indices: of this process, or of the host whose ranks share them. */
 int64_t bl_run_data_bytes(const bl_run_data *data);
 /* The micro-batches that a run of this configuration makes of its training rows, in their order. */
 bl_plan_rows bl_run_data_measure(const bl_train_config *config, const bl_run_data *data);

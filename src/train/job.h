@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* job.h -- what both kinds of run have, training and evaluation: the model, the rows, the ranks,
- * and what was decided before they start. */
+/* job.h -- the data of both kinds of run, training and evaluation: the model, the rows, the ranks,
+ * and the decisions before they start. */
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
@@ -12,7 +12,7 @@
 #include "train/trace.h"
 #include "train/train.h"
 
-/* Fingerprints of what results depend on; 0: no such data. */
+/* Fingerprints of the inputs of a result; 0: no such data. */
 typedef struct bl_identity {
     uint64_t model, train, validation;
 } bl_identity;
@@ -39,7 +39,7 @@ typedef struct bl_job {
     bl_plan plan;
     bl_memory_ledger expected; /* by it: with the micro-batches that a training's rows make */
     uint8_t *bf16_matrices;    /* plan.pass's: compute_bf16_modules by layer; owned */
-    bl_trace *trace;           /* NULL: none; ranks write to it as they please */
+    bl_trace *trace;           /* NULL: none; ranks write to it at any time */
 } bl_job;
 
 /* open.c. Close after any failure, too. */

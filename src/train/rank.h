@@ -44,7 +44,7 @@ typedef struct bl_rank {
  * over the job. Close after a failure, too, and after the thread has ended. */
 
 bl_status bl_rank_open(bl_rank *rank); /* device, streams, communicators */
-/* Brings r->weights, which are there: the second half of the next. */
+/* The second half of bl_rank_load_base: needs rank->weights. */
 bl_status bl_rank_create_base(bl_rank *rank);
 /* The frozen base. BL_EUSAGE: ranks have read different weights. BL_ESTOPPED: rank->stop. */
 bl_status bl_rank_load_base(bl_rank *rank);

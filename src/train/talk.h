@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* talk.h -- what ranks tell each other that is small and in host memory: counts, checksums,
- * decisions. It travels between hosts, never between GPUs, and queues no work on one. Every
+/* talk.h -- small collectives in host memory: counts, checksums, decisions. The data are sent
+ * between hosts, never between GPUs, and no work is queued on a GPU. Every
  * function is collective over the communicator, is called by the rank's own thread, and returns
  * when it is done; so the buffers may be the caller's own variables. Errors: the communicator's
  * (comm.h). */
@@ -21,7 +21,7 @@ void bl_talk_close(bl_talk *talk); /* one that is all zero is fine; the communic
 
 /* `all` has n_bytes per rank, in rank order; the own part is filled in, the others come. */
 bl_status bl_talk_gather(const bl_talk *talk, void *all, size_t n_bytes);
-/* What rank 0 has. */
+/* `bytes` becomes rank 0's on all ranks. */
 bl_status bl_talk_broadcast(const bl_talk *talk, void *bytes, size_t n_bytes);
 /* values[i] becomes the sum over the ranks. */
 bl_status bl_talk_sum(const bl_talk *talk, int64_t *values, int64_t n);

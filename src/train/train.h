@@ -11,7 +11,7 @@ struct bl_pager_hooks;
 /* For both: `launch` was opened with a `leave` function (job/launch.h), which ends the process when
  * another one of the job fails. */
 
-/* Trains a LoRA adapter as `config` says and writes it into config->output_dir. Starts one thread a
+/* Trains a LoRA adapter by `config` and writes it into config->output_dir. Starts one thread per
  * rank. While they run, SIGTERM, SIGINT, SIGUSR1, SIGXCPU or, unless it is ignored, SIGHUP leads to
  * BL_ESTOPPED after saving a checkpoint; a second one of the first three, later than
  * BL_LAUNCH_ONE_REQUEST_S, as those before and after, is the process's own to handle, and it may

@@ -24,7 +24,7 @@ typedef struct bl_start {
     bool starts_over; /* output_dir has a run that goes; rank 0's process */
     char *dir;        /* of the checkpoint; NULL: from the beginning */
     int n_ranks;      /* of the run that made it */
-    /* bl_model_weights.checksum of that run, if it says so. */
+    /* bl_model_weights.checksum of that run, if the checkpoint has it. */
     bool has_weights;
     uint64_t weights;
 } bl_start;
@@ -42,7 +42,7 @@ typedef struct bl_training {
  * 0. */
 #define BL_LOSS_UNKNOWN (-1.0)
 
-/* What a run was worth. base.loss NaN: unknown. */
+/* The losses of a run. base.loss NaN: unknown. */
 typedef struct bl_outcome {
     double first_loss, last_loss; /* of training */
     bl_eval_result base, trained; /* before the first step; newest */
@@ -57,12 +57,12 @@ typedef struct bl_outcome {
 #define BL_OUTPUT_CONFIG         "config.resolved.yaml"
 #define BL_OUTPUT_CHECKPOINTS    "checkpoints"
 
-/* What is written into output_dir, and for it. Rank 0's alone while the ranks run, its process's
- * before and after; in other processes all zero but the lock, which is only looked at. */
+/* The output of a run, and its lock. Rank 0's alone while the ranks run, its process's before and
+ * after; in other processes all zero except for the lock, which they only check. */
 typedef struct bl_output {
     bl_dir_lock *lock;
-    bl_file_list *files; /* what runs wrote there */
-    /* The checkpoint under construction: all ranks add files to it between two barriers. */
+    bl_file_list *files; /* those that runs wrote there */
+    /* The incomplete checkpoint: all ranks add files to it between two barriers. */
     bl_checkpoint *saving;
     bl_metrics *metrics;
     bl_outcome outcome;
@@ -72,20 +72,20 @@ typedef struct bl_output {
 
 /* The files of a run in output_dir, without checkpoints, lock and list; NULL from the last on. */
 const char *bl_output_name(size_t index);
-/* Makes config->output_dir, locks it and reads the list of what runs wrote there. BL_EUSAGE:
- * another run holds it, it is not a directory, or one of bl_output_name is there and not of a
- * run. */
+/* Makes config->output_dir, locks it and reads the list of files that runs wrote there. BL_EUSAGE:
+ * another run holds the lock, it is not a directory, or a file of bl_output_name is there that no
+ * run wrote. */
 bl_status bl_output_open(const char *dir, bl_output *output);
-/* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since, of
- * somebody else. */
+/* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since that
+ * no run wrote. */
 bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n);
-/* adopt.c: lists what runs wrote that kept no list. */
+/* adopt.c: lists the files of runs that kept no list. */
 bl_status bl_output_adopt(const char *dir, bl_file_list *files);
 /* BL_EIO when output_dir, removed or made again, does not belong to this run anymore. Before each
  * write into it. */
 bl_status bl_output_check_lock(const bl_output *output);
-/* What became of writing there, or of reading back what this run wrote. When the folder was taken
- * away meanwhile, that is the error, whatever the write met first. */
+/* The status of writing there, or of reading back this run's files: `st`, or, when the directory
+ * was removed or replaced meanwhile, that error. */
 bl_status bl_output_failure(const bl_output *output, bl_status st);
 /* Removes an incomplete checkpoint, unless the directory belongs to another run by now. */
 void bl_output_abort_saving(bl_output *output);
@@ -93,12 +93,12 @@ void bl_output_close(bl_output *output); /* one that is all zero is fine */
 
 /* readme.c: the command that tries the adapter in `dir`; the caller's to free. */
 bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text);
-/* readme.c: README.md beside the adapter, in `dir`. */
+/* readme.c: README.md next to the adapter, in `dir`. */
 bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
                                    const char *dir);
 
-/* paths.c: BL_EUSAGE when a path that the training writes is one that it reads, another one of its
- * own, or not what can be written: before anything is. */
+/* paths.c, before anything is written: BL_EUSAGE when an output of the training is also an input,
+ * another output, or not a file that can be written. */
 bl_status bl_job_check_paths(const bl_job *job);
 /* paths.c: of this process's trace; config->trace is set. */
 bl_status bl_job_trace_path(const bl_job *job, char **path);
@@ -113,39 +113,38 @@ bl_status bl_training_start_over(const bl_training *training, const bl_output *o
 /* save.c: bytes of one checkpoint, at most. */
 int64_t bl_job_checkpoint_bytes(const bl_job *job);
 
-/* processes.c: gives the other processes what rank 0's has chosen. Collective over the
- * processes. */
+/* processes.c: gives the other processes the choice of rank 0's. Collective over the processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);
 
 /* identity.c: the inputs of a result besides the run's own keys, in a checkpoint's state. */
 
 /* Adds job->identity, the model's configuration and the checksum of its weights. */
 bl_status bl_job_describe_identity(const bl_job *job, uint64_t weights, json_t *state);
-/* What differs between a run and the checkpoint that it resumes. */
+/* Differences between a run and the checkpoint that it resumes. */
 typedef struct bl_differences {
     const bl_train_config *config;
     FILE *all, *refused; /* each with "; " after it; names that are not allowed, with ", " */
     bool is_refused;
 } bl_differences;
 
-/* What allow_resume_mismatch calls another model. */
+/* The name of another model in allow_resume_mismatch. */
 #define BL_DIFFERENCE_MODEL "model_name_or_path"
 
-/* `name`: what allow_resume_mismatch calls it. */
+/* `name`: in allow_resume_mismatch. */
 void bl_differences_add(bl_differences *d, const char *name, const char *format, ...)
     BL_PRINTF(3, 4);
-/* Adds what differs from a checkpoint's state, and keeps what its weights were. */
+/* Adds the differences from a checkpoint's state, and keeps the checksum of its weights. */
 bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
                                bl_differences *d);
 
-/* products.c: what else bits depend on; another one when `checkpoint` is resumed is a warning.
- * Errors: those of bl_device_find_cuda. */
+/* products.c: the BLAS library or GPU, and the build; others when `checkpoint` is resumed are a
+ * warning. Errors: those of bl_device_find_cuda. */
 bl_status bl_products_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 bl_status bl_products_record(const bl_job *job, json_t *state);
 bl_status bl_products_compare(const bl_job *job, const char *checkpoint, const json_t *state);
 
-/* What the ranks of a process have taken at most, bytes: host memory as the largest RssAnon seen;
- * GPU memory as the sum of their requests. After a training that ended well those of the process
+/* Peak memory of the ranks of a process, bytes: host memory as the largest RssAnon seen; GPU memory
+ * as the sum of their requests. After a training that ended well those of the process
  * that took the most, of all in the job, and, where it has several processes, the host memory of
  * all processes of this host; otherwise this process's, and on_host 0. */
 typedef struct bl_peak_memory {

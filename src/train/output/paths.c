@@ -39,7 +39,7 @@ typedef struct places {
 static const char OUTPUT_KEY[] = "output_dir", CONFIG_KEY[] = "the configuration",
                   RESUME_KEY[] = "resume_from_checkpoint";
 
-/* Beside those of bl_output_name. */
+/* Besides those of bl_output_name. */
 static const char *const kept[] = {".ballast.lock", ".ballast-files"};
 
 /* ---- places ---- */

@@ -30,7 +30,7 @@ bl_status bl_rank_create_base(bl_rank *r)
     return bl_model_base_create(r->weights, &options, &r->base);
 }
 
-/* Room for the spans of some visits: what has finished is taken in when it runs out. */
+/* Room for the spans of some visits: finished spans are collected when it runs out. */
 static bl_status create_timeline(bl_rank *r)
 {
     enum { SPANS_A_LAYER = 64, MIN_SPANS = 1024 };
@@ -54,8 +54,8 @@ static void leave(void *user)
     bl_launch_leave(user);
 }
 
-/* The base is most of what moves: NCCL is asked to gather by copy engines, which take no
- * multiprocessors from the products. */
+/* Most communication is gathers of the base: NCCL is asked to use copy engines for them, which take
+ * no multiprocessors from the products. */
 static bl_status connect_gpus(bl_rank *r)
 {
     bl_nccl_options options = {.name = "ballast",

@@ -152,7 +152,7 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
         used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 
-/* What this rank's lanes have done since the last call. */
+/* The totals of this rank's lanes since the last call. */
 static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
 {
     bl_timeline_totals before = t->counted, *now = &t->counted;
@@ -294,7 +294,7 @@ static bl_status verify_base(bl_trainer *t)
     return bl_base_verify(t->rank->base);
 }
 
-/* What comes after `step` steps: evaluation, checkpoint. */
+/* The work due after `step` steps: evaluation, checkpoint. */
 static bl_status after_step(bl_trainer *t, int64_t step)
 {
     bool saves = step == t->training->total_steps || due(step, t->config->save_steps);
@@ -344,7 +344,7 @@ bl_status bl_trainer_run(bl_trainer *t)
         atomic_store(&t->is_saving, false);
         BL_TRY(train_step(t, step, totals));
         BL_TRY(after_step(t, step + 1));
-        /* A step's collectives, and what came before them, have been the same on all ranks. */
+        /* The collectives of a step, and all before it, have been the same on all ranks. */
         if (step == start->step) BL_TRY(bl_comm_trust_order(t->rank->world));
     }
     if (t->output) BL_TRY(list_adapter(t));

@@ -8,8 +8,8 @@
 #include "base/memory.h"
 #include "base/sizes.h"
 
-/* Waits for the gathers of a pass that does not come: a rank whose own has failed must say so, or
- * the others wait for it. */
+/* Waits for the gathers of a pass that does not follow: a rank whose gather has failed must report
+ * it, or the others wait for that rank. */
 static bl_status end_gathers(bl_rank *r, bl_status st)
 {
     if (st == BL_OK || st == BL_ESTOPPED) BL_TRY(bl_stream_synchronize(r->gather));

@@ -9,7 +9,7 @@
 
 #include "train/rank.h"
 
-/* What a rank does, on its thread. `user` is that of bl_ranks_start. */
+/* The main function of a rank, on its thread. `user` is that of bl_ranks_start. */
 typedef bl_status (*bl_rank_main)(bl_rank *rank, void *user);
 
 struct bl_ranks;

@@ -7,8 +7,8 @@
 #include "base/clock.h"
 #include "ops/gemm.h"
 
-/* What a plain GEMM of this rank reaches while the other ranks run theirs: the peak that mfu is a
- * share of. A GPU's stays unknown. */
+/* The rate of a plain GEMM of this rank while the other ranks run theirs: mfu is a fraction of it.
+ * That of a GPU stays unknown. */
 static void measure_peak(bl_trainer *t)
 {
     enum { N = 512, RUNS = 4 };

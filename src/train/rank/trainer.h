@@ -9,7 +9,7 @@
 #include "train/data/sampler.h"
 #include "train/training_internal.h"
 
-/* What the process asks of its trainers. */
+/* The requests of the process to its trainers. */
 typedef struct bl_control {
     atomic_int stop;    /* a signal came: end after the step */
     atomic_int abandon; /* the grace is over: end inside the step */
@@ -29,7 +29,7 @@ typedef struct bl_trainer {
     const bl_train_config *config; /* the job's */
     const bl_control *control;
     bl_output *output;       /* rank 0's; NULL on the others */
-    const bl_output *folder; /* the same, or what this process sees of it: whose lock all check */
+    const bl_output *folder; /* the same, or this process's view of it; all check its lock */
     bl_rank *rank;
 
     double peak_flops;          /* of a plain GEMM; 0: unknown */
@@ -56,7 +56,7 @@ void bl_trainer_free(bl_trainer *trainer);
  * is counted are as before. BL_ESTOPPED: the grace after a signal is over. */
 bl_status bl_trainer_warm_up(bl_trainer *trainer);
 
-/* rank_train.c: what lanes and products have done so far belongs to no step. */
+/* rank_train.c: resets the counts of lanes and products; those so far belong to no step. */
 bl_status bl_trainer_forget_counts(bl_trainer *trainer);
 
 /* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at

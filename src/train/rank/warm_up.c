@@ -2,16 +2,16 @@
 /* warm_up.c -- a step that changes nothing, before the first of a job whose GPUs belong to several
  * processes.
  *
- * A collective's kernel waits on its GPU for the other GPUs. What CUDA does when a kernel, or a
- * product of cuBLASLt, runs for the first time may wait for the kernels that run already: so each
- * runs once while no collective waits for this rank, with a meeting of all ranks before and after.
+ * A collective's kernel waits on its GPU for the other GPUs. When a kernel, or a product of
+ * cuBLASLt, runs for the first time, CUDA may wait for the kernels that run already: so each runs
+ * once while no collective waits for this rank, with a meeting of all ranks before and after.
  * Our own kernels are loaded when CUDA starts (CUDA_MODULE_LOADING, cli/train.c); products are
  * chosen and loaded here.
  *
  * It is complete because it is the trainer's own code: a group of micro-batches as large as the
  * plan allows goes through the pass with dropout and gradients, one alone as in an evaluation, then
  * the sums and the optimizer run. A product of another number of tokens than the largest may still
- * be new in a step. It waits for what its own rank has queued before, and all ranks queue their
+ * be new in a step. It waits for earlier work of its own rank, and all ranks queue their
  * collectives in one order, so that the wait ends (comm/README.md).
  *
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer

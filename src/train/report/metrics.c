@@ -106,7 +106,7 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
     return BL_OK;
 }
 
-/* Not when it is opened: a run that is then refused leaves the log as it was. */
+/* Not when it is opened: a run that is rejected after that leaves the log unchanged. */
 static bl_status cut(bl_metrics *m)
 {
     if (!m->is_cut && ftruncate(m->fd, m->bytes) != 0)

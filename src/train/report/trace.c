@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct bl_trace {
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the members below */
     FILE *file;
     char *path;
 };
@@ -72,7 +72,7 @@ bl_status bl_trace_close(bl_trace *trace)
     bl_status st = BL_OK;
 
     if (!trace) return BL_OK;
-    /* An event that says nothing ends the list: JSON allows no comma there. */
+    /* An event without content ends the list: JSON allows no comma after the last one. */
     fprintf(trace->file, "{\"name\":\"end\",\"ph\":\"M\",\"pid\":0,\"tid\":0,\"args\":{}}]}\n");
     bool failed = ferror(trace->file) != 0;
     if (fclose(trace->file) != 0)

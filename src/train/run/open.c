@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c -- what both kinds of run do before their ranks start: ranks, model, plan; and their
+/* open.c -- the work of both kinds of run before their ranks start: ranks, model, plan; and their
  * end. */
 #include <stdlib.h>
 

@@ -28,17 +28,17 @@ static const char PROBE_PREFIX[] = ".ballast.probe";
 /* A wait longer than QUICK_S is logged. NFS caches a directory for a minute at most. */
 static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 
-/* ---- the same folder, model, data and configuration ---- */
+/* ---- the same directory, model, data and configuration ---- */
 
 /* 1 or 0. */
 typedef struct view {
-    uint64_t folder, is_elsewhere; /* the same folder; a folder that is there and another one */
+    uint64_t folder, is_elsewhere; /* the same directory; an existing, different one */
     uint64_t model, weights, train, validation, config;
-    uint64_t schedule; /* keys that say when collectives come, and change no result */
+    uint64_t schedule; /* keys that decide when collectives run, and change no result */
 } view;
 
 typedef struct probe {
-    uint64_t token, inode; /* of the folder; shared file systems number files alike on all hosts */
+    uint64_t token, inode; /* of the directory; on shared file systems the same on all hosts */
 } probe;
 
 /* Until it sees rank 0's file; at most for_s. */
@@ -144,7 +144,7 @@ static bl_status compare_views(const bl_job *job, const view *views)
                    "the validation data are");
 }
 
-/* Whether all look into one folder. */
+/* Whether all see the same directory. */
 static bl_status compare_folders(const bl_job *job, const char *dir, const view *views)
 {
     char folder[512];
@@ -154,7 +154,7 @@ static bl_status compare_folders(const bl_job *job, const char *dir, const view 
     return compare(views, job->topology.n_ranks, offsetof(view, folder), folder);
 }
 
-/* A folder that is there and another one stays so; one that is not there yet may come. */
+/* A different directory stays different; a missing one may still appear. */
 static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *dir, view *views)
 {
     view *own = &views[job->topology.first_here];
@@ -305,7 +305,7 @@ static int find_least(const rank_memory *memory, int n_ranks, size_t offset)
     return found;
 }
 
-/* 0 would ask for this process's own again, -1 says that it is not known. */
+/* Never 0, which would mean this process's own memory; -1: not known. */
 static int64_t least(const rank_memory *memory, int n_ranks, size_t offset)
 {
     int64_t n_bytes = bytes_at(memory, find_least(memory, n_ranks, offset), offset);
@@ -377,7 +377,7 @@ done:
     return st;
 }
 
-/* What a plan has chosen, and collectives depend on or results do. */
+/* The choices of a plan that change collectives or results. */
 typedef struct choice {
     int64_t max_group, n_saved, ratio_ppm, prepared_bytes;
 } choice;

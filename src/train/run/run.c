@@ -101,7 +101,7 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
     if (job->topology.first_here == 0) print_short_steps(training);
     BL_TRY(open_trace(training));
-    /* Whatever refuses the run on any rank has done so: now that which it overwrites goes. */
+    /* After this meeting no rank can reject the run: an overwritten run may be removed. */
     if (job->launch) BL_TRY(bl_job_meet(job));
     if (job->topology.first_here > 0)
         return bl_dir_lock_look(job->config->output_dir, &output->lock);
@@ -151,8 +151,8 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     return st;
 }
 
-/* What PEFT and vLLM would get from the checkpoint itself, for the README. Processes have spent
- * their communicator. */
+/* The losses of the adapter on the checkpoint as stored, as PEFT and vLLM use it, for the README.
+ * Processes have spent their communicator. */
 static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* start.c -- where a training starts, and what of output_dir may go.
+/* start.c -- where a training starts, and which files of output_dir may be removed.
  *
  * A name that the run will write, and that is there although no run in output_dir wrote it
  * (base/file_list.h), is exit 2 whatever the keys are: output.c for files, here for
- * checkpoints/step-N that are not before the start. Otherwise, by what runs in output_dir wrote and
- * the key that is true:
+ * checkpoints/step-N that are not before the start. Otherwise, by the files that runs in output_dir
+ * wrote and the key that is true:
  *
  *   output_dir holds            neither   resume_from_checkpoint        overwrite_output_dir
  *   nothing, or an empty log    start     start                         start
@@ -13,9 +13,9 @@
  *   a whole checkpoint          exit 2    resume the newest whole one   start over
  *   damaged checkpoints only    exit 2    exit 5                        start over
  *
- * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes what runs
- * in output_dir wrote and nothing else: checkpoints one by one, never a directory that may hold
- * more. */
+ * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes the files
+ * that runs in output_dir wrote and nothing else: checkpoints one by one, never a directory that
+ * may hold more. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +30,7 @@
 #include "train/data/sampler.h"
 #include "train/training_internal.h"
 
-/* ---- what runs in output_dir left ---- */
+/* ---- files of earlier runs in output_dir ---- */
 
 typedef struct traces {
     bool has_log, has_adapter, has_checkpoints; /* has_log: steps in it */
@@ -292,7 +292,7 @@ static bl_status find_checkpoint(bl_training *training, const bl_output *output,
                    folder, n_steps, reason.text);
 }
 
-/* Of an explicit older checkpoint: what becomes of those after it. */
+/* Resuming an explicit older checkpoint: warns of the later ones. */
 static bl_status warn_of_newer(const bl_training *training)
 {
     const bl_start *start = &training->start;
