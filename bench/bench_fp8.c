@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_fp8 [THREADS [ROWS COLS [RUNS]]]: how fast weights become codes and codes weights, beside a
- * memcpy of as many bytes.
+/* bench_fp8 [THREADS [ROWS COLS [RUNS]]]: the rates of quantizing and dequantizing weights,
+ * compared with a memcpy of as many bytes.
  *
  * A case reads its source and writes its result once; memcpy moves the same total, half of it read
  * and half written, split over the same threads. The cases take turns, run by run, and the fastest
- * run of each counts (the median is printed too). One JSON line a case. */
+ * run of each counts (the median is printed too). One JSON line per case. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_gemm [THREADS [RUNS]]: products with a frozen matrix in each format, beside the plain fp32
- * product of the same shape.
+/* bench_gemm [THREADS [RUNS]]: products with a frozen matrix in each format, compared with the
+ * plain fp32 product of the same shape.
  *
  * The matrices are those of a Llama of 70 M (hidden 768, intermediate 2048, 12 heads, 4 of keys)
  * and of 300 M parameters (1024, 4096, 16, 4), for 512 tokens and for a few. The formats and the
  * plain product take turns, run by run; the fastest run of each counts. percent_of_plain is the
- * plain product's time over this one's. One JSON line a case. */
+ * plain product's time over this one's. One JSON line per case. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench_load MODEL [DIR] -- how fast a checkpoint is brought into memory (fp8_row, stored) or into
- * page files in DIR, beside what bounds it, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over the
- * same files; the quantizer on weights in memory; first touch of as much memory as the shard takes.
- * One JSON line a round. Each load runs in a child, whose largest RSS is the measure of memory. */
+/* bench_load MODEL [DIR] -- how fast a checkpoint is loaded into memory (fp8_row, stored) or into
+ * page files in DIR, compared with its bounds, in turns: fio (io_uring, O_DIRECT, 32 x 4 MiB) over
+ * the same files; the quantizer on weights in memory; first touch of as much memory as the shard
+ * takes. One JSON line per round. Each load runs in a child; its largest RSS measures memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,7 +94,7 @@ static load_result load_in_child(const char *model, bl_base_format format, const
     return result;
 }
 
-/* ---- what bounds it ---- */
+/* ---- its bounds ---- */
 
 /* GB/s; 0 without fio. */
 static double run_fio(const char *model)
@@ -200,10 +200,10 @@ static bool remove_page_files(const char *dir)
     return system(command) == 0;
 }
 
-/* A shared disk's speed changes within seconds: a load is held against fio just before and just
- * after it. What a virtual machine's system has given back its host has to find again, at a tenth
- * of the speed, and the next program pays: so as much memory as a load may take is touched and
- * given back right before it, and before the touch that is measured. */
+/* A shared disk's speed changes within seconds: a load is compared with fio just before and just
+ * after it. Memory that a virtual machine has returned to its host is ten times as slow at the next
+ * first touch, whatever program touches it: so as much memory as a load may take is touched and
+ * freed right before it, and before the touch that is measured. */
 static bool run_round(const char *model, const char *dir, int round)
 {
     enum { WARM_BYTES_MORE = 1 << 28 };

@@ -24,7 +24,7 @@ int bl_bench_words(bl_bench_arguments *a, char **out)
 
 bl_status bl_bench_load(bl_bench_arguments *a, bl_train_config **out)
 {
-    /* What is measured is in this process. */
+    /* The measurement runs in this process. */
     char *words[2 * BL_BENCH_MAX_KEYS + 2] = {(char *)"--rank_processes", (char *)"false"};
 
     int n_words = 2 + bl_bench_words(a, words + 2);

@@ -60,7 +60,7 @@ typedef struct attention_bench {
     double *seconds;
 } attention_bench;
 
-/* Numbers in [-1, 1), and behind them room for cu_seqlens and for two rows. */
+/* Numbers in [-1, 1), followed by room for cu_seqlens and for two rows. */
 static bl_status make_pattern(attention_bench *b)
 {
     size_t bytes =

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench.h -- what `ballast bench NAME` measures, one file a measurement, listed in bench.c; and
- * what several of them need. */
+/* bench.h -- the measurements of `ballast bench NAME`, one file each, listed in bench.c; and the
+ * functions that several of them need. */
 #ifndef BALLAST_BENCH_COMMAND_BENCH_H
 #define BALLAST_BENCH_COMMAND_BENCH_H
 

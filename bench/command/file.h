@@ -16,9 +16,9 @@ typedef struct bl_bench_file {
     bool is_direct;  /* its file system has O_DIRECT */
 } bl_bench_file;
 
-/* Makes a file of random bytes in the folder, lest a file system or disk compresses it; it has no
- * name there and is gone when it is closed, or the process ends. n_bytes: a multiple of
- * BL_IO_CHUNK_BYTES. BL_ELIMIT: not enough room. */
+/* Makes a file in the directory; its bytes are random, so that no file system or disk compresses
+ * them. It has no name and disappears when it is closed, or the process ends. n_bytes: a multiple
+ * of BL_IO_CHUNK_BYTES. BL_ELIMIT: not enough room. */
 bl_status bl_bench_file_make(const char *dir, int64_t n_bytes, bl_bench_file *out);
 /* Opens a file that is there. The caller closes `out`, also after a failure of either. */
 bl_status bl_bench_file_open(const char *path, bl_bench_file *out);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench gather: how fast ranks all-gather, as the base's layers are gathered: by threads of
- * one process, by processes of one host or several, between GPUs by NCCL. Beside it nccl-tests,
+ * one process, by processes of one host or several, between GPUs by NCCL. Compared with nccl-tests,
  * where that is installed. */
 #include <stdlib.h>
 #include <string.h>
@@ -165,8 +165,8 @@ done:
     return st;
 }
 
-/* n_ranks - 1 of n_ranks parts come to each rank over its links: what nccl-tests calls bus
- * bandwidth. */
+/* Each rank receives n_ranks - 1 of n_ranks parts over its links: the bus bandwidth of
+ * nccl-tests. */
 static void print_size(const gather_bench *b, int64_t bytes, double *seconds)
 {
     static const char *const kinds[] = {[BL_DEVICE_CPU] = "cpu", [BL_DEVICE_CUDA] = "cuda"};
@@ -279,7 +279,7 @@ static bl_status choose(gather_bench *b)
     return BL_OK;
 }
 
-/* One of the job's processes: what has started them says how many there are. */
+/* One of the job's processes: the launcher gives their number. */
 static bl_status run_process(gather_bench *b, bl_launch *launch, const bl_launch_info *info)
 {
     bl_comm *host = NULL;

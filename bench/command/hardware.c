@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench hardware: what this host has and how fast it is, as a table and as hardware.json,
+/* ballast bench hardware: the hardware of this host and its rates, as a table and as hardware.json,
  * whose keys docs/benchmarks.md describes. */
 #include <inttypes.h>
 #include <sched.h>
@@ -59,10 +59,10 @@ static bl_status put(json_t *object, const char *key, json_t *value)
     return BL_OK;
 }
 
-/* ---- what there is ---- */
+/* ---- the hardware ---- */
 
-/* The beginning of a file of the system's, whose size the system does not tell; empty when it is
- * not there. */
+/* The beginning of a system file, whose size the system does not report; empty when it is not
+ * there. */
 static void read_system_text(const char *path, char text[static SYSTEM_TEXT_BYTES])
 {
     FILE *file = fopen(path, "re");
@@ -192,7 +192,7 @@ static void print_rate(const char *kind, json_t *entry, const char *unit, bl_rat
     fflush(stdout);
 }
 
-/* Appends to the report's list `kind`; owns `entry`, which says what was measured. */
+/* Appends to the report's list `kind`; owns `entry`, which describes the measurement. */
 static bl_status add_rate(hardware *h, const char *kind, json_t *entry, const char *unit,
                           bl_rate rate)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench io: how fast the reader's engines stream a file, beside fio with the same requests
- * in the same run. */
+/* ballast bench io: how fast the reader's engines stream a file, compared with fio with the same
+ * requests in the same run. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -101,12 +101,12 @@ static double run_fio(const io_bench *b)
     json_decref(report);
     free(text);
     free(file);
-    /* The rate is what counts: of a last piece that O_DIRECT cannot read, fio reads nothing. */
+    /* Only the rate counts: fio does not read a last piece that O_DIRECT cannot read. */
     return io_bytes > 0.0 && bytes_per_s > 0.0 ? (double)b->file.n_bytes / bytes_per_s : -1.0;
 }
 
-/* The contender's turn. In the round before the first the bytes are verified, and who cannot take
- * part says so. */
+/* The contender's turn. The round before the first verifies the bytes, and reports a contender that
+ * cannot take part. */
 static bl_status take_turn(io_bench *b, contender who, bool is_warm_up, double *seconds)
 {
     if (who == FIO) {

@@ -130,7 +130,7 @@ static bl_status make_weight(linear_bench *b, const uint8_t *codes)
     return BL_OK;
 }
 
-/* The parts' A's one behind the other, and their dA's. */
+/* The A's of the parts, one after the other, and their dA's. */
 static bl_status make_parts(linear_bench *b)
 {
     int64_t r = 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear_cuda.h -- ballast bench linear on a GPU, one case: built with CUDA, or refused. */
+/* linear_cuda.h -- ballast bench linear on a GPU, one case: built with CUDA, or rejected. */
 #ifndef BALLAST_BENCH_COMMAND_LINEAR_CUDA_H
 #define BALLAST_BENCH_COMMAND_LINEAR_CUDA_H
 

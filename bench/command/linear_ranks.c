@@ -16,7 +16,7 @@ typedef enum contender { GEMM, RESIDENT, SHARDED, N_CONTENDERS } contender;
 
 typedef enum pass { FORWARD, BACKWARD, N_PASSES } pass;
 
-/* What the ranks share: rank 0 writes it. */
+/* Shared by the ranks: rank 0 writes it. */
 typedef struct linear_bench {
     const bl_linear_ranks_case *c;
     double *seconds[N_CONTENDERS][N_PASSES]; /* [runs] */
@@ -205,7 +205,7 @@ done:
     return st;
 }
 
-/* The median of the runs' own ratios, as a percentage: how fast b is beside a. */
+/* The median of the runs' own ratios, as a percentage: the speed of b relative to a. */
 static double percent(const double *a, const double *b, double *ratios, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) ratios[i] = 100 * a[i] / b[i];

@@ -13,7 +13,7 @@ typedef struct bl_linear_ranks_case {
     int ranks, shard_size, threads, ring_depth; /* threads: of a rank */
     double ratio;
     bl_tier tier;
-    const char *dir; /* of page files; a new folder */
+    const char *dir; /* of page files; a new directory */
     uint64_t key;    /* one per case that shares dir */
 } bl_linear_ranks_case;
 

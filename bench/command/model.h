@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h -- a model and data made for a measurement: random, of any shape, in a scratch folder. */
+/* model.h -- a model and data made for a measurement: random, of any shape, in a scratch
+ * directory. */
 #ifndef BALLAST_BENCH_COMMAND_MODEL_H
 #define BALLAST_BENCH_COMMAND_MODEL_H
 

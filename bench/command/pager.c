@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench pager: what offloading costs a training step. Trainings of a model made for it take
- * turns: everything in device memory; offloaded, brought ahead of time; offloaded, brought when it
- * is wanted (the engine's synchronous mode). The tiers are paced: after each page the copy stream
+/* ballast bench pager: the cost of offloading in a training step. Trainings of a model made for it
+ * take turns: everything in device memory; offloaded, prefetched; offloaded, loaded when it is
+ * needed (the engine's synchronous mode). The tiers are paced: after each page the copy stream
  * sleeps, so that a visit's copies take a chosen part of the visit's compute, measured in the same
- * run. So the figures tell of the engine, not of this host's disk. */
+ * run. So the figures describe the engine, not this host's disk. */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast bench plan: predicted beside measured. Trainings of a model made for it, on the CPU, in
- * several ways; before and after each of them the rates that plan/time.h wants are measured in this
- * process, at its shapes. Tiers are paced (offload/pager.h): each page takes as long as on a slower
- * link. */
+/* ballast bench plan: predicted and measured step times. Trainings of a model made for it, on the
+ * CPU, in several ways; before and after each of them the rates that plan/time.h needs are measured
+ * in this process, at its shapes. Tiers are paced (offload/pager.h): each page takes as long as on
+ * a slower link. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -95,7 +95,7 @@ typedef struct plan_bench {
 
 /* ---- measured ---- */
 
-/* What it really takes is counted: who sleeps wakes late on a machine that others use. */
+/* Counts the real time: a thread that sleeps wakes late on a machine that others use. */
 static void pace(void *user, bl_tier tier, int64_t page, size_t n_bytes)
 {
     plan_bench *b = user;
@@ -177,7 +177,7 @@ static bl_status train(plan_bench *b, const way *w, int64_t steps)
     return st;
 }
 
-/* A step's seconds; of the processor: what four times as many steps take more. */
+/* Seconds per step, by the clock; or CPU seconds, from the difference of two trainings. */
 static bl_status measure(plan_bench *b, const way *w, double *step_s)
 {
     int64_t n = b->options->steps;
@@ -271,7 +271,7 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
     return bl_time_predict(&in, out);
 }
 
-/* By the clock; or by the processor: what compute's threads and copies use. */
+/* By the clock; or the CPU seconds of the compute threads and of copies. */
 static double seconds_of(const way *w, const bl_time_estimate *e)
 {
     double sum = 0;

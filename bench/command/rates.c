@@ -23,7 +23,7 @@ static bl_rate rate_of(double *seconds, int64_t runs, double work)
     return (bl_rate){work / times.best_s, work / times.median_s};
 }
 
-/* `work` is what one call of `once` does. */
+/* `work`: of one call of `once`. */
 static bl_status time_runs(bl_status (*once)(void *arg), void *arg, int64_t runs, double work,
                            bl_rate *out)
 {
@@ -320,8 +320,8 @@ static bool is_product(const float *host, int64_t n)
     return true;
 }
 
-/* Fills A and B of host[3][n][n], and brings them to the device: as they are, or as bf16, to which
- * they are rounded first. `packed`: room for 2 n^2 bf16 values. */
+/* Fills A and B of host[3][n][n], and copies them to the device: as they are, or rounded to bf16.
+ * `packed`: room for 2 n^2 bf16 values. */
 static bl_status bring_operands(gemm *g, float *host, uint16_t *packed, void *operands)
 {
     size_t n_values = (size_t)(2 * g->args.M * g->args.K);

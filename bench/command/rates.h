@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rates.h -- how fast this host does the things of which a training step is made. Each measurement
- * makes its memory, runs once, verifies what came out (BL_EINTERNAL), and runs `runs`
+/* rates.h -- the rates of this host for the parts of a training step. Each measurement allocates
+ * its memory, runs once, verifies the result (BL_EINTERNAL), and runs `runs`
  * (1..BL_BENCH_MAX_RUNS) more times against the clock. */
 #ifndef BALLAST_BENCH_COMMAND_RATES_H
 #define BALLAST_BENCH_COMMAND_RATES_H

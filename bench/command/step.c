@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench step: the training steps of one rank, on weights that are made up, without the
- * other ranks. What would be gathered from those is copied on the device, at the rate of a link if
- * one is given (echo.h). So one device measures what each of eight would do. */
+ * other ranks. The device copies its own data in place of theirs, at the rate of a link if one is
+ * given (echo.h). So one device measures the work of each of eight. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

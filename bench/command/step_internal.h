@@ -18,7 +18,7 @@ typedef struct step_options {
 /* The keys of the training that the options describe, without files. */
 void bl_bench_step_add_keys(const step_options *options, int n_ranks, bl_bench_arguments *out);
 
-/* The options and what follows from them, as the beginning of a JSON object. */
+/* The options and the values derived from them, as the beginning of a JSON object. */
 typedef struct step_case {
     const char *device;
     int64_t n_layers, n_distinct;
