@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names that people paste from other trainers (transformers, TRL, PEFT scripts, axolotl, torchtune,
  * LLaMA-Factory, optimum-habana, DeepSpeed): read as the key that means the same, accepted where
- * they change nothing, or rejected with what to use instead. `ballast train` and `ballast config
+ * they change nothing, or rejected with a suggestion. `ballast train` and `ballast config
  * --from` read by these rows. A name that ends in * comes after the names that it would hide. */
 #include "base/sizes.h"
 #include "config/aliases_internal.h"

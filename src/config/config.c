@@ -28,7 +28,7 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
                         .origins = ((bl_train_config *)config)->source.origins};
 }
 
-/* Puts in place of auto what this machine and this version decide. */
+/* Replaces auto by the values for this machine and this version. */
 static bl_status resolve(bl_config_command command, bl_train_config *config)
 {
     bl_gpu_info gpu;
@@ -108,7 +108,7 @@ static bl_status read_words(bl_options *options, const char *yaml_path, int argc
     return warn_of_ignored(&options->report->ignored);
 }
 
-/* What is given, in a file and on the line. needs_all: with all keys that the command requires. */
+/* Reads the file and the command line. needs_all: with all keys that the command requires. */
 static bl_status read_given(bl_config_command command, bool needs_all, const char *yaml_path,
                             int argc, char *const *argv, bl_train_config *config)
 {

@@ -2,7 +2,7 @@
 /* config.h -- a run's configuration: one struct, filled from a YAML file and a command line
  * (options/options.h).
  *
- * Fields are named as their keys; docs/options.md says what each means, its range and its default.
+ * Fields are named as their keys; docs/options.md has the meaning, range and default of each.
  * Names and defaults are Hugging Face's where it has them (TrainingArguments; PEFT's LoraConfig for
  * lora_*). */
 #ifndef BALLAST_CONFIG_CONFIG_H
@@ -138,7 +138,7 @@ typedef struct bl_train_config {
     bl_config_source source; /* the one member that is not a key */
 } bl_train_config;
 
-/* Puts in place of auto what this build and this machine have, logs which device that is and why,
+/* Replaces auto by the values for this build and this machine, logs which device that is and why,
  * and checks that both fit. *gpu is a GPU of *device cuda: this process's, if it is a child of
  * bl_launch_run_ranks; another process may be about to start such children, so the first one's
  * answer comes by bl_device_probe_cuda, before there are threads. BL_EUSAGE: they do not fit;
@@ -222,9 +222,9 @@ bl_status bl_train_config_hash(const bl_train_config *config, bl_option_effect e
 bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_config *now,
                                bl_option_effect effect, char **text);
 
-/* Writes the configuration of another program as Ballast's YAML: what has a counterpart, that
- * program's defaults where they differ, and comments on the rest, of which what changes training is
- * logged as warnings, too. `tool`: axolotl, llamafactory, trl, torchtune; NULL: detected by the
+/* Writes the configuration of another program as Ballast's YAML: keys with a counterpart, that
+ * program's defaults where they differ, and comments on other keys; those that change training are
+ * also logged as warnings. `tool`: axolotl, llamafactory, trl, torchtune; NULL: detected by the
  * keys. BL_EUSAGE: it cannot be, or the file is not YAML. */
 bl_status bl_train_config_convert(const char *path, const char *tool, FILE *out);
 

@@ -200,7 +200,7 @@ static bl_status write_key(const conversion *c, const bl_option *option, FILE *o
     return BL_OK;
 }
 
-/* A comment; what ends a line cannot end it. */
+/* A comment; a line end in the text cannot end it. */
 static void write_comment(const char *text, FILE *out)
 {
     fputs("#   ", out);

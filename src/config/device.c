@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* device.c -- the keys that say where a run computes and in which arithmetic: device,
+/* device.c -- the keys for the device and the arithmetic of a run: device,
  * compute_dtype, compute_bf16_modules. */
 #include "device/device.h"
 
@@ -23,7 +23,7 @@ static bl_status check_processes(const bl_launch_info *launch)
                    launch->n_processes);
 }
 
-/* Launchers that bind GPUs to tasks show each of them its own, and say so. */
+/* Launchers that bind GPUs to tasks show each task only its GPU, in CUDA_VISIBLE_DEVICES. */
 static bool is_shown_its_own(const bl_gpu_info *gpu)
 {
     return gpu->n_gpus == 1 && getenv("CUDA_VISIBLE_DEVICES");
@@ -61,13 +61,12 @@ static bl_status look_for_gpu(const bl_launch_info *launch, bl_gpu_info *gpu)
     return check_gpus(launch, gpu);
 }
 
-/* What device auto means without a usable GPU: the CPU, but not where somebody expects a GPU to
- * work and it does not. */
+/* Device auto without a usable GPU: the CPU, unless the machine has a GPU that does not work. */
 static bl_status do_without_gpu(bl_gpu_state state, bl_status st)
 {
     bl_error error;
 
-    if (!bl_device_has_cuda()) return BL_OK; /* where nothing was looked for, nothing is said */
+    if (!bl_device_has_cuda()) return BL_OK; /* no search, no message */
     bl_error_save(&error, st);
     if (state == BL_GPU_BROKEN)
         return BL_FAIL(st, "device auto: %s; to compute without a GPU, use device cpu", error.text);
@@ -106,7 +105,7 @@ bl_device_kind bl_train_config_device_kind(const bl_train_config *config)
     return config->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
 }
 
-/* What a CPU computes in, fp32. */
+/* A CPU computes in fp32. */
 static bl_status compute_on_cpu(bl_compute_dtype *dtype)
 {
     if (*dtype == BL_COMPUTE_FP8)
@@ -118,8 +117,8 @@ static bl_status compute_on_cpu(bl_compute_dtype *dtype)
     return BL_OK;
 }
 
-/* What FP8 products are asked of a GPU without them: below Hopper the run ends; behind it, where
- * they may come, bf16. */
+/* FP8 products on a GPU without them: before Hopper an error; after it, where a later version may
+ * have them, bf16. */
 static bl_status do_without_fp8(const char *gpu, int capability, bl_compute_dtype *dtype)
 {
     static const char why[] =

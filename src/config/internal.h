@@ -11,8 +11,8 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 
-/* ranks.c: ranks, rank_processes, threads, and what follows from them, by who has started this
- * process. n_gpus: of this machine, for device cuda. BL_EUSAGE: numbers that do not fit
+/* ranks.c: ranks, rank_processes, threads, and values derived from them, by how this process was
+ * started. n_gpus: of this machine, for device cuda. BL_EUSAGE: numbers that do not fit
  * together. */
 bl_status config_place_ranks(bl_train_config *config, int n_gpus);
 
@@ -24,8 +24,8 @@ bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capa
                               bl_compute_dtype *dtype);
 
 /* Cores for one of the n_on_host processes that a launcher has started on this host. This one is
- * bound to n_usable, what started it to n_starter, and its cgroup has n_allowed. Where all such
- * sets together fit in, they are the processes' own; otherwise it shares its set with the others.
+ * bound to n_usable, its parent to n_starter, and its cgroup has n_allowed. Where all such sets
+ * together fit in, each process has its set alone; otherwise it shares its set with the others.
  * At least 1. */
 int64_t config_cores_of_task(int64_t n_usable, int64_t n_starter, int64_t n_allowed,
                              int64_t n_on_host);

@@ -23,7 +23,7 @@ bool config_has_gpu_processes(void)
     return bl_comm_has_nccl();
 }
 
-/* What the process that started this one is bound to: no more than this one where its tasks share
+/* Cores that the parent of this process is bound to: no more than this one where its tasks share
  * its set. */
 static int64_t cores_of_starter(int64_t n_unknown)
 {
@@ -59,8 +59,7 @@ int64_t config_cores_within(int64_t quota, int64_t n_cores, int64_t n_on_host)
     return quota < 0 ? n_cores : bl_min_i64(n_cores, bl_max_i64(1, quota / n_on_host));
 }
 
-/* What a rank is bound to may be its own; the quota of a container is shared by all of its
- * processes. */
+/* A rank may have its cores alone; the quota of a container is shared by all of its processes. */
 static int64_t auto_threads(const bl_launch_info *launch, int64_t n_children, int64_t n_on_host)
 {
     int64_t n_cores = cores_of_rank(launch, n_children, n_on_host),
@@ -109,8 +108,7 @@ static bl_status check_gpus(const bl_train_config *c, int64_t n_here, int n_gpus
     return BL_OK;
 }
 
-/* Without NCCL ranks on several GPUs cannot be, and one GPU of several is not what was left to
- * `auto`. */
+/* Ranks on several GPUs need NCCL; without it, `auto` uses one GPU of several and warns. */
 static bl_status check_nccl(const bl_train_config *c, bool is_auto, int n_gpus)
 {
     if (c->device != BL_CONFIG_DEVICE_CUDA || n_gpus < 2 || config_has_gpu_processes() ||

@@ -3,7 +3,7 @@
  * generated from this table.
  *
  * A key of a feature that this version does not have is in the table all the same, with `available`
- * naming the values that work: another value is refused, never ignored. */
+ * naming the values that work: another value is rejected, never ignored. */
 #include "config/table_internal.h"
 
 #include "base/sizes.h"

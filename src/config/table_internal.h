@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* table_internal.h -- the two constant tables behind config/config.h. */
+/* table_internal.h -- the two constant tables of config/config.h. */
 #ifndef BALLAST_CONFIG_TABLE_INTERNAL_H
 #define BALLAST_CONFIG_TABLE_INTERNAL_H
 

@@ -27,7 +27,7 @@ const bl_option_alias *bl_options_find_alias(const bl_options *options, const ch
 /* Whether names that begin with "key." are known. */
 bool bl_options_has_children(const bl_options *options, const char *key);
 
-/* What a name and a value mean. */
+/* The meaning of a name and a value. */
 typedef struct bl_option_meaning {
     const bl_option_alias *alias; /* NULL: the name is a key */
     int64_t index;                /* of the row; BL_OPTION_NOTHING: accepted, nothing to set */
@@ -45,8 +45,8 @@ bl_status bl_options_resolve(const bl_options *options, const char *where, const
 /* A decimal number; neither infinite nor rounded to zero. */
 bool bl_option_parse_real(const char *text, double *value);
 
-/* Parses the value into the field and notes the origin. What came from the line stays when the
- * origin is the file. */
+/* Parses the value into the field and notes the origin. A value from the command line stays when
+ * the origin is the file. */
 bl_status bl_options_assign(const bl_options *options, const char *where, int64_t index,
                             const bl_option_value *value, bl_option_origin origin);
 
@@ -56,7 +56,7 @@ size_t bl_option_next_name(const char *at, const char **next);
 
 void bl_option_print_names(const char *names, FILE *out); /* "a|b|c" as "a, b, c" */
 
-/* What the option accepts, in words: "an integer in [1, 64] or auto". */
+/* The accepted values, in words: "an integer in [1, 64] or auto". */
 void bl_option_print_expected(const bl_option *option, FILE *out);
 
 #endif

@@ -16,7 +16,7 @@
 #include "options/internal.h"
 
 /* Integers beyond this are not exact in the table's min and max; a bound there reads as "no bound",
- * and is named to whoever goes beyond it. */
+ * and an error for a value beyond it names it. */
 static const double UNBOUNDED = 9007199254740992.0;
 
 /* ---- texts ---- */
@@ -373,7 +373,7 @@ static void write_names(const char *names, char *out, size_t n_bytes)
     }
 }
 
-/* Refuses a value of a feature that this version does not have. */
+/* Rejects a value of a feature that this version does not have. */
 static bl_status check_available(const bl_option *option, const void *values, const char *where)
 {
     char *text, names[128];

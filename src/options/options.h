@@ -3,7 +3,7 @@
  * command line, --help, the reference page in docs/, and the file that records a run's options.
  *
  * An option is a row of a constant table and a field of a struct of the caller's. Its key is the
- * YAML key and, behind two dashes, the command-line option; dashes and underscores are the same in
+ * YAML key and, after two dashes, the command-line option; dashes and underscores are the same in
  * both. A value that cannot be used exactly as written is rejected with the place, the key, the
  * value and the allowed values; nothing is rounded, ignored or guessed.
  *
@@ -47,8 +47,8 @@ typedef enum bl_option_type {
     BL_OPTION_LIST    /* bl_string_list */
 } bl_option_type;
 
-/* What another value of the option does to a run's results: decides whether a run may be resumed
- * with it. */
+/* The effect of another value of the option on a run's results: decides whether a run may be
+ * resumed with it. */
 typedef enum bl_option_effect {
     BL_EFFECT_NONE,   /* none: speed, place, reports */
     BL_EFFECT_RESULT, /* other numbers */
@@ -71,7 +71,7 @@ typedef struct bl_option {
     bl_option_type type;
     bl_option_effect effect;
     unsigned commands;    /* bits: the commands it belongs to */
-    unsigned required_by; /* bits: the commands that refuse to run without it */
+    unsigned required_by; /* bits: the commands that do not run without it */
     bool has_auto;
     bool is_model;         /* path: may be a name in the Hugging Face cache (base/hub.h) */
     const char *true_name; /* enum: the name that true means; NULL: none */
@@ -105,7 +105,7 @@ typedef struct bl_option_alias {
 
 typedef enum bl_option_origin { BL_FROM_DEFAULT, BL_FROM_FILE, BL_FROM_LINE } bl_option_origin;
 
-/* What reading found. Zero-initialized; bl_options_report_clear frees it. */
+/* The findings of reading. Zero-initialized; bl_options_report_clear frees it. */
 typedef struct bl_options_report {
     bl_string_list keys;     /* every name in the file, nested ones with dots */
     bl_string_list rejected; /* of the file: "PATH:LINE: key: reason" */
@@ -120,7 +120,7 @@ typedef struct bl_options {
     size_t n_aliases;
     const char *tool;          /* the program whose file is read; NULL: Ballast's own */
     bl_options_report *report; /* bl_options_read_yaml needs it */
-    /* The bit of the command that reads: an option of other commands is refused on its command
+    /* The bit of the command that reads: an option of other commands is rejected on its command
      * line. */
     unsigned command;
     void *values;     /* the struct */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is written from a table: values as YAML, --help and the reference page. */
+/* Output from a table: values as YAML, --help and the reference page. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -81,7 +81,7 @@ static void write_enum(FILE *out, const bl_option *option, const void *field)
 
 static void write_list(FILE *out, const bl_string_list *list)
 {
-    if (list->n_items == 0) { /* an empty sequence would be refused */
+    if (list->n_items == 0) { /* an empty sequence would be rejected */
         fputs("null", out);
         return;
     }
@@ -177,7 +177,7 @@ static const char *placeholder(const bl_option *option)
     return words[option->type];
 }
 
-/* What the option does, and how little of it this version may know. */
+/* The help of the option, and the values that this version supports if not all. */
 static void print_purpose(const bl_option *option, FILE *out)
 {
     fputs(option->help, out);
