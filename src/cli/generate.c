@@ -63,7 +63,7 @@ static const bl_option table[] = {
      .help = "one JSON object: prompt_ids, ids, text, finish_reason, stop_id, seconds"},
 };
 
-/* What is open while a prompt is continued. */
+/* The open objects while a prompt is continued. */
 typedef struct session {
     const generate_options *options;
     bl_tokenizer *tokenizer; /* NULL: ids in and out */
@@ -76,7 +76,7 @@ typedef struct session {
     bl_lora_layout lora;
     bl_tensor lora_weights;
     bl_generator *generator;
-    /* The prompt and what was added: decoded together, so that spaces come out as in one text. */
+    /* The prompt and the new ids: decoded together, so that spaces are those of one text. */
     bl_ids ids;
     size_t n_prompt; /* of them */
     int32_t end;     /* of an answer to messages; -1: none */
@@ -278,7 +278,7 @@ static json_t *list_ids(const int32_t *ids, size_t n)
     return list;
 }
 
-/* What was added, as the decoding of all has it behind the prompt's; null without a tokenizer. */
+/* The text after the prompt's in the decoding of all ids; null without a tokenizer. */
 static bl_status decode_answer(const session *s, json_t **out)
 {
     char *whole, *prompt;

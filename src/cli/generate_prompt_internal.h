@@ -15,7 +15,7 @@ typedef struct bl_generate_prompt {
     bool parse_special_tokens;                 /* of prompt and prompt_file */
 } bl_generate_prompt;
 
-/* BL_EUSAGE unless exactly one is given, with what belongs to it. */
+/* BL_EUSAGE unless exactly one is given, with the options that belong to it. */
 bl_status bl_generate_prompt_check(const bl_generate_prompt *prompt);
 
 /* Appends the ids. *end: the token that ends an answer to messages; -1: none but the model's. The

@@ -150,7 +150,7 @@ static bl_status report_fp8(json_t *report, const bl_hf_model *model)
     return BL_OK;
 }
 
-/* Reports what can be reported, then checks as training does before it reads weights, in its
+/* Reports all that it can read, then does the checks of training before it reads weights, in their
  * order. */
 static bl_status report_model(json_t *report, const char *dir)
 {
@@ -348,7 +348,7 @@ static bl_status inspect(const char *path, bool as_json)
         BL_TRY_GOTO(st, done, put(report, "kind", json_string("safetensors")));
         st = report_file(report, path);
     }
-    /* What cannot be used may have tensors to list. */
+    /* An unusable model or file may have tensors to list. */
     if (st != BL_OK && (st != BL_EINPUT || !json_object_get(report, "dtypes"))) goto done;
     if (as_json) {
         json_dumpf(report, stdout, JSON_INDENT(2));

@@ -101,8 +101,8 @@ static const bl_option *own_option(const char *word)
     return NULL;
 }
 
-/* Deals the words out: own ones to the front, the training's behind them. Returns the number of own
- * ones. */
+/* Sorts the words: those of this command first, then the training's. Returns the number of the
+ * first. */
 static int deal_out(int argc, char *const *argv, char **words)
 {
     int n_own = 0, n_others = 0;

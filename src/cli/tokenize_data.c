@@ -40,7 +40,7 @@ static void print_json(const bl_sample *row)
 
 /* ---- a table ---- */
 
-/* The text that `id` adds behind other text, quoted: with the space that a decoder strips from the
+/* The text that `id` adds after other text, quoted: with the space that a decoder strips from the
  * beginning of a text. */
 static bl_status print_token(const bl_tokenizer *tokenizer, int32_t id)
 {

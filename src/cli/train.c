@@ -42,7 +42,7 @@ static void leave_with(bl_status st)
     _exit(bl_status_exit_code(st));
 }
 
-/* What a process that is a rank, or has the ranks as threads, does. */
+/* The work of a process that is a rank, or has the ranks as threads. */
 typedef bl_status (*job_fn)(const bl_train_config *config, bl_launch *launch, void *user);
 
 static bl_status run_config(const bl_train_config *config, bl_launch *launch, const char *command,

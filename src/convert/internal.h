@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- between quantize.c, which deals with folders, and quantize_shard.c, which deals
- * with one file. */
+/* internal.h -- between quantize.c, for directories, and quantize_shard.c, for one file. */
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
@@ -8,8 +7,8 @@
 #include "convert/quantize.h"
 #include "store/hf_model.h"
 
-/* What a shard of the source becomes: two specs for a projection (its codes, its scales), one for
- * any other tensor. */
+/* The target of one shard of the source: two specs for a projection (its codes, its scales), one
+ * for any other tensor. */
 typedef struct bl_shard_plan {
     const bl_safetensors *source;
     bl_stored_tensor_spec *specs;

@@ -91,7 +91,7 @@ done:
     return st;
 }
 
-/* What tells this source from another: size and time of change of its shards. */
+/* Distinguishes this source from others: size and time of change of its shards. */
 static bl_status describe_source(const quantization *q, json_t **out)
 {
     struct stat info;
@@ -227,7 +227,7 @@ static bl_status of_target(bl_status st)
     return st == BL_EINPUT ? BL_EIO : st;
 }
 
-/* What became of a target that was taken away meanwhile is that, whatever the write met first. */
+/* `st`, or, when the target was removed or replaced meanwhile, that error. */
 static bl_status target_failure(const quantization *q, bl_status st)
 {
     bl_error error;
@@ -287,8 +287,8 @@ static bool is_copied(const char *name)
     return name[0] != '.' && strcmp(name, CONFIG) != 0 && strcmp(name, MANIFEST) != 0;
 }
 
-/* Files beside the weights that a run which ended has written: where they are still there, they may
- * have been edited since. */
+/* Files besides the weights that a finished run wrote: those that still exist may have been edited
+ * since. */
 static const char BESIDE[] = "beside";
 
 static bool is_kept(const quantization *q, const char *name)
@@ -338,7 +338,7 @@ done:
 }
 
 /* Copies the other files of the source, or, with `n_bytes`, only adds up how large they are.
- * Folders stay behind. */
+ * Does not copy directories. */
 static bl_status copy_others(const quantization *q, int64_t *n_bytes)
 {
     char **names, *from = NULL, *to = NULL;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize.h -- a Hugging Face folder in, the same model with FP8 projections out.
+/* quantize.h -- a Hugging Face directory in, the same model with FP8 projections out.
  *
- * The seven projections of each layer become E4M3 codes with F32 scales beside them
+ * The seven projections of each layer become E4M3 codes with separate F32 scales
  * (X.weight_scale: [rows, 1], or the grid of 128 x 128 blocks), with the bits that training from
  * the source with that base_format would use; everything else is copied. config.json gets a
  * quantization_config of compressed-tensors ("float-quantized", activations quantized as they come,
@@ -19,7 +19,7 @@
 #include "io/reader.h"
 
 typedef struct bl_quantize_options {
-    const char *source, *target; /* folders; the target is made */
+    const char *source, *target; /* directories; the target is made */
     bl_format format;            /* FP8_ROW or FP8_BLOCK */
     bl_io_engine io_engine;
     bl_pool *pool;
