@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # lib.sh -- code shared by the scripts. Sourced by a POSIX shell whose working directory is the repository.
 
-# The one list of packages (Debian 12 names): what building and testing needs on a bare system.
+# The one list of packages (Debian 12 names): needed to build and test on a bare system.
 packages="gcc g++ libc6-dev cmake ninja-build pkg-config
     libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev
     libhwloc-dev libmimalloc-dev libsodium-dev
     openmpi-bin libopenmpi-dev iproute2 strace python3"
-# What only `scripts/test --full` needs.
+# Needed only by `scripts/test --full`.
 packages_full="clang libclang-rt-14-dev clang-format"
 
 JOBS=${JOBS:-$(nproc)}
