@@ -50,8 +50,8 @@ static bl_topology topology_of(const bl_hardware *h, bool is_here, const bl_trai
                          .shares_memory = has_gpus && on_host > 1};
 }
 
-/* What programs find free on a GPU: its memory less the context and the communicator, which the
- * ledger counts as items of their own. */
+/* Memory that programs find free on a GPU: all of it less the context and the communicator, which
+ * are separate items of the ledger. */
 static int64_t gpu_available_bytes(const bl_hardware *h, int n_ranks)
 {
     return (int64_t)h->device_memory_bytes.value - bl_plan_gpu_reserve_bytes(n_ranks);

@@ -17,7 +17,7 @@ bool plan_option_is_less(const bl_plan_option *a, const bl_plan_option *b);
 /* One that fits. BL_ENOMEM. */
 bl_status plan_choice_keep(bl_plan_objective objective, plan_frontier *frontier,
                            const bl_plan_option *option, bl_plan_choice *choice);
-/* By speed, after the last one. host_bytes: what a process may take. */
+/* By speed, after the last one. host_bytes: the most that a process may take. */
 void plan_choice_finish(const plan_frontier *frontier, int64_t host_bytes, bl_plan_choice *choice);
 
 #endif

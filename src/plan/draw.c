@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* draw.c -- what lies where, as a picture: a bar for a GPU, for a host's memory and for its disk,
- * each as long as what there is. */
+/* draw.c -- the use of memory and disk, as a picture: a bar for a GPU, for a host's memory and for
+ * its disk, each as long as its capacity. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -132,7 +132,7 @@ static void draw_legend(FILE *out, const bar *bars, int n_bars, double y)
     }
 }
 
-/* Bars of what is used; returns their number. */
+/* Bars of the places in use; returns their number. */
 static int make_bars(const bl_plan_report *r, bar bars[3])
 {
     const bl_memory_ledger *m = &r->plan->memory;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expect.c -- what a run's rows add to the plan's bound: mean row, padding, steps and hours. */
+/* expect.c -- known rows refine the plan's bound: mean row, padding, steps and hours. */
 #include "plan/expect.h"
 
 #include <math.h>

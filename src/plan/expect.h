@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* expect.h -- what is expected of a run whose rows are known (input.h: bl_plan_rows). The plan
- * itself has the bound: every micro-batch is as long as the longest row allows. */
+/* expect.h -- the expected sizes and times of a run whose rows are known (input.h: bl_plan_rows).
+ * The plan itself has the bound: every micro-batch is as long as the longest row allows. */
 #ifndef BALLAST_PLAN_EXPECT_H
 #define BALLAST_PLAN_EXPECT_H
 

@@ -160,7 +160,7 @@ static bl_status read_measured(reading *r)
     return read_device_rates(r);
 }
 
-/* ---- what a user says ---- */
+/* ---- a user's figures ---- */
 
 static bl_status read_figure(const char *path, const json_t *value, size_t index, bl_hardware *out)
 {

@@ -52,12 +52,12 @@ typedef struct bl_hardware {
 
     /* ---- links of a device ---- */
     /* Bytes that it receives from the other devices of its host in an all-gather; through host
-     * memory where there is no direct link. */
+     * memory without a direct link. */
     bl_figure gather_bytes_per_s;
     bl_figure gather_latency_s; /* seconds, of one collective beside its bytes */
     /* Pinned host memory to the device, back, and each of them while both go on. */
     bl_figure copy_in_bytes_per_s, copy_out_bytes_per_s, copy_both_bytes_per_s;
-    bl_figure pageable_copy_bytes_per_s; /* as cudaMemcpy stages what is not pinned */
+    bl_figure pageable_copy_bytes_per_s; /* cudaMemcpy stages pageable memory */
 
     /* ---- a host: shared by its devices ---- */
     bl_figure host_memory_bytes;
@@ -100,14 +100,14 @@ bl_status bl_hardware_set_lanes(bl_hardware *hardware, int lanes);
 bl_status bl_hardware_load(const char *name, bl_hardware *out);
 
 /* This machine: its GPUs, or its processor where this build finds none, with the figures of the
- * preset that is nearest, and what the system says of its memory and cores. */
+ * nearest preset, and its memory and cores from the system. */
 bl_status bl_hardware_find(bl_hardware *out);
 
 /* The same as a document that bl_hardware_load reads back. The caller's to json_decref;
  * BL_ENOMEM. */
 bl_status bl_hardware_describe(const bl_hardware *hardware, json_t **out);
 
-/* The names to choose from, one a line: "h100  NVIDIA H100 SXM5 80 GB". i from 0; NULL: no more. */
+/* The names to choose from, one per line: "h100  NVIDIA H100 SXM5 80 GB". i from 0; NULL: end. */
 const char *bl_hardware_gpu_name(size_t i, const char **device);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hardware_presets.c -- machines by name: GPUs in the host that they are usually sold in. A name
- * with fewer devices than that host gets its share of what the devices of a host share. */
+ * with fewer devices than that host gets its share of the host's shared resources. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

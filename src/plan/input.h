@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* input.h -- what a plan is made of: the configuration, the model's sizes, the ranks, the rows. No
+/* input.h -- the inputs of a plan: the configuration, the model's sizes, the ranks, the rows. No
  * checkpoint needs to be open, and nothing is read or written. */
 #ifndef BALLAST_PLAN_INPUT_H
 #define BALLAST_PLAN_INPUT_H
@@ -19,7 +19,7 @@ typedef struct bl_plan_rows {
     double label_part;      /* of the tokens that carry loss: 0..1 */
 } bl_plan_rows;
 
-/* Borrowed: what the pointers point to outlives the input and the plan. */
+/* Borrowed: the pointers' targets outlive the input and the plan. */
 typedef struct bl_plan_input {
     const bl_train_config *config; /* resolved and valid */
 
@@ -29,7 +29,7 @@ typedef struct bl_plan_input {
     const uint8_t *bf16_matrices;
     bl_dtype embedding_dtype, head_dtype;
     int64_t n_positions; /* of the RoPE tables */
-    /* Taken by a rank while it loads, beside what it loads into (bl_model_load_bytes). */
+    /* Taken by a rank while it loads, besides the loaded data (bl_model_load_bytes). */
     int64_t load_bytes;
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
 
@@ -40,8 +40,8 @@ typedef struct bl_plan_input {
     int64_t tokenizer_bytes; /* of a process, with what reading the data left there; 0: none */
     bl_plan_rows rows;
 
-    /* Memory of the host that the plan is for, bytes; -1: not known. 0: what is available on this
-     * one, asked when a choice depends on it. */
+    /* Memory of the host that the plan is for, bytes; -1: not known. 0: this host's available
+     * memory, asked when a choice depends on it. */
     int64_t available_bytes;
     /* Of the GPU that the ranks of a process share, likewise; not looked at without one. */
     int64_t gpu_available_bytes;

@@ -108,8 +108,8 @@ static int64_t activation_bytes(const bl_strategy *s, const bl_strategy_job *job
     return (int64_t)(s->checkpointing ? 2 * sbh * L + layer : layer * L);
 }
 
-/* A bucket to reduce and one to gather, no larger than what is trained; and the layers that are
- * gathered. */
+/* A bucket to reduce and one to gather, no larger than the trained weights; and the gathered
+ * layers. */
 static int64_t buffer_bytes(const bl_strategy *s, const counts *n)
 {
     double bucket = n->trained < BUCKET ? n->trained : BUCKET, bytes = 0;

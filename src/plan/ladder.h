@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder.h -- the classical ways to train a model on several devices, and what each of them takes:
- * what every device repeats (data parallelism), ZeRO's three stages, LoRA, FP8, a sharded frozen
- * base, and that base in host memory. For comparison: what Ballast itself takes comes from
- * memory.h.
+/* ladder.h -- the classical ways to train a model on several devices, and their memory: replication
+ * on every device (data parallelism), ZeRO's three stages, LoRA, FP8, a sharded frozen base, and
+ * that base in host memory. For comparison: Ballast's own memory comes from memory.h.
  *
  * Psi parameters in all, P of them in the seven projections, p trained ones, N devices. With mixed
  * precision and AdamW (Rajbhandari et al., ZeRO, 2020, section 3.1) a device holds 2 Psi bytes of
@@ -12,9 +11,9 @@
  * gradients, 8 p of moments.
  *
  * Activations without recomputation (Korthikanti et al., Reducing Activation Recomputation, 2022,
- * equation 2; fp16, one head dimension a head, attention's scores kept), s tokens a sequence, b
- * sequences, h channels, a heads: s b h (34 + 5 a s / h) bytes a layer. With it: 2 s b h a layer,
- * and one whole layer. */
+ * equation 2; fp16, one head dimension per head, attention's scores kept), s tokens per sequence, b
+ * sequences, h channels, a heads: s b h (34 + 5 a s / h) bytes per layer. With it: 2 s b h per
+ * layer, and one whole layer. */
 #ifndef BALLAST_PLAN_LADDER_H
 #define BALLAST_PLAN_LADDER_H
 
@@ -68,7 +67,7 @@ double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *jo
  * allocator's fragments). Both are assumed. */
 int64_t bl_strategy_room(const bl_hardware *hardware);
 
-/* The rungs, each with the ones before it but for a ZeRO stage, which takes the place of the last
+/* The rungs, each with the ones before it, except that a ZeRO stage takes the place of the last
  * one: none, ZeRO-1, -2, -3, LoRA under ZeRO-2, FP8, a sharded base, that base in host memory. */
 typedef struct bl_ladder_rung {
     const char *name;

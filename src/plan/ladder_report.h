@@ -22,7 +22,7 @@ void bl_ladder_print(const bl_ladder_case *c, FILE *out);
 /* {"ladder": [{"strategy", "weights_bytes", ..., "fits"}, ...], "room_bytes"}. The caller's to
  * json_decref; BL_ENOMEM. */
 bl_status bl_ladder_describe(const bl_ladder_case *c, json_t **out);
-/* An SVG: a bar a rung on a logarithmic scale, beside what a device has. Errors as
+/* An SVG: a bar per rung on a logarithmic scale, next to a device's memory. Errors as
  * bl_file_write_atomic's. */
 bl_status bl_ladder_draw(const bl_ladder_case *c, const char *path);
 

@@ -49,7 +49,7 @@ static double *rate_at(bl_rates *r, size_t i)
     return (double *)(void *)((char *)r + rates[i].offset);
 }
 
-/* ---- what is measured ---- */
+/* ---- measurements ---- */
 
 bool bl_plan_can_measure(const bl_plan_input *in)
 {
@@ -133,7 +133,7 @@ static bl_status measure(const bl_plan_measure_options *o, bl_plan_measured *out
 
 /* ---- the cache ---- */
 
-/* *path NULL: there is no place for one. */
+/* *path NULL: no place for a cache. */
 static bl_status cache_path(const char *key, char **dir, char **path)
 {
     const char *root = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");

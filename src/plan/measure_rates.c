@@ -16,7 +16,7 @@
 
 enum { MAX_RANKS = 16, N_BLOCKS = 8 };
 
-/* One rank's measurement, on a thread of its own. */
+/* One rank's measurement, on a separate thread. */
 typedef struct rank_rates {
     bl_block_dims dims;
     const bl_plan_measure_options *options;
@@ -317,7 +317,7 @@ static void add_rates(const bl_rates *one, double part, bl_rates *sum)
     sum->head_flops_per_s += part * one->head_flops_per_s;
 }
 
-/* Documents of options->document_tokens, the last one of what is left. */
+/* Documents of options->document_tokens, the last one of the rest. */
 static bl_status make_documents(const bl_plan_measure_options *o, int32_t **ends, int64_t *n)
 {
     *n = bl_ceil_div(o->tokens, o->document_tokens);

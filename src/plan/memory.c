@@ -75,7 +75,7 @@ int bl_plan_processes_on_host(const bl_topology *topology)
     return (int)bl_ceil_div(topology->n_on_host, topology->n_here);
 }
 
-/* A process's part of what the host has once. */
+/* A process's part of the memory that the host has once. */
 static int64_t shared_part(const bl_memory_ledger *m, const bl_topology *topology)
 {
     return bl_ceil_div(m->shared, bl_plan_processes_on_host(topology));

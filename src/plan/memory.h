@@ -13,7 +13,7 @@ typedef enum bl_memory_item {
     BL_MEMORY_NORMS,         /* and RoPE's tables */
     BL_MEMORY_RING,          /* gathered layers */
     BL_MEMORY_READER,        /* buffers of reads from disk */
-    BL_MEMORY_LORA,          /* its part of the weights, and of what is computed with */
+    BL_MEMORY_LORA,          /* its part of the weights, and of the compute copy */
     BL_MEMORY_GRADIENTS,     /* its part, and those of the layer under way */
     BL_MEMORY_ADAM,          /* both moments */
     BL_MEMORY_LORA_RING,     /* gathered LoRA weights */
@@ -21,7 +21,7 @@ typedef enum bl_memory_item {
     BL_MEMORY_SAVED,         /* what layers keep beside their inputs */
     BL_MEMORY_BOUNDARY,      /* the gradient between two layers */
     BL_MEMORY_WORKSPACE,     /* of a layer at work */
-    BL_MEMORY_PREPARED,      /* what a visit's products make of its weights */
+    BL_MEMORY_PREPARED,      /* copies of weights that a visit's products make */
     BL_MEMORY_LOGITS,        /* of the loss head */
     BL_MEMORY_TOKENS,        /* of this step and the next */
     BL_MEMORY_STAGING,       /* between host and device */
@@ -50,7 +50,7 @@ typedef struct bl_memory_ledger {
     /* Of a host, what its processes share (topology.shares_memory): embedding and data; else 0. */
     int64_t shared;
     /* Of a process with its ranks, host memory, its part of `shared` included: at the peak while it
-     * loads; at the peak. Of all processes of a host together it is what the host needs. */
+     * loads; at the peak. The sum over all processes of a host is the host's need. */
     int64_t loading, total;
 } bl_memory_ledger;
 
@@ -63,10 +63,10 @@ bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_placement 
 bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_placement *placement,
                                 const bl_pass_options *pass, bl_memory_ledger *out);
 
-/* Of `total` what is the process's own, as the system counts it (RssAnon): without its part of
+/* The process's own part of `total`, as the system counts it (RssAnon): without its part of
  * `shared`. */
 int64_t bl_memory_own_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
-/* Of a host: one copy, or one a process. */
+/* Of a host: one copy, or one per process. */
 int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topology *topology);
 /* Each plans with its part of the host's memory. */
 int bl_plan_processes_on_host(const bl_topology *topology);
@@ -89,7 +89,7 @@ int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_m
  * here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 
-/* Gives each matrix of a layer memory for what the micro-batches of a visit share
+/* Gives each matrix of a layer memory for copies that the micro-batches of a visit share
  * (linear/prepared.h). BL_ENOMEM. */
 bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);
 /* Whether products of a visit make the same thing of a matrix more than once: for another

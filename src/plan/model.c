@@ -16,7 +16,7 @@
 /* How a checkpoint has its projections. */
 typedef enum storage {
     ALL_BF16,
-    FP8_MLP, /* gate, up and down in FP8 with row scales, but for the first and the last layer */
+    FP8_MLP, /* gate, up and down in FP8 with row scales, except the first and the last layer */
     FP8_ALL  /* all projections in FP8, a scale each */
 } storage;
 
@@ -144,7 +144,7 @@ static bl_status open_folder(const char *dir, bl_base_format choice, bl_plan_mod
     return BL_OK;
 }
 
-/* Whether `name` has all letters of the preset's in a row, but for hyphens and case:
+/* Whether `name` has all letters of the preset's in a row, except for hyphens and case:
  * "Meta-Llama-3.1-8B-Instruct". */
 static bool names_preset(const char *name, const char *preset)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.c -- chooses what is auto (placement, saved activations, preparation), predicts memory, and
- * explains what does not fit. */
+/* plan.c -- chooses the auto values (placement, saved activations, preparation), predicts memory,
+ * and explains what does not fit. */
 #include "plan/plan.h"
 
 #include <stdio.h>
@@ -76,7 +76,7 @@ static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)
     return bl_plan_predict_memory(in, &plan->placement, &plan->pass, &plan->memory);
 }
 
-/* What a choice is measured by: where the ranks compute, what they take there and what there is. */
+/* The measure of a choice: the memory where the ranks compute, its needed and available bytes. */
 typedef struct room {
     const char *name; /* "GPU memory" */
     int64_t needed, available;
@@ -151,7 +151,7 @@ static bl_status choose_saving(const bl_plan_input *in, bl_plan *plan)
     return BL_OK;
 }
 
-/* With what is left of a GPU's memory. */
+/* In the remaining memory of a GPU. */
 static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
 {
     bl_plan with = *plan;
@@ -160,8 +160,7 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
     BL_TRY(bl_plan_prepare(in, &with.pass));
     BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
     room r = room_of(in, &with);
-    if (r.needed > bl_plan_usable_bytes(r.available))
-        return BL_OK; /* nor where that is not known */
+    if (r.needed > bl_plan_usable_bytes(r.available)) return BL_OK; /* nor where that is unknown */
     bl_log_info("weights are prepared once per visit, in %.4g GB of GPU memory per rank",
                 bl_gb((int64_t)bl_linear_prepared_bytes(&with.pass.prepared)));
     *plan = with;

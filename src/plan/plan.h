@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan.h -- what is decided before a layer is loaded: where the frozen base is stored, which
- * activations are saved, and the memory that this takes. Results never depend on it. */
+/* plan.h -- decisions before a layer is loaded: where the frozen base is stored, which activations
+ * are saved, and the memory that this takes. Results never depend on it. */
 #ifndef BALLAST_PLAN_PLAN_H
 #define BALLAST_PLAN_PLAN_H
 
@@ -24,8 +24,8 @@ int64_t bl_plan_gpu_available_bytes(const bl_plan_input *input);
 /* What a plan may use of `available` bytes: nine tenths. 0 where available is -1. */
 int64_t bl_plan_usable_bytes(int64_t available);
 
-/* A training on GPUs: of what is auto, the fastest that fits (search.h), by the rates of
- * input->hardware; when nothing fits, what takes the least memory. Otherwise:
+/* A training on GPUs: of the auto keys, the fastest choice that fits (search.h), by the rates of
+ * input->hardware; when none fits, the one that takes the least memory. Otherwise:
  *   - placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits
  *     into the usable memory;
  *   - saved activations by activation_checkpointing; auto, in a training, saves the most with which
@@ -34,7 +34,7 @@ int64_t bl_plan_usable_bytes(int64_t available);
  *     usable memory is still enough. Logs what auto has chosen. BL_ENOMEM. */
 bl_status bl_plan_choose(const bl_plan_input *input, bl_plan *out);
 
-/* Logs what this process will take and where it will be stored. */
+/* Logs this process's sizes and where they will be stored. */
 void bl_plan_print(const bl_plan_input *input, const bl_plan *plan);
 
 /* BL_ENOMEM when the host or the GPU has less: the numbers, and the keys that would help. */

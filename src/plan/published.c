@@ -7,8 +7,8 @@
 
 #include "base/sizes.h"
 
-/* What the recipe says: 4 rows of 512 + 512 padded tokens a GPU, LoRA of rank 64 on all
- * projections, offload_ratio 0.75 on one host (Snowflake-Labs/snowflake-arctic,
+/* The recipe: 4 rows of 512 + 512 padded tokens per GPU, LoRA of rank 64 on all projections,
+ * offload_ratio 0.75 on one host (Snowflake-Labs/snowflake-arctic,
  * training/llama3.1/run-llama.sh). */
 enum { GPUS = 8, ROWS = 4, ROW_TOKENS = 1024, RANK = 64 };
 static const double OFFLOADED = 0.75;

@@ -12,7 +12,7 @@
 enum { BL_PUBLISHED_MAX_ROWS = 12 };
 
 typedef struct bl_published_row {
-    const char *change; /* what is done otherwise than in the row before */
+    const char *change; /* the difference from the row before */
     bl_time_estimate time;
 } bl_published_row;
 

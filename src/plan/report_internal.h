@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_internal.h -- what the files of a report share; for them only. */
+/* report_internal.h -- shared code of the files of a report; for them only. */
 #ifndef BALLAST_PLAN_REPORT_INTERNAL_H
 #define BALLAST_PLAN_REPORT_INTERNAL_H
 

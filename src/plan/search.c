@@ -50,7 +50,7 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 
 /* ---- time ---- */
 
-/* Links and what is shared are the machine's in any case. */
+/* Links and shared resources are the machine's in any case. */
 static bl_rates rates_of(const bl_plan_input *in)
 {
     bl_rates rates =
@@ -236,7 +236,7 @@ static bl_status weigh(search *s, bl_plan_option *o)
     return plan_choice_keep(s->objective, &s->frontier, o, s->choice);
 }
 
-/* The most of what is offloaded that host memory has room for; the rest stays on disk. */
+/* The largest offloaded part that fits into host memory; the rest stays on disk. */
 static bl_status fill_host(const search *s, bl_plan_option *o)
 {
     int low = 0, high = N_RATIOS - 1; /* low fits, if anything does */
@@ -457,7 +457,7 @@ static void add(remedies *r, const char *format, ...)
     r->n_used = (size_t)bl_min_i64((int64_t)r->n_used + n, BL_PLAN_REMEDY_BYTES - 1);
 }
 
-/* One more key is free: what it would be. */
+/* One more key is free: adds its value. */
 static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned freedom,
                           remedies *r)
 {

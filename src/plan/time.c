@@ -10,7 +10,7 @@
 #include "base/sizes.h"
 #include "plan/time_internal.h"
 
-/* Of the datasheet's bytes a second, what kernels that only read and write reach
+/* Fraction of the datasheet's bytes per second that kernels reach which only read and write
  * (docs/model.md). */
 static const double MEMORY_EFFICIENCY = 0.85;
 
@@ -99,7 +99,7 @@ static bl_status check_rates(const bl_time_input *in)
     return BL_OK;
 }
 
-/* ---- a pass, and what it says of a step ---- */
+/* ---- a pass, and the step derived from it ---- */
 
 /* The run that each layer belongs to, and where its matrices are stored. */
 typedef struct plan_layers {
@@ -130,7 +130,7 @@ static bl_status create_layers(const bl_time_input *in, plan_layers *out)
     return BL_OK;
 }
 
-/* A CPU reads a tied head where the embedding lies; a GPU has it gathered like any other. */
+/* A CPU reads a tied head from the embedding's memory; a GPU has it gathered like any other. */
 static bool is_head_free(const bl_time_input *in)
 {
     return in->model->tie_word_embeddings && in->kind != BL_DEVICE_CUDA;

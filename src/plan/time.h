@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time.h -- how long a training step takes, and what it waits for.
+/* time.h -- how long a training step takes, and its stalls.
  *
  * The schedule of a step (model/schedule.h) is carried out on a model of one rank: streams that do
  * their work in order, events between them, and resources (links, memory, cores, disk) that streams
- * share. What each piece of work amounts to, and where the model is known to be wrong:
- * docs/model.md. */
+ * share. The costs of the work, and the known errors of the model: docs/model.md. */
 #ifndef BALLAST_PLAN_TIME_H
 #define BALLAST_PLAN_TIME_H
 
@@ -19,7 +18,7 @@
 #include "ops/matmul.h"
 #include "plan/hardware.h"
 
-/* The rates of one of n_ranks_on_host ranks. On a GPU each has a device of its own; on the CPU they
+/* The rates of one of n_ranks_on_host ranks. On a GPU each has a separate device; on the CPU they
  * share the host's cores, of which each computes with `threads`. */
 bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
 
@@ -35,10 +34,10 @@ typedef struct bl_time_run {
 typedef struct bl_time_habits {
     bool is_synchronous;  /* a layer is brought when compute has come to it, and waited for whole */
     bool gathers_decoded; /* a rank decodes its shard and gathers bf16 */
-    /* Shards that were brought are copied back: at this rate, also while compute stands still. */
+    /* Loaded shards are copied back: at this rate, also while compute stalls. */
     double copy_back_bytes_per_s;
-    bool decodes_each_use; /* a weight is decoded for each product, not once a visit */
-    bool recomputes_all;   /* of a layer whose input alone is kept, also what nobody reads */
+    bool decodes_each_use; /* a weight is decoded for each product, not once per visit */
+    bool recomputes_all;   /* of a layer whose input alone is kept, unused outputs too */
     bool is_eager;         /* one kernel for each operation of transformers' modeling code */
 } bl_time_habits;
 
@@ -59,13 +58,13 @@ typedef struct bl_time_input {
     int64_t micro_tokens;   /* of a micro-batch of one rank, those that are computed */
     double document_tokens; /* sum of squares of documents' lengths / sum of lengths */
     double label_part;      /* of the tokens that carry loss: 0..1 */
-    double useful_part;     /* of the tokens that are no padding: tokens_per_s counts these */
-    int n_micro;            /* micro-batches a step, of one rank */
+    double useful_part;     /* of the tokens that are not padding: tokens_per_s counts these */
+    int n_micro;            /* micro-batches per step, of one rank */
     int group;              /* of them visited together */
 
     double offload_ratio;
     bl_tier tier;     /* HOST or DISK: where that part is */
-    double host_part; /* DISK: of it, what is in host memory */
+    double host_part; /* DISK: fraction of it in host memory */
     bool offload_activations;
     bool writes_device; /* the host reads the disk straight into device memory: a CPU */
     bl_time_habits habits;
@@ -83,7 +82,7 @@ typedef struct bl_time_part {
     double seconds;                       /* of a step */
     double compute_s, wait_s[BL_N_LANES]; /* compute stream: at work; standing still for a lane */
     double busy_s[BL_N_LANES];            /* of each lane's stream, at work or slowed by others */
-    bl_lane bound; /* the lane that takes longest: compute, or what it waits for */
+    bl_lane bound; /* the lane that takes longest: compute, or the lane that it waits for */
 } bl_time_part;
 
 /* How the products with frozen matrices are made, by bl_matmul_weight_mode. */
@@ -113,8 +112,8 @@ bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
  * like it. */
 bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink sink, void *user);
 
-/* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title:
- * what it is of. Errors also as bl_file_write_atomic's. */
+/* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title: its
+ * subject. Errors also as bl_file_write_atomic's. */
 bl_status bl_time_draw(const bl_time_input *input, const char *title, const char *path);
 
 /* Of the longest phase. */

@@ -118,7 +118,7 @@ static const char *label_of(const bl_span *s, int64_t n_layers, char text[TEXT_B
     return text;
 }
 
-/* A stall of compute lies over its visit. */
+/* A stall of compute is drawn over its visit. */
 static void draw_span(FILE *out, const panel *p, const bl_span *s, int64_t n_layers)
 {
     char text[TEXT_BYTES];

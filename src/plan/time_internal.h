@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_internal.h -- what a step's work amounts to on one rank (time_work.c), and the schedule
- * carried out with it (time_machine.c). */
+/* time_internal.h -- the costs of a step's work on one rank (time_work.c), and the schedule carried
+ * out with them (time_machine.c). */
 #ifndef BALLAST_PLAN_TIME_INTERNAL_H
 #define BALLAST_PLAN_TIME_INTERNAL_H
 

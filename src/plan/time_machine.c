@@ -34,7 +34,7 @@ typedef struct machine {
     machine_ring base, lora;
     machine_stack inputs, saved;
     int turn, reduced[N_TURNS]; /* of LoRA's gradients */
-    bool is_before;             /* what is prefetched now was brought before time 0 */
+    bool is_before;             /* prefetches are complete before time 0 */
 } machine;
 
 /* ---- operations ---- */
@@ -44,7 +44,7 @@ static bl_status add_wait(machine *m, plan_stream stream, int event)
     return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream, .of = event});
 }
 
-/* As bl_timeline_wait: compute stands still for a lane. */
+/* As bl_timeline_wait: compute stalls on a lane. */
 static bl_status add_stall(machine *m, bl_lane lane, int event, int64_t unit, int item)
 {
     return bl_simulation_add(m->sim, &(bl_sim_op){.stream = PLAN_COMPUTE,
@@ -303,7 +303,7 @@ static bl_status run_backward(machine *m, int64_t layer, int micro)
 {
     const bl_schedule *s = &m->pass->schedule;
     const plan_layer *l = layer_of(m, layer);
-    /* model/pass.c: the workspace still holds what the last layer computed. */
+    /* model/pass.c: the workspace still holds the last layer's activations. */
     bool is_kept = layer == s->n_layers - 1 && s->n_micro == 1;
     const plan_segments *segments = is_kept ? &l->backward_kept : &l->backward;
 

@@ -406,7 +406,7 @@ static void pace(const bl_time_input *in, double bytes, bl_work *copy)
         copy->seconds += bytes / in->habits.copy_back_bytes_per_s;
 }
 
-/* Shards lie where the pager has them; with gathers_decoded a rank gathers what it has decoded. */
+/* Shards are where the pager stores them; with gathers_decoded a rank gathers its decoded shard. */
 static plan_item item_of(const bl_time_input *in, double rows, double cols, double stored_bytes)
 {
     const bl_rates *r = &in->rates;

@@ -12,7 +12,7 @@ typedef struct bl_topology {
     /* The same among the ranks of this host, whose processes share its memory, disks and cores:
      * first_on_host counts them from 0. */
     int first_on_host, n_on_host;
-    /* Its processes have one memory file (comm/host_memory.h): what a host needs once is there
+    /* Its processes have one memory file (comm/host_memory.h): data needed once per host is there
      * once. */
     bool shares_memory;
     int gpu; /* of this process's ranks, which share it: CUDA's number */

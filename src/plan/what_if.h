@@ -36,9 +36,9 @@ typedef struct bl_what_if {
 } bl_what_if;
 
 /* spec: "KEY=a,b,c"; KEY is hardware, tokens, a figure of bl_figures or a key of a training, which
- * takes the place of one in argv. For each value what is left open is chosen anew (search.h); a
- * CPU's plan is what a training would choose. BL_EUSAGE names what is wrong with the spec; errors
- * of bl_plan_case_open. */
+ * takes the place of one in argv. For each value the open keys are chosen anew (search.h); a CPU's
+ * plan is that of a training. BL_EUSAGE names the mistake in the spec; errors of
+ * bl_plan_case_open. */
 bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if *out);
 
 /* At most 100 columns. */
@@ -47,7 +47,7 @@ void bl_what_if_print(const bl_what_if *what_if, FILE *out);
 /* The caller's to json_decref; BL_ENOMEM. */
 bl_status bl_what_if_describe(const bl_what_if *what_if, json_t **out);
 
-/* An SVG of tokens a second over the values. Errors as bl_file_write_atomic's. */
+/* An SVG of tokens per second over the values. Errors as bl_file_write_atomic's. */
 bl_status bl_what_if_draw(const bl_what_if *what_if, const char *path);
 
 #endif
