@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_cuda.py [--model llama3.1-405b] [--tokens 4096 ...] [--lora_r 16] [--runs 10] [--device cuda]
 
-PyTorch on the shapes of `ballast bench linear --device cuda`, one JSON line a matrix and pass:
+PyTorch on the shapes of `ballast bench linear --device cuda`, one JSON line per matrix and pass:
   lora_bf16      y = x W^T + s (x A^T) B^T in bf16, W resident in bf16, as peft computes it (two more GEMMs and an addition)
   lora_fp8       the same with W held as E4M3 codes and a scale a row, decoded to bf16 in every call
   scaled_mm      torch._scaled_mm on E4M3 operands with a scale a row on both, base only: the fastest FP8 product PyTorch has

@@ -62,7 +62,7 @@ void bl_job_close(bl_job *job);
 /* identity.c: the fingerprints of model and data; collective over processes that share their host's
  * memory. */
 bl_status bl_job_identify(bl_job *job);
-/* bl_model_fingerprint of the model, whose bytes are read once a host. */
+/* bl_model_fingerprint of the model, whose bytes are read once per host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
 
 /* processes.c: how the processes of a job, with a rank each, agree before their ranks start.

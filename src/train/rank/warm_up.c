@@ -11,7 +11,7 @@
  * It is complete because it is the trainer's own code: a group of micro-batches as large as the
  * plan allows goes through the pass with dropout and gradients, one alone as in an evaluation, then
  * the sums and the optimizer run. A product of another number of tokens than the largest may still
- * be new in a step. It waits for earlier work of its own rank, and all ranks queue their
+ * be new in a step. It waits for earlier work of the same rank, and all ranks queue their
  * collectives in one order, so that the wait ends (comm/README.md).
  *
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stop.c -- the ranks of a training while they run, and the signals that end it: at once while
  * ranks are set up, then after the step, or inside it once the grace is over. A save is not ended
- * by that: whoever ends the process in its middle leaves the checkpoint before it, and nothing but
- * its end keeps the step. */
+ * by that: ending the process inside a save leaves the previous checkpoint, and only the end of the
+ * save keeps the step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -78,7 +78,7 @@ static void abandon(supervisor *s)
 /* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but
  * not inside a save; before the first step, at once. A second one, later than
  * BL_LAUNCH_ONE_REQUEST_S, goes to the process. A child has one request twice where it went to all
- * processes at once: from whoever sent it, and passed on by the parent. */
+ * processes at once: from the sender, and passed on by the parent. */
 static void take_signal(supervisor *s, const sigset_t *signals, int signal_number)
 {
     double grace_s = s->training->config->grace_s;
