@@ -65,7 +65,7 @@ static bl_status close_case(state_case *c, bl_status st)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
-/* Rank r's lane i has moved 2^40 (r + 1) + i bytes, above what a float counts, and stood still
+/* Rank r's lane i has moved 2^40 (r + 1) + i bytes, above a float's exact integers, and stalled
  * longest on rank i mod n. */
 static bl_lane_totals lane_of(int rank, int n_ranks, int i)
 {

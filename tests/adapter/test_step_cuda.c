@@ -48,7 +48,7 @@ static step_result run(const step_kind *kind, const step_choice *choice)
  * backward, each off by 2^-9 at most, 2^-9 / sqrt(3) in the mean, and independent: over 3 layers
  * sqrt(72) 2^-9 / sqrt(3) = 1 %. Softmax, SwiGLU and the logits magnify that, here about fourfold;
  * eight times is allowed. A factor in the wrong place, or one missing, puts half of the gradient
- * off. FP8 rounds what is multiplied to 2^-4, 2^-4 / sqrt(3) / 2 = 1.8 % in the mean over a binade,
+ * off. FP8 rounds factors to 2^-4, 2^-4 / sqrt(3) / 2 = 1.8 % in the mean over a binade,
  * in about 12 products on the way to a gradient whose sums are by half LoRA's or the residual's:
  * sqrt(12) 1.8 % / 2 = 3.1 %, of which five times is allowed. The loss, a mean over tokens, is off
  * by far less. */

@@ -27,8 +27,7 @@ enum { T = 128, DOCUMENTS = 3, R = 4, GUARD_BYTES = 4096, GUARD = 0xa5 };
 
 static const int32_t document_starts[DOCUMENTS + 1] = {0, 37, 38, T};
 
-/* What FP8 products can do, and what a small model's sizes are like: products of 344 rows are in
- * bf16. */
+/* Sizes that FP8 products support, and those of a small model: products of 344 rows are in bf16. */
 typedef struct dims_case {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
     bool is_fp8_possible;

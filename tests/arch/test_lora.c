@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where adapters lie in a layer's flat vector, how they begin, and what of that a PEFT
- * configuration says. */
+/* The places of adapters in a layer's flat vector, their initial values, and both in a PEFT
+ * configuration. */
 #include "ops_test.h"
 
 #include "arch/lora.h"
@@ -88,7 +88,7 @@ static void test_stacked_layout(void **state)
     }
     bl_lora_layout_bind(&layout, BL_QKV, bl_tensor_f32(stacked), NULL, &linear);
     assert_true(linear.is_stacked);
-    for (int i = 0; i + 1 < linear.n_parts; i++) /* what the linear layer takes as one matrix */
+    for (int i = 0; i + 1 < linear.n_parts; i++) /* the linear layer takes these as one matrix */
         assert_ptr_equal(bl_tensor_at(linear.part[i].A, 5 * config.hidden_size).data,
                          linear.part[i + 1].A.data);
     bl_lora_layout_stack(&layout, false);

@@ -140,7 +140,7 @@ static void test_version_1(void **state)
     assert_int_equal(bl_memory_available_bytes_of(root), 1000 * 1024);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "30000\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
-    /* A container without a name space of its own is told the host's path, which it does not
+    /* A container without a separate cgroup namespace reads the host's path, which it does not
      * see. */
     put("proc/self/cgroup", "4:memory:/docker/0123\n");
     assert_int_equal(bl_memory_available_bytes_of(root), 30000);
@@ -148,7 +148,7 @@ static void test_version_1(void **state)
     assert_int_equal(bl_memory_available_bytes_of(root), 20000);
 }
 
-/* This system: what is taken shows, to within a quarter, for other processes come and go. */
+/* This system: memory taken is counted, to within a quarter, since other processes run. */
 static void test_this_process(void **state)
 {
     enum { BYTES = 64 << 20, LOCKED_BYTES = 1 << 16 };
@@ -222,7 +222,7 @@ static void test_quota_of_version_1(void **state)
     assert_int_equal(bl_cores_quota_of(root), 8);
     put("sys/fs/cgroup/cpu/pod/container/cpu.cfs_quota_us", "400000\n");
     assert_int_equal(bl_cores_quota_of(root), 4);
-    /* A container without a name space of its own is told the host's path, which it does not
+    /* A container without a separate cgroup namespace reads the host's path, which it does not
      * see. */
     put("proc/self/cgroup", "4:cpuacct,cpu:/docker/0123\n");
     assert_int_equal(bl_cores_quota_of(root), -1);

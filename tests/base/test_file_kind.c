@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files given by mistake are named; what is JSON, a safetensors file or plain text is not. The
+/* Files given by mistake are named; JSON, safetensors files and plain text are not. The
  * bytes are the first ones of files that the formats' own programs wrote. */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of the files that a program wrote: what it lists may be replaced, nothing else. */
+/* The list of the files that a program wrote: only listed files may be replaced. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

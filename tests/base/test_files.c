@@ -256,7 +256,7 @@ static void test_only_regular_files_are_replaced(void **state)
     assert_true(S_ISCHR(info.st_mode));
 }
 
-/* PATH.tmp may be a crash's, or a link to what nobody meant. */
+/* PATH.tmp may be left by a crash, or be a link to an unrelated file. */
 static void test_what_is_at_the_tmp_name(void **state)
 {
     const char *path = in_folder("t"), *tmp = in_folder("t.tmp"), *other = in_folder("t-other");
@@ -297,7 +297,7 @@ static void test_folders(void **state)
     assert_error_has("exists and is not a folder");
     assert_int_equal(bl_dir_create(in_folder("p/file/x")), BL_EINPUT);
     assert_error_has("p/file/x: creating the folder: Not a directory");
-    /* A link inside a removed tree is removed, what it points at is not. */
+    /* A link inside a removed tree is removed, its target is not. */
     assert_int_equal(bl_dir_create(in_folder("other")), BL_OK);
     assert_int_equal(bl_file_write_atomic(in_folder("other/file"), "", 0), BL_OK);
     assert_int_equal(symlink(in_folder("other"), in_folder("p/q/link")), 0);

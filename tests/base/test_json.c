@@ -49,8 +49,8 @@ static void test_errors_name_the_place(void **state)
     assert_string_equal(bl_error_text(), "f.json:2:3: NUL byte");
 }
 
-/* Integers outside int64 become the nearest real; those inside stay exact, whatever stands beside
- * them. */
+/* Integers outside int64 become the nearest real; those inside stay exact, whatever the other
+ * values. */
 static void test_integers_of_any_size(void **state)
 {
     static const struct {

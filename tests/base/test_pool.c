@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_pool.c -- every item of a loop runs once, workers have scratch of their own, and callers
- * take turns. */
+/* test_pool.c -- every item of a loop runs once, each worker has separate scratch, and callers take
+ * turns. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -27,7 +27,7 @@ static bl_pool *make_pool(int n_threads)
     return pool;
 }
 
-/* Plain, not atomic: the caller must see what the workers wrote, and no item may run twice. */
+/* Plain, not atomic: the caller must see the workers' stores, and no item may run twice. */
 static void count_visit(void *arg, int64_t index, void *scratch)
 {
     int *visits = arg;

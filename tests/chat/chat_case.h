@@ -8,7 +8,7 @@
 #define FIXTURE     "tests/tokenizer/fixtures/chat.json"
 #define SPM_FIXTURE "tests/tokenizer/fixtures/chat_spm.json"
 
-/* What a template file needs at least, but for one key. */
+/* The required keys of a template file, except one. */
 #define ROLES "roles: {user: {prefix: 'U '}, assistant: {prefix: 'A', suffix: '<|eot_id|>!'}}\n"
 
 extern char folder[64];

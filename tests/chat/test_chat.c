@@ -73,7 +73,7 @@ static void check_list(const json_t *expected, const int32_t *got, size_t n, con
     }
 }
 
-/* What precedes the last answer in training is what a model is given to answer. */
+/* The tokens before the last answer in training are the prompt in generation. */
 static bool check_prompt(const bl_chat_template *chat, const json_t *entry,
                          const bl_chat_message *messages, size_t n, size_t number)
 {
@@ -162,7 +162,7 @@ static void test_jinja_text(void **state)
     assert_true(n_cases > 10);
 }
 
-/* Encodes a conversation of user, assistant, user, assistant; *text gets what is learned. */
+/* Encodes a conversation of user, assistant, user, assistant; *text receives the trained text. */
 static bl_status learn(const char *jinja, bool masks_first, char **text)
 {
     const bl_chat_message messages[] = {

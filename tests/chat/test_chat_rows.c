@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rows of conversations: what is refused, ShareGPT's spelling, the options that rows have. */
+/* Rows of conversations: rejected rows, ShareGPT's spelling, the options of rows. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which chat template a tokenizer gets, template files, and what is refused of both. */
+/* The chat template of a tokenizer, template files, and rejections of both. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static const char *data_folder;
 
 /* ---- which template ---- */
 
-/* The fixture in a folder of its own, beside a tokenizer_config.json. */
+/* The fixture in a new directory, with a tokenizer_config.json. */
 static bl_tokenizer *with_config(const char *fixture, const char *config)
 {
     bl_tokenizer *tokenizer;
@@ -149,8 +149,7 @@ static void test_templates_that_do_not_fit(void **state)
     bl_chat_template *a = load("llama3.1", NULL, chat_tokenizer),
                      *b = load("llama3.2", "26 Jul 2024", chat_tokenizer),
                      *c = load("llama3.2", "27 Jul 2024", chat_tokenizer);
-    assert_true(bl_chat_template_hash(a) ==
-                bl_chat_template_hash(b)); /* what they write is the same */
+    assert_true(bl_chat_template_hash(a) == bl_chat_template_hash(b)); /* they write the same */
     assert_true(bl_chat_template_hash(a) != bl_chat_template_hash(c));
     bl_chat_template_destroy(a);
     bl_chat_template_destroy(b);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bench linear on a GPU, on the fakes of tests/device and tests/linear: every line is there with
- * its fields, and the hashes are those of what the layer computes, whichever algorithm does it. FP8
- * differs from bf16 by what test_linear_cuda.c derives, at most 5 %. */
+ * its fields, and the hashes are those of the layer's results, whatever the algorithm. FP8 differs
+ * from bf16 by at most 5 %, the bound of test_linear_cuda.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

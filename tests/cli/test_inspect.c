@@ -63,7 +63,7 @@ static void test_fp8_model(void **state)
     assert_int_equal(bl_file_write_atomic("model/config.json", "{}", 2), BL_OK);
     write_tensors("model/model.safetensors", specs, 5, 8 + 8 + 8 + 4 + 8);
 
-    assert_int_equal(inspect("model --json"), 3); /* a report of what is no model of Llama's */
+    assert_int_equal(inspect("model --json"), 3); /* a report of a model that is not a Llama */
     assert_int_equal(bl_json_load("out", MAX_BYTES, &report), BL_OK);
     assert_string_equal(json_string_value(json_object_get(report, "kind")), "model");
     assert_int_equal(number(report, "fp8", "row"), 1);

@@ -74,7 +74,7 @@ static void be_alone(void)
     for (size_t i = 0; i < BL_COUNT(names); i++) unsetenv(names[i]);
 }
 
-/* More processes than GPUs, all of which each of them sees: none has one of its own. */
+/* More processes than GPUs, and each process sees all GPUs: a GPU per process is impossible. */
 static void test_each_process_needs_a_gpu(void **state)
 {
     char n_text[16], text[TEXT_BYTES];
@@ -177,7 +177,7 @@ void __wrap_bl_log_info(const char *format, ...)
     va_end(arguments);
 }
 
-/* docker run --cpus: what a rank is bound to may be its own; the quota is for all processes of the
+/* docker run --cpus: a core binding may be for one rank; the quota is for all processes of the
  * container. */
 static void test_threads_in_a_container(void **state)
 {
@@ -203,7 +203,7 @@ static void test_threads_in_a_container(void **state)
     assert_int_equal(auto_threads("--device cpu --ranks 1 --threads 2"), 2); /* as asked for */
     quota = n;
     assert_int_equal(auto_threads("--device cpu --ranks 1"), n);
-    assert_string_equal(told, ""); /* the quota decides nothing */
+    assert_string_equal(told, ""); /* the quota has no effect */
     quota = -1;
 }
 
@@ -257,7 +257,7 @@ static void expect_matrices(const char *names, const unsigned expected[3])
     bl_train_config_free(c);
 }
 
-/* A projection stands for the fused matrix that it is part of. */
+/* The name of a projection selects the fused matrix that contains it. */
 static void test_names_of_matrices(void **state)
 {
     enum { ALL = (1 << BL_LAYER_MATRICES) - 1, UP = 1 << BL_GATE_UP, DOWN = 1 << BL_MLP_DOWN };

@@ -377,8 +377,7 @@ static void test_from_torchtune(void **state)
     free(text);
 }
 
-/* Without keys that only one program has, it must be named; what it takes by default depends on
- * it. */
+/* Without keys that only one program has, the program must be named; the defaults depend on it. */
 static void test_from_unknown(void **state)
 {
     static const char yaml[] = "learning_rate: 1\nlora_r: 4\n# a comment\n\"two\\nlines\": 1\n";

@@ -386,7 +386,7 @@ static void test_tables_fit(void **state)
     }
 }
 
-/* The names of an enum stand in the order of its constants. */
+/* The names of an enum are in the order of its constants. */
 static void test_enums(void **state)
 {
 #define CASE(key, name, constant)                                                                  \

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What bl_model_quantize writes is what loading the source in that format gives, bit for bit,
- * whatever the engine; interrupted, it goes on; and it refuses what it should. */
+/* bl_model_quantize writes the weights that loading the source in that format gives, bit for bit,
+ * whatever the engine; interrupted, it resumes; and it rejects invalid requests. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -330,9 +330,9 @@ static void test_refusals(void **state)
     }
 }
 
-/* ---- what is taken away meanwhile (the linker's --wrap) ---- */
+/* ---- files that disappear meanwhile (the linker's --wrap) ---- */
 
-/* Before a look at `lost_target`, or at its disk, `removed` goes. */
+/* `removed` is deleted before `lost_target` is listed, or its disk measured. */
 static const char *lost_target, *removed;
 static enum { NO_LOOK, LISTED, MEASURED } lost_when;
 

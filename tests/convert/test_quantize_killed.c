@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bl_model_quantize killed before each system call that changes the disk, one after the other: run
- * once more, it ends with the bytes of a run that nobody disturbed, and leaves nothing else
- * behind. */
+ * once more, it ends with the bytes of an undisturbed run, and leaves nothing else behind. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -99,8 +98,8 @@ static int tear_down(void **state)
     return bl_tree_remove(folder) != BL_OK;
 }
 
-/* In a process of its own, which is killed before its call `n_calls`; negative: not. Whether it
- * was. */
+/* In a child, which is killed before its call `n_calls`; negative: not. Returns whether it was
+ * killed. */
 static bool quantize(const char *source, const char *target, int n_calls)
 {
     int status;

@@ -71,7 +71,7 @@ static void test_text(void **state)
     check_sample(dataset, 0, 3, ids, ids);
     bl_dataset_close(dataset);
 
-    /* A key that nobody reads may hold an integer of any size. */
+    /* An unused key may hold an integer of any size. */
     dataset = open_text("{\"id\":340282366920938463463374607431768211456,\"text\":\"ab hello\"}\n");
     check_sample(dataset, 0, 4, ids, ids);
     bl_dataset_close(dataset);

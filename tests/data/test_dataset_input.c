@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a data file can do to its user: change while it is used, hold what a format would drop, be
- * of another kind. */
+/* Traps of data files: a file that changes while it is used, holds keys that a format would drop,
+ * or is of another kind. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -130,7 +130,7 @@ static void test_a_row_of_the_same_length_is_noticed(void **state)
             check_good(dataset, 0);
             check_good(dataset, 2);
             bl_dataset_close(dataset);
-            dataset = open_rows(twins[i].format); /* the count of tokens could not have told */
+            dataset = open_rows(twins[i].format); /* the count of tokens is the same */
             assert_int_equal(bl_dataset_n_tokens(dataset, 1), n_tokens);
             bl_dataset_close(dataset);
         }

@@ -116,7 +116,7 @@ static bl_status open_together(test_rank *self)
 
     BL_TRY(bl_host_memory_open(c->fd, self->comm, &options.host));
     bl_status st = open_set(&options, c->packing, &set);
-    /* An index of host memory outlives what it was taken by. */
+    /* An index in host memory outlives the handle that allocated it. */
     bl_host_memory_close(options.host);
     if (st == BL_OK && c->alone) st = compare(c->alone, set);
     bl_dataset_close(set);

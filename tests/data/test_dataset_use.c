@@ -25,7 +25,7 @@ static void test_fingerprint(void **state)
     strcpy(other, path);
     snprintf(path, sizeof path, "%s/elsewhere.jsonl", folder);
     dataset = open_with(&options, row);
-    assert_true(bl_dataset_fingerprint(dataset) == first); /* wherever it lies */
+    assert_true(bl_dataset_fingerprint(dataset) == first); /* whatever its path */
     bl_dataset_close(dataset);
     options.path = path;
 

@@ -232,7 +232,7 @@ static void open_latch(latch *l)
     __atomic_store_n(&l->is_open, true, __ATOMIC_RELEASE);
 }
 
-/* As work that is aborted: it ends after the device has failed, and nobody gets BL_OK for it. */
+/* Like aborted work: it ends after the device has failed, and no call returns BL_OK for it. */
 static void test_a_device_fails_as_a_whole(void **state)
 {
     fixture *f = *state;
@@ -452,7 +452,7 @@ static void test_two_gpus_by_turns(void **state)
         give_note(f->a, list, &n, i);
         assert_ok(bl_stream_copy(there, there_memory, here_memory, sizeof(int)));
         assert_ok(bl_event_record(event, there));
-        assert_ok(bl_stream_wait(f->a, event)); /* which zeroes what is copied */
+        assert_ok(bl_stream_wait(f->a, event)); /* which zeroes the copy's source */
         assert_ok(bl_stream_synchronize(f->a));
         assert_ok(bl_stamp_record(stamp, there));
         assert_ok(bl_stream_zero(f->a, here_memory, sizeof(int)));

@@ -87,7 +87,7 @@ static void give_fill(bl_stream *stream, int *at, int value, bool is_late)
     assert_ok(bl_stream_call(stream, fill, &(fill_args){at, value, is_late}, sizeof(fill_args)));
 }
 
-/* Adds 1 to every word: reads what the GPU brought, too. */
+/* Adds 1 to every word: also reads the GPU's copy. */
 static bl_status increment(bl_stream *stream, const void *args)
 {
     int *at = *(int *const *)args;
@@ -148,8 +148,8 @@ static void test_turn_by_turn(void **state)
     assert_all(f->pinned, ROUNDS);
 }
 
-/* The second record of the event comes after what the host stream does behind its wait: waiting for
- * that one would never end. */
+/* The second record of the event comes after the host stream's work behind its wait: a wait for
+ * that record would never end. */
 static void test_a_wait_is_for_the_record_before_it(void **state)
 {
     fixture *f = *state;

@@ -33,7 +33,7 @@ static void streams_keep_order_and_wait_for_events(void **state)
     bl_simulation_init(&sim);
     int a = queue(&sim, COPY, &two, BL_SIM_NOTHING);
     int b = queue(&sim, COMPUTE, &one, BL_SIM_NOTHING);
-    int c = queue(&sim, COMPUTE, &one, a); /* computes from 0 to 1, stands still until 2 */
+    int c = queue(&sim, COMPUTE, &one, a); /* computes from 0 to 1, stalls until 2 */
     int d = queue(&sim, GATHER, &two, b);
     int e = queue(&sim, COPY, &one, BL_SIM_NOTHING);
     assert_int_equal(bl_simulation_event(&sim, LORA), BL_SIM_NOTHING);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans, stalls and bytes of a timeline: what is recorded, in which order it is collected, and what
- * is dropped. */
+/* Spans, stalls and bytes of a timeline: the recorded values, the order in which they are
+ * collected, and dropped spans. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -106,7 +106,7 @@ static void give_span(fixture *f, bl_lane lane, const char *name, int64_t unit, 
     give_span_of(f, lane, name, unit, stream, n_bytes, PAUSE_US);
 }
 
-/* A span is as long as what lies between its ends, a stall as long as the stream stood still. */
+/* A span is as long as the work between its ends, a stall as long as the stream stalled. */
 static void test_spans_and_stalls(void **state)
 {
     bl_counter gate, *at = &gate;

@@ -231,7 +231,7 @@ static void check_absmax(const bl_fp8_kernels *kernels)
     }
 }
 
-/* Every length around the vector widths gives what the scalar kernels give, and nothing is written
+/* Every length around the vector widths gives the scalar kernels' results, and nothing is written
  * past the end. */
 static void check_tails(const bl_fp8_kernels *kernels)
 {

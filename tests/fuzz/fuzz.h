@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz.h -- what the fuzz targets share: one input becomes the parts of a file set in a scratch
- * folder.
+/* fuzz.h -- shared by the fuzz targets: one input becomes the parts of a file set in a scratch
+ * directory.
  *
- * The readers under test take paths, as a user gives them, so an input is written to a folder first
+ * The readers under test take paths, as a user gives them, so an input is written to files first
  * (TMPDIR, best on a tmpfs). An input of several files is one text whose parts are separated by a
  * line "%%": a mutation that copies between parts stays possible, and seeds are readable. */
 #ifndef BALLAST_TESTS_FUZZ_H
@@ -24,7 +24,7 @@ typedef struct fuzz_input {
 } fuzz_input;
 
 typedef struct fuzz_part {
-    const uint8_t *bytes; /* NULL: there is no such part */
+    const uint8_t *bytes; /* NULL: the part is missing */
     size_t n_bytes;
 } fuzz_part;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A checkpoint of one file: manifest.json and the file "data". The manifest's checksum of itself is
- * made right where it is JSON: behind it lies the part worth testing. First byte 'r': it is left as
- * it is. */
+ * corrected where it is JSON, so that inputs get past its check. First byte 'r': it is kept
+ * unchanged. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>

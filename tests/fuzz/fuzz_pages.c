@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A page file of two pages: its list, and the bytes in front of its seal. The seal is made right
- * where the list is JSON: behind it lies the part worth testing. First byte 'r': there is none. */
+/* A page file of two pages: its list, and the bytes in front of its seal. The seal is corrected
+ * where the list is JSON, so that inputs get past its check. First byte 'r': no seal is added. */
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>

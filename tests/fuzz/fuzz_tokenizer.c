@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tokenizer and a text for it: the text, tokenizer.json, tokenizer_config.json,
- * generation_config.json. A tokenizer.json that is a single letter a..p stands for a fixture, so
+ * generation_config.json. A tokenizer.json that is a single letter a..p selects a fixture, so
  * that small inputs reach encoding. */
 #include <stdlib.h>
 #include <string.h>

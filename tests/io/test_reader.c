@@ -454,7 +454,7 @@ static void test_teardown(void **state)
             assert_int_equal(bl_reader_submit(s.reader, &reads[i]), BL_OK);
         }
         close_setup(&s);
-        memset(memory, 0, sizeof memory); /* nobody writes there any more */
+        memset(memory, 0, sizeof memory); /* no read writes there any more */
 
         s = open_setup(&kinds[k], inject, &f);
         assert_int_equal(bl_reader_stream(s.reader, ranges, 1), BL_OK);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tcp_case.h -- what the tests of connections have in common. */
+/* tcp_case.h -- shared by the tests of connections. */
 #ifndef BALLAST_TESTS_TCP_CASE_H
 #define BALLAST_TESTS_TCP_CASE_H
 
@@ -21,7 +21,7 @@ job_listener tcp_listen_here(void); /* at a free port */
 int tcp_accept(const job_listener *listener);
 int tcp_connect(uint16_t port);
 
-/* A process of its own, which ends with this one. */
+/* Starts a child, which ends with this process. */
 pid_t tcp_start(int (*run)(const void *), const void *argument);
 int tcp_wait_for(pid_t pid); /* its exit code, or 128 and its signal */
 

@@ -96,7 +96,7 @@ static void test_read(void **state)
          6,
          3,
          4},
-        /* a batch script has tasks, but is no step of its own */
+        /* a batch script has tasks, but is not a step */
         {{{"SLURM_PROCID", "0"}}, NULL, 0, 1, 0, 1},
         /* mpirun under Slurm: its daemons are the step */
         {{{"SLURM_STEP_NUM_TASKS", "2"},
@@ -325,7 +325,7 @@ static void be_child_that_leaves(int control_fd)
     bl_launch *launch;
     pthread_t thread;
 
-    mallopt(M_PERTURB, 0x5a); /* what is freed, is gone */
+    mallopt(M_PERTURB, 0x5a); /* overwrites freed memory */
     if (putenv(job_child_format(&child)) != 0) _exit(126);
     if (bl_launch_open(&(bl_launch_options){.leave = leave_late}, &launch) != BL_OK) _exit(126);
     if (pthread_create(&thread, NULL, look_for_ever, launch) != 0) _exit(126);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A parent and its ranks, without collectives: this program is both. Each case is a parent of its
- * own, in a process of its own; what its ranks do is a word of the command line. */
+/* A parent and its ranks, without collectives: this program is both. Each case starts a parent in a
+ * new process; a word of the command line selects its ranks' actions. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -97,7 +97,7 @@ static bool talks(const bl_launch_child *c)
     return c->sockets[c->rank] == -1;
 }
 
-/* Rank 0 writes, the others read once it has told them. */
+/* Rank 0 writes; the others read after its message. */
 static bool shares_memory(const bl_launch_child *c, int fd)
 {
     struct stat info;
@@ -115,7 +115,7 @@ static bool shares_memory(const bl_launch_child *c, int fd)
     return true;
 }
 
-/* Standard streams, what the variable names, and the folder that is being read. */
+/* Standard streams, the descriptors named by the variable, and the directory being read. */
 static bool has_its_own_descriptors(const bl_launch_child *c)
 {
     int n = 0;
@@ -270,7 +270,7 @@ static void test_descriptors(void **state)
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
     expect("talk", 9, BL_OK, ""); /* 72 sockets in the parent */
     low.rlim_max = 40;
-    if (fork() == 0) { /* nobody gets a hard limit back */
+    if (fork() == 0) { /* a lowered hard limit is permanent */
         setrlimit(RLIMIT_NOFILE, &low);
         outcome out = run("talk", 9);
         _exit(out.error.status == BL_ELIMIT && strstr(out.error.text, "socketpair") ? 0 : 1);

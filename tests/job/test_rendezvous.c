@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that meet at rank 0's port: with strangers among those who come, or in the middle; their
- * secret; where they listen; what they log. */
+/* Ranks that meet at rank 0's port: foreign processes that connect, or relay and change messages;
+ * the ranks' secret; their listening addresses; their logs. */
 #include "tcp_case.h"
 
 #include <errno.h>
@@ -179,8 +179,8 @@ static void test_garbled_words(void **state)
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     for (size_t i = 0; i < 3; i++) relay_once(&middle, zero.port, garbled[i], &of_1);
-    /* From here on rank 0 has answered, and does not listen any more: it has what it needs, and a
-     * garbled answer ends the job. */
+    /* From here on rank 0 has answered, and does not listen any more: all ranks have connected, and
+     * a garbled answer ends the job. */
     relay_once(&middle, zero.port, -1, &of_1);
     assert_int_equal(tcp_wait_for(pid_1), 0);
     assert_int_equal(tcp_wait_for(pid_0), 0);

@@ -13,7 +13,8 @@
 
 /* ---- the table ---- */
 
-/* Without a report, with hearsay; with a rank's own report it is that, but for a second request. */
+/* Without a report, with hearsay. A rank's own report is the verdict, except after a second
+ * request. */
 static const struct {
     job_evidence evidence;
     job_judgement without, hearsay;

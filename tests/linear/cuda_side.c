@@ -54,7 +54,7 @@ static float *bf16_values(int64_t n, uint64_t seed, int64_t period)
     return values;
 }
 
-/* The matrix, the same codes on both sides; a segment's rows have sizes of their own, so that
+/* The matrix, the same codes on both sides; magnitudes vary between a segment's rows, so that
  * scales differ. */
 static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank gets from pages in any tier is bit for bit what the resident base has, for any ring
- * depth, way of reading, prefetching, order of visits and timing. */
+/* Pages in any tier give a rank the weights of the resident base, bit for bit, for any ring depth,
+ * way of reading, prefetching, order of visits and timing. */
 #include "base_case.h"
 
 #include <dirent.h>

@@ -274,8 +274,8 @@ static void assert_held(const bl_linear_stack *stack, int64_t now, int64_t next)
     assert_int_equal(stack->held[1], next);
 }
 
-/* Bits do not show a wrong guess, only waits do: what the ring holds after each call of two passes,
- * up and down. */
+/* A wrong prediction changes no bits, only waits: checks the ring's units after each call of two
+ * passes, up and down. */
 static void test_the_next_layer_is_prefetched(void **state)
 {
     test_device d = test_device_create(1);

@@ -133,8 +133,8 @@ static double largest(const float *values, int64_t n)
     return most;
 }
 
-/* bf16 outputs are the rounded fp32 ones: half a bf16 ulp, 2^-8 of a value, and what the sums of
- * panels differ by, 1e-5 of the largest. Masks are the same, across panels too. Three panels
+/* bf16 outputs are the rounded fp32 ones: half a bf16 ulp, 2^-8 of a value, and the differences of
+ * sums of panels, 1e-5 of the largest. Masks are the same, across panels too. Three panels
  * follow a call of few tokens: the workspace grows. */
 static void test_bf16_and_bias(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a stack of LoRA linear layers comes about: its page files, and what is rejected, by one rank
- * or by some of them. */
+/* The creation of a stack of LoRA linear layers: its page files, and rejections by one rank or by
+ * some of them. */
 #include "layer_problem.h"
 #include "test_ranks.h"
 
@@ -116,7 +116,7 @@ static void test_tensor_of_a_file(void **state)
     test_device_destroy(d);
 }
 
-/* ---- what is rejected ---- */
+/* ---- rejections ---- */
 
 static void expect_failure(bl_device *device, const bl_linear_options *changes,
                            const bl_linear_spec *specs, int64_t n_layers, bl_status status,

@@ -7,16 +7,15 @@
  * being root mean squares over all elements of an output. A relative error of at most u on each
  * term of a sum, of either sign and spread evenly, adds terms of mean square u^2/3: e = u / sqrt(3)
  * for a sum of terms of random sign, whose mean square is the sum of its terms' own. Errors of
- * several stages are independent and add as squares. For bf16, u = 2^-8. bf16: the decoded matrix,
- * u or du, each update's addition to y or dx (at most 3), the mask, the last addition: at most 7
- * stages: e <= sqrt(7/3) 2^-8 = 0.6 %. Twice that is asked for:
- * small sums have small samples. FP8:  the quantized input moreover: E4M3 has u = 2^-4, e = 2^-4 /
- *                                      sqrt(3)
- * = 3.6 %, and less where values fill a binade's top. Where fp8_row's scales go into dy first, that
- * changes where in its binade a value lies, and nothing else. Asked for: 5 %. dA and dB have no
- * frozen matrix in them: the bf16 bound in both modes. Elements are looked at one by one as well:
- * none may be off by more than 8 times the root mean square of the allowed difference, which a
- * wrong scale of a row, a block or a column is. */
+ * several stages are independent and add as squares. For bf16, u = 2^-8.
+ *
+ * bf16: the dequantized matrix, u or du, each LoRA term's addition to y or dx (at most 3), the
+ * mask, the last addition: at most 7 stages: e <= sqrt(7/3) 2^-8 = 0.6 %. The limit is twice that:
+ * small sums have small samples. FP8: the quantized input adds E4M3's u = 2^-4, e = 2^-4 / sqrt(3)
+ * = 3.6 %, and less where values fill a binade's top. fp8_row's scales in dy only move values
+ * within their binades. The limit is 5 %. dA and dB have no frozen matrix in them: the bf16 bound
+ * in both modes. Elements are also checked one by one: none may be off by more than 8 times the
+ * root mean square of the allowed difference; a wrong scale of a row, a block or a column is. */
 #include "cuda_side.h"
 
 #include "base/dtype.h"

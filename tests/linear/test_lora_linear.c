@@ -351,7 +351,7 @@ static void test_two_adapters_over_one_base(void **state)
     }
     both[1].linear.weight = both[0].linear.weight;
     for (int i = 0; i < 2; i++) {
-        bl_lora_linear linear = both[i].linear; /* the call copies what it needs */
+        bl_lora_linear linear = both[i].linear; /* the call copies its arguments */
         queue_forward(d, &linear, &both[i]);
         queue_backward(d, &linear, &both[i], both[i].dx);
         memset(&linear, 0, sizeof linear);
@@ -380,10 +380,8 @@ static double loss(test_device d, problem *p)
 }
 
 /* L is quadratic in x, A or B alone, so the central difference along any direction and of any step
- * is the
- * derivative; what is left is the rounding of y, `noise` = sum |y| error(y) on each side, and that
- *   of the
- * moved values, at most u of each. */
+ * is the derivative; the only errors are the rounding of y, `noise` = sum |y| error(y) on each
+ * side, and that of the moved values, at most u of each. */
 static void check_direction(test_device d, problem *p, const char *what, float *values,
                             const float *gradient, int64_t n, double noise)
 {

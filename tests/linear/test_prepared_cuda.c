@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Visits of the units of a base with prepared matrices, on the emulated GPU: the bits of visits
- * without, what is made once is used by all micro-batches and both directions, and the next visit
- * makes its own. */
+/* Visits of the units of a base with prepared matrices, on the emulated GPU: they give the bits of
+ * visits without; all micro-batches and both directions use a matrix prepared once, and the next
+ * visit prepares it again. */
 #include "cuda_side.h"
 
 #include "base/sizes.h"
@@ -156,8 +156,8 @@ static void mend(model *m)
 
 enum { MICRO_OUT = T * (WIDE + H + 2 * H), OUT = 2 * UNITS * MICROS * MICRO_OUT };
 
-/* A pass up and down, layer-major. `spoils`: from the second micro-batch of a visit on there is
- * only what the first one left. */
+/* A pass up and down, layer-major. `spoils`: from the second micro-batch of a visit on, only the
+ * matrices prepared by the first one are valid. */
 static void run_pass(model *m, bl_matmul_mode mode, bl_linear_prepared *prepared, bool spoils,
                      uint16_t *out)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the linear layer does around its products on CUDA, on the emulated GPU: plans are found
- * again, wide products are split, what is made of a frozen matrix is made once, and FP8 that
- * cuBLASLt refuses is replaced in the right order and counted. */
+/* The linear layer around its products on CUDA, on the emulated GPU: plans are reused, wide
+ * products are split, a frozen matrix is prepared once, and FP8 products that cuBLASLt rejects are
+ * replaced in the right order and counted. */
 #include "cuda_side.h"
 #include "emulator/emulated.h"
 
@@ -319,8 +319,8 @@ static size_t prepared_bytes(const side *s)
     return bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &args);
 }
 
-/* Codes and scales are gone: what is computed now comes from what was prepared. (FP8 forward
- * multiplies the codes as they are, so its codes stay.) */
+/* Erases codes and scales: later products must use the prepared matrix. (FP8 forward multiplies the
+ * codes as they are, so its codes stay.) */
 static void spoil_weight(side *s, bool codes)
 {
     bl_weight *w = &s->linear.weight;
