@@ -37,7 +37,7 @@ static bl_status flush(writer *w)
     return BL_OK;
 }
 
-/* Ends what is learned, or masked, from the last border to here. */
+/* Ends the learned or masked span that began at the last border. */
 static bl_status set_border(writer *w, bool learn)
 {
     BL_TRY(flush(w));
@@ -135,7 +135,7 @@ static bl_status add_learned(writer *w, const bl_chat_message *message)
     BL_TRY(add_text(w, &chat->answer_start));
     BL_TRY(add_content(w, message->content, strlen(message->content)));
     BL_TRY(add_text(w, &chat->answer_end));
-    BL_TRY(set_border(w, !message->is_masked)); /* a border all the same: ids stay what they are */
+    BL_TRY(set_border(w, !message->is_masked)); /* a border, masked or not: the same ids */
     BL_TRY(add_text(w, &chat->suffix[BL_CHAT_ASSISTANT]));
     return chat->learns_suffix ? set_border(w, !message->is_masked) : BL_OK;
 }
@@ -161,7 +161,7 @@ static bl_status add_start(writer *w, const bl_chat_message *messages, size_t *n
     return add_text(w, &chat->suffix[BL_CHAT_USER]);
 }
 
-/* ---- what is refused ---- */
+/* ---- rejected input ---- */
 
 static bl_status check_message(const bl_chat_template *chat, const bl_chat_message *messages,
                                size_t i)

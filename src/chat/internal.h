@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what a chat template is made of: template.c knows some by name, file.c reads
+/* internal.h -- the parts of a chat template: template.c has those known by name, file.c reads
  * others, encode.c writes conversations with them. */
 #ifndef BALLAST_CHAT_INTERNAL_H
 #define BALLAST_CHAT_INTERNAL_H

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes a conversation with a jinja template: the model's own text, or a file.
  *
- * Learned is what {% generation %} encloses, where the template has it. Else it is what a rendering
- * with an answer has behind the rendering of what precedes the answer, which ends with the
- * generation prompt: up to the last special token, where only white space follows. Each of these
- * renderings must be the beginning of the whole one.
+ * The learned text is the inside of {% generation %}, where the template has it. Else two texts are
+ * rendered, the messages before an answer, with the generation prompt, and those including it; the
+ * text that the second adds is learned: up to the last special token, where only white space
+ * follows. Each of these renderings must be the beginning of the whole one.
  *
  * Text of a message that spells a special token gets a mark inside it before the template sees it,
- * so that it is no special token in the rendered text; the mark is removed before tokenizing. */
+ * so that the rendered text has no such token; the mark is removed before tokenizing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ typedef struct part {
     bool learned;
 } part;
 
-/* ---- what the template sees ---- */
+/* ---- the template's input ---- */
 
 /* The text, with a mark behind the first character of each special token that it spells. */
 static bl_status mark_text(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
@@ -249,7 +249,7 @@ static bl_status encode_parts(const bl_chat_template *chat, const bl_jinja_outpu
     return BL_OK;
 }
 
-/* ---- what is learned ---- */
+/* ---- learned text ---- */
 
 /* Where the learned text that begins at `begin` ends: behind its last special token if only white
  * space follows, else at `end`. *id gets the token; -1: none. */

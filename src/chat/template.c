@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which template a conversation is written with: by name, by file, or by what the model says of
- * itself. */
+/* Selects the template of a conversation: by name, by file, or by the model's own files and
+ * tokens. */
 #include "chat/template.h"
 
 #include <ctype.h>
@@ -217,8 +217,8 @@ static bl_status recognize(const bl_tokenizer *tokenizer, family *found)
         BL_TRY(recognize_text(jinja, found));
         return BL_OK; /* rendered as it is */
     }
-    /* A base model: its special tokens tell, since Llama 3.1's and 3.2's are the same and so is
-     * what their templates write. */
+    /* A base model: its special tokens decide. Those of Llama 3.1 and 3.2 are the same, and so is
+     * the output of their templates. */
     bool llama3 = has_special(tokenizer, "<|begin_of_text|>") &&
                   has_special(tokenizer, "<|start_header_id|>") &&
                   has_special(tokenizer, "<|end_header_id|>") &&

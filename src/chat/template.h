@@ -11,9 +11,9 @@
  *   "Cutting Knowledge Date: December 2023\nToday Date: {date}\n\n"
  * - llama3.2: the same
  *
- * The date is template_date, "26 Jul 2024" unless given: what both jinja texts fall back to. Llama
- * 3.2's writes the day it runs where it can; what a run trains must not depend on the day it is
- * started.
+ * The date is template_date, default "26 Jul 2024": the fallback of both jinja texts. Llama 3.2's
+ * text writes the current day where it can, but training data must not depend on the day of the
+ * run.
  *
  * Anything else is the path of a file, docs/data.md: a jinja text (.jinja, .jinja2, .j2), or role
  * prefixes and suffixes. Without a name the model's own text decides (tokenizer_config.json,
@@ -75,12 +75,12 @@ void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
 const char *bl_chat_template_name(const bl_chat_template *chat);
 bool bl_chat_template_was_recognized(const bl_chat_template *chat); /* loaded without a name */
 
-/* XXH3-64 of all that decides what bl_chat_template_encode gives; a file's path is no part of
- * it. */
+/* XXH3-64 of everything that decides the output of bl_chat_template_encode, which excludes a file's
+ * path. */
 uint64_t bl_chat_template_hash(const bl_chat_template *chat);
 
 /* Whether the template reads messages as JSON objects, with tool calls, tools and the like. Another
- * one takes roles and contents only: the caller rejects what it would drop. */
+ * one takes roles and contents only: the caller rejects all other keys. */
 bool bl_chat_template_takes_objects(const bl_chat_template *chat);
 
 /* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs:
@@ -93,8 +93,8 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
                                   size_t n_messages, const json_t *context, bool train_on_inputs,
                                   bl_ids *ids, bl_ids *labels);
 
-/* Appends what the model is given to answer the last message, of a user: the conversation and what
- * precedes an assistant's content. Errors as above; an assistant's message at the end is
+/* Appends the prompt for an answer to the last message, a user's: the conversation, and the text
+ * before an assistant's content. Errors as above; an assistant's message at the end is
  * BL_EINPUT. */
 bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const bl_chat_message *messages, size_t n_messages,

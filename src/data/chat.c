@@ -14,7 +14,7 @@ typedef struct reading {
     const char *place;
     const json_t *row;
     bl_data_format format;
-    bool takes_objects, all_learned; /* all_learned: what is not an answer carries loss, too */
+    bool takes_objects, all_learned; /* all_learned: text outside answers carries loss, too */
     size_t n_read;                   /* messages of the row's lists */
     bl_conversation *out;
 } reading;

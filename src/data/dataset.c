@@ -9,7 +9,7 @@
 #include "data/internal.h"
 
 struct bl_dataset {
-    bl_samples *samples; /* a reference of its own */
+    bl_samples *samples; /* holds one reference */
     bl_pack *pack;       /* NULL: rows are samples */
 };
 

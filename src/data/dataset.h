@@ -21,15 +21,14 @@
  * - sharegpt: conversations of from (human, gpt, system) and value; the same
  *
  * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the
- * border and the mask is exact by construction; the border is where it lies when a model is asked
- * (prompt encoded, completion generated). The completion is encoded as a continuation: decoding the
- * whole gives prompt and completion without a space between that the data has not. Text in a row
- * never becomes a special token.
+ * border and the mask is exact by construction; the border is the same in generation (prompt
+ * encoded, completion generated). The completion is encoded as a continuation: decoding the whole
+ * gives prompt and completion, without an added space between them. Text in a row never becomes a
+ * special token.
  *
  * Opening reads the file once and builds each sample once, so that every error and every count is
- * known before training starts; kept are 24 bytes a row, a checksum of its bytes among them.
- * Samples are built again when they are asked for. Peak memory is that of 1 MiB of rows, or of the
- * longest one. */
+ * known before training starts; this keeps 24 bytes per row, including a checksum of its bytes.
+ * Samples are rebuilt on request. Peak memory is that of 1 MiB of rows, or of the longest one. */
 #ifndef BALLAST_DATA_DATASET_H
 #define BALLAST_DATA_DATASET_H
 
@@ -75,7 +74,7 @@ typedef struct bl_dataset_options {
     int32_t vocab_size;   /* bound of ids, the model's; 0: the tokenizer's */
     const char *chat_template,
         *template_date; /* chat/template.h; NULL: the model's own, its date */
-    /* Why there is no tokenizer: fails a format that needs one; NULL: none was asked for. */
+    /* Error of a missing tokenizer, for formats that need one; NULL: it was not requested. */
     const bl_error *no_tokenizer;
     int n_threads; /* that build samples while opening; 0: as many as there are usable cores */
     /* Ranks of a host that open the same data set together: the first one reads the file, and all
@@ -141,13 +140,13 @@ const char *bl_packing_name(bl_packing packing); /* "none", "pack", "concatenate
  * - pack: rows of at most row_tokens tokens, filled by first-fit decreasing (Johnson 1973) within
  *   windows of 8192 samples; rows are in the order of their first samples, samples of a row in file
  *   order. Each sample is a document, the label of its first token is -100: the loss of a row is
- *   the sum of its samples' losses. Documents inside a sample stay documents. Memory: 4 bytes a
- *   sample and 8 a row.
- * - concatenate: rows of row_tokens tokens, labels as they are; what is left at the end is dropped.
+ *   the sum of its samples' losses. Documents inside a sample stay documents. Memory: 4 bytes per
+ *   sample and 8 per row.
+ * - concatenate: rows of row_tokens tokens, labels unchanged; an incomplete last row is dropped.
  *   As concatenate_data of optimum-habana's run_lora_clm.py, and group_texts of transformers'
- *   run_clm.py over all samples as one batch. Memory: 8 bytes a sample.
+ *   run_clm.py over all samples as one batch. Memory: 8 bytes per sample.
  *
- * bl_dataset_get_stats goes on telling of all of `samples`. Errors: BL_EUSAGE for a sample longer
+ * bl_dataset_get_stats still reports all of `samples`. Errors: BL_EUSAGE for a sample longer
  * than row_tokens (pack) or samples with document_ids (concatenate); BL_EINPUT for less than one
  * row (concatenate); BL_ENOMEM. */
 bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_tokens,
@@ -159,8 +158,8 @@ bl_status bl_dataset_pack(bl_dataset *samples, bl_packing packing, int64_t row_t
 bl_status bl_dataset_get(const bl_dataset *dataset, int64_t index, bl_sample *out);
 void bl_sample_free(bl_sample *sample); /* an empty one is fine */
 
-/* XXH3-64 of the file's bytes, of the options but the path, and of all ids and labels: equal when a
- * resumed run would see the same samples, wherever the file lies now. */
+/* XXH3-64 of the file's bytes, of the options except the path, and of all ids and labels: equal
+ * when a resumed run would see the same samples, even if the file was moved. */
 uint64_t bl_dataset_fingerprint(const bl_dataset *dataset);
 
 /* What the index takes, of packed rows with that of their samples, bytes: of this process, or of

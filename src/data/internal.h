@@ -65,12 +65,12 @@ bl_status bl_row_find_line(const char *path, int fd, int64_t offset_bytes, int64
 
 /* ---- shape.c ---- */
 
-/* Keys of rows, and what is made of them. */
+/* Keys of rows, and the formats that use them. */
 typedef struct bl_row_shape {
     const char *first, *second; /* keys that a row has; second NULL: one key */
-    const char *input;          /* an optional key: what the first one is about */
+    const char *input;          /* an optional key: the instruction's input */
     bl_data_format format;      /* of data_format auto */
-    unsigned formats;           /* all that can use it, a bit each */
+    unsigned formats;           /* all that can use it, one bit each */
 } bl_row_shape;
 
 /* The first shape that the row has and the format can use; NULL: none. */
@@ -115,12 +115,12 @@ int64_t bl_sample_count_labels(const bl_sample *sample);
 
 /* ---- keys.c ---- */
 
-/* Refuses a row with a key that changes what is said or learned and that its format does not
- * understand: BL_EINPUT "place: key K: reason". Null and empty values are fine. */
+/* Rejects a row with a key that changes the text or the loss and that its format does not support:
+ * BL_EINPUT "place: key K: reason". Null and empty values are fine. */
 bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row,
                             bool takes_objects);
-/* The same of a message. takes_objects: the template reads other keys, too. has_loss: whether it
- * carries loss by its role; *is_masked (may be NULL) becomes true where a key takes that away. */
+/* As above for a message. takes_objects: the template reads other keys, too. has_loss: its role
+ * carries loss; *is_masked (may be NULL) becomes true where a key masks it. */
 bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
                                 bool takes_objects, bool has_loss, bool *is_masked);
 
@@ -158,11 +158,11 @@ typedef struct bl_data_file {
 /* The samples of a data set. */
 typedef struct bl_samples {
     int n_references; /* of the data sets that are made of it */
-    char *path;       /* the first one given, which stands for all in logs */
+    char *path;       /* the first one given, which names them in logs */
     bl_data_file *file;
     size_t n_files;
     bl_sample_rules rules;
-    bl_host_memory *host;  /* borrowed; NULL: shared with nobody */
+    bl_host_memory *host;  /* borrowed; NULL: not shared */
     bl_index_memory index; /* of `entry` */
     bl_row_entry *entry;
     size_t n, capacity;
@@ -212,8 +212,8 @@ int64_t bl_samples_n_tokens(const bl_samples *samples, int64_t index);
 /* As bl_dataset_get, of an index that there is. */
 bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *out);
 
-/* Gives all ranks of the host the first one's memory: what it has in index->bytes becomes a piece,
- * which the others get. Nothing happens where nobody shares. */
+/* Gives all ranks of the host the first one's memory: its index->bytes becomes a piece, which the
+ * others get. Does nothing where ranks do not share. */
 bl_status bl_index_share(bl_host_memory *host, const char *what, bl_index_memory *index);
 void bl_index_free(bl_index_memory *index);
 

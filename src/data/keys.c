@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Keys of a row that change what is said or learned, and that its format does not understand: they
- * are refused, since leaving them out would train something else. All other keys a row has besides
- * its format's are ignored (ids, sources, scores). Where the keys come from: LLaMA-Factory's alpaca
- * and sharegpt formats (system, history, tools, images, kto_tag), TRL's unpaired preferences
- * (label), OpenAI's messages (tool_calls, weight), axolotl's (train, train_detail) and ms-swift's
- * (loss). */
+/* Keys of a row that change the text or the loss, and that its format does not support: they are
+ * rejected, since ignoring them would change the training. Other keys outside the row's format are
+ * ignored (ids, sources, scores). Origin of the keys: LLaMA-Factory's alpaca and sharegpt formats
+ * (system, history, tools, images, kto_tag), TRL's unpaired preferences (label), OpenAI's messages
+ * (tool_calls, weight), axolotl's (train, train_detail) and ms-swift's (loss). */
 #include <string.h>
 
 #include "base/sizes.h"

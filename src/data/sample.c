@@ -22,7 +22,7 @@ static bl_status parse_row(const char *path, const bl_row *row, json_t **out)
             "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row",
             path);
     if (st == BL_OK || row->column <= 1) return st;
-    /* An element inside a line: parse it again behind as many blanks as stand before it, for the
+    /* An element inside a line: parse it again after as many blanks as bytes precede it, for the
      * true column. */
     size_t n_before = (size_t)row->column - 1;
     char *padded = malloc(n_before + row->n_bytes);

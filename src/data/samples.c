@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* samples.c -- the samples of a data set: an index of where each usable row lies and how long its
- * sample is, made by scan.c; processes of a host may share it. */
+/* samples.c -- the samples of a data set: an index of the place of each usable row and the length
+ * of its sample, made by scan.c; processes of a host may share it. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -134,7 +134,7 @@ void bl_samples_release(bl_samples *samples)
 
 /* ---- use ---- */
 
-/* Sample `index` is no longer what opening saw. */
+/* Sample `index` has changed since opening. */
 static bl_status fail_changed(const bl_samples *samples, int64_t index)
 {
     const bl_data_file *file = bl_data_file_of(samples, (size_t)index);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pass over the files that opening a data set is: each row is built once, by several threads, a
- * batch of rows at a time; what the samples are is then taken down in file order, so that nothing
- * depends on the threads. */
+/* The pass over the files when a data set is opened: several threads build each row once, a batch
+ * of rows at a time; the samples are then indexed in file order, so that nothing depends on the
+ * threads. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules)
     return BL_OK;
 }
 
-/* Fills in what the options leave to the tokenizer, now that the format is known. */
+/* Takes options that were not given from the tokenizer, now that the format is known. */
 static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
 {
     bl_dataset_options *options = &rules->options;
@@ -213,7 +213,7 @@ static bl_status settle_format(bl_samples *samples, const char *path, const bl_r
     bool is_auto = samples->rules.options.format == BL_DATA_AUTO;
     bl_status st = bl_row_settle(path, row, &samples->rules);
     if (st != BL_OK && is_auto) return skip_bad_row(samples, st) ? BL_OK : st;
-    if (st != BL_OK && st != BL_EINPUT) return st; /* building the row reports what is wrong */
+    if (st != BL_OK && st != BL_EINPUT) return st; /* building the row reports the problem */
     if (*settled) return BL_OK;
     *settled = true;
     return resolve_rules(samples->path, &samples->rules);
@@ -266,7 +266,7 @@ static bl_status scan_rows(bl_row_reader *reader, row_batch *batch, bool *settle
             if (*settled) BL_TRY(add_to_batch(batch, &row));
             continue;
         }
-        bl_error_save(&error, st); /* what is wrong with an earlier row comes first */
+        bl_error_save(&error, st); /* an error in an earlier row comes first */
         BL_TRY(run_batch(batch));
         return st == BL_OK ? BL_OK : bl_error_restore(&error);
     }

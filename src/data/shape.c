@@ -84,7 +84,7 @@ bl_status bl_row_shape_check(const char *place, const bl_row_shape *shape, const
 {
     if (!shape || has(row, shape, text_key)) return BL_OK;
     const bl_row_shape *other = bl_row_shape_find(row, BL_DATA_AUTO, text_key);
-    if (!other) return BL_OK; /* its format says what is missing */
+    if (!other) return BL_OK; /* its format reports the missing key */
     return BL_FAIL(BL_EINPUT,
                    "%s: this row has the keys %s%s%s, the rows before it %s%s%s: write all rows of "
                    "a data set with the same keys",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* source.c -- one buffer of the file's bytes before zlib's or zstd's decoder. A decoder asks for
- * more only when it has used up what it has, so that memory does not grow with the file; zstd's
- * window is at most 128 MiB, its own default. */
+/* source.c -- one buffer of the file's bytes before zlib's or zstd's decoder. It is filled again
+ * only when the decoder has used it up, so that memory does not grow with the file; zstd's window
+ * is at most 128 MiB, its default. */
 #include "data/source_internal.h"
 
 #include <errno.h>
@@ -30,7 +30,7 @@ struct bl_source {
     unsigned char in[IN_BYTES];
 };
 
-/* Reads behind what is held, which moves to the beginning. */
+/* Moves the unused bytes to the beginning of the buffer and reads more after them. */
 static bl_status fill(bl_source *s)
 {
     ssize_t n;

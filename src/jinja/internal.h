@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the interpreter is made of: memory, values, the tree of a template, and a
+/* internal.h -- the parts of the interpreter: memory, values, the tree of a template, and a
  * rendering's state. Functions that fail return bl_status and write through their last pointer. */
 #ifndef BALLAST_JINJA_INTERNAL_H
 #define BALLAST_JINJA_INTERNAL_H
@@ -40,7 +40,7 @@ typedef enum jinja_kind {
     JINJA_TUPLE,
     JINJA_RANGE,    /* a list that Python makes from range() */
     JINJA_VIEW,     /* dict.keys(), values(), items() */
-    JINJA_ITERATOR, /* what a lazy filter gives: read once, always true, without a length */
+    JINJA_ITERATOR, /* result of a lazy filter: read once, always true, without a length */
     JINJA_DICT,
     JINJA_NAMESPACE,
     JINJA_LOOP,
@@ -52,14 +52,14 @@ typedef enum jinja_kind {
 
 typedef struct jinja_value {
     jinja_kind kind;
-    bool is_markup;   /* a string that `safe` has marked: + escapes what is added to it */
+    bool is_markup;   /* a string that `safe` has marked: + escapes the other operand */
     bool is_doubtful; /* a real that may have been an integer of JSON (base/json.h) */
     size_t n_bytes;   /* of text */
     union {
         bool truth;
         int64_t integer;
         double real;
-        const char *text; /* JINJA_STRING; the name of what is UNDEFINED, and of a GLOBAL */
+        const char *text; /* JINJA_STRING; the name of an UNDEFINED or a GLOBAL */
         struct jinja_list *list;
         struct jinja_dict *dict; /* DICT, NAMESPACE */
         struct jinja_loop *loop;
@@ -207,7 +207,7 @@ typedef enum jinja_token_kind {
 typedef struct jinja_token {
     jinja_token_kind kind;
     int line;
-    const char *text; /* of n_bytes; NUL-terminated but for TOKEN_TEXT */
+    const char *text; /* of n_bytes; NUL-terminated, except TOKEN_TEXT */
     size_t n_bytes;
     jinja_value number;
 } jinja_token;

@@ -24,9 +24,9 @@
 enum {
     BL_JINJA_MAX_TEMPLATE_BYTES = 1 << 20,
     BL_JINJA_MAX_NESTING = 100,          /* of statements and expressions in the text */
-    BL_JINJA_MAX_CALLS = 100,            /* of macros in macros */
-    BL_JINJA_MAX_DEPTH = 1000,           /* of what is evaluated inside one another */
-    BL_JINJA_MAX_DATA_DEPTH = 256,       /* of lists and dictionaries in one another */
+    BL_JINJA_MAX_CALLS = 100,            /* of nested macro calls */
+    BL_JINJA_MAX_DEPTH = 1000,           /* of nested evaluations */
+    BL_JINJA_MAX_DATA_DEPTH = 256,       /* of nested lists and dictionaries */
     BL_JINJA_MAX_STEPS = 20000000,       /* nodes evaluated, and kilobytes and elements touched */
     BL_JINJA_MAX_MEMORY_BYTES = 1 << 28, /* of values and output, in one rendering */
     BL_JINJA_MAX_OUTPUT_BYTES = 1 << 26
@@ -40,7 +40,7 @@ typedef struct bl_jinja bl_jinja;
 bl_status bl_jinja_parse(const char *name, const char *text, size_t n_bytes, bl_jinja **out);
 void bl_jinja_destroy(bl_jinja *template); /* NULL is fine */
 
-/* Whether it has {% generation %}, so that spans say what a model learns. */
+/* Whether it has {% generation %}, so that spans mark the learned text. */
 bool bl_jinja_has_generation(const bl_jinja *template);
 
 typedef struct bl_jinja_span {

@@ -151,7 +151,7 @@ static bool read_code(const char *text, size_t n_left, uint32_t *code, size_t *n
     return *code < 0x110000 && (*code < 0xd800 || *code > 0xdfff);
 }
 
-/* Appends what the escape behind a backslash stands for; *n gets its bytes. */
+/* Appends the value of the escape after a backslash; *n gets its bytes. */
 static bl_status add_escape(lexer *l, jinja_buffer *out, const char *text, size_t n_left, size_t *n)
 {
     static const char letters[] = "n\nt\tr\rb\bf\fv\va\a\\\\''\"\"";

@@ -2,7 +2,7 @@
 /* checkpoint.c -- saving a state so that a crash at any point leaves a complete checkpoint.
  *
  * A checkpoint exists when its manifest does, and the manifest is durable only after all that it
- * lists. The order of a save, and what a crash after each step leaves:
+ * lists. The steps of a save, and the state after a crash at each:
  *
  *   begin      step-N.tmp is created, after the disk's free space was compared with the need
  *                  -> step-N.tmp without a manifest: deleted at the next start
@@ -346,7 +346,7 @@ done:
 void bl_checkpoint_abort(bl_checkpoint *checkpoint)
 {
     if (!checkpoint) return;
-    bl_tree_remove(checkpoint->tmp_path); /* what stays is rubbish by its name */
+    bl_tree_remove(checkpoint->tmp_path); /* .tmp marks any rest as incomplete */
     checkpoint_free(checkpoint);
 }
 

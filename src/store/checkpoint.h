@@ -7,7 +7,7 @@
  *
  * The files are made durable first, the manifest after them, then the folder gets its final name
  * and its parent is made durable. "Latest" is the highest step whose manifest verifies: there is no
- * pointer file that could lie. The caller holds DIR's lock (base/files.h).
+ * pointer file that could be wrong. The caller holds DIR's lock (base/files.h).
  *
  * Errors: BL_ECHECKPOINT for a checkpoint that cannot be used, BL_ELIMIT for a full disk (path and
  * bytes), BL_EIO for a system that cannot read or write; a failed fsync is final. */
@@ -25,8 +25,8 @@
 
 typedef struct bl_checkpoint bl_checkpoint; /* one that is being written */
 
-/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes is what the caller
- * is about to write: BL_ELIMIT at once when the disk has less. */
+/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes: bytes that the
+ * caller will write; BL_ELIMIT at once when the disk has less. */
 bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out);
 
 /* The folder for files that the caller writes itself; the checkpoint's. */
@@ -63,7 +63,7 @@ void bl_checkpoint_leave(bl_checkpoint *checkpoint);
 /* ---- finding ---- */
 
 /* Reads the checkpoint in `path` back, every byte, against its manifest. *state (may be NULL) is
- * the caller's to json_decref. BL_ECHECKPOINT names the file and what is wrong with it. */
+ * the caller's to json_decref. BL_ECHECKPOINT names the file and its problem. */
 bl_status bl_checkpoint_verify(const char *path, int64_t *step, json_t **state);
 
 /* The steps of DIR/step-*, newest first, unverified; the caller frees *steps. An absent DIR has

@@ -32,7 +32,7 @@ done:
     return st;
 }
 
-/* Reads back what this process has just saved: what is gone by now is no damaged checkpoint. */
+/* Verifies the checkpoint that this process has just saved; a missing one is BL_EIO, not damage. */
 static bl_status verify_saved(const char *dir, int64_t step)
 {
     char *path = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hf_model.c -- one sorted table over the tensors of all shards; what the index and the shards
- * disagree on is reported together. */
+/* hf_model.c -- one sorted table over the tensors of all shards; all differences between the index
+ * and the shards are reported together. */
 #include "store/hf_model.h"
 
 #include <stdlib.h>
@@ -118,7 +118,7 @@ static bl_status merge_tensors(bl_hf_model *model, bl_problems *problems)
     return BL_OK;
 }
 
-/* Each tensor must lie where the index says. Files that could not be opened were named already. */
+/* Each tensor must be in the file that the index names. Unopened files were reported already. */
 static void check_weight_map(const bl_hf_model *model, const json_t *map, bl_problems *problems)
 {
     const char *name;

@@ -18,7 +18,7 @@ enum { ROUND_PIECE = 1 << 14 };
 
 static const char MODEL_NAME[] = "adapter_model.safetensors";
 
-/* One factor of the adapter; the list of all of them is what the file must hold. */
+/* One factor of the adapter; the file must hold exactly the list of all factors. */
 typedef struct factor_id {
     int64_t layer;
     int module;
@@ -153,7 +153,7 @@ done:
     return st;
 }
 
-/* Takes what the tensor's name and shape say of the base into it. */
+/* Adds the base's sizes that follow from the tensor's name and shape. */
 static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
 {
     char name[BL_PEFT_NAME_BYTES];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peft_config.c -- adapter_config.json: what is supported is read, what would change results is
- * rejected. */
+/* peft_config.c -- adapter_config.json: reads supported keys, rejects others that would change
+ * results. */
 #include "store/peft.h"
 
 #include <inttypes.h>

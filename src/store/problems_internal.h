@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problems_internal.h -- collecting what is wrong with an input, so that one error names all of it
+/* problems_internal.h -- collects all problems of an input, so that one error names them all
  * (internal to store/). */
 #ifndef BALLAST_STORE_PROBLEMS_INTERNAL_H
 #define BALLAST_STORE_PROBLEMS_INTERNAL_H

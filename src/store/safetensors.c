@@ -60,7 +60,7 @@ static bl_status read_header_length(int fd, const char *path, int64_t file_bytes
 
     size_t n_start = (size_t)bl_min_i64(SNIFF_BYTES, file_bytes);
     BL_TRY(bl_file_read_full(fd, path, start, n_start, 0));
-    if (start[LENGTH_BYTES] != '{') /* any length may stand before a header */
+    if (start[LENGTH_BYTES] != '{') /* any length may precede a header */
         BL_TRY(bl_file_kind_refuse(path, start, n_start, "a safetensors file"));
     if (file_bytes < LENGTH_BYTES)
         return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " bytes, too short for a safetensors file", path,

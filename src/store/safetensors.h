@@ -2,9 +2,9 @@
 /* safetensors.h -- reading and writing one safetensors file.
  *
  * Layout: u64 little-endian N, N bytes of JSON, data in C order (huggingface/safetensors,
- * safetensors/src/tensor.rs). The reader believes nothing: what the reference refuses is refused
- * here, in its order, before memory beyond the header's own bytes is asked for. Nothing is assumed
- * about alignment. */
+ * safetensors/src/tensor.rs). The reader trusts nothing: it rejects the same files as the
+ * reference, in the same order of checks, before it allocates more than the header's bytes. It
+ * assumes no alignment. */
 #ifndef BALLAST_STORE_SAFETENSORS_H
 #define BALLAST_STORE_SAFETENSORS_H
 
@@ -18,7 +18,7 @@
 extern "C" {
 #endif
 
-/* Limits of what is read: a larger file is an error, not an allocation. */
+/* Limits of the reader: a larger file is an error, not an allocation. */
 enum { BL_TENSOR_MAX_DIMS = 8, BL_SAFETENSORS_MAX_HEADER_BYTES = 100000000 };
 
 typedef struct bl_safetensors bl_safetensors;
@@ -54,7 +54,7 @@ bl_safetensors_at(const bl_safetensors *file,
 BL_API const bl_stored_tensor *bl_safetensors_find(const bl_safetensors *file,
                                                    const char *name); /* NULL: no such tensor */
 
-/* dst = bytes [offset_bytes, offset_bytes + n_bytes) of the tensor, which must lie inside it
+/* dst = bytes [offset_bytes, offset_bytes + n_bytes) of the tensor, which must be inside it
  * (BL_EINTERNAL). Any number of threads at a time. */
 BL_API bl_status bl_stored_tensor_read(const bl_stored_tensor *tensor, int64_t offset_bytes,
                                        size_t n_bytes, void *dst);
@@ -87,7 +87,7 @@ typedef struct bl_stored_tensor_spec {
 typedef struct bl_safetensors_writer bl_safetensors_writer;
 
 /* Declares all tensors and writes the header. `metadata` is n_metadata key/value pairs: {"format",
- * "pt", ...}. Everything is copied. BL_EINTERNAL for a spec that is no tensor (duplicate name,
+ * "pt", ...}. Everything is copied. BL_EINTERNAL for an invalid spec (duplicate name,
  * overflow). */
 BL_API bl_status bl_safetensors_create(const char *path, const bl_stored_tensor_spec *specs,
                                        size_t n_specs, const char *const *metadata,

@@ -115,7 +115,7 @@ static int hex_digit(char c)
                                   : -1;
 }
 
-/* The byte that "<0xXX>" stands for, or -1. */
+/* The byte that "<0xXX>" encodes, or -1. */
 static int byte_token_value(const char *text, size_t n_bytes)
 {
     if (n_bytes != 6 || memcmp(text, "<0x", 3) || text[5] != '>') return -1;
@@ -185,8 +185,8 @@ static bl_status decode_strip(const bl_decoder_step *step, const string_list *in
     return BL_OK;
 }
 
-/* Each replacement is a space again, but for the first token's, which stand for the one that was
- * put before the text: all of them, as HF has it. */
+/* Each replacement becomes a space again, except those of the first token, which are dropped: all
+ * of them, as in HF, though encoding put only one before the text. */
 static bl_status decode_metaspace(const bl_decoder_step *step, const string_list *in,
                                   string_list *out)
 {

@@ -38,7 +38,7 @@ extern const size_t bl_n_unicode_additions;
 extern const bl_unicode_range *const bl_unicode_unnormalized;
 extern const size_t bl_n_unicode_unnormalized;
 
-/* ---- unicode_classes.c: what the reference's components mean, other than its regexes ---- */
+/* ---- unicode_classes.c: classes of the reference's components, other than its regexes ---- */
 
 typedef struct bl_unicode_class {
     const bl_unicode_range *range;
@@ -66,7 +66,7 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
 
 enum {
     BL_VOCAB_MAX_IDS = 1 << 24
-}; /* bounds what an id in a file can make us allocate; the largest known is 2^18 */
+}; /* bounds the allocation for an id in a file; the largest known is 2^18 */
 
 typedef struct bl_strings {
     bl_bytes text;    /* all strings, each with a NUL after it */
@@ -213,7 +213,7 @@ bool bl_added_next(const bl_trie *trie, const bl_added_token *tokens, bool parse
                    const char *text, size_t n_bytes, size_t *cursor, size_t floor,
                    bl_added_match *out);
 
-/* ---- pattern.c: what a step looks for ---- */
+/* ---- pattern.c: the pattern of a step ---- */
 
 typedef enum bl_pattern_kind {
     BL_PATTERN_NONE, /* no match */
@@ -286,10 +286,10 @@ typedef struct bl_split {
     bool add_prefix_space; /* " " before a piece that does not start with one, before the split */
     bl_pattern pattern;
     bl_split_behavior behavior;
-    bool invert; /* what the pattern does not match counts as matches */
+    bool invert; /* text between the pattern's matches counts as the matches */
     /* ByteLevel; maps: its pieces become text in the byte alphabet (else the model takes bytes). */
     bool is_byte_level, maps;
-    /* What stands for a space, one character, malloc'd; NULL: this step is not Metaspace. */
+    /* The character that replaces a space, malloc'd; NULL: this step is not Metaspace. */
     char *metaspace;
     bl_prepend_scheme scheme;
     bool at_metaspace; /* cut before each of them */
@@ -339,7 +339,7 @@ typedef struct bl_decoder_step {
     bl_pattern pattern;      /* replace; BPE: the suffix */
     char *content;           /* replace, strip, metaspace; malloc'd, NUL-terminated */
     int64_t n_start, n_stop; /* strip */
-    bool drops_first;        /* metaspace: those of the first token stand for nothing */
+    bool drops_first;        /* metaspace: those of the first token become nothing */
 } bl_decoder_step;
 
 /* ---- the whole: load.c, encode.c ---- */
@@ -401,8 +401,8 @@ bl_status bl_tokenizer_load_added(const json_t *list,
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */
 bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer);
 
-/* Refuses a key of `object` that is not in the NULL-terminated list: what is not understood must
- * not be ignored. */
+/* Rejects a key of `object` that is not in the NULL-terminated list: unknown keys must not be
+ * ignored. */
 bl_status bl_tokenizer_check_keys(const json_t *object, const char *where,
                                   const char *const *known);
 

@@ -250,7 +250,7 @@ static bl_status check_not_sentencepiece(const char *folder, const char *file)
     return st;
 }
 
-/* The tokenizer.json that `path` is or holds, and the folder it lies in. */
+/* The tokenizer.json that `path` is or holds, and its directory. */
 static bl_status find_files(const char *path, char **folder, char **file)
 {
     bool is_folder;

@@ -105,8 +105,8 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
         return BL_FAIL(BL_ENOMEM, "vocabulary");
     for (size_t i = 0; i < n; i++)
         model->is_special[tokenizer->added[i].id] = tokenizer->added[i].special;
-    /* Special ones first: where two normalize to one text, HF's automaton takes the one it was
-     * given first. */
+    /* Special ones first: where two normalize to one text, HF's automaton takes the earlier
+     * one. */
     for (int special = 1; special >= 0; special--)
         for (size_t i = 0; i < n; i++)
             if (tokenizer->added[i].special == special)
@@ -142,8 +142,8 @@ static bool leaves_segments_whole(const bl_steps *steps, const bl_normalizer_ste
            !split->invert;
 }
 
-/* What stands for a space in pieces that no pre-tokenizer has cut: the last normalizer's Replace,
- * or a lone Metaspace. */
+/* The replacement of a space in pieces that no pre-tokenizer has cut: the last normalizer's
+ * Replace, or a lone Metaspace. */
 static const char *space_mark(const bl_steps *steps)
 {
     const bl_normalizer_step *last =
@@ -157,7 +157,7 @@ static const char *space_mark(const bl_steps *steps)
     return leaves_segments_whole(steps, last) ? last->content : NULL;
 }
 
-/* A segment that is one piece may be cut before each run of the character C that stands for a
+/* A segment that is one piece may be cut before each run of the character C that replaces a
  * space, if C is in the vocabulary (so a held-back unk ends there too) and no merge makes a token
  * with C behind another character: then no merge ever joins the two sides, and each side's merges
  * depend on its own symbols only. True of Llama 2; checked, not assumed. */

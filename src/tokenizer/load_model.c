@@ -215,10 +215,10 @@ static bl_status load_bpe(const json_t *json, bl_model *model)
 
 /* ---- Unigram ---- */
 
-/* The library's JSON reader makes of 16 and 17 digits (all digits as one integer, rounded, divided
- * by a power of ten) a double that may be one step from the nearest. Sums of scores that are equal
- * but for such a step decide between segmentations, so the step is repeated here: for the shortest
- * digits of the nearest double, which is what files have. */
+/* The library's JSON reader turns 16 and 17 digits (all digits as one integer, rounded, divided by
+ * a power of ten) into a double that may be one step from the nearest. Such a step in a sum of
+ * scores can decide between segmentations, so it is reproduced here: for the shortest digits of the
+ * nearest double, the digits in the files. */
 static double as_the_reference_reads(double nearest)
 {
     enum { EXACT_DIGITS = 15, MAX_DIGITS = 17 }; /* 10^15 < 2^53: both steps are exact */

@@ -237,7 +237,7 @@ static bl_status load_whitespace_split(const json_t *json, bl_split *split)
     return bl_tokenizer_check_keys(json, "pre_tokenizer WhitespaceSplit", known);
 }
 
-/* Keeps the words: removes what is between them. */
+/* Keeps the words: removes the text between them. */
 static bl_status load_whitespace(const json_t *json, bl_split *split)
 {
     static const char *const known[] = {"type", NULL};

@@ -109,7 +109,7 @@ static bool joins(bl_split_behavior behavior, bool was_match, bool is_match)
     return false;
 }
 
-/* Takes the next part of the text, a match or what is between two. */
+/* Takes the next part of the text, a match or the text between two. */
 static bl_status take_part(splitter *s, size_t start, size_t end, bool matches)
 {
     const bl_split *split = &s->tokenizer->steps.split[s->step];

@@ -22,7 +22,7 @@
 #define SPACE_SET "\\x{9}-\\x{d}\\x{85}\\p{Z}"
 
 typedef struct translation {
-    const char *at; /* what is still to read */
+    const char *at; /* the unread rest */
     bl_bytes out;
     bool in_class;
     bool in_caseless; /* inside (?i:...) */
@@ -64,8 +64,8 @@ static bool is_part_of(const char *category, const char *name)
     return category[0] == name[0] && (!name[1] || category[1] == name[1]);
 }
 
-/* The inside of a class: the category as PCRE2 has it and what it lacks, or all of it where PCRE2
- * has more. */
+/* The inside of a class: PCRE2's category and the characters it lacks, or all characters of the
+ * category where PCRE2 has more. */
 static bl_status emit_category(translation *t, const char *name)
 {
     char property[8];

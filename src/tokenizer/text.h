@@ -16,9 +16,9 @@ uint32_t bl_utf8_decode_last(const char *text, size_t n_bytes, size_t *length);
 size_t bl_utf8_valid_prefix(const char *text,
                             size_t n_bytes); /* bytes before the first that is not UTF-8 */
 size_t bl_utf8_bad_run(const char *text,
-                       size_t n_bytes); /* bytes one U+FFFD stands for at a bad place (W3C, Rust) */
-bool bl_unicode_is_space(uint32_t code);        /* White_Space */
-bool bl_unicode_is_word(uint32_t code);         /* \w of UTS 18 */
+                       size_t n_bytes);  /* invalid bytes that one U+FFFD replaces (W3C, Rust) */
+bool bl_unicode_is_space(uint32_t code); /* White_Space */
+bool bl_unicode_is_word(uint32_t code);  /* \w of UTS 18 */
 bool bl_unicode_is_unnormalized(uint32_t code); /* newer than the reference's normalizer */
 
 /* As Rust's char::is_numeric, and the library's punctuation and combining marks. */
@@ -40,11 +40,11 @@ typedef struct bl_bytes {
 bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes);
 void bl_bytes_free(bl_bytes *bytes);
 
-/* Appends the raw bytes that `text`, written in the byte alphabet, stands for. False: a character
- * outside it (nothing added). */
+/* Appends the raw bytes that `text` encodes in the byte alphabet. False: a character outside it
+ * (nothing added). */
 bl_status bl_bytes_append_from_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes,
                                         bool *in_alphabet);
-/* Appends the characters of the byte alphabet that stand for raw bytes. */
+/* Appends raw bytes as characters of the byte alphabet. */
 bl_status bl_bytes_append_to_alphabet(bl_bytes *bytes, const char *text, size_t n_bytes);
 
 #endif

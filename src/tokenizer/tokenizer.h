@@ -36,9 +36,8 @@ enum {
     /* the text goes on where another ended: no leading-space marker is put before it, so that
      * decoding both id lists in a row gives both texts in a row */
     BL_CONTINUATION = 4,
-    BL_AFTER_TOKEN =
-        8 /* a special token stands before the text, so it is not where a text begins (HF's
-                            Metaspace   with prepend_scheme "first" asks) */
+    BL_AFTER_TOKEN = 8 /* a special token precedes: this is not the beginning of a text, for HF's
+                            Metaspace with prepend_scheme "first" */
 };
 
 /* Reads `path`, a tokenizer.json or a folder that holds one; tokenizer_config.json,

@@ -179,7 +179,7 @@ bool bl_unicode_is_word(uint32_t code)
            (code >= 0x1f170 && code <= 0x1f189) || is_new_word(code);
 }
 
-/* Printable Latin-1 stands for itself; the 68 other bytes, in order, are U+0100 onwards. */
+/* Printable Latin-1 encodes itself; the 68 other bytes, in order, are U+0100 onwards. */
 static bool stands_for_itself(uint32_t code)
 {
     return (code >= '!' && code <= '~') || (code >= 0xa1 && code <= 0xff && code != 0xad);
