@@ -4,7 +4,7 @@
 #define BALLAST_TESTS_SKIP_H
 
 /* Prints "skipped: " and the reason (a printf format, a literal), the line that scripts/test
- * repeats, and leaves the test. A part of a test that a machine cannot run is a test of its own. */
+ * repeats, and leaves the test. A part of a test that a machine cannot run is a separate test. */
 #define TEST_SKIP(...)                                                                             \
     do {                                                                                           \
         print_message("skipped: " __VA_ARGS__);                                                    \

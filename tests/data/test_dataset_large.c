@@ -83,8 +83,8 @@ static void test_memory_is_bounded(void **state)
            FILE_BYTES / open_s / 1e6);
     assert_int_equal(bl_dataset_count(samples), n_rows);
     /* While it is opened: the index (24 bytes per row, grown by half), the reader's buffer (4 MiB),
-     * and for a batch of 1 MiB of text its JSON, ids and labels (at most 16 bytes per byte each way),
-     * two workers' scratch of 8 MiB and word caches of 1 MiB. */
+     * and for a batch of 1 MiB of text its JSON, ids and labels (at most 16 bytes per byte each
+     * way), two workers' scratch of 8 MiB and word caches of 1 MiB. */
     int64_t bound = n_rows * 24 * 5 / 2 + (int64_t)(4 + 1 + 32 + 16 + 2) * (1 << 20);
     int64_t grown = peak_bytes() - before;
     printf("memory: grew by %.1f MiB, bound %.1f MiB\n", (double)grown / (1 << 20),

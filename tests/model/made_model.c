@@ -51,7 +51,7 @@ static void list_tensors(const made *m, const bl_model_config *config, tensor_li
     if (m->has_head) add(list, m->dtype, 2, VOCAB, HIDDEN, "lm_head.weight", 0, "");
 }
 
-/* Values of one tensor: the same in every model, whatever its dtype and wherever the tensor lies.
+/* Values of one tensor: the same in every model, whatever the tensor's dtype and file.
  * The tied table is one by either name. */
 static void *make_values(const made *m, const bl_stored_tensor_spec *spec, size_t *n_bytes)
 {

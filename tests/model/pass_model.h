@@ -28,11 +28,11 @@ typedef struct variant {
     bool offload;
 } variant;
 
-/* Random weights of LoRA, a shard a rank. */
+/* Random weights of LoRA, a shard per rank. */
 typedef struct pass_adapter {
     bl_lora_layout layout;
     float *shards;
-    bl_pass_adapter use; /* with a dropout of its own */
+    bl_pass_adapter use; /* with a separate dropout */
 } pass_adapter;
 
 typedef struct pass_model {

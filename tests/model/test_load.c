@@ -174,7 +174,7 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
             print_error("%s, %d ranks: %s\n", bl_format_name(format), ranks[i], bl_error_text());
         assert_int_equal(st, BL_OK);
     }
-    /* A model that was written again, whatever its bytes, has page files of its own. */
+    /* A model that was written again, even with the same bytes, gets new page files. */
     const struct timespec long_ago[2] = {{1, 0}, {1, 0}};
     assert_int_equal(
         utimensat(AT_FDCWD, bl_safetensors_path(bl_hf_file(model->files, 0)), long_ago, 0), 0);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A model that the ranks of a host open together: one embedding, the same bytes and checksum as of
- * a process alone; what is wrong with a row is said by the rank that reads it. Ranks are threads
- * that map one memory file, each for itself. */
+ * a process alone; the rank that reads a bad row reports it. Ranks are threads, each of which maps
+ * one memory file separately. */
 #include "ops_test.h"
 #include "test_ranks.h"
 #include "tmp_dir.h"
@@ -124,7 +124,7 @@ static void test_bad_embedding(void **state)
                 n_told += errors[r].status == BL_EINPUT;
                 if (errors[r].status == BL_EINPUT) assert_string_equal(errors[r].text, expected);
             }
-            assert_int_equal(n_told, 1); /* one rank has read it, the others were told */
+            assert_int_equal(n_told, 1); /* one rank has read it, the others received the error */
             close(c.fd);
         }
     }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pass over all layers: how many micro-batches a visit takes, what is kept and where, how deep
- * the rings are and how many ranks share the weights changes no bit of the loss or of any gradient.
- * What a layer computes is test_block's, what a model does test_model's, what a spilling stack does
- * test_spill's. */
+/* The pass over all layers: the number of micro-batches per visit, the choice and place of saved
+ * activations, the depth of the rings and the number of ranks change no bit of the loss or of any
+ * gradient. test_block tests a layer's results, test_model a model's, test_spill a spilling
+ * stack. */
 #include "pass_model.h"
 
 #include <stdatomic.h>
@@ -372,8 +372,9 @@ static void close_step(test_rank *self, step_case *c)
     free(c->out.gradients);
 }
 
-/* All inputs go out, all but the newest two come back; of what is kept, all but the newest two go
- * both ways; and of each only the rows that the micro-batches have, each rounded up to 64. */
+/* All inputs are spilled, all except the newest two are fetched back; of the other saved
+ * activations, all except the newest two are spilled and fetched; and of each only the rows that
+ * the micro-batches have, each rounded up to 64. */
 static bl_status count_bytes(test_rank *self)
 {
     const step_run *run = self->arg;

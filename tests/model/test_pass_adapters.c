@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Micro-batches of one visit that go through different adapters, or none, with gradients or
- * without: each has the bits that it has in a pass of its own. */
+/* Micro-batches of one visit that use different adapters, or none, with gradients or without: each
+ * has the bits that it has in a separate pass. */
 #include "pass_model.h"
 
 enum { ADAPTERS = 2 };

@@ -197,7 +197,7 @@ static void check_rules(const bl_schedule *s)
     rules r = {.schedule = s};
     int64_t per_layer = s->has_backward ? 2 : 1;
 
-    for (int pass = 0; pass < 2; pass++) { /* the second finds what the first prefetched */
+    for (int pass = 0; pass < 2; pass++) { /* the second uses the first one's prefetches */
         r.n_visits = r.n_computed = r.top_inputs = r.top_saved = 0;
         assert_int_equal(bl_schedule_run(s, check_action, &r), BL_OK);
         assert_int_equal(r.n_visits, bl_schedule_n_visits(s));

@@ -17,7 +17,7 @@ void assert_ok(bl_status st);
 bl_arena_info get_info(const bl_arena *arena);
 int count(const char *text, const char *part); /* how often it is in the text */
 
-/* fn ends a child with 0; what that wrote to stderr is in text. A child has a device of its own:
+/* Runs fn in a child, which must exit with 0; text receives its stderr. The child creates a device:
  * threads do not survive a fork. */
 void assert_child_succeeds(int (*fn)(bl_device *device), char text[TEXT_BYTES]);
 

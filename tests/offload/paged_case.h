@@ -39,7 +39,7 @@ typedef struct paged_case {
 /* Before any rank runs. */
 void case_make_contents(void);
 void case_free_contents(void);
-const unsigned char *case_contents(int rank, int page); /* what the page of a rank holds */
+const unsigned char *case_contents(int rank, int page); /* the contents of a rank's page */
 size_t case_page_bytes(int page);
 
 /* Pages filled and sealed, and a pager over them; the group is self's ranks. */

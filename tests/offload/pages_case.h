@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pages_case.h -- pages in three tiers in a folder of their own, for the tests of pages and page
+/* pages_case.h -- pages in three tiers in a new directory, for the tests of pages and page
  * files. */
 #ifndef BALLAST_TESTS_PAGES_CASE_H
 #define BALLAST_TESTS_PAGES_CASE_H

@@ -26,7 +26,7 @@
 
 enum { LOCK_LIMIT_BYTES = 1 << 16, HUGE_PAGE_BYTES = 2 << 20 };
 
-/* ---- what the linker's --wrap puts in between ---- */
+/* ---- functions of the linker's --wrap ---- */
 
 /* The sanitizers make mlock do nothing: here it is the system's in every build. */
 static size_t locked_bytes, unlocked_bytes;
@@ -67,7 +67,7 @@ static bl_arena *make(bl_device *device, size_t size_bytes)
     return arena;
 }
 
-/* ThreadSanitizer takes several times as much as what is touched. */
+/* ThreadSanitizer takes several times the touched memory. */
 #ifdef __SANITIZE_THREAD__
 enum { HAS_SHADOW = 1 };
 #else
@@ -167,9 +167,9 @@ static bool is_resident(char *memory, size_t n_bytes)
     return all;
 }
 
-/* Not a power of two, and the memory is there from the beginning: no more than was asked for, but
- * for what the system's counter is late (64 pages a thread) and AddressSanitizer's shadow of it, an
- * eighth. */
+/* The size is not a power of two, and all memory is resident from the beginning: no more than
+ * requested, except for the lag of the system's counter (64 pages per thread) and
+ * AddressSanitizer's shadow of it, an eighth. */
 static void check_touched(bl_device *device)
 {
     enum { SIZE_BYTES = 72 * MIB + 3 * 4096, SLACK_BYTES = 2 * MIB };
@@ -223,7 +223,7 @@ static void test_huge_pages_of_a_neighbor(void **state)
     bl_arena *arena = make(*state, SEVERAL_BYTES);
     size_t huge_bytes = get_info(arena).huge_bytes;
 
-    /* A neighbor's are not counted, whichever lies below the other and whether or not the system
+    /* A neighbor's are not counted, at a lower or a higher address and whether or not the system
      * made one mapping of both. */
     bl_arena *small = make(*state, HUGE_PAGE_BYTES);
     assert_in_range(get_info(small).huge_bytes, 0, HUGE_PAGE_BYTES);

@@ -155,8 +155,8 @@ static int bind_to_one_node(bl_device *device)
     return 0;
 }
 
-/* Two cores called two nodes, and hwloc told to believe it. Only the first of the memory's need
- * exist. */
+/* Two cores declared as two nodes, which hwloc takes for this machine's. Of the nodes with memory
+ * only the first need exist. */
 static int bind_for_real(bl_device *device)
 {
     bl_arena *arena;

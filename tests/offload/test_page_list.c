@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of a page file: what was written is read, and each thing that may be wrong with a list
- * is refused by name. Nothing here has a seal: what the list's own checks let pass would be
- * used. */
+/* The list of a page file: a written list is read back, and each possible defect of a list is
+ * rejected by name. No list here has a seal: the list's own checks alone must find the
+ * defects. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -43,7 +43,7 @@ static void put(const char *text, size_t n_bytes)
     assert_int_equal(bl_file_write_atomic(path, text, n_bytes), BL_OK);
 }
 
-/* Reads what is needed of the pages in another order than that of the list. */
+/* Looks up the places of the pages in another order than that of the list. */
 static bl_status read_list(bl_page_place found[N_PLACES], int64_t *file_bytes, uint64_t *hash)
 {
     for (int i = 0; i < N_PLACES; i++)
@@ -114,8 +114,7 @@ static void test_pages_in_any_order(void **state)
     free(text);
 }
 
-/* The checksum is of what the list says, all of it, and not of its spaces or the order of its
- * keys. */
+/* The checksum covers all values of the list, and neither its spaces nor the order of its keys. */
 static void test_checksum(void **state)
 {
     bl_page_place found[N_PLACES];

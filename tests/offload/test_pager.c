@@ -250,7 +250,7 @@ static void test_plans(void **state)
     bl_pager_destroy(NULL);
 }
 
-/* ---- what is counted ---- */
+/* ---- counters ---- */
 
 typedef struct paced_case {
     case_options options;

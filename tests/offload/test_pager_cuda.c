@@ -98,7 +98,7 @@ static void test_a_read_that_fails(void **state)
 }
 
 #ifdef BALLAST_CUDA_EMULATED
-/* Unpinned copies would block the thread that queues them: there is no such fallback on a GPU. */
+/* Unpinned copies would block the thread that queues them, so a GPU does not fall back to them. */
 static void test_unpinned_memory_is_refused(void **state)
 {
     enum { SIZE_BYTES = 1 << 20 };

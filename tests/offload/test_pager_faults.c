@@ -27,7 +27,7 @@ typedef struct fault_case {
     char path[512]; /* of the page file */
     int64_t flipped_at;
     bool is_transient; /* the byte is flipped back once it has been read */
-    int stops_at, how; /* which step of a schedule is not done any more, and what is done instead */
+    int stops_at, how; /* the first step that is not done, and the kind of end (stop_somewhere) */
 } fault_case;
 
 static void open_fault(fault_case *f, case_tiers tiers, char dir[32])
@@ -266,7 +266,7 @@ static bl_status fail_task(bl_stream *stream, const void *args)
     return BL_FAIL(BL_EIO, "planted");
 }
 
-/* Does stops_at steps, then goes: as it stands, or behind a failure of compute (1), the gathers (2)
+/* Does stops_at steps, then leaves: at once (0), or after a failure of compute (1), the gathers (2)
  * or the copies (3) on one rank. */
 static bl_status stop_somewhere(test_rank *self)
 {

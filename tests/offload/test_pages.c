@@ -42,7 +42,7 @@ static void test_tiers(void **state)
     bl_pages_destroy(pages);
 }
 
-/* The ranks of a host share what they write through; with less of it blocks are used again
+/* The ranks of a host share the memory of the staging blocks; with less memory each block is reused
  * sooner. */
 static void test_one_of_many_ranks(void **state)
 {
@@ -173,7 +173,7 @@ static void test_used_again(void **state)
     free(expected);
 }
 
-/* Of other keys, finished or not; whatever else lies there is not counted. */
+/* Counts page files of other keys, finished or not; no other files. */
 static void test_files_of_other_keys(void **state)
 {
     const char *dir = pages_new_dir();

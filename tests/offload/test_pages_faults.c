@@ -118,7 +118,7 @@ static void test_killed_while_writing(void **state)
     waitpid(pages_fork_writer(dir, die_at_pwrite), &status, 0);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     assert_int_equal(pages_count_files(dir), 1);
-    pages_assert_made(dir, false); /* and what the dead one left is gone */
+    pages_assert_made(dir, false); /* the dead process's file is gone */
 
     assert_int_equal(unlink(pages_in_dir(".json")), 0); /* killed between the renames */
     bl_pages *pages;

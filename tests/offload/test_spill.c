@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A stack that spills: entries come back as they were put whatever the shape and the speed of both
- * streams, transfers run beside the work, and what is out of order is refused. Built with
- * ThreadSanitizer, a wait that is missing is a race here. */
+ * streams, transfers overlap the work, and calls out of order are rejected. Built with
+ * ThreadSanitizer, a missing wait is a race here. */
 #include "ops_test.h"
 
 #include <stdatomic.h>
@@ -371,8 +371,7 @@ static void pace_next_transfer(fixture *f, bl_event *here, unsigned pause_us)
 
 enum { HIDDEN_ENTRIES = 8, VISIT_US = 20000, TRANSFER_US = 15000 };
 
-/* How long compute stands still for transfers that take three quarters of a visit, with two
- * slots. */
+/* Compute's stall time, with transfers that take three quarters of a visit, and two slots. */
 static double measure_stalls(void)
 {
     enum { N = HIDDEN_ENTRIES };
@@ -404,8 +403,8 @@ static double measure_stalls(void)
     return totals.lane[BL_LANE_ACTIVATIONS].stall_s;
 }
 
-/* Compute hardly ever stands still; with one slot it would at each transfer. Half of the time that
- * transfers take leaves 7.5 ms a visit to be late; a loaded machine, which only adds to that, may
+/* Compute rarely stalls; with one slot it would stall at each transfer. The limit, half of the
+ * transfers' time, lets each visit be 7.5 ms late; a loaded machine, which only adds stalls, may
  * try again. */
 static void test_transfers_are_hidden(void **state)
 {
@@ -417,7 +416,7 @@ static void test_transfers_are_hidden(void **state)
     assert_true(stall_s < 0.5 * transfers_s);
 }
 
-/* ---- what is refused ---- */
+/* ---- rejected calls ---- */
 
 static void test_wrong_order_is_refused(void **state)
 {

@@ -42,7 +42,7 @@ static void make_sizes(uint64_t *state, size_t *n_bytes, int64_t n_pieces)
 }
 
 /* Of the bytes of any first k pieces, those chosen differ from the ratio's share by at most the
- * largest piece. The comparison is exact but for its own rounding and that of the code under test:
+ * largest piece. The comparison is exact up to its own rounding and that of the code under test:
  * each of k additions is off by half an ulp of the total at most. */
 static void check_prefixes(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
                            const bl_tier *tiers)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_test.h -- what the tests of ops share: a device and stream, reproducible numbers, comparison
+/* ops_test.h -- shared by the tests of ops: a device and stream, reproducible numbers, comparison
  * with a double reference.
  *
  * Tolerances. u = 2^-24 is the rounding error of fp32. An element computed by a chain of k
@@ -67,8 +67,8 @@ static inline double *test_doubles(int64_t count)
     return test_alloc(count, sizeof(double));
 }
 
-/* Device memory takes the values that lie at `host`, and the other way round: through pinned
- * memory, as a GPU wants it. Both wait. */
+/* test_write copies from `host` to device memory, test_read back: through pinned memory, as a GPU
+ * needs it. Both wait. */
 static inline void test_write(test_device d, void *memory, const void *host, size_t bytes)
 {
     void *pinned;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Costs of ops: FLOPs and bytes against the formulas of docs/model.md, what a frozen matrix costs
- * once, and seconds from rates. */
+/* Costs of ops: FLOPs and bytes against the formulas of docs/model.md, the single cost of a frozen
+ * matrix, and seconds from rates. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -83,7 +83,7 @@ static void a_matrix_is_prepared_once(void **state)
     assert_int_equal(bl_cost_matmul_weight(&gpu, &dx).n, 2);
 }
 
-/* Segments of several formats are dequantized, each from what it is stored as. */
+/* Segments of several formats are dequantized, each from its stored format. */
 static void a_mixed_matrix_is_dequantized(void **state)
 {
     bl_matmul_weight_args y = product(&gpu, BL_MATMUL_FP8, true, BL_FORMAT_FP8_ROW);

@@ -21,7 +21,7 @@ static float bf16_value(int i)
     return bl_bf16_to_f32((uint16_t)i);
 }
 
-/* Scales around what the fast division distinguishes: its limits, reciprocals that round badly
+/* Scales for each case of the fast division: its limits, reciprocals that round badly
  * (mantissas of all ones), denormals, the largest, and ordinary ones. */
 static const float scales[] = {
     1.0f,           0x1p-80f,         0x1.fffffep-81f, 0x1.fffffep-80f, 0x1p80f,

@@ -60,7 +60,7 @@ typedef struct product {
     double alpha, beta;
     const float *A, *B, *C0;
     int64_t a_row, a_col, b_row, b_col; /* strides of op(A) and op(B) */
-    int64_t ldc;                        /* of C0 and C, > N: what lies between is 9 and stays so */
+    int64_t ldc;                        /* of C0 and C, > N: the gaps are 9 and stay so */
 } product;
 
 static void assert_product(const product *p, const float *C)

@@ -68,7 +68,7 @@ static void test_no_code_after_prepare(void **state)
     free(block);
 }
 
-/* The exit code of `child` in a process of its own, or minus the signal. */
+/* Runs `child` in a new process; returns its exit code, or minus the signal. */
 static int run_apart(int (*child)(void))
 {
     int status;

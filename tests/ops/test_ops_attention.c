@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones,
  * themselves checked by central differences), grouped heads, documents, strides, windows,
- * generation; what a query sees against transformers' masks. */
+ * generation; the keys that a query sees against transformers' masks. */
 #include "ops_test.h"
 
 #include "attention_masks.h"
@@ -39,7 +39,7 @@ static int64_t first_key(const shape *s, int64_t begin, int64_t query)
     return s->window > 0 && query - begin >= s->window ? query + 1 - s->window : begin;
 }
 
-/* Inputs, fp32 results and the double reference of one shape. q, k, v lie in one fused buffer with
+/* Inputs, fp32 results and the double reference of one shape. q, k, v are in one fused buffer with
  * a gap at the end of its rows. */
 typedef struct problem {
     shape s;
@@ -85,8 +85,8 @@ static double dot(const double *a, const float *b, int64_t n)
     return sum;
 }
 
-/* One query of one head: o and lse, and with `gradient` what it adds to dq, dk, dv. q is given
- * apart (in double, for differences); k and v are rows [begin, end) of the fused buffer. */
+/* One query of one head: o and lse, and with `gradient` its terms of dq, dk, dv. q is given
+ * separately (in double, for differences); k and v are rows [begin, end) of the fused buffer. */
 static double reference_query(const problem *p, int64_t head, const double *q, int64_t token,
                               int64_t begin, int64_t end, double *o, double *gradient)
 {
@@ -326,8 +326,8 @@ static void queries_see_what_transformers_lets_them_see(void **state)
     }
 }
 
-/* The last rows of a sequence, asked for with the earlier keys in place, are what the whole
- * sequence gives. Keys that no row sees are not read. */
+/* The last rows of a sequence, computed with the earlier keys in place, equal those of the whole
+ * sequence. Keys that no row sees are not read. */
 static void generation_with_window(int64_t window)
 {
     const shape whole = {4, 2, 64, 1, {0, 700}, window};
@@ -419,7 +419,7 @@ static void large_scores_stay_finite(void **state)
     for (int t = 0; t < T; t++) {
         qkv[t * 3 * D] = 1.0f;
         qkv[t * 3 * D + D] =
-            (float)t * 2.0f * sqrtf(8.0f); /* score 2 t: each row's weight lies on its last keys */
+            (float)t * 2.0f * sqrtf(8.0f); /* score 2 t: each row's weight is on its last keys */
         qkv[t * 3 * D + 2 * D] = (float)t;
     }
     test_device d = test_device_create(2);

@@ -125,7 +125,7 @@ static void dropout_rate_and_keys(void **state)
         for (int i = 0; i < T * C; i++) same += y[i] == z[i];
         assert_true(fabs((double)same / (T * C) - 0.82) < 0.01);
     }
-    /* A row alone draws what it drew among others; in place; p = 0 copies. */
+    /* A row alone draws the same mask as among others; in place; p = 0 copies. */
     memcpy(z, x, C * sizeof *z);
     other = example(1, C, sample + 37, position + 37, z, z);
     bl_dropout(d.stream, &other);

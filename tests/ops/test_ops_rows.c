@@ -140,7 +140,7 @@ static void check_norm(int64_t T, int64_t H)
             test_same_bits("dx", dx[0], dx[threads - 1], n);
         }
         if (threads ==
-            THREADS_MAX) { /* accumulating adds to what is there; in place overwrites dy and x */
+            THREADS_MAX) { /* accumulating adds to old values; in place overwrites dy and x */
             backward.accumulate = 1;
             assert_int_equal(bl_rmsnorm_backward(d.stream, &backward), BL_OK);
             forward.y = bl_tensor_f32(x);
@@ -485,8 +485,8 @@ static void casts_round_to_nearest_even(void **state)
     test_device_destroy(d);
 }
 
-/* At the call, and nothing is touched: bf16 is another device's, and a tensor without a dtype is
- * nobody's. */
+/* Rejected at the call, and no memory is touched: only another device has bf16, and none a tensor
+ * without a dtype. */
 static void other_dtypes_are_refused(void **state)
 {
     test_device d = test_device_create(1);

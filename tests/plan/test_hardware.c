@@ -178,7 +178,7 @@ static void test_measured_file(void **state)
     assert_true(h.host_memory_bytes_per_s.value == 2 * 1.25072e10);
     assert_true(h.copy_in_bytes_per_s.value == 1.35743e10);
     assert_true(h.fp8_decode_weights_per_s.value == 6.32084e9);
-    assert_true(h.host_watts.value == 0); /* nobody measured it */
+    assert_true(h.host_watts.value == 0); /* not measured */
 }
 
 /* Measured rates take the place of the preset's; the rest of the preset stays. */
@@ -241,7 +241,7 @@ static void test_measured_gpus(void **state)
     assert_true(h.bf16_peak_flops_per_s.value == 1.7e14);
 }
 
-/* Whatever machine this is, a plan has what it needs of it. */
+/* On any machine all values that a plan needs are found. */
 static void test_this_machine(void **state)
 {
     (void)state;

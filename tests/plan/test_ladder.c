@@ -21,7 +21,7 @@ static bl_model_config model_of(const char *name)
     return config;
 }
 
-/* Published with as many digits as `step` has: the figure lies within half a step. */
+/* Published with as many digits as `step` has: the figure is within half a step. */
 static void assert_rounds_to(const char *what, double value, double published, double step)
 {
     if (value < published - step / 2 || value > published + step / 2)
@@ -91,7 +91,7 @@ static void test_7b(void **state)
 }
 
 /* The model of Llama 2 x context on 8 V100 of 32 GB. Recomputation and whether weights are sharded,
- * cell by cell; the two cells that differ from what is published are marked. */
+ * cell by cell; the two cells that differ from the published ones are marked. */
 static void test_family(void **state)
 {
     static const char *const names[] = {"llama2-7b", "llama2-13b", "llama2-70b"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_measure.c -- the rates of this processor are measured once and kept; what a cache must not
- * hold is measured again; a plan's times use them. */
+/* test_measure.c -- the rates of this processor are measured once and kept; invalid values in a
+ * cache are measured again; a plan's times use them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

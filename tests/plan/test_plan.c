@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan.c -- choices for a host whose memory is given, of a model that is not there: what fits
- * stays in memory, what does not goes to disk, and the error says what is lacking. */
+/* test_plan.c -- choices for a host whose memory is given, of a model without files: layers that
+ * fit stay in memory, the others go to disk, and the error states the lack. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -210,7 +210,7 @@ static void test_a_gpu_has_memory_of_its_own(void **state)
     int64_t of_all = gpu_bytes(&all);
     assert_true(of_all > 2 * all.memory.item[BL_MEMORY_BASE].device &&
                 of_all < 2 * all.memory.device);
-    /* On the host, of what is large, the embedding alone, and the rows of it that go to the
+    /* The only large items on the host are the embedding and those of its rows that go to the
      * GPUs. */
     int64_t rows = 2 * all.memory.item[BL_MEMORY_TOKENS].host;
     assert_true(all.memory.total - all.memory.embedding - rows < 64 << 20);
@@ -254,9 +254,9 @@ static void test_saving_by_a_gpus_memory(void **state)
     close_case(&p);
 }
 
-/* Where a visit uses it more than once, what is made of weights has a place of its own if nine
- * tenths of the memory are still enough: a layer in bf16, and then no scratch for the largest of
- * its matrices. */
+/* Where a visit uses them more than once, prepared weights get separate memory if nine tenths of
+ * the memory are still enough: a layer in bf16, and then no scratch for the largest of its
+ * matrices. */
 static void check_prepared(const char *checkpointing, int64_t group)
 {
     plan_case p;

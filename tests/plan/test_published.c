@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Another system's published speeds, from what it does. */
+/* Another system's published speeds, predicted from its operations. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -41,7 +41,7 @@ static void so_is_their_ratio(void **state)
     assert_within(predicted, 1389.0 / 231, 0.25);
 }
 
-/* On one host copies are what it waits for; nothing is left of that in the end. */
+/* On one host it first waits for copies; after the last change it no longer does. */
 static void each_change_helps(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_published_memory.c -- memory of Llama 3.1 405B on eight GPUs as another system's authors
- * have published it, next to what Ballast's ledger says of the same thing. Where a figure can only
- * be met by a choice of theirs, docs/model.md says which. A figure with as many digits as it was
- * published with lies within half of its last digit. */
+ * have published it, next to the same items of Ballast's ledger. docs/model.md lists the choices of
+ * theirs on which a figure depends. Each figure is within half of the last digit of the published
+ * one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -27,7 +27,7 @@ static void assert_rounds_to(const char *what, double value, double published, d
         fail_msg("%s: %.4f, published %g", what, value, published);
 }
 
-/* The job: r 64 on all projections, 1,024 tokens a GPU, recomputation, nothing offloaded. */
+/* The job: r 64 on all projections, 1,024 tokens per GPU, recomputation, nothing offloaded. */
 static bl_memory_ledger ledger_of(const char *model, const char *base_format, bl_plan_case *c)
 {
     char *argv[] = {"--model",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_search.c -- the choice is the fastest of all that fits, found again here by trying every
- * combination one by one; and what is said when nothing fits, does fit. */
+/* test_search.c -- the choice is the fastest of all that fit, found again here by trying every
+ * combination one by one; and the values named when nothing fits do fit. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

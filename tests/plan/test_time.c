@@ -120,9 +120,10 @@ static void micro_batches_share_a_transfer(void **state)
     }
 }
 
-/* One node of eight H100, an independent hand model: tokens a second at T = 1k, 2k, 4k, 8k, 16k,
+/* One node of eight H100, an independent hand model: tokens per second at T = 1k, 2k, 4k, 8k, 16k,
  * with bf16 and FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of
- * stalls. It decodes weights for each product and leaves out the head's gather and latencies. */
+ * stalls. It dequantizes weights for each product and leaves out the head's gather and
+ * latencies. */
 static void the_table_of_one_node(void **state)
 {
     static const double table[4][5] = {{1745, 1984, 2107, 2190, 2234},
@@ -207,7 +208,7 @@ static int count(const char *text, const char *word)
     return n;
 }
 
-/* Three visits in each direction, and boxes for what is under way meanwhile. */
+/* Three visits in each direction, and boxes for the operations in flight meanwhile. */
 static void a_picture_of_the_streams(void **state)
 {
     time_case c;

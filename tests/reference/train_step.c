@@ -345,7 +345,7 @@ static void layer_forward(const struct layer *layer, const struct row *row, acti
 static void layer_backward(const struct layer *layer, const struct row *row, const activations *a,
                            double *dx)
 {
-    static activations d; /* gradients, under the names of what they are of */
+    static activations d; /* gradients, under the names of the activations */
     const linear *l = layer->projection;
     int T = row->T;
 

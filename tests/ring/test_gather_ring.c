@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring itself: what prefetch, acquire and release do to its slots, what waits for what, and
- * what it refuses. That gathered bytes are right for any schedule is test_base's; shards that a
- * source brings are test_gather_source's. */
+/* The ring itself: the effects of prefetch, acquire and release on its slots, its waits, and
+ * rejected calls. test_base tests the gathered bytes for any schedule; test_gather_source tests
+ * shards that a source loads. */
 #include "gather_case.h"
 
 #include <unistd.h>

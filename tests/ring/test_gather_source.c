@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ring with a source: shards that do not lie in device memory, those that are lent, and what
- * the timeline says of them. The ring's own rules are test_gather_ring's. */
+/* The ring with a source: shards that are not in device memory, those that are lent, and their
+ * stalls in the timeline. test_gather_ring tests the ring's own rules. */
 #include "gather_case.h"
 
 #include <stdatomic.h>
@@ -15,10 +15,10 @@ enum {
     LOG_CALLS = 256
 };
 
-/* Units of three items; which of them the source brings (the others lie in device memory) is a
- * case's mask of items. Shard i holds test_value(rank, i * FLOATS + ...), and the items of a unit
- * lie where no other unit's do, so that a slot that is filled too early or gathered too late
- * shows. */
+/* Units of three items; a case's mask of items selects those that the source loads (the others are
+ * in device memory). Shard i holds test_value(rank, i * FLOATS + ...), and the places of a unit's
+ * items differ from every other unit's, so that a slot that is filled too early or gathered too
+ * late shows. */
 typedef struct fetch_case {
     gather_case g;
     int fails_at;      /* of the source's finish calls: that one's task fails; -1: none */
@@ -169,8 +169,8 @@ static void test_a_source_waits_for_readers(void **state)
         }
 }
 
-/* Prefetched and given back unused: the gather is still to come when the slot is taken again, and
- * its peers' shards lie where the next unit's own will. */
+/* Prefetched and released unused: the gather is still pending when the slot is reused, and its
+ * peers' shards are at the places of the next unit's own. */
 static bl_status release_unused(test_rank *self)
 {
     fetch_case c;
@@ -372,11 +372,10 @@ static void test_a_failing_source(void **state)
     RUN(fail_copies, 1);
 }
 
-/* ---- what the timeline says ---- */
+/* ---- the timeline ---- */
 
-/* Rank 0's shards take long: it stands still for the disk, the others for the gather that waits for
- * it. A rank that its machine keeps from coming in time stands still for less: then, `arg` is
- * set. */
+/* Rank 0's shards take long: it stalls for the disk, the others for the gather that waits for it. A
+ * rank that its machine delays stalls for less: then, `arg` is set. */
 static bl_status measure_stalls(test_rank *self)
 {
     atomic_bool *was_late = self->arg;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Training checkpoints: what a crash, a full disk, a failing fsync and a flipped bit leave
- * behind. */
+/* Training checkpoints after a crash, a full disk, a failing fsync and a flipped bit. */
 #include "tmp_dir.h"
 
 #include <errno.h>
@@ -385,7 +384,7 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 4), BL_OK);
     assert_steps(dir, all, 4);
     assert_int_equal(truncate(tmp_path("prune/step-40/weights"), 1), 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 1), BL_OK); /* 40 is no second: 30 stays */
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 1), BL_OK); /* 40 is not whole: 30 stays */
     assert_steps(dir, two_whole, 3);
     assert_latest(dir, 50);
 
@@ -399,8 +398,8 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_steps(dir, two_whole, 3);
 }
 
-/* A run that fell back, or was told to start, before the highest step: what it saves stays, what it
- * left behind goes, whole or damaged. */
+/* A run that fell back, or was started, before the highest step: its new checkpoints stay, the
+ * higher old ones are removed, whole or damaged. */
 static void test_prune_after_an_older_start(void **state)
 {
     static const int64_t all[] = {60, 50, 40, 30, 20, 10}, kept[] = {40, 30}, only[] = {10};

@@ -360,8 +360,8 @@ static void test_configurations_name_bos_and_eos(void **state)
                "generation_config.json: key eos_token_id: expected a token id, got 1e30"));
 }
 
-/* Metaspace with prepend_scheme first: text behind a special token of the template is no beginning,
- * as where the whole conversation is tokenized as one text. */
+/* Metaspace with prepend_scheme first: text behind a special token of the template is not a
+ * beginning, as where the whole conversation is tokenized as one text. */
 static void test_chat_text_behind_a_token(void **state)
 {
     static const bl_chat_message messages[] = {{.role = BL_CHAT_USER, .content = "ab"},
