@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backend.h -- what a kind of communicator implements. comm.c checks arguments and passes them on;
+/* backend.h -- the functions of a kind of communicator. comm.c checks arguments and passes them on;
  * a kind's struct begins with struct bl_comm. */
 #ifndef BALLAST_COMM_BACKEND_H
 #define BALLAST_COMM_BACKEND_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* call.h -- what a collective is, for comparing those of ranks and for errors: its kind, sizes and
- * label. */
+/* call.h -- the description of a collective (kind, sizes, label), to compare between ranks and for
+ * errors. */
 #ifndef BALLAST_COMM_CALL_H
 #define BALLAST_COMM_CALL_H
 
@@ -31,7 +31,7 @@ typedef struct bl_comm_label {
     char text[BL_COMM_LABEL_BYTES];
 } bl_comm_label;
 
-/* A collective of a rank. All ranks must agree, but for the label. */
+/* A collective of a rank. All ranks must agree on everything except the label. */
 typedef struct bl_comm_call {
     bl_comm_kind kind;
     int detail; /* element type or root */

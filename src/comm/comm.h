@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm.h -- a group of ranks and what they do together. Every collective is a task on a stream of
- * the calling rank; all ranks of a group call the same collectives in the same order with the same
+/* comm.h -- a group of ranks and their collectives. Every collective is a task on a stream of the
+ * calling rank; all ranks of a group call the same collectives in the same order with the same
  * sizes. A communicator is used by one stream at a time. Reductions are an all-to-all and a sum in
  * rank order (((0 + x_0) + x_1) + ...), in the element type: the bits depend on the number of ranks
  * and never on timing. Buffers are memory that the stream's device reads and writes
@@ -61,11 +61,11 @@ BL_API bl_status bl_comm_broadcast(bl_comm *comm, bl_stream *stream, void *buffe
 /* Ends when all ranks' barriers have begun. */
 BL_API bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
 
-/* Device memory, zero-filled, for what is gathered again and again (the gather ring): such as the
- * communicator moves fastest, in NCCL's case registered with all ranks where its options ask for
- * that; otherwise the device's own. It counts in bl_device_bytes. All ranks of the group call these
- * in the same order with the same sizes, from their own threads. Freed before the communicator is
- * destroyed, when no stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
+/* Device memory, zero-filled, for repeated gathers (the gather ring): the kind that the
+ * communicator moves fastest, with NCCL registered with all ranks where its options ask for that;
+ * otherwise plain. It counts in bl_device_bytes. All ranks of the group call these in the same
+ * order with the same sizes, from their own threads. Freed before the communicator is destroyed,
+ * when no stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
 BL_API bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes,
                                const char *what, void **out);
 BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* memory NULL is fine */
@@ -77,9 +77,9 @@ BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* mem
  * not come to it together. */
 BL_API bl_status bl_comm_trust_order(bl_comm *comm);
 
-/* Called by a rank that gives up, from any thread: `error` (not BL_OK) is what the other ranks
- * report as the reason. Idempotent; the first error of the job is kept. It reaches every
- * communicator of the same job (split ones too). */
+/* Called by a rank that gives up, from any thread: the other ranks report `error` (not BL_OK) as
+ * the reason. Idempotent; the first error of the job is kept. It reaches every communicator of the
+ * same job (split ones too). */
 BL_API void bl_comm_abort(bl_comm *comm, const bl_error *error);
 
 /* The first error given to bl_comm_abort in this job, or status BL_OK. */
@@ -96,9 +96,9 @@ BL_API void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
  * ever). */
 BL_API bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
 
-/* Runs fn as each of n_ranks ranks, on a thread of its own, with a communicator that it borrows,
- * and waits for all. A rank whose fn fails aborts the others. Returns the first such error, or
- * BL_OK. BL_ELIMIT: a thread could not be started. */
+/* Runs fn as each of n_ranks ranks, on separate threads, with a communicator that it borrows, and
+ * waits for all. A rank whose fn fails aborts the others. Returns the first such error, or BL_OK.
+ * BL_ELIMIT: a thread could not be started. */
 typedef bl_status (*bl_rank_fn)(bl_comm *comm, void *user);
 BL_API bl_status bl_comm_run_local(int n_ranks, double deadline_s, bl_rank_fn fn, void *user);
 

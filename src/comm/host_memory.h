@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* host_memory.h -- what a host needs once: pieces of one memory file (memfd) that all ranks of the
- * host, processes of one parent, map.
+/* host_memory.h -- data that a host needs once: pieces of one memory file (memfd) that all ranks of
+ * the host, processes of one parent, map.
  *
  *   piece     entered by   allowed
  *   FILLING   take         each rank writes the part that it has to fill, and no other
  *   SEALED    seal         every rank reads; a write ends the process with SIGSEGV
  *
- * Every call that takes a bl_host_memory, but rank, size, bytes, beat and return, is collective
+ * Every call that takes a bl_host_memory, except rank, size, bytes, beat and return, is collective
  * over the ranks of the host: all make the same calls in the same order with equal sizes, each from
- * one thread. So the offsets in the file agree without being sent. What each rank asked for is
- * compared in a header of the file: a difference is BL_EINTERNAL on every rank.
+ * one thread. So the offsets in the file agree without being sent. The ranks' requests are compared
+ * in a header of the file: a difference is BL_EINTERNAL on every rank.
  *
  * Ranks wait in collectives of the communicator given to open. So waiting for a rank that fills a
  * piece ends as comm.h says: when the job is aborted, when a rank is lost, or after the deadline. A
  * rank that fails has to abort the job, or the others wait for it.
  *
- * NULL is a rank that shares with nobody: threads of one process, tasks of mpirun, a single rank.
- * Its pieces are private memory, by the same calls. */
+ * NULL means no sharing: threads of one process, tasks of mpirun, a single rank. The same calls
+ * then give pieces of private memory. */
 #ifndef BALLAST_COMM_HOST_MEMORY_H
 #define BALLAST_COMM_HOST_MEMORY_H
 
@@ -49,7 +49,7 @@ BL_API int64_t bl_host_memory_bytes(const bl_host_memory *memory);
 BL_API bl_status bl_host_memory_take(bl_host_memory *memory, size_t n_bytes, const char *what,
                                      void **out);
 
-/* Waits until all ranks are here; what they wrote into their pieces before is then seen by all. */
+/* Waits until all ranks are here; all then see earlier writes of each into its pieces. */
 BL_API bl_status bl_host_memory_meet(bl_host_memory *memory);
 /* Meets; the piece can then only be read. n_bytes as it was taken. */
 BL_API bl_status bl_host_memory_seal(bl_host_memory *memory, void *piece, size_t n_bytes);
@@ -68,8 +68,8 @@ BL_API bl_status bl_host_memory_await(bl_host_memory *memory);
 BL_API bl_status bl_host_memory_tell(bl_host_memory *memory, void *bytes, size_t n_bytes);
 
 /* Makes *bytes of the first rank, *n_bytes (> 0) from malloc, a sealed piece, and frees them; the
- * other ranks' are overwritten: *bytes is the piece, *n_bytes its size. A rank that shares with
- * nobody gets a piece as well. */
+ * other ranks' are overwritten: *bytes is the piece, *n_bytes its size. Without sharing (NULL) a
+ * rank gets a piece as well. */
 BL_API bl_status bl_host_memory_publish(bl_host_memory *memory, const char *what, void **bytes,
                                         size_t *n_bytes);
 

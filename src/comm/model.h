@@ -13,8 +13,8 @@
 bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
 
 /* The work of an all-gather in a group of `size` ranks that each bring `bytes`: a ring, through
- * which every host and every rank receives what the others bring. An all-to-all is as much, and of
- * a host's bytes only what comes from other hosts. */
+ * which every host and every rank receives the others' bytes. An all-to-all is as much, and of a
+ * host's bytes only what comes from other hosts. */
 typedef struct bl_exchange {
     double size, n_on_host, bytes;
     bool is_all_to_all;

@@ -101,9 +101,9 @@ bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out);
 void bl_wire_comm_own(bl_comm *comm);
 bool bl_wire_comm_is(const bl_comm *comm); /* whether it is of this kind */
 
-/* On the thread that splits: says n_bytes to each of the ranks `peers` of a wire communicator and
- * hears as many from each, peer i's at theirs + i * n_bytes. What two ranks say to each other keeps
- * its order, whoever else is told. A rank that says nothing is BL_ERANK after the deadline, for not
+/* On the thread that splits: sends n_bytes to each of the ranks `peers` of a wire communicator and
+ * receives as many from each, peer i's at theirs + i * n_bytes. Messages between two ranks keep
+ * their order, whatever other ranks are sent. A silent rank is BL_ERANK after the deadline, for not
  * having reached `call`, which gets the next number: the ranks tell each other in one order. */
 bl_status bl_wire_comm_tell(bl_comm *comm, const bl_comm_call *call, int n_peers, const int *peers,
                             const void *own, void *theirs, size_t n_bytes);

@@ -30,7 +30,7 @@ struct comm_local_meeting {
     atomic_ulong n_turns; /* how many times all ranks have arrived */
     int n_arrived;
     bool *has_arrived;
-    bl_error overdue; /* a deadline has passed; from then on nobody meets */
+    bl_error overdue; /* a deadline has passed; no rank meets any more */
     comm_local_call *calls;
 };
 
@@ -72,7 +72,7 @@ static void group_free(comm_local_group *group)
     free(group);
 }
 
-/* A group of nobody in particular; its caller fills in job_ranks. Joins the job's list. */
+/* A group whose caller fills in job_ranks. Joins the job's list. */
 static bl_status group_create(local_job *job, int size, double deadline_s, comm_local_group **out)
 {
     comm_local_group *group = calloc(1, sizeof *group);
@@ -226,7 +226,7 @@ static void name_missing(comm_local_meeting *meeting, char *text, size_t text_by
     }
 }
 
-/* Under the lock: nobody waits for the missing any longer. */
+/* Under the lock: ends the wait for missing ranks. */
 static void give_up(comm_local_meeting *meeting, const bl_comm_call *call)
 {
     char missing[256], name[BL_COMM_CALL_TEXT_BYTES];
@@ -254,7 +254,7 @@ static void wait_turn(comm_local_meeting *meeting, unsigned long turn, const bl_
     }
 }
 
-/* Why nobody meets here any more. Without the lock. */
+/* The error that ended the meetings here. Without the lock. */
 static bl_status report_end(comm_local_meeting *meeting)
 {
     bl_error error;

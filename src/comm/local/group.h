@@ -9,10 +9,10 @@
  * for splits, which run on the ranks' own threads) and a scratch buffer for reductions
  *
  * A collective: publish what this rank brings, meet, verify, move the bytes, part.
- *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has come about
- *     stays so, and all ranks go on: a collective happens on every rank or on none.
+ *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has happened
+ *     remains valid, and all ranks go on: a collective happens on every rank or on none.
  *   - From meet to the last part a rank does nothing that can wait for anything but the others'
- *     copying, so comm_local_part cannot hang and is not canceled: nobody returns, and frees its
+ *     copying, so comm_local_part cannot hang and is not canceled: no rank returns, and frees its
  *     buffers, while another still reads them. */
 #ifndef BALLAST_COMM_LOCAL_GROUP_H
 #define BALLAST_COMM_LOCAL_GROUP_H

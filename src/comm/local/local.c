@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers
- * directly. How ranks meet, and why nobody returns while its buffers are being read, is in group.h.
- * Cancelling is prompt where a rank waits for others; a collective whose ranks have all arrived is
- * finished. Ranks on CUDA have their collectives in device.c. */
+ * directly. How ranks meet, and why no rank returns while its buffers are being read, is in
+ * group.h. Cancelling is prompt where a rank waits for others; a collective whose ranks have all
+ * arrived is finished. Ranks on CUDA have their collectives in device.c. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -96,7 +96,7 @@ static bl_status broadcast(comm_nccl *c, bl_stream *stream, const bl_comm_task *
                                   c->nccl, bl_cuda_stream_handle(stream)));
 }
 
-/* ---- what is small goes over the host ---- */
+/* ---- small transfers go over the host ---- */
 
 static bl_status copy_small(comm_nccl *c, bl_stream *stream, const bl_comm_task *t, bool is_back)
 {
@@ -125,7 +125,7 @@ static bl_status run_on_host(comm_nccl *c, bl_stream *stream, const bl_comm_task
 
 /* ---- */
 
-/* A group of one. A sum is 0 + x_0, which is no copy where x_0 is -0. */
+/* A group of one. A sum is 0 + x_0, which differs from a copy where x_0 is -0. */
 static bl_status run_alone(bl_stream *stream, const bl_comm_task *t)
 {
     comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* deadlines.c -- what is late, by the times that watch.c and guard.c have read. */
+/* deadlines.c -- detects lateness, by the times that watch.c and guard.c have read. */
 #include "comm/nccl/deadlines.h"
 
 #include <math.h>

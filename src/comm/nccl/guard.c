@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* guard.c -- a rank's last-resort watchdog: a thread that ends the process when no other of it can.
- * It calls neither CUDA nor NCCL, waits for nobody who does, and looks, four times a second,
+ * It calls neither CUDA nor NCCL, waits for no thread that does, and checks, four times per second,
  * whether
- *   - an abort has not come to its end (watch.c),
+ *   - an abort has not ended (watch.c),
  *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's
  *     can wait for a lock that another thread of the process holds, in a launch that waits for the
- *     GPU. Until the deadline the others may yet come; a job that has failed elsewhere already
- *     waits no longer than for an abort.
+ *     GPU. Until the deadline the other ranks may still arrive; a job that has failed elsewhere
+ *     already waits no longer than for an abort.
  *
  * As a watch does, it starts its clocks again when it comes back from an absence: the process was
  * stopped, watches and all. */
@@ -114,7 +114,7 @@ static void *guard_main(void *argument)
     while (!job->is_ending && !has_to_leave) {
         (void)bl_condition_wait(&job->wake, &job->lock,
                                 job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
-        double now_s = bl_now_s(); /* nobody is late by an absence that comes after this */
+        double now_s = bl_now_s(); /* an absence after this makes no watch late */
         comm_nccl_guard_begin_round(&job->clock, now_s);
         has_to_leave = !job->is_ending && is_late(job, now_s);
     }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the files of comm/nccl share; for them only.
+/* internal.h -- shared by the files of comm/nccl, for them only.
  *
- *   job    what the communicators of a rank share: the library, the GPU, the host's stream, the
+ *   job    state shared by a rank's communicators: the library, the GPU, the host's stream, the
  *          order of launches
  *   comm   one communicator; in a group of one its collectives have no work
  *   watch  a communicator's thread, which finds out that it is in trouble and aborts it
  *   guard  a rank's thread, which ends the process where a watch or its abort hangs
  *
- * The rank's own thread makes all calls, but for what watch.c and guard.c do. */
+ * The rank's own thread makes all calls, except those of watch.c and guard.c. */
 #ifndef BALLAST_COMM_NCCL_INTERNAL_H
 #define BALLAST_COMM_NCCL_INTERNAL_H
 
@@ -144,8 +144,7 @@ int comm_nccl_progress_find_silent(const comm_nccl *c, double since_s);
 /* watch.c. Around each use of the communicator by the rank's thread: false when it is over, and
  * must not be used; the streams of the device have failed then. */
 bool comm_nccl_begin(comm_nccl *c, const char *what);
-/* Returns st, or BL_OK when the communicator was aborted meanwhile: what it said of that is no
- * news. */
+/* Returns st, or BL_OK when the communicator was aborted meanwhile: that error is already known. */
 bl_status comm_nccl_end(comm_nccl *c, bl_status st);
 /* `call` has been launched on `stream`. */
 bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call);
@@ -162,7 +161,7 @@ void comm_nccl_watch_close(comm_nccl *c);
 /* For the threads of watch.c and guard.c. */
 bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument);
 
-/* guard.c: one a rank. Ends the process (options.leave) when an abort does not return, or a watch
+/* guard.c: one per rank. Ends the process (options.leave) when an abort does not return, or a watch
  * that was added does not go round. */
 bl_status comm_nccl_guard_open(comm_nccl_job *job);
 void comm_nccl_guard_close(comm_nccl_job *job);

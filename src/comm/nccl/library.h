@@ -62,10 +62,10 @@ typedef struct comm_nccl_library {
  * which. */
 bl_status comm_nccl_load(comm_nccl_library *out);
 
-/* BL_OK for ncclSuccess. A rank that went away is BL_ERANK, memory and the system's refusals
- * BL_ELIMIT, a call that did not block, because NCCL_COMM_BLOCKING=0 overrides the communicator's
- * configuration, BL_EUSAGE, the rest BL_EINTERNAL; the text has the call, what it was for and
- * NCCL's own last words. */
+/* BL_OK for ncclSuccess. A lost rank is BL_ERANK; lack of memory or a system error is BL_ELIMIT; a
+ * call that did not block, because NCCL_COMM_BLOCKING=0 overrides the communicator's configuration,
+ * is BL_EUSAGE; the rest is BL_EINTERNAL. The text has the call, its purpose and NCCL's last
+ * error. */
 bl_status comm_nccl_check(const comm_nccl_library *library, int result, const char *call,
                           const char *what);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory for what is gathered. Where it can be, it is NCCL's, registered with all ranks of the
- * communicator as a symmetric window: there NCCL 2.28 gathers by copy engines, and where those are
- * not to be trusted by kernels that take few multiprocessors. NCCL rounds an allocation up to the
- * driver's granularity (2 MiB); the account has what was asked for. */
+/* Memory for gathered data. Where possible it is NCCL's, registered with all ranks of the
+ * communicator as a symmetric window: there NCCL 2.28 gathers by copy engines, and where those
+ * cannot be trusted by kernels that use few multiprocessors. NCCL rounds an allocation up to the
+ * driver's granularity (2 MiB); the account has the requested size. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -13,7 +13,7 @@ enum { DRIVER_WITHOUT_WORDS = 13010 };
 
 /* From CUDA 13.1 on the driver writes no words to other GPUs' memory from a stream, by which NCCL
  * before 2.29.2 makes copy engines of GPUs without multicast meet (NVIDIA/nccl, issue 2052).
- * Multicast is not asked for: NCCL can be told to leave it. */
+ * Multicast is not checked: NCCL can be configured not to use it. */
 static bool cannot_meet(const comm_nccl_library *library)
 {
     int driver = 0;
@@ -46,7 +46,7 @@ static const char *why_plain(const comm_nccl *c)
     const comm_nccl_library *library = &c->job->library;
 
     if (!c->job->options.copy_engines) return why_kernels(c);
-    /* NCCL would make a window over the network, with connections and device memory of its own, for
+    /* NCCL would make a window over the network, with additional connections and device memory, for
      * gathers that use none of it. */
     if (comm_nccl_spans_hosts(c))
         return "copy engines work inside one host, and the group spans several";

@@ -44,7 +44,7 @@ void comm_nccl_describe(char text[COMM_NCCL_TEXT_BYTES], const bl_comm_call *cal
              root, call->bytes, name);
 }
 
-/* ---- what the communicators of a rank share ---- */
+/* ---- state shared by the communicators of a rank ---- */
 
 static void job_release(comm_nccl_job *job)
 {

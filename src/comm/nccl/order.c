@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The order of launches, compared before anything can hang. Until the job trusts its order, a rank
- * says to all others of a communicator what it is about to launch there, and hears what they are:
- * pairwise, over one channel of the host for all communicators. So two ranks that are about to
- * launch on different communicators hear of it too, as long as each of the two has the other. */
+ * sends its next launch on a communicator to all other ranks of it, and receives theirs: pairwise,
+ * over one channel of the host for all communicators. So two ranks that are about to launch on
+ * different communicators hear of it too, as long as each of the two has the other. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -70,7 +70,7 @@ bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call)
     own.detail = call->detail;
     own.bytes = call->bytes;
     strcpy(own.name, c->name);
-    strcpy(own.label.text, call->label.text); /* what is behind its end says nothing */
+    strcpy(own.label.text, call->label.text); /* bytes after its end have no meaning */
     announcement *theirs = calloc(n, sizeof *theirs);
     int *peers = calloc(n, sizeof *peers);
     bl_status st = theirs && peers ? tell(c, call, &own, theirs, peers)

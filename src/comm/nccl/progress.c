@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "comm/nccl/internal.h"
 
-/* More communicators than that are not told apart; a training has three. */
+/* Further communicators are not counted; a training has three. */
 enum { N_COUNTED = 14 };
 
 typedef struct row {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A communicator's watch: a thread that looks, twenty times a second, whether
+/* A communicator's watch: a thread that checks, twenty times per second, whether
  *   - the job has failed elsewhere (the host's first error),
- *   - NCCL reports an error of its own,
- *   - the rank's thread has been in a call of NCCL's for longer than the deadline,
- *   - the oldest collective that has not ended has been that for longer than the deadline. Then it
- *     says so to the other ranks, makes all streams of the device fail and aborts the communicator,
- *     in this order: nothing that waits for the GPU is called before the abort, and no wait that
- *     the abort ends returns BL_OK. The other communicators' watches hear of it through the host,
- *     and abort theirs, each on its own thread.
+ *   - NCCL reports an error,
+ *   - the rank's thread has been in an NCCL call for longer than the deadline,
+ *   - the oldest collective that has not ended has been running for longer than the deadline. Then
+ *     it reports that to the other ranks, makes all streams of the device fail and aborts the
+ *     communicator, in this order: nothing that waits for the GPU is called before the abort, and
+ *     no wait that the abort ends returns BL_OK. The other communicators' watches hear of it
+ *     through the host, and abort theirs, each on its own thread.
  *
  * NCCL's abort frees the communicator, and the rank's thread may be in a call that uses it: the
  * abort waits until it has come out. A thread that does not come out (of making or destroying a
@@ -165,8 +165,8 @@ static bool has_room(comm_nccl_watch *w)
     return has;
 }
 
-/* Every launch has an event of its own, however many are under way: the last one may be what hangs,
- * and each has the deadline to itself. */
+/* Every launch has a separate event, however many are under way: the last one may hang, and each
+ * has a deadline to itself. */
 bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_call *call)
 {
     comm_nccl_watch *w = &c->watch;
@@ -190,7 +190,7 @@ bl_status comm_nccl_watch_launch(comm_nccl *c, bl_stream *stream, const bl_comm_
 
 /* ---- trouble ---- */
 
-/* The oldest collective that has not ended, or what is known instead. Under the lock. */
+/* Names the oldest collective that has not ended, if any. Under the lock. */
 static void describe_oldest(const comm_nccl *c, char *text, size_t text_bytes)
 {
     const comm_nccl_watch *w = &c->watch;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks in several processes. A collective first meets: every rank sends every other what it is
- * about to do, so that all know who is missing and whether they agree, and nobody sends data to a
- * rank that is not ready. Then the bytes move directly from each rank to each other.
+/* Ranks in several processes. A collective first meets: every rank announces its call to every
+ * other, so that all know which ranks are missing and whether they agree, and no rank sends data to
+ * one that is not ready. Then the bytes move directly from each rank to each other.
  *
  * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all, and a sum in
  * rank order. */

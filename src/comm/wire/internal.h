@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the files of the wire share.
+/* internal.h -- shared by the files of the wire.
  *
  *   wire.c       where the other threads of a process hand their exchanges over
  *   thread.c     the wire's thread: exchanges, deadlines, words of error, the end
@@ -17,7 +17,7 @@
 enum { COMM_WIRE_TAG_CONTROL = 0, COMM_WIRE_CHANNELS = 2 }; /* channels per group */
 
 /* What a process waits for. Of all ranks' waits the earliest one, in the order of calls and then of
- * a call's steps, is the one whose missing ranks are to blame: where it has not ended, nobody it
+ * a call's steps, is the one whose missing ranks are to blame: where it has not ended, no rank it
  * waits for is kept by an earlier one. */
 typedef struct comm_wait {
     uint64_t call; /* bl_comm_call.number; the end of the job comes after all of them */
@@ -58,7 +58,7 @@ typedef enum comm_wire_stage {
     COMM_WIRE_RUNNING,
     /* this process has said that it has come to its end, and waits for the others */
     COMM_WIRE_ENDING,
-    COMM_WIRE_SPREADING, /* an error is told to all */
+    COMM_WIRE_SPREADING, /* an error is sent to all */
     COMM_WIRE_DOWN,
     COMM_WIRE_OVER /* in good order */
 } comm_wire_stage;
@@ -136,7 +136,7 @@ void *comm_wire_main(void *wire);
 /* Begins to send to a rank or to receive from it. Pieces of a tag from one process to another
  * arrive in the order of their begin. */
 bl_status comm_sockets_begin(comm_sockets *sockets, int rank, bool is_send, comm_piece *piece);
-/* Moves what can be moved without waiting. BL_ERANK: a process died, after what it had said; it is
+/* Moves what can be moved without waiting. BL_ERANK: a process died, after its last message; it is
  * marked in wire->heard, and not reported again. */
 bl_status comm_sockets_advance(bl_wire *wire);
 

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* What one process writes and another reads lies on a line of its own. */
+/* Data that one process writes and another reads has separate cache lines. */
 enum { LINE_BYTES = 64 };
 
 typedef struct mail_slot {

@@ -40,8 +40,7 @@ const void *comm_mail_look(comm_mail_ring *ring, int *tag, size_t *n_bytes);
 void comm_mail_drop(comm_mail_ring *ring);
 
 void comm_mail_set_asleep(comm_mail *mail, bool is_asleep); /* this process */
-/* Whether process `index` sleeps, and nobody has taken it on himself to wake it: the caller does,
- * then. */
+/* Whether process `index` sleeps, and no thread has undertaken to wake it: the caller must. */
 bool comm_mail_must_wake(comm_mail *mail, int index);
 
 #endif

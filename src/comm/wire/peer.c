@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peer.c -- frames over a non-blocking socket or a mailbox: what is to be sent is queued, what
- * comes early is kept by kind and tag. */
+/* peer.c -- frames over a non-blocking socket or a mailbox: outgoing frames are queued, early ones
+ * are kept by kind and tag. */
 #include "comm/wire/peer.h"
 
 #include <errno.h>

@@ -36,8 +36,8 @@ typedef enum comm_frame_kind {
     COMM_FRAME_BELL
 } comm_frame_kind;
 
-/* TCP's own sum of 16 bits misses some damage: XXH3 finds what is left of it, with a chance of
- * 2^-64 to miss. It is no proof against a stranger. */
+/* TCP's 16-bit checksum misses some damage: XXH3 finds the rest, with a chance of 2^-64 to miss. It
+ * does not protect against an attacker. */
 typedef struct comm_frame {
     uint32_t kind; /* comm_frame_kind */
     int32_t tag;
@@ -83,11 +83,11 @@ bl_status comm_peer_begin_receive(comm_peer *peer, comm_piece *piece);
 bl_status comm_peer_send_frame(comm_peer *peer, comm_frame_kind kind, int tag, const void *bytes,
                                size_t n_bytes);
 
-bool comm_peer_has_output(const comm_peer *peer); /* for the socket, but for is_full */
-void comm_peer_write(comm_peer *peer);            /* what the socket takes; read reports errors */
+bool comm_peer_has_output(const comm_peer *peer); /* for the socket, full or not */
+void comm_peer_write(comm_peer *peer); /* until the socket is full; read reports errors */
 
-/* Moves what the mailbox has and takes; *has_moved: something. Whether to ring is the caller's to
- * find out. */
+/* Moves data out of and into the mailbox; *has_moved: something moved. The caller finds out whether
+ * to ring. */
 bl_status comm_peer_move_mail(comm_peer *peer, bool *has_moved);
 bool comm_peer_has_mail(const comm_peer *peer); /* whether that would move something */
 

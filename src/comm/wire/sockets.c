@@ -57,12 +57,12 @@ static bl_status move(bl_wire *w, comm_peer *peer, int what)
     if (what & POLLOUT) peer->is_full = false;
     if ((what & ~POLLOUT) && !peer->is_deaf) st = comm_peer_read(peer);
     if (st == BL_OK && peer->fd >= 0 && !peer->is_deaf && peer->mail_in) st = move_mail(s, peer);
-    if (st != BL_OK) peer->is_deaf = true; /* but it is told why */
-    comm_peer_write(peer);                 /* what was read may have made something ready */
+    if (st != BL_OK) peer->is_deaf = true; /* but it is sent the reason */
+    comm_peer_write(peer);                 /* reading may have made something ready */
     if ((peer->fd >= 0 && !peer->is_deaf) || peer->has_word) return st;
     w->heard[peer->rank] = COMM_HEARD_SILENT; /* and says no more */
     bool is_death =
-        st == BL_OK && peer->fd < 0 && !s->is_closing; /* nobody leaves before all close */
+        st == BL_OK && peer->fd < 0 && !s->is_closing; /* no process leaves before all close */
     return is_death ? comm_peer_died(peer) : st;
 }
 

@@ -12,8 +12,8 @@
  * | ENDING          | OVER      | all processes have said that they are at their end |
  *
  * Invariants (enter asserts those of the stages)
- * - A process sends every other at most one word of error, which is what it knows then; whoever
- *   gets one spreads it. So a word from a process says that it knows and will leave.
+ * - A process sends every other at most one word of error, with its knowledge at that time; a
+ *   process that gets one spreads it. So a word from a process shows that it knows and will leave.
  * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first:
  *   ranks that others wait for may wait themselves.
  * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written
@@ -211,7 +211,7 @@ static bool take_given(bl_wire *w)
     return is_closing;
 }
 
-/* ---- what is waited for, on the wire's thread ---- */
+/* ---- waits, on the wire's thread ---- */
 
 static bool is_earlier(const comm_wait *a, const comm_wait *b)
 {
@@ -304,8 +304,8 @@ static bool notice_absence(bl_wire *w)
     return was_absent;
 }
 
-/* Tells everybody and hears everybody. One that was absent cannot know whether the others have told
- * the user already, without it: they do. */
+/* Exchanges words with all others. A process that was absent leaves the report to them: it cannot
+ * know whether they have reported to the user already, without it. */
 static void spread(bl_wire *w, bool is_at_end)
 {
     enum { PAUSE_NS = 200 * 1000 };

@@ -126,8 +126,7 @@ static bool is_over(const bl_wire *w)
     return w->stage >= COMM_WIRE_DOWN;
 }
 
-/* By a clock that nobody sets: one that jumps would have the process leave before its word is
- * out. */
+/* By a monotonic clock: one that jumps would have the process leave before its word is sent. */
 static bool ends_in_time(bl_wire *w)
 {
     double until_s = bl_now_s() + LEAVE_S, left_s;
