@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* environment.c -- what the environment says about a process's place in a job. Nothing is
- * opened. */
+/* environment.c -- reads a process's place in a job from the environment. Opens nothing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 
 enum { MAX_PROCESSES = 1 << 20 };
 
-/* Ballast's own: what a parent has told its child. */
+/* Ballast's own: from a parent to its child. */
 static const char CHILD_VARIABLE[] = "BALLAST_CHILD";
 static const char CHILD_NUMBERS[] = "parent=%d rank=%d ranks=%d first=%d local=%d control=%d "
                                     "line=%d bulk=%d memory=%d sockets=";

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what the files behind launch.h share. */
+/* internal.h -- shared by the files behind launch.h. */
 #ifndef BALLAST_JOB_INTERNAL_H
 #define BALLAST_JOB_INTERNAL_H
 

@@ -22,7 +22,7 @@
 
 /* ---- beginning ---- */
 
-/* The parent may be gone before the kernel was told to end this process with it. */
+/* The parent may end before PR_SET_PDEATHSIG is set for this process. */
 static bl_status begin_child(void)
 {
     bl_launch_child child;
@@ -187,8 +187,8 @@ static void block_sigterm(void)
 /* By bl_wire_close, or bl_wire_end where threads still run. */
 static bl_status end_job(const bl_launch *launch, bl_status st, bl_status (*end_wire)(bl_wire *))
 {
-    /* The first process to leave with a failure has mpirun end the others, and drop what it has not
-     * yet read. */
+    /* The first process to leave with a failure has mpirun end the others, and drop unread
+     * output. */
     const struct timespec time_to_read = {0, 200 * 1000 * 1000};
     bl_error own, first;
 

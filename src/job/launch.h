@@ -2,7 +2,7 @@
 /* launch.h -- the processes of a job, from startup to shutdown.
  *
  * Who starts them:
- *   nobody          one process; its ranks are threads. launch is NULL.
+ *   (none)          one process; its ranks are threads. launch is NULL.
  *   mpirun, srun    a process per rank, connected by TCP, for which MPI exchanges addresses; or a
  *                   process per host, which starts
  *                   that host's ranks
@@ -61,8 +61,8 @@ void bl_launch_read(bl_launch_info *out);
 bl_status bl_launch_begin(bl_launch_info *out);
 
 typedef struct bl_launch_options {
-    /* For bl_launch_leave, and for an end that has a limit; NULL: nobody calls the one, and the
-     * other has none. */
+    /* For bl_launch_leave, and to limit the time that the end takes; NULL: bl_launch_leave is
+     * unused, and the end has no limit. */
     bl_launch_leave_fn leave;
     /* A directory that all processes see, for the secret of those that torchrun has started, unless
      * BALLAST_SECRET has one; NULL: none. Borrowed for the call. */
@@ -90,20 +90,20 @@ int bl_launch_host_memory_fd(const bl_launch *launch);
 /* The communicator of all processes; deadline_s as in comm.h. Destroy it before closing. */
 bl_status bl_launch_create_comm(bl_launch *launch, double deadline_s, bl_comm **out);
 
-/* For a process whose ranks are busy although another has failed: true when it has been told for so
+/* For a process whose ranks are busy although another has failed: true when it has known for so
  * long that it should leave without waiting for them. */
 bool bl_launch_should_leave(bl_launch *launch);
 
-/* Ends the job and then, by `leave`, the process, with the job's status: what a main thread does
- * while its ranks still run. Files stay whole. They may use `launch` and its communicators until
- * the process ends: nothing is freed. Does not return. */
+/* Ends the job and then, by `leave`, the process, with the job's status: for a main thread whose
+ * ranks still run. Files stay whole. They may use `launch` and its communicators until the process
+ * ends: nothing is freed. Does not return. */
 void bl_launch_leave(bl_launch *launch);
 
 /* Ends the job: waits until all processes have come here with BL_OK or BL_ESTOPPED, or one has
  * failed. Frees `launch`. From then on this process has BL_LAUNCH_EXIT_S to exit, or `leave` is
- * called: files are whole, and what is left may wait for a driver or a stranger. Returns the job's
- * status; this thread's error text is empty when the user has been told, by this process or
- * another. NULL: returns st. */
+ * called: files are whole, and the remaining work may wait for a driver or a stranger. Returns the
+ * job's status; this thread's error text is empty when this process or another has printed the
+ * error. NULL: returns st. */
 bl_status bl_launch_close(bl_launch *launch, bl_status st);
 
 #define BL_LAUNCH_EXIT_S 60.0 /* pinned memory of hundreds of GB takes seconds to be freed */
@@ -132,11 +132,11 @@ typedef struct bl_launch_ranks {
      * second one, later than BL_LAUNCH_ONE_REQUEST_S, ends them, and the call, at once. false: they
      * end this process, and the ranks with it. */
     bool takes_requests;
-    /* Of the ranks' communicator; 0: none. A rank that runs on for so long, and for what the others
-     * take to find that out, after another has ended well, is killed. */
+    /* Of the ranks' communicator; 0: none. A rank that runs on for so long, plus the time in which
+     * the others find that out, after another has ended well, is killed. */
     double deadline_s;
     /* A rank that still runs so long after all have closed their communicators is killed, with a
-     * warning: what is left of it is its exit, where a driver may hang, and the job is done. */
+     * warning: only its exit is left, where a driver may hang, and the job is done. */
     double exit_s;
 } bl_launch_ranks;
 
@@ -147,9 +147,9 @@ typedef struct bl_launch_ranks {
  * that are left a few seconds after one has failed. Call it on the main thread: the children end
  * when the thread does. Signals stay blocked afterwards; the process is about to exit.
  *
- * Returns the job's status. This thread's error text is what the user is to be told, as one line: a
- * rank's own error, or which rank was killed, by what, or which one hung at its end. BL_ERANK,
- * BL_EIO, BL_ELIMIT: a rank could not be started. */
+ * Returns the job's status. This thread's error text is one line for the user: a rank's own error,
+ * or which rank was killed, by what, or which one hung at its end. BL_ERANK, BL_EIO, BL_ELIMIT: a
+ * rank could not be started. */
 bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks);
 
 #endif

@@ -14,8 +14,8 @@ typedef struct job_host_links {
     int *sockets; /* [n_on_host * n_ranks]: of each local rank to each rank of the job; -1: none */
 } job_host_links;
 
-/* Lets this process open n descriptors and some more: up to the hard limit; what is missing then, a
- * call that opens one reports. */
+/* Lets this process open n descriptors and some more: up to the hard limit; beyond it, the call
+ * that opens one fails. */
 void job_host_allow_descriptors(size_t n);
 
 /* All -1. BL_ENOMEM. Close it after a failure, too. */

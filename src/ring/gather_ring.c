@@ -36,8 +36,8 @@ static bool is_lent(const bl_gather_item *item, int group_size)
     return item->is_lent && group_size == 1;
 }
 
-/* SIZE_MAX for more than there can be, here and in what is made of it: no allocation of that size
- * succeeds. */
+/* SIZE_MAX for more than there can be, here and in numbers computed from it: no allocation of that
+ * size succeeds. */
 static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
 {
     size_t end = 0;

@@ -5,10 +5,10 @@
  * A unit (a decoder layer, the head, a layer's LoRA weights) is a list of items; of each item every
  * rank of the group owns one shard of equal size. A gather brings the rank's own shard to its place
  * in a slot and completes it with an in-place all-gather on the ring's stream; an acquire makes
- * another stream wait for exactly that item. Shards that lie in device memory are copied on the
- * gather stream; others are brought by a source (offload/pager.h) on a copy stream of their own, so
- * that the next unit's bytes come while this one's are gathered. The base (linear/base_paged.c) and
- * the LoRA weights (train/) are all kept this way.
+ * another stream wait for exactly that item. Shards in device memory are copied on the gather
+ * stream; others are loaded by a source (offload/pager.h) on a separate copy stream, so that the
+ * next unit is loaded while this one is gathered. The base (linear/base_paged.c) and the LoRA
+ * weights (train/) are all kept this way.
  *
  * All ranks of the group call prefetch, acquire and release in the same order: whether a call
  * starts a gather depends on the calls before it alone, so the collectives match without extra
@@ -21,8 +21,8 @@
  *
  * Invariants (bl_gather_ring_validate): (1) a unit is in at most one slot, or in all of them when
  * it is `whole_ring`; (2) an EMPTY slot's `free` event covers every use of its memory by those who
- * acquired it, its `gathered` event every gather into it, also of items that nobody acquired; (3)
- * whatever writes into a slot waits for both. */
+ * acquired it, its `gathered` event every gather into it, also of items that were never acquired;
+ * (3) whatever writes into a slot waits for both. */
 #ifndef BALLAST_RING_GATHER_RING_H
 #define BALLAST_RING_GATHER_RING_H
 
@@ -48,24 +48,24 @@ typedef struct bl_gather_item {
     size_t shard_bytes; /* the same on every rank */
     /* The gathered item is group size * shard_bytes at this offset of the slot. */
     size_t slot_offset;
-    bl_lane lane; /* of what the source does */
+    bl_lane lane; /* of the source's tasks */
     /* In a group of one: acquire gives `shard` (not NULL) itself, nothing is copied, no slot
      * memory is used. */
     bool is_lent;
 } bl_gather_item;
 
 typedef struct bl_gather_unit {
-    /* For errors, as in bl_comm_set_label: {"layer", 17}; what is borrowed. */
+    /* For errors, as in bl_comm_set_label: {"layer", 17}. The string is borrowed. */
     const char *what;
     int64_t index;
     int n_items;
-    bool whole_ring; /* larger than a slot: lies at the start of the ring and needs all slots */
+    bool whole_ring; /* larger than a slot: starts at the ring's start and needs all slots */
     bl_gather_item item[BL_GATHER_ITEMS];
 } bl_gather_unit;
 
-/* Brings shards that do not lie in device memory. Both functions queue work on `copy` that fills
- * dst (shard_bytes of device memory, which is free from then on) and return: start for every such
- * item of a unit, then finish for each, in the same order. What finish has queued ends when dst is
+/* Loads shards that are not in device memory. Both functions queue work on `copy` that fills dst
+ * (shard_bytes of device memory, which is free from then on) and return: start for every such item
+ * of a unit, then finish for each, in the same order. What finish has queued ends when dst is
  * filled. A failure of that work becomes the stream's. */
 typedef struct bl_gather_source {
     void *user;

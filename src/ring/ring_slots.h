@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ring_slots.h -- which unit lies in which slot of a gather ring: no memory, no streams.
+/* ring_slots.h -- which unit is in which slot of a gather ring: no memory, no streams.
  *
  * gather_ring.c keeps its books with it, and plan/ those of a ring in simulated time, so both take
  * the same slots. gather_ring.h has the states. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* children.h -- the ranks of a host as child processes: their start, what they say, their end. Of
- * one thread, the parent's main one. */
+/* children.h -- the ranks of a host as child processes: their start, messages and end. Used by one
+ * thread, the parent's main one. */
 #ifndef BALLAST_JOB_PARENT_CHILDREN_H
 #define BALLAST_JOB_PARENT_CHILDREN_H
 
@@ -25,7 +25,7 @@ typedef struct job_children {
     void *line; /* of bl_log_share_line */
 } job_children;
 
-/* Starts a child for each rank of the host, each in a process group of its own (Ctrl-C reaches the
+/* Starts a child for each rank of the host, each in a separate process group (Ctrl-C reaches the
  * parent alone), with `mask` as its signal mask, no standard input, and of this process's other
  * descriptors none but its own. Closes `links`. After a failure the children that did start are
  * killed. Free `out` after a failure, too. */

@@ -12,7 +12,7 @@
  * | a rank tells an error | keeps the first one: it is the job's; but a rank's own is better than
  *   what others say of it. Tells the other hosts' parents |
  * | a rank fails, or tells an error | gives the others LEFT_S to end, TOLD_S once the first has
- *   ended and the error is told, and kills those that do not |
+ *   ended and the error is known, and kills those that do not |
  * | a rank ends well | gives the others the job's deadline and EXIT_S |
  * | a rank has closed its wire, so that all have | gives all exit_s, then kills those that hang in
  *   their exit: the job is done */
@@ -53,7 +53,7 @@ typedef struct parent {
         done_s;  /* when the first one said that it has closed its wire */
 } parent;
 
-/* ---- what is said ---- */
+/* ---- messages ---- */
 
 /* At once: the other parents' ranks leave with its exit code, or see this one's go, and say nothing
  * better. */
@@ -89,8 +89,8 @@ static void list_signals(bool takes_requests, sigset_t *signals)
     sigaddset(signals, SIGCONT);
 }
 
-/* The ranks are in process groups of their own, which the terminal does not stop. Where nobody
- * would continue it (no shell), the kernel ignores the signal. */
+/* The ranks are in separate process groups, which the terminal does not stop. Where no shell would
+ * continue it, the kernel ignores the signal. */
 static void stop_and_continue(parent *p)
 {
     sigset_t stop;
@@ -136,7 +136,7 @@ static void take_signals(parent *p)
     int numbers[16], n = 0;
 
     /* All that have come, before the first is answered: requests that came together are one,
-     * however long this process stands still. */
+     * however long this process is stopped. */
     while (n < (int)BL_COUNT(numbers) &&
            read(p->polled[0].fd, &info, sizeof info) == (ssize_t)sizeof info)
         numbers[n++] = (int)info.ssi_signo;
@@ -365,9 +365,8 @@ bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
     job_host_links links;
     sigset_t signals, old;
 
-    signal(
-        SIGCHLD,
-        SIG_DFL); /* who started this process may have it ignored: then nobody can be waited for */
+    signal(SIGCHLD,
+           SIG_DFL); /* inherited as ignored, it would make waiting for children impossible */
     BL_TRY(connect_ranks(launch, ranks->n_here,
                          &links)); /* until there are ranks, a signal ends this process */
     list_signals(ranks->takes_requests, &signals);

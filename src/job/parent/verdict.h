@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* verdict.h -- how a parent judges a job when none of its ranks is left: from how they ended, and
- * from what they reported. verdict.c has the table; parent.c prints and tells what it says. */
+ * from their reports. verdict.c has the table; parent.c prints and sends the verdict. */
 #ifndef BALLAST_JOB_PARENT_VERDICT_H
 #define BALLAST_JOB_PARENT_VERDICT_H
 
@@ -30,13 +30,13 @@ typedef enum job_verdict {
     JOB_WARN_OF_EXIT,
     JOB_PRINT_REPORT,
     JOB_PRINT_STOP,
-    JOB_PRINT_STOP_TO_ALL, /* the other hosts' parents are told */
+    JOB_PRINT_STOP_TO_ALL, /* sent to the other hosts' parents, too */
     JOB_PRINT_KILLED,
     JOB_PRINT_EXITED,
     JOB_PRINT_LATE
 } job_verdict;
 
-/* For how long a job over several hosts first waits for what the others know. */
+/* For how long a job over several hosts first waits for the others' reports. */
 typedef enum job_wait { JOB_NO_WAIT, JOB_SHORT_WAIT, JOB_LONG_WAIT } job_wait;
 
 typedef struct job_judgement {

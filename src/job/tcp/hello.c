@@ -100,7 +100,7 @@ struct job_guest {
     bool is_challenged;
     job_hello hello;
     size_t n_have;
-    uint8_t bytes[sizeof(job_mac) + JOB_CLAIM_BYTES]; /* of what it is saying */
+    uint8_t bytes[sizeof(job_mac) + JOB_CLAIM_BYTES]; /* of its current message */
 };
 
 _Static_assert(sizeof(job_greeting) <= sizeof(job_mac) + JOB_CLAIM_BYTES, "it fits in");
@@ -222,8 +222,7 @@ static int find_oldest(const job_reception *r)
     return oldest;
 }
 
-/* Where there is no room, the one that has been silent for longest gives way, if it had time to
- * speak. */
+/* Where there is no room, the oldest guest is dismissed, if it had time to speak. */
 static bool has_room(job_reception *r, double now_s)
 {
     static const double TIME_TO_SPEAK_S = 0.5;

@@ -16,7 +16,7 @@
  *   CLAIMS               its proof and its claim  admitted, with its connection; or dismissed
  *
  * Invariants (job_reception_validate): (1) there are at most JOB_GUESTS guests, each with a
- * connection of its own; (2) a guest has sent less than its state wants: what is complete is judged
+ * separate connection; (2) a guest has sent less than its state wants: a complete message is judged
  * at once; (3) one that claims was challenged by this job. */
 #ifndef BALLAST_JOB_TCP_HELLO_H
 #define BALLAST_JOB_TCP_HELLO_H

@@ -91,7 +91,7 @@ static bl_status write_secret(const char *path, job_key *out)
     return st;
 }
 
-/* A key names it: what is there and not a directory is a wrong value. */
+/* A configuration key names it: a file there that is not a directory is a wrong value. */
 static bl_status create_dir(const char *dir)
 {
     bl_error error;

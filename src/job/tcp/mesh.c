@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mesh.c -- the ranks of all places with each other. A place first connects to those before it in
  * the list, then takes the connections of those after it: the first place takes at once, and each
- * one can connect when those before it have, so nobody waits in a circle.
+ * one can connect when those before it have, so no places wait in a circle.
  *
  * Both ends prove that they know the job's key (hello.h). */
 #include <errno.h>

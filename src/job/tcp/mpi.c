@@ -147,7 +147,7 @@ static bool wait_for_stage(exchange *x, mpi_stage stage, double limit_s)
     return x->stage >= stage;
 }
 
-/* Before MPI starts; the user's own choice stands. */
+/* Before MPI starts; the user's own choice is kept. */
 static void configure_mpi(const bl_launch_info *info)
 {
     const char *interface = getenv("BALLAST_INTERFACE");

@@ -19,7 +19,7 @@ static const double TRY_S = 5.0;
 /* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one
  * to say so. */
 static const double LONGER_S = 30.0;
-/* NFS keeps what it knows of a directory for a minute at most. */
+/* NFS caches a directory's entries for a minute at most. */
 static const double SECRET_S = 65.0;
 
 /* Of a job of one host that has no directory: memory that every user may write to, and where a file

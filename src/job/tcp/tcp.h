@@ -115,7 +115,7 @@ typedef struct job_mesh {
     const job_place *places; /* [n_places], in the order of their ranks */
     int n_places, own;
     const job_listener *listener; /* of places[own].port; borrowed */
-    const bl_launch_info *info;   /* borrowed; NULL: what is waited for is not logged */
+    const bl_launch_info *info;   /* borrowed; NULL: waits are not logged */
     double limit_s;
     job_patience patience; /* set by connect */
 } job_mesh;
