@@ -36,7 +36,7 @@ enum {
     /* an item of the threads: many huge pages, and enough items of a large arena to share */
     TOUCH_BYTES = 32 << 20,
     TOUCH_THREADS = 4, /* of a device that has none: the kernel clears about 10 GB/s in each */
-    TOUCH_ITEMS = 256, /* at a time: a second or two, then progress is told */
+    TOUCH_ITEMS = 256, /* at a time: a second or two, then progress is printed */
 };
 
 struct bl_arena {
@@ -224,7 +224,7 @@ void *bl_arena_take(bl_arena *arena, size_t n_bytes)
 /* ---- what became of it ---- */
 
 /* AnonHugePages of the mappings that hold the block. A mapping may be larger than the block, so its
- * part is at most what lies in it. */
+ * part is at most the overlap. */
 static size_t read_huge_bytes(uintptr_t begin, uintptr_t end)
 {
     char line[512];

@@ -31,8 +31,8 @@ typedef struct bl_arena_options {
     bool pin;
 } bl_arena_options;
 
-/* BL_ENOMEM names `what`, the bytes and what is available; that is looked at before a page is
- * touched, but other arenas being made at the same time are not in it: plan first. BL_EUSAGE: no
+/* BL_ENOMEM names `what`, the requested and the available bytes; that is checked before a page is
+ * touched, but without other arenas that are being made at the same time: plan first. BL_EUSAGE: no
  * such node. */
 BL_API bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
 BL_API void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
@@ -41,8 +41,8 @@ BL_API void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
  * overflow. */
 BL_API size_t bl_arena_piece_bytes(size_t n_bytes);
 /* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than
- * was asked for. What follows its n_bytes up to bl_arena_piece_bytes belongs to nobody:
- * AddressSanitizer reports an access. */
+ * was asked for. Bytes from n_bytes up to bl_arena_piece_bytes are unused: AddressSanitizer reports
+ * an access. */
 BL_API void *bl_arena_take(bl_arena *arena, size_t n_bytes);
 
 /* Where the block came from, as the system says afterwards. */

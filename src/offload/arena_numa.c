@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes are counted where their cores are: memory without cores of its own (high-bandwidth memory,
- * a GPU's, CXL) is no place for a rank. */
+/* Nodes are counted where their cores are: memory without cores (high-bandwidth memory, a GPU's,
+ * CXL) is not used for a rank. */
 #include <errno.h>
 #include <hwloc.h>
 #include <pthread.h>
@@ -43,8 +43,7 @@ static bl_status load_topology(hwloc_topology_t *out)
     return load_topology_with(HWLOC_TYPE_FILTER_KEEP_NONE, out);
 }
 
-/* Where things lie is advice: a host that does not say what it looks like is used without, after a
- * warning. */
+/* Placement is advice: without a topology of the host there is none, after a warning. */
 static bool find_topology(hwloc_topology_t *out)
 {
     bool found = load_topology(out) == BL_OK;
@@ -88,7 +87,7 @@ static bl_status get_node(hwloc_topology_t topology, int index, hwloc_obj_t *out
                 : BL_FAIL(BL_EUSAGE, "NUMA node %d: this host has %d with cores", index, n_nodes);
 }
 
-/* The node that has all cores the calling thread may run on; -1: there is no single one. */
+/* The node that has all cores the calling thread may run on; -1: there is not exactly one. */
 static int find_node_of_thread(hwloc_topology_t topology)
 {
     int found = -1, n_nodes = count_nodes(topology), unused;

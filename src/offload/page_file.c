@@ -20,9 +20,9 @@
 
 enum { READ_DEPTH = 4, STAT_BLOCK_BYTES = 512 };
 
-/* A file that has no name of its own yet. */
+/* A file that does not have its final name yet. */
 typedef struct tmp_file {
-    char *path; /* NULL once it has its name */
+    char *path; /* NULL once it has its final name */
     int fd;     /* -1: none */
 } tmp_file;
 
@@ -36,7 +36,7 @@ struct bl_page_file {
     bl_page_writer *writer;
 };
 
-/* The folder is the run's own: what cannot be looked at there is no bad input. */
+/* The directory is the run's own: an unreadable file there is BL_EIO, not bad input. */
 static bl_status of_folder(bl_status st)
 {
     return st == BL_EINPUT ? BL_EIO : st;
@@ -51,7 +51,7 @@ static int lock_file(int fd, int how)
     return result;
 }
 
-/* Removes a file that nobody holds the lock of. Where files cannot be locked it stays. */
+/* Removes a file whose lock is free. Where files cannot be locked it stays. */
 static void remove_stale(const char *path)
 {
     struct stat opened, named;
@@ -87,7 +87,7 @@ static bl_status tmp_create(const char *path, tmp_file *out)
             return st;
         }
         /* Between open and lock another process may have taken it for a stale one; then it is gone.
-         * A file system without locks is no reason to stop: nothing is taken for stale there. */
+         * Goes on if the file system has no locks: nothing is taken for stale there. */
         if (out->fd >= 0 &&
             (lock_file(out->fd, LOCK_EX) != 0 || fstat(out->fd, &info) != 0 || info.st_nlink > 0))
             return BL_OK;
@@ -97,7 +97,7 @@ static bl_status tmp_create(const char *path, tmp_file *out)
     }
 }
 
-/* It stays open and locked, so that nobody takes it for one without a list. */
+/* It stays open and locked, so that no process takes it for one without a list. */
 static bl_status tmp_rename(tmp_file *tmp, const char *path)
 {
     if (rename(tmp->path, path) != 0)
@@ -187,7 +187,7 @@ static bl_status check_owner(const bl_page_file *file)
     return bl_path_check_private(file->path);
 }
 
-/* BL_EINPUT or BL_EIO: there is no whole file. */
+/* BL_EINPUT or BL_EIO: no file is complete. */
 static bl_status find_whole(bl_page_file *file, size_t n_places, bl_page_place *places)
 {
     uint64_t list_hash = 0;

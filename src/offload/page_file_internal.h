@@ -8,10 +8,10 @@
  *   READING   open; publish               NAME.pages and NAME.json, renamed     used if list and
  *                                                                               seal agree
  *
- * Between the two renames a new NAME.pages stands beside an old list, or none: its seal does not
- * fit, so it is no whole file. Processes that write the same name at once write files of their own;
- * the last rename wins, and the seal shows each that it reads what it wrote. Writes go past the
- * page cache (O_DIRECT) where the file system allows it. */
+ * Between the two renames a new NAME.pages has an old list or none: its seal does not fit, so it
+ * is incomplete. Processes that write the same name at once write separate files; the last rename
+ * wins, and the seal shows each that it reads its own file. Writes bypass the page cache (O_DIRECT)
+ * where the file system allows it. */
 #ifndef BALLAST_OFFLOAD_PAGE_FILE_INTERNAL_H
 #define BALLAST_OFFLOAD_PAGE_FILE_INTERNAL_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_list_internal.h -- the list of a page file: a JSON document that says which page lies where,
- * and with which checksum.
+/* page_list_internal.h -- the list of a page file: a JSON document with the place and checksum of
+ * each page.
  *
  *   {"format": "ballast-pages-2", "key": "0123456789abcdef", "shard": 0, "n_shards": 8,
  *   "file_bytes": 12288,
@@ -36,7 +36,7 @@ typedef struct bl_page_place {
 bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, size_t n_places,
                              const bl_page_place *places, char **text, uint64_t *xxh3_64);
 
-/* Reads a list that may hold anything. Of `places`, name and n_bytes are what is needed; the others
+/* Reads a list that may hold anything. Of `places`, name and n_bytes are the request; the others
  * are filled in. BL_EINPUT says why the list cannot be used: damaged, of another owner, or without
  * one of the pages. */
 bl_status bl_page_list_read(const char *path, const bl_page_owner *owner, size_t n_places,

@@ -4,15 +4,15 @@
  * The ring calls source_start for each item of a unit that it does not find in device memory, then
  * source_finish for each. Both only queue tasks, which run one after the other:
  *
- *   page lies       start queues   finish queues
+ *   page is         start queues   finish queues
  *   on disk         submit *       arrive *, [copy out of the bounce buffer], [pace]
  *   in the arena    -              [check *], copy, [pace]
  *   on the device   nothing: it is lent, or copied by the ring itself
  *
  * Those with a * are host work, which waits for the disk. Where the host cannot write device
- * memory, and with a bounce buffer, they run on a host stream of the pager's own, `disk`, since a
- * GPU's streams must not wait inside of a callback: the copy stream waits for its `arrived`, and it
- * for the copy stream's `bounced`. Else all of them run on the copy stream.
+ * memory, and with a bounce buffer, they run on the pager's host stream `disk`, since a GPU's
+ * streams must not wait inside of a callback: the copy stream waits for its `arrived`, and it for
+ * the copy stream's `bounced`. Else all of them run on the copy stream.
  *
  *   a unit's read   entered by                       left by
  *   IDLE            create; arrive                   submit
@@ -31,13 +31,13 @@
  *   is
  *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, is copied out
  *       before the next unit is read into it.
- *   3.* In a slot, items do not overlap and lie inside it; a unit's disk pages fit the bounce
+ *   3.* In a slot, items do not overlap and do not exceed it; a unit's disk pages fit the bounce
  *   buffer.
  *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a
  *       disk
  *       page that is TRUSTED (with verify_always: that agreed with its checksum just now).
  *   5.  Once their stream has failed, tasks are skipped and reads may stay READING: nothing looks
- *       at what they fill, and the reader is destroyed before any memory it writes to.
+ *       at the memory they fill, and the reader is destroyed before any memory it writes to.
  * The invariants of slots are the ring's. */
 #include "offload/pager.h"
 
@@ -143,7 +143,7 @@ size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_d
     return n_bytes;
 }
 
-/* What of a unit's first n_items items lies on disk: the place of item n_items in the bounce
+/* The bytes on disk of a unit's first n_items items: the place of item n_items in the bounce
  * buffer. */
 static size_t disk_bytes(const bl_page_spec *specs, const bl_pager_unit *unit, int n_items)
 {
@@ -347,7 +347,7 @@ static bl_status call_host_task(bl_stream *stream, const bl_page_spec *spec, con
     return bl_stream_call(stream, check_task, args, sizeof *args);
 }
 
-/* Later work of the copy stream sees what the host task has done. */
+/* Later work of the copy stream sees the host task's effects. */
 static bl_status call_host(bl_pager *pager, bl_stream *copy, const bl_page_spec *spec,
                            const task_args *args)
 {

@@ -32,7 +32,7 @@
 extern "C" {
 #endif
 
-/* For tests and benches: what the engine sees beside the truth. All may be NULL. */
+/* For tests and benches: injected faults, pacing and modes. All may be NULL. */
 typedef struct bl_pager_hooks {
     bl_io_hook io; /* of the reader: short reads, errors, delays; runs on its threads */
     void *io_user;
@@ -48,7 +48,7 @@ typedef struct bl_pager_unit {
     bool whole_ring;  /* as in ring/gather_ring.h */
     const char *what; /* for errors: {"layer", 17}, as in ring/gather_ring.h */
     int64_t index;
-    int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager says where it lies in a slot */
+    int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager decides its place in a slot */
 } bl_pager_unit;
 
 typedef struct bl_pager_options {
@@ -85,9 +85,9 @@ BL_API size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int
 BL_API size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
                                   int64_t n_units, const bl_pager_unit *units);
 
-/* Checks all pages against their checksums: host memory where it lies, device memory through a
- * staging buffer, disk pages by reading them through a buffer of the largest one's size. With the
- * streams idle. BL_EINPUT names the first damaged page. */
+/* Checks all pages against their checksums: host memory in place, device memory through a staging
+ * buffer, disk pages by reading them through a buffer of the largest one's size. With the streams
+ * idle. BL_EINPUT names the first damaged page. */
 BL_API bl_status bl_pager_verify(bl_pager *pager);
 /* The invariants of ring and pages; BL_EINTERNAL says which is broken. */
 BL_API bl_status bl_pager_validate(const bl_pager *pager);

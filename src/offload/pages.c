@@ -143,7 +143,7 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
     bl_page_place *places;
     size_t n_places;
 
-    if (bl_device_model(options->device)) return BL_OK; /* there is no file: nothing is read */
+    if (bl_device_model(options->device)) return BL_OK; /* a model has no file: nothing is read */
     bl_status st = list_places(pages, &places, &n_places);
     if (st != BL_OK || n_places == 0) goto done;
     if (!options->dir) {
@@ -207,8 +207,7 @@ bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
         goto done;
     }
     BL_TRY_GOTO(st, done, copy_specs(pages, specs));
-    BL_TRY_GOTO(st, done,
-                open_disk(pages, options)); /* first: what it refuses, it refuses at once */
+    BL_TRY_GOTO(st, done, open_disk(pages, options)); /* first: it rejects bad input at once */
     BL_TRY_GOTO(st, done, take_device(pages));
     BL_TRY_GOTO(st, done, take_host(pages, options));
     *out = pages;
@@ -362,7 +361,7 @@ bl_status bl_pages_seal(bl_pages *pages)
     return BL_OK;
 }
 
-/* ---- what they are ---- */
+/* ---- properties ---- */
 
 bool bl_pages_has_disk(const bl_pages *pages)
 {

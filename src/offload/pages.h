@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pages.h -- the frozen bytes of one rank, in tiers: a page is one shard of one part of a matrix
- * and lies in device memory, in the arena, or in a page file. Pages are written once, while the
- * model is loaded, each with its XXH3-64; after that they are only read.
+ * and is in device memory, in the arena, or in a page file. Pages are written once, while the model
+ * is loaded, each with its XXH3-64; after that they are only read.
  *
  *   state     entered by                              allowed
  *   FILLING   create                                  write, memory
  *   SEALED    seal                                    memory, check, verify, file
  *
- * The page file of a rank lies in `dir`: NAME.pages holds the disk pages one after the other, each
+ * The page file of a rank is in `dir`: NAME.pages holds the disk pages one after the other, each
  * aligned to BL_IO_ALIGN_BYTES, and a last block with the checksum of the list; NAME.json, written
  * last and renamed into place, lists them with offset, size, checksum and tag. NAME comes from
  * `key`, shard and n_shards. A file that fits its list and has all pages that are needed is used
@@ -61,8 +61,8 @@ BL_API bool bl_pages_has_disk(const bl_pages *pages);
  * Another order is BL_EINTERNAL. After a failure the page file is gone. */
 BL_API bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, const void *bytes,
                                 size_t n_bytes);
-/* A number of the caller's beside each page, 0 at first: what the page was made from, say. It is
- * set before seal, and kept in the list of the page file, where a later run finds it with the
+/* A number that the caller stores with each page, 0 at first: of the page's source, for example. It
+ * is set before seal, and kept in the list of the page file, where a later run finds it with the
  * page. */
 BL_API void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
 BL_API uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);

@@ -12,7 +12,7 @@ typedef enum slot_state { EMPTY, OPEN, KEPT, COMING, TAKEN } slot_state;
 
 typedef struct spill_slot {
     slot_state state;
-    int64_t entry;   /* whose bytes lie or will lie here, or NO_ENTRY */
+    int64_t entry;   /* whose bytes are or will be here, or NO_ENTRY */
     bool is_moving;  /* compute has not waited for `moved` since it was recorded */
     bl_event *used;  /* on compute: its work so far */
     bl_event *moved; /* on copy: the last transfer */

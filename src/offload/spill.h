@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* spill.h -- a stack whose lower entries lie in host memory: what a forward pass leaves for the
- * backward pass, newest first.
+/* spill.h -- a stack whose lower entries are in host memory: activations that a forward pass saves
+ * for the backward pass, newest first.
  *
- * Entries 0, 1, 2, .. are put in this order and taken in the opposite one. Entry e always lies in
+ * Entries 0, 1, 2, .. are put in this order and taken in the opposite one. Entry e is always in
  * slot e mod n_slots of device memory while it is there. It is copied out when it is put, and comes
  * back when entry e + n_slots is dropped: the order of the stack says when each transfer is due, so
- * nobody asks for one.
+ * none is requested.
  *
  * A transfer is queued when its slot is left and must have ended when the slot is wanted again.
- * With two slots, entries of equal size and one entry a visit, that is one visit later: transfers
+ * With two slots, entries of equal size and one entry per visit, that is one visit later: transfers
  * that take no longer than a visit cost no time, and a third slot would only even out visits of
  * different lengths.
  *
  *   slot state  its entry e is                           entered by           left by
- *   EMPTY       wanted by nobody (the bytes may be there) create, begin, drop  reserve
+ *   EMPTY       not needed (the bytes may be there)      create, begin, drop  reserve
  *   OPEN        being written                            reserve(e)           put(e)
  *   KEPT        complete, on its way out if e < n_host   put(e)               take(e), reserve(e +
  *                                                                             n_slots)
@@ -64,7 +64,7 @@ void bl_spill_destroy(bl_spill *spill); /* after both streams are idle; NULL is 
  * simply go round. */
 bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep);
 
-/* Where `entry` lies while it is in device memory: valid for tasks queued on compute between
+/* The address of `entry` while it is in device memory: valid for tasks queued on compute between
  * reserve and take, or take and drop. After put the slot may still be read, until entry + n_slots
  * is reserved. */
 void *bl_spill_at(const bl_spill *spill, int64_t entry);
@@ -80,8 +80,8 @@ bl_status bl_spill_drop(bl_spill *spill,
                         int64_t entry); /* those queued so far were the last to use it */
 
 /* With both streams idle: where `entry` of the latest round is as it was put (or as its taker left
- * it), in host or device memory: to be copied from. NULL when there is no such copy any more. Valid
- * until the next round. */
+ * it), in host or device memory: to be copied from. NULL when that copy is gone. Valid until the
+ * next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
 /* BL_EINTERNAL says which invariant is broken. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tier.h -- where a piece of the frozen base lies, and which pieces lie where. */
+/* tier.h -- the tier of a piece of the frozen base, and the assignment of pieces to tiers. */
 #ifndef BALLAST_OFFLOAD_TIER_H
 #define BALLAST_OFFLOAD_TIER_H
 
