@@ -2,8 +2,8 @@
 /* counter.h -- a number that only grows, and threads that sleep until it has reached a value.
  *
  * What one thread did before advancing is visible to a thread whose wait that advance ended;
- * nothing else is ordered. That is why this is not a mutex with a condition variable: whoever takes
- * a mutex is ordered after all who held it before, and ThreadSanitizer would then overlook a buffer
+ * nothing else is ordered. That is why this is not a mutex with a condition variable: a mutex
+ * orders each holder after all earlier ones, and ThreadSanitizer would then overlook a buffer
  * that is used without the event that should guard it. */
 #ifndef BALLAST_BASE_COUNTER_H
 #define BALLAST_BASE_COUNTER_H

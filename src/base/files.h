@@ -55,8 +55,8 @@ bl_status bl_file_sync(int fd, const char *path); /* fsync; a failure is final *
 /* Makes creations, renames and removals in the folder durable. */
 bl_status bl_dir_sync(const char *path);
 
-/* BL_EUSAGE when `path` is there and no regular file (links followed), or a link into /proc: what
- * is renamed over a device, a FIFO or /dev/stdout would take its place. */
+/* BL_EUSAGE when `path` exists and is not a regular file (links followed), or is a link into /proc:
+ * a file renamed over a device, a FIFO or /dev/stdout would replace it. */
 bl_status bl_file_check_output(const char *path);
 
 /* A file under construction: the bytes go to "PATH.tmp", a new file; commit makes them durable and
@@ -96,9 +96,9 @@ int64_t bl_tree_bytes(const char *path);
  * its cache, also of missing names, which may be a minute old. Returns the directory's inode; 0: it
  * is missing, or may not be opened. */
 uint64_t bl_dir_look_anew(const char *path);
-/* What an unprivileged writer may still write there. */
+/* Bytes that an unprivileged writer may still write there. */
 bl_status bl_dir_free_bytes(const char *path, int64_t *n_bytes);
-/* Whether its files are kept in memory (tmpfs, ramfs); what cannot be looked at is not. */
+/* Whether its files are kept in memory (tmpfs, ramfs); false where the check fails. */
 bool bl_dir_is_in_memory(const char *path);
 
 /* The names in a folder except "." and "..", in byte order. Free with bl_names_free. */

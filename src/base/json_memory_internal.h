@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* json_memory_internal.h -- what jansson allocates: counted, and given back when a parse runs out
- * of memory.
+/* json_memory_internal.h -- counts jansson's allocations, and frees them when a parse runs out of
+ * memory.
  *
  * jansson 2.14's lexer does not look at whether its token could grow. It drops the byte and goes
  * on: a string that lost its closing quote is read past its end, a number that lost a digit stops

@@ -10,7 +10,7 @@
 #include "base/cgroup_internal.h"
 #include "base/sizes.h"
 
-/* A version of cgroups, and what its files call things. */
+/* A version of cgroups, and the names in its files. */
 typedef struct cgroup_version {
     base_cgroup_tree tree;
     const char *limit, *used, *inactive_file, *active_file;

@@ -25,7 +25,7 @@ struct bl_pool {
     int n_threads;
     worker *workers;      /* [0]: the calling thread */
     pthread_mutex_t turn; /* held by the thread whose loop runs */
-    /* Guards what follows; the atomics are changed under it and peeked at without. */
+    /* Guards the fields below; the atomics are changed under it and peeked at without. */
     pthread_mutex_t lock;
     pthread_cond_t wake, idle;
     bl_pool_fn fn;

@@ -15,7 +15,7 @@ typedef struct writer {
     bool train_on_inputs;
     bl_ids *ids, *labels;
     bl_bytes text;   /* gathered */
-    bool after_text; /* what was written last is text */
+    bool after_text; /* the last output is text */
     bool begun;      /* something was written */
 } writer;
 

@@ -33,9 +33,9 @@ struct bl_chat_template {
     bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;
     bl_jinja *jinja; /* NULL, or a jinja text, which writes all (rendered.c) */
     uint64_t jinja_hash;
-    struct tm now;     /* what strftime_now writes */
+    struct tm now;     /* output of strftime_now */
     int32_t end;       /* bl_chat_template_end of it */
-    char *system_head; /* NULL, or what every conversation's system message begins with */
+    char *system_head; /* NULL, or the beginning of every conversation's system message */
 };
 
 extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1]; /* the last: tool */

@@ -215,7 +215,7 @@ static bl_status encode_text(const bl_tokenizer *tokenizer, const char *text, si
     return st;
 }
 
-/* Appends the ids of bytes [begin, end). *flags says what precedes them, and then what follows. */
+/* Appends the ids of bytes [begin, end). *flags: of the text before them; updated for the next. */
 static bl_status encode_part(const bl_tokenizer *tokenizer, const char *text, size_t begin,
                              size_t end, unsigned *flags, bl_ids *ids)
 {

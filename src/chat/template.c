@@ -20,7 +20,7 @@ const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "
 
 #define NAMES "llama2, llama3, llama3.1, llama3.2 or the path of a template file"
 
-static const char own_name[] = "of the model"; /* a jinja text that is none of the families' */
+static const char own_name[] = "of the model"; /* a jinja text of no known family */
 
 /* ---- texts ---- */
 

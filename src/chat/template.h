@@ -85,7 +85,7 @@ bool bl_chat_template_takes_objects(const bl_chat_template *chat);
 
 /* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs:
  * every id is its label. Content is stripped of white space at both ends where the template does
- * it. context: NULL, or, for a template that takes objects, the row's keys beside the messages: an
+ * it. context: NULL, or, for a template that takes objects, the row's keys except the messages: an
  * object with some of "tools", "documents" and "chat_template_kwargs". BL_EINPUT: no messages, an
  * empty user's or assistant's message, a role that the template lacks or has no place for there;
  * BL_ENOMEM. Both lists may have grown after a failure. */

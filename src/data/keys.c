@@ -53,7 +53,7 @@ static const refused_key message_keys[] = {
     {"images", no_media, CHAT, false},
 };
 
-/* Whether a message is learned; a value that says what happens anyway is fine. */
+/* Whether a message is learned; a value that changes nothing is fine. */
 static const char *const loss_keys[] = {"train", "training", "trainable", "loss", "weight"};
 
 /* Absent, null and empty values say nothing; nor does a list of tools that is written as text and

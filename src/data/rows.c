@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cuts a file into rows: lines of JSONL, the elements of one JSON array, or records of CSV. Only
- * what finding the borders takes is looked at here; whether a row is good JSON is the parser's to
- * say. */
+/* Cuts a file into rows: lines of JSONL, the elements of one JSON array, or records of CSV. Finds
+ * the borders only; the parser checks the JSON of a row. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

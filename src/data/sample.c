@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One row to one sample: a function a format, then what holds for all. */
+/* One row to one sample: one function per format, then the code for all formats. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -305,7 +305,7 @@ static bl_status build_tokens(const bl_sample_rules *rules, const char *place, c
     return read_weights(place, row, out);
 }
 
-/* ---- what holds for all ---- */
+/* ---- all formats ---- */
 
 int64_t bl_sample_count_labels(const bl_sample *sample)
 {

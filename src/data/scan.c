@@ -119,7 +119,7 @@ static bool skip_bad_row(bl_samples *samples, bl_status st)
     return true;
 }
 
-/* A row of a batch, and what was built of it. */
+/* A row of a batch, and the sample built from it. */
 typedef struct scanned_row {
     bl_row row; /* text: set when the batch is whole */
     size_t at;  /* of the text in the batch */

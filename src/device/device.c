@@ -107,7 +107,7 @@ void bl_device_free(bl_device *device, bl_space space, void *memory)
 {
     if (!memory) return;
     pthread_mutex_lock(&device->lock);
-    size_t index = device->n_blocks; /* from the end: what came last usually goes first */
+    size_t index = device->n_blocks; /* from the end: the newest is usually freed first */
     while (index > 0 && device->blocks[index - 1].memory != memory) index--;
     assert(index > 0 && device->blocks[index - 1].space == space &&
            "memory of another device or space");

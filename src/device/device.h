@@ -67,7 +67,7 @@ BL_API bl_status bl_device_create_cuda(int index, bl_device **out);
  * and while there is one thread. */
 BL_API void bl_device_prepare_environment(void);
 
-/* What a search for a GPU has come to. */
+/* Result of a search for a GPU. */
 typedef enum bl_gpu_state {
     BL_GPU_BROKEN,   /* the driver, or the search itself, has failed */
     BL_GPU_ABSENT,   /* the machine has no driver or no GPU, or the build no CUDA */
@@ -75,8 +75,8 @@ typedef enum bl_gpu_state {
     BL_GPU_READY
 } bl_gpu_state;
 
-/* Whether bl_device_create_cuda(index) would find its GPU, and what that is: nothing of it is
- * taken, no context is made. Errors as there; `state` is set then, too. */
+/* Whether bl_device_create_cuda(index) would find its GPU, and the GPU's properties: allocates
+ * nothing there, makes no context. Errors as there; `state` is set then, too. */
 typedef struct bl_gpu_info {
     bl_gpu_state state;
     int n_gpus;      /* of this machine */
@@ -85,12 +85,12 @@ typedef struct bl_gpu_info {
     char bus_id[16]; /* where it is on the PCI bus: "0000:1B:00.0" */
 } bl_gpu_info;
 BL_API bl_status bl_device_find_cuda(int index, bl_gpu_info *out);
-/* The same, answered by a process that is forked for it and ends with it: the caller's has then not
- * touched CUDA, and may start others that do. Call it before there are threads. BL_ELIMIT also when
- * that process ends without an answer. */
+/* As above, but in a forked child, which ends after it: the caller's process then has not used CUDA
+ * and may start others that do. Call it before there are threads. BL_ELIMIT also when the child
+ * ends without an answer. */
 BL_API bl_status bl_device_probe_cuda(int index, bl_gpu_info *out);
-/* Bytes of its memory, all and what no process has taken. Makes this process's context on it, whose
- * own memory then counts as taken. */
+/* Bytes of its memory, total and free of all processes. Makes this process's context on it, whose
+ * memory then counts as used. */
 BL_API bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes);
 
 BL_API void
@@ -120,8 +120,7 @@ BL_API void bl_device_free(bl_device *device, bl_space space, void *memory);
 BL_API void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes);
 BL_API void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes);
 BL_API size_t bl_device_bytes(const bl_device *device); /* allocated now, both spaces together */
-/* The most that was allocated of one space at a time: what bl_device_alloc and adopt were asked
- * for. */
+/* Peak of the bytes allocated in one space, as requested from bl_device_alloc and adopt. */
 BL_API size_t bl_device_peak_bytes(const bl_device *device, bl_space space);
 BL_API int64_t
 bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
@@ -135,8 +134,8 @@ BL_API void bl_device_unpin(bl_device *device, void *memory, size_t size_bytes);
 
 /* `name` (copied) names the stream's thread and its lane in a trace. */
 BL_API bl_status bl_stream_create(bl_device *device, const char *name, bl_stream **out);
-/* A stream for what others wait for, beside the products that fill a GPU: where multiprocessors
- * become free its kernels take them first (CUDA: the greatest priority of
+/* A stream for work that others wait for, next to the products that fill a GPU: where
+ * multiprocessors become free its kernels take them first (CUDA: the greatest priority of
  * cudaDeviceGetStreamPriorityRange). Elsewhere as bl_stream_create. */
 BL_API bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out);
 BL_API void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */

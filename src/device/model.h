@@ -29,7 +29,7 @@ bl_status bl_device_create_model(const bl_model_device_options *options, bl_devi
 /* NULL: the device computes. */
 const bl_model_device_options *bl_device_model(const bl_device *device);
 
-/* ---- for what implements such a device: ops/model, comm/model.c ---- */
+/* ---- for the code of such a device: ops/model, comm/model.c ---- */
 
 /* Work of a stream of a model device. */
 bl_status bl_model_stream_work(bl_stream *stream, const bl_work *work);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* probe.c -- what GPUs there are, asked by a process that lives as long as the question. */
+/* probe.c -- finds GPUs in a short-lived child process. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

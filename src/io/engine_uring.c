@@ -203,7 +203,7 @@ static void take_completions(bl_reader *reader, uring_state *state)
     }
 }
 
-/* Takes what there is into the batch. False: it is time to go. */
+/* Takes all available pieces into the batch. False: the thread must end. */
 static bool take_batch(bl_reader *reader, uring_state *state, int *n)
 {
     *n = 0;

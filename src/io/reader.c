@@ -23,7 +23,7 @@ static int64_t align_down(int64_t offset)
     return offset - offset % BL_IO_ALIGN_BYTES;
 }
 
-/* ---- what comes next ---- */
+/* ---- next requests ---- */
 
 /* Where the bytes of a piece go: to `dst` itself where the file takes such a request, else through
  * the buffer. */
@@ -109,7 +109,7 @@ bl_io_piece *bl_reader_take(bl_reader *reader)
     return seek_stream(reader) ? take_of_stream(reader) : NULL;
 }
 
-/* ---- what came ---- */
+/* ---- results ---- */
 
 /* A file whose direct requests are refused, or end where no direct request can go on, is read
  * through the page cache from now on. False: it was already. Requests of other threads may be under

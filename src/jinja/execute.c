@@ -34,8 +34,8 @@ static bl_status push_scope(jinja_run *run, jinja_scope *parent)
     return BL_OK;
 }
 
-/* Executes in a scope inside `parent`; the caller's scope comes back. With `text`, captures what is
- * written. */
+/* Executes in a scope inside `parent`; the caller's scope comes back. With `text`, captures the
+ * output. */
 static bl_status execute_inside(jinja_run *run, jinja_scope *parent, const jinja_node *list,
                                 jinja_value *text)
 {

@@ -283,7 +283,7 @@ typedef struct jinja_arguments {
 
 /* BL_EINPUT "title:line: ...". */
 bl_status jinja_fail(const jinja_run *run, const char *format, ...) BL_PRINTF(2, 3);
-bl_status jinja_step(jinja_run *run, size_t n_bytes); /* counts one and what n_bytes cost */
+bl_status jinja_step(jinja_run *run, size_t n_bytes); /* counts one and the cost of n_bytes */
 
 /* value.c */
 jinja_value jinja_undefined(const char *name);

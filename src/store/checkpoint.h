@@ -57,7 +57,7 @@ bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *nam
  * case. */
 bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);
 void bl_checkpoint_abort(bl_checkpoint *checkpoint); /* removes step-N.tmp; NULL is fine */
-/* Gives it up and leaves the disk alone: the folder is somebody else's by now. NULL is fine. */
+/* Frees it without touching the disk: another process has the directory by now. NULL is fine. */
 void bl_checkpoint_leave(bl_checkpoint *checkpoint);
 
 /* ---- finding ---- */
@@ -98,7 +98,7 @@ bl_status bl_checkpoint_remove(const char *dir, int64_t step);
 bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_t saved_step,
                               int64_t limit);
 
-/* Removes what crashed saves left behind (step-N.tmp). A step-N.old.tmp becomes step-N again where
+/* Removes the remains of crashed saves (step-N.tmp). A step-N.old.tmp becomes step-N again where
  * there is none. */
 bl_status bl_checkpoint_clean(const char *dir, const bl_file_list *files);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint_tidy.c -- checkpoints that are removed: old ones, what crashes left, all of a run.
+/* checkpoint_tidy.c -- removes checkpoints: old ones, incomplete ones after a crash, all of a run.
  * Only listed ones. */
 #include <errno.h>
 #include <stdio.h>
@@ -24,7 +24,7 @@ bl_status bl_checkpoint_remove(const char *dir, int64_t step)
     BL_TRY_GOTO(st, done, bl_tree_remove(tmp_path));
     if (rename(path, tmp_path) == 0)
         st = bl_tree_remove(tmp_path);
-    else if (errno != ENOENT) /* somebody else may have removed it */
+    else if (errno != ENOENT) /* another process may have removed it */
         st = bl_fail_errno(BL_EIO, "%s: renaming it to %s", path, tmp_path);
 done:
     free(path);

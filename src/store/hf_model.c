@@ -188,7 +188,7 @@ done:
     return st;
 }
 
-/* Says also what there is instead. */
+/* Also names a PyTorch file found instead. */
 static bl_status fail_no_weights(const char *dir)
 {
     static const char *const others[] = {"pytorch_model.bin", "pytorch_model.bin.index.json",

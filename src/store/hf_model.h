@@ -82,7 +82,7 @@ typedef struct bl_hf_expected {
 #define BL_DTYPE_BIT(dtype) (UINT32_C(1) << (dtype))
 
 /* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and
- * wrong-dtype tensor. Not extra: the scales of FP8 weights, and what inference keeps beside them
+ * wrong-dtype tensor. Not extra: the scales of FP8 weights, and tensors that inference adds
  * (input_scale, weight_zero_point, k_scale, v_scale, rotary_emb.inv_freq). */
 bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected);
 

@@ -173,7 +173,7 @@ static int real_digits(double value)
     return 17;
 }
 
-/* PEFT's lora_alpha is an int unless someone gave a fraction. */
+/* PEFT's lora_alpha is an int, or a float with a fraction. */
 static json_t *json_alpha(double alpha)
 {
     return alpha == floor(alpha) && fabs(alpha) < 1e15 ? json_integer((json_int_t)alpha)

@@ -8,7 +8,7 @@
 
 enum {
     MAX_TEXT_BYTES = 1 << 28
-}; /* normalized at most 3 bytes a byte: positions stay within int32_t */
+}; /* normalized at most 3 bytes per byte: positions stay within int32_t */
 
 /* ---- ids ---- */
 
@@ -119,7 +119,7 @@ static bl_status extract_added(const bl_tokenizer *tokenizer, bl_encode_context 
         BL_TRY(bl_ids_push(out, match.token->id));
         done = match.end;
         flags = (flags & ~(unsigned)BL_CONTINUATION) |
-                BL_AFTER_TOKEN; /* what follows a token starts afresh */
+                BL_AFTER_TOKEN; /* text after a token is not a continuation */
     }
     return done < n_bytes ? gap(tokenizer, context, text + done, n_bytes - done, flags, out)
                           : BL_OK;

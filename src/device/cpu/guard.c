@@ -21,10 +21,10 @@ struct bl_cpu_guard {
     pthread_mutex_t lock;
     size_t used_bytes;
     int n_running; /* tasks; the memory is closed while there are none */
-    bool is_void;  /* the system did not change a protection: what runs on proves nothing */
+    bool is_void;  /* the system did not change a protection: the guard proves nothing */
 };
 
-/* The one switch of a process: whoever turns it on does not create the devices. */
+/* One switch per process: the code that turns it on does not create the devices. */
 static atomic_bool is_on;
 
 void bl_device_guard_memory(bool guards)

@@ -49,7 +49,7 @@ typedef struct bl_cuda_properties {
 const bl_cuda_properties *bl_cuda_device_properties(const bl_device *device);
 
 /* A place in the device for the one object that keeps state between GEMMs (handles, chosen
- * algorithms). `create` is called once, under a lock, by the first who asks; `destroy` with the
+ * algorithms). `create` is called once, under a lock, at the first request; `destroy` with the
  * device. */
 typedef bl_status (*bl_cuda_extension_create)(bl_device *device, void **out);
 typedef void (*bl_cuda_extension_destroy)(void *extension);
