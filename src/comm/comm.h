@@ -90,10 +90,9 @@ BL_API void bl_comm_first_error(bl_comm *comm, bl_error *out);
 BL_API bl_status bl_comm_split(bl_comm *comm, int color, bl_comm **out);
 BL_API void bl_comm_destroy(bl_comm *comm); /* NULL is fine */
 
-/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator a
- * rank; each is destroyed by its owner when its streams no longer use it, the shared state goes
- * with the last. deadline_s: how long a rank waits for another inside one collective (0 = for
- * ever). */
+/* The local communicator: n_ranks threads of one process. out[n_ranks] receives one communicator
+ * per rank; each is destroyed by its owner when its streams no longer use it, the shared state with
+ * the last. deadline_s: how long a rank waits for another inside one collective (0: no limit). */
 BL_API bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out);
 
 /* Runs fn as each of n_ranks ranks, on separate threads, with a communicator that it borrows, and

@@ -41,7 +41,7 @@ typedef struct bl_pages_options {
     int n_on_host;
 } bl_pages_options;
 
-/* What writing a page file takes beside the pages, until they are sealed: of one of n_on_host. */
+/* Memory for writing a page file, besides the pages, until they are sealed: of one of n_on_host. */
 BL_API size_t bl_pages_writing_bytes(int n_on_host);
 
 typedef struct bl_pages bl_pages;

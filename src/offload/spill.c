@@ -224,7 +224,7 @@ bl_status bl_spill_take(bl_spill *spill, int64_t entry)
     if (!spill->keep || entry < 0 || entry != spill->top - 1 ||
         (slot->state != KEPT && slot->state != COMING))
         return wrong_entry(spill, "take", entry);
-    /* One that never left needs no wait: its way out may be read beside. */
+    /* One that never left needs no wait: its transfer out may read it at the same time. */
     if (slot->state == COMING) BL_TRY(wait_for_transfer(spill, entry));
     slot->state = TAKEN;
     spill->is_falling = true;

@@ -71,7 +71,7 @@ struct bl_wire {
     bl_wire_report report;
     void (*leave)(bl_status st); /* NULL: none */
     pthread_t thread;
-    atomic_uint_fast64_t n_rounds; /* of the thread: whoever waits for it sees that it goes on */
+    atomic_uint_fast64_t n_rounds; /* of the thread: threads that wait for it see that it goes on */
     comm_sockets *sockets;
 
     pthread_mutex_t lock;  /* guards what follows */

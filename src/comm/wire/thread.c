@@ -14,8 +14,8 @@
  * Invariants (enter asserts those of the stages)
  * - A process sends every other at most one word of error, with its knowledge at that time; a
  *   process that gets one spreads it. So a word from a process shows that it knows and will leave.
- * - When a deadline is over, the earliest wait of all ranks is the error, whoever noticed first:
- *   ranks that others wait for may wait themselves.
+ * - When a deadline is over, the earliest wait of all ranks is the error, whichever rank noticed
+ *   first: ranks that others wait for may wait themselves.
  * - Exchanges that are cut off end when the wire is down, not before: their buffers may be written
  *   until then.
  * - Once it is down no socket is used again: the process has to exit. */

@@ -73,7 +73,7 @@ bl_status bl_wire_open(comm_sockets *sockets, int rank, int n_processes,
     return BL_OK;
 }
 
-/* ---- whoever waits for the wire's thread watches it ---- */
+/* ---- threads that wait for the wire's thread watch it ---- */
 
 typedef struct thread_watch {
     uint_fast64_t n_rounds;
