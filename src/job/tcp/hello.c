@@ -222,7 +222,7 @@ static int find_oldest(const job_reception *r)
     return oldest;
 }
 
-/* Where there is no room, the oldest guest is dismissed, if it had time to speak. */
+/* When all places are taken, the oldest guest is dismissed, if it had time to speak. */
 static bool has_room(job_reception *r, double now_s)
 {
     static const double TIME_TO_SPEAK_S = 0.5;
