@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuBLASLt on the CPU: what its manual says that a product computes, so that everything around
- * products (offsets, strides, scales, order, fallbacks) runs without a GPU. Operands become fp32,
- * FP8 codes with their scales; the CPU's BLAS multiplies on one thread, and the sum is rounded
- * once. Nothing here says that the real one computes the same: the tests labeled gpu do, on a GPU.
+/* cuBLASLt on the CPU: products as its manual defines them, so that the code around products
+ * (offsets, strides, scales, order, fallbacks) runs without a GPU. Operands become fp32, FP8 codes
+ * with their scales; the CPU's BLAS multiplies on one thread, and the sum is rounded once. This
+ * does not show that the real library computes the same: the tests labeled gpu do, on a GPU.
  *
  * Descriptors, layouts and preferences need no GPU: where the toolkit's cuBLASLt is installed a
- * test may have it make them too, and see every attribute. */
+ * test may have it make them too, and check every attribute. */
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>

@@ -325,8 +325,8 @@ struct emulated_grid {
     const void *kernel;
 };
 
-/* Queues the grid on a stream; one grid runs at a time. Returns what CUDA returns for one that the
- * device cannot have. */
+/* Queues the grid on a stream; one grid runs at a time. Returns CUDA's error for a grid that the
+ * device cannot run. */
 cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &grid,
                             std::function<void()> thread);
 cudaError_t emulated_set_most_shared(const void *kernel, int bytes);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lock.h -- what ThreadSanitizer does not see: a lock, and the emulator's own work (the C library's
- * functions tell it of theirs). That grids run one at a time is the emulator's way, not an order
- * that a program may count on: of two kernels on two streams without an event between them it must
+/* lock.h -- hidden from ThreadSanitizer: a lock, and the emulator's own work (the C library's
+ * functions report theirs). The emulator runs grids one at a time, but a program must not rely on
+ * that order: of two kernels on two streams without an event between them ThreadSanitizer must
  * report a race. */
 #ifndef BALLAST_TESTS_EMULATE_LOCK_H
 #define BALLAST_TESTS_EMULATE_LOCK_H

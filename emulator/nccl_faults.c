@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What tests do to the fake NCCL: faults at a given call of a given rank; and the log of
+/* Faults that tests plant in the fake NCCL, at a given call of a given rank; and the log of
  * launches. */
 #include <ctype.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a launch does on its stream: it waits for its turn within its communicator, for the other
- * ranks' same launch, and moves bytes through the shared memory. In the strict mode the launching
+/* A launch on its stream: it waits for its turn within its communicator, for the other ranks' same
+ * launch, and moves bytes through the shared memory. In the strict mode the launching
  * thread does the waiting and every copy is a task: device memory is open during tasks only.
  *
  * A launch whose counterpart never comes, or is another one, waits until its communicator is

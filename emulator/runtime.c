@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The part of the CUDA runtime that device/cuda uses, made of the CPU device: a stream is a CPU
- * stream, its thread the GPU. What it checks itself: nothing of CUDA is called by a host function,
- * a stream is used with its device current, times are asked of events that have them, and no stream
- * waits for the legacy one.
+ * stream, its thread the GPU. It checks that no host function calls CUDA, a stream is used with its
+ * device current, times are read only from events that have them, and no stream waits for the
+ * legacy one.
  *
- * In the strict mode whoever queues something waits until it has run, and device memory is open
- * meanwhile only, and never for a host function (device/guard.h). */
+ * In the strict mode the thread that queues an operation waits until it has run; device memory is
+ * accessible only meanwhile, and never to a host function (device/guard.h). */
 #include "counts.h"
 #include "emulated.h"
 #include "queue.h"
@@ -132,7 +132,7 @@ void emulated_end_work(void)
     if (is_strict()) pthread_mutex_unlock(&one_operation);
 }
 
-/* ---- what tests do ---- */
+/* ---- control by tests ---- */
 
 /* -1: as the environment has it. */
 static atomic_int driver_version = -1, n_devices = -1;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda_runtime_api.h -- in the place of the toolkit's header: what Ballast uses of it, so that the
+/* cuda_runtime_api.h -- replaces the toolkit's header: the part that Ballast uses, so that the
  * emulated GPU needs no toolkit. For C. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_RUNTIME_API_H
 #define BALLAST_TESTS_EMULATE_CUDA_RUNTIME_API_H

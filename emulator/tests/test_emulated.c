@@ -68,7 +68,7 @@ static void assert_killed(outcome o, int signal_number, const char *line)
         fail_msg("status %#x: %s", (unsigned)o.status, o.text);
 }
 
-/* ---- what children do ---- */
+/* ---- the children ---- */
 
 typedef struct gpu {
     bl_device *device;

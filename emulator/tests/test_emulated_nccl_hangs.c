@@ -24,7 +24,7 @@
 
 enum { BYTES = 1000, MARK_HUNG = 0, MARK_OTHER = 1 };
 
-/* What a rank of two has, and one piece of work that may hang. */
+/* The state of one of two ranks, with one piece of work that may hang. */
 typedef struct rank {
     const ranks_self *self;
     ncclComm_t comm;

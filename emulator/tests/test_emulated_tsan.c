@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On the emulated GPU ThreadSanitizer reports what two streams, or a stream and the host, do to the
- * same memory without an event between them, kernels included, and nothing else. Each case is this
- * program again, as it exits with TSAN_OPTIONS' code after a report. */
+/* On the emulated GPU ThreadSanitizer reports accesses of two streams, or of a stream and the host,
+ * to the same memory without an event between them, kernels included, and nothing else. Each case
+ * runs this program again, as it exits with TSAN_OPTIONS' code after a report. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -98,7 +98,7 @@ __attribute__((no_sanitize("thread"))) static void await_change(const volatile f
     while (peek(at) == old) usleep(100);
 }
 
-/* What comes on the second stream waits for the first, unless the fault is planted. */
+/* Work on the second stream waits for the first, unless the fault is planted. */
 static void order(gpu *g, bool with_fault, const float *changed, float old)
 {
     if (with_fault) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks say of a step when it ends: loss and gradient norm over all of them, the bytes that
- * their lanes moved and the longest stalls; and that LoRA's own lane counts what its ring and its
- * gradients move, and who waits for them. And the files of a checkpoint: whatever the order of the
- * layout and the number of ranks that wrote them, any others find their own floats there. */
+/* The ranks' report at the end of a step: loss and gradient norm over all of them, the bytes that
+ * their lanes moved and the longest stalls; and that LoRA's own lane counts the bytes of its ring
+ * and its gradients, and the waits for them. And the files of a checkpoint: whatever the order of
+ * the layout and the number of ranks that wrote them, any other ranks read their floats from
+ * them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -164,8 +165,8 @@ static bl_status check_lane(state_case *c, atomic_bool *was_late)
     const bl_lane_totals *lora = &totals.lane[BL_LANE_LORA];
     TEST_CHECK(lora->n_bytes == (1 + N_LAYERS) * chunk_bytes * (c->self->n_ranks - 1));
     if (c->self->n_ranks == 1) return BL_OK;
-    /* Rank 0's compute stood still while its communication was late; the others' for both. Half of
-     * that for clocks and scheduling; a rank that the machine held up has stood still for less. */
+    /* Rank 0's compute stalled while its communication was late; the others' for both. Half of that
+     * for clocks and scheduling; a rank that the machine delayed has stalled for less. */
     if (lora->stall_s <= (c->self->rank == 0 ? 0.5e-6 : 1.5e-6) * LATE_US)
         atomic_store(was_late, true);
     for (int i = 0; i < BL_N_LANES; i++)

@@ -104,7 +104,7 @@ static double thread_cpu_s(pthread_t thread)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* What a thread uses that waits for 0.2 s. */
+/* The CPU time of a thread that waits for 0.2 s. */
 static double wait_cpu_s(void)
 {
     bl_counter counter;

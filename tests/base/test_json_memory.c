@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that runs out at each allocation of a parse, once and for good: BL_ENOMEM, nothing leaked
- * (the debug preset looks), nothing read past its end. */
+/* Memory that runs out at each allocation of a parse, once and permanently: BL_ENOMEM, nothing
+ * leaked (checked by the debug preset), nothing read past its end. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

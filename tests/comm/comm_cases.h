@@ -11,7 +11,7 @@ bl_status comm_case_world_values(test_rank *self); /* every collective, many len
 bl_status comm_case_negative_zero(test_rank *self);
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */
 
-/* What a layer's visit does: gather ahead on one stream, compute on another, reduce on a third,
+/* The steps of a layer's visit: gather ahead on one stream, compute on another, reduce on a third,
  * over a ring of buffers; each is late now and then. */
 bl_status comm_case_run_pipeline(test_rank *self);
 
@@ -22,8 +22,8 @@ bl_status comm_case_gather_is_held(test_rank *self);
  * everywhere, and return BL_ECANCELED "all canceled". */
 bl_status comm_case_one_rank_fails(test_rank *self);
 
-/* For those that follow. Ranks that mean to come do so within this time of each other; where one
- * did not, since its machine stood still, the test tries again. */
+/* For the cases below. Ranks that do not fail arrive within this time of each other; where one did
+ * not, since its machine stalled, the test tries again. */
 #define COMM_CASE_DEADLINE_S 2.0
 
 /* Odd ranks come to a collective when the job has failed without them. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What goes wrong between GPUs in processes. The ranks end as those of a training do:
- * nccl_ranks.c. */
+/* Failures between GPUs in processes. The ranks end as those of a training do: nccl_ranks.c. */
 #include <unistd.h>
 
 #include "base/clock.h"

@@ -496,7 +496,7 @@ static void test_a_watch_that_is_slow(void **state)
                 name_rank(1, "all_gather of layer 7, 4096 bytes, on test"));
 }
 
-/* A rank that is stopped for good is the launcher's to kill: here the test's. */
+/* The launcher kills a rank that stays stopped: here the test does. */
 static bool is_found_stopped(const void *arg)
 {
     const char *fault = arg;

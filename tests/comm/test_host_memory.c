@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that ranks of a host share: what one writes the others read, by all who ask alike;
- * refusals by their text; the same calls of a rank alone. Ranks are threads that map one memory
- * file, each for itself, and processes. */
+/* Memory that ranks of a host share: one writes and the others read, if all make the same calls;
+ * rejections by their text; the same calls of a rank alone. Ranks are threads, each of which maps
+ * one memory file separately, and processes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

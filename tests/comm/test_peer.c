@@ -195,7 +195,7 @@ static void test_rings(void **state)
     for (int i = 0; i < 2; i++) comm_mail_close(mail[i]);
 }
 
-/* Whoever sleeps is woken once. */
+/* A sleeping end is woken once. */
 static void test_sleepers(void **state)
 {
     comm_mail *mail[2];

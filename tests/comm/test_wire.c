@@ -114,8 +114,8 @@ static void *run_relay(void *argument)
     return NULL;
 }
 
-/* Two ranks, and between them somebody who changes one bit of what rank 0 says. Returns how many
- * bytes that was. */
+/* Two ranks, and between them a relay that changes one bit of rank 0's bytes. Returns the number of
+ * those bytes. */
 static int64_t run_damaged(int64_t damaged, int bit, end ends[2])
 {
     relay between = {.damaged = damaged, .bit = bit};

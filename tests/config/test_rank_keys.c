@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ranks are on hosts with several GPUs, by who has started the process, in builds with NCCL
- * and without. No GPU is asked: the linker puts the functions named __wrap_ below in the places of
- * bl_comm_has_nccl and bl_log_warning. */
+/* Whether ranks are threads or processes on hosts with several GPUs, by the process's launcher, in
+ * builds with NCCL and without. No GPU is queried: the linker replaces bl_comm_has_nccl and
+ * bl_log_warning by the functions named __wrap_ below. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>

@@ -242,7 +242,7 @@ static void test_line_errors(void **state)
     expect_error(NULL, "--train_file t --output_dir o", "model_name_or_path is not given");
 }
 
-/* What this version lacks is refused by name; neutral values pass. */
+/* Features that this version lacks are rejected by name; neutral values pass. */
 static void test_not_in_this_version(void **state)
 {
     bl_train_config *c;

@@ -259,8 +259,8 @@ static void test_changed_source(void **state)
     assert_non_null(strstr(bl_error_text(), "other bytes"));
 }
 
-/* What is beside the weights may be edited: a finished quantize that is run again leaves it, and
- * writes what was removed. */
+/* The files other than the weights may be edited: a finished quantize that is run again keeps them,
+ * and writes the removed ones. */
 static void test_edited_files_stay(void **state)
 {
     char source[512], target[512], path[600];

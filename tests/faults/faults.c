@@ -217,7 +217,7 @@ void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out)
     run_child(job, output(job), hooks, out);
 }
 
-/* ---- what has to hold ---- */
+/* ---- the rules ---- */
 
 /* Prints the failed expectation; false. */
 static bool complain(faults_job job, const char *what, const faults_outcome *outcome,

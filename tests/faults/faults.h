@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* faults.h -- small trainings with one thing going wrong in each, and what has to hold afterwards.
+/* faults.h -- small trainings with one fault in each, and the rules that must hold afterwards.
  *
- * A training runs in a child of fork; the test says what goes wrong there. Whatever it was: the
+ * A training runs in a child of fork; the test plants a fault there. Whatever the fault: the
  * child ends within 10 s, either with the result of an undisturbed run, bit for bit, or with a
  * failure of an allowed status whose text says something; the checkpoints that have their final
  * name verify; a final adapter is whole or absent; no page file is half written; and the same
@@ -46,8 +46,8 @@ typedef struct faults_hooks {
 /* Runs the job; a child that takes longer than 10 s is killed. */
 void faults_run(faults_job job, const faults_hooks *hooks, faults_outcome *out);
 
-/* Whether the rules above hold for the job's last run; prints what does not, after `what` was done
- * to it. `codes` ends with 0: the exit codes allowed besides 0. */
+/* Whether the rules above hold for the job's last run; prints `what`, the fault, and the broken
+ * rule. `codes` ends with 0: the exit codes allowed besides 0. */
 bool faults_check(faults_job job, const char *what, const int *codes,
                   const faults_outcome *outcome);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that runs out at every point of a training: loading, steps and saves, one allocation at a
- * time (transient) and for good (persistent).
+ * time (transient) and permanently (persistent).
  *
  * The linker's --wrap puts this file between our code and the allocating functions of libc; jansson
  * allocates through our code (base/json.c). What other libraries allocate inside (YAML, PCRE2,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A YAML configuration of a training run. What is accepted is written out and must read back as the
+/* A YAML configuration of a training run. An accepted one is written out and must read back as the
  * same. */
 #include <stdlib.h>
 

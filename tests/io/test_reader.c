@@ -259,7 +259,7 @@ static void test_reads(void **state)
 
 /* ---- faults ---- */
 
-/* What each attempt comes to: the whole, a part (mostly no multiple of the alignment), or a
+/* The result of each attempt: the whole, a part (mostly not a multiple of the alignment), or a
  * signal. */
 typedef struct fault {
     atomic_uint n_calls;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What launchers say in the environment; and a build without MPI, which refuses to run N times the
- * same job; and a process that leaves. Built with job/tcp/mpi_absent.c. */
+/* The variables of launchers; a build without MPI, which refuses to run the same job N times; and a
+ * process that leaves. Built with job/tcp/mpi_absent.c. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -351,7 +351,7 @@ static void test_leaving_beside_threads(void **state)
     close(control[1]);
 }
 
-/* What a library does at the end of its process may wait without a limit. */
+/* A library's exit handlers may wait without a limit. */
 static void hang(void)
 {
     pause();

@@ -121,7 +121,7 @@ typedef struct words {
     uint8_t bytes[8192];
 } words;
 
-/* Passes on what comes, until one end closes. `garbled` >= 0: that byte of rank 0's is changed. */
+/* Forwards all bytes until one end closes. `garbled` >= 0: that byte of rank 0's is changed. */
 static void relay(int rank_1, int rank_0, int64_t garbled, words *of_1)
 {
     struct pollfd p[2] = {{.fd = rank_1, .events = POLLIN}, {.fd = rank_0, .events = POLLIN}};
@@ -157,8 +157,8 @@ static void relay_once(const job_listener *middle, uint16_t port_0, int64_t garb
 
 enum { CHALLENGE_BYTES = sizeof(job_challenge), ANSWER_AT = CHALLENGE_BYTES };
 
-/* Between rank 1 and rank 0 is somebody who changes a byte of what rank 0 says, each time another
- * one, and then none. */
+/* Between rank 1 and rank 0 is a relay that changes a byte of rank 0's, each time another one, and
+ * then none. */
 static void test_garbled_words(void **state)
 {
     static const int64_t garbled[] = {

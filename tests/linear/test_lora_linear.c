@@ -335,8 +335,8 @@ static void test_what_is_left_alone(void **state)
     test_device_destroy(three);
 }
 
-/* Two adapters over one frozen matrix, queued on one stream without a pause, give what each gives
- * alone. */
+/* Two adapters over one frozen matrix, queued on one stream without a pause, give the results of
+ * each alone. */
 static void test_two_adapters_over_one_base(void **state)
 {
     const layer_shape *shape = &shapes[4];

@@ -50,7 +50,7 @@ static int setup(void **state)
     return 0;
 }
 
-/* Plans remember refusals for good. */
+/* Plans remember rejections permanently. */
 static void renew_gpu(fixture *f)
 {
     test_device_destroy(f->gpu);
@@ -490,7 +490,7 @@ static void test_sums_that_are_refused_go_the_other_way_round(void **state)
             outputs first = run_layer(&s, l), second = run_layer(&s, l);
             assert_int_equal(emulated_cublaslt_fp8_products() - before, 4);
             emulated_cublaslt_refuse_fp8_sums(false);
-            outputs later = run_layer(&s, l); /* a refusal is for good */
+            outputs later = run_layer(&s, l); /* a rejection is permanent */
             check_counts(f, 0, 0, 0, 0);
             assert_true(same(&first, &second) && same(&first, &later));
             /* The same sums, rounded in another order: a few times bf16's 2^-8 of them. */

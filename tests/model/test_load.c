@@ -16,7 +16,7 @@
 #include "linear/base_paged.h"
 #include "store/safetensors.h"
 
-/* ---- one rank: each projection is what quantizing it whole gives ---- */
+/* ---- one rank: each projection has the bits of quantizing it whole ---- */
 
 /* Of each projection, its segment of the fused matrix. */
 static const int segments[BL_PROJECTIONS] = {0, 1, 2, 0, 0, 1, 0};
@@ -70,7 +70,7 @@ static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t l
     free(bytes), free(codes), free(scales);
 }
 
-/* ---- several ranks: shards are cut out of what one rank holds, and all have all scales ---- */
+/* ---- several ranks: shards are parts of one rank's matrices, and all have all scales ---- */
 
 typedef struct sharded_load {
     const bl_model_weights *whole;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What crashes and disks that are full, that fail or refuse do to page files. */
+/* Page files after crashes and on disks that are full, that fail or refuse. */
 #include "pages_case.h"
 
 #include <errno.h>

@@ -253,7 +253,7 @@ static void test_entries_come_back(void **state)
     for (size_t i = 0; i < BL_COUNT(shapes); i++) run_shape(shapes[i]);
 }
 
-/* ---- transfers and work go on side by side ---- */
+/* ---- transfers overlap work ---- */
 
 static atomic_bool gate_is_open;
 

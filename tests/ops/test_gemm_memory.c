@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that ends below a product: the library under it neither crashes nor ends the process. What
- * it keeps for good it takes in bl_cpu_gemm_prepare; afterwards no product makes code, and one
- * without memory says so. */
+/* Memory that runs out in a product: the library neither crashes nor ends the process. It allocates
+ * its permanent memory in bl_cpu_gemm_prepare; afterwards no product makes code, and one without
+ * memory returns an error. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

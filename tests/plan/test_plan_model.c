@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_plan_model.c -- models by name have the sizes that their makers publish; a folder's outline
- * is what opening it whole gives; a machine that is described resolves a configuration. */
+/* test_plan_model.c -- models by name have the sizes that their makers publish; the outline of a
+ * model directory equals that of the opened model; a described machine resolves a configuration. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

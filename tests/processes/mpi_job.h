@@ -9,8 +9,8 @@
 /* Where mpirun is missing, prints the reason and returns false. */
 bool mpi_is_here(void);
 
-/* mpirun -n n_ranks PROGRAM words...; words end with NULL. What mpirun and the ranks say goes to
- * child->log. */
+/* mpirun -n n_ranks PROGRAM words...; words end with NULL. The output of mpirun and the ranks goes
+ * to child->log. */
 void mpi_start(runs_child *child, int n_ranks, const char *program, char *const *words);
 
 /* The same of any program that starts the ranks: argv ends with NULL and is borrowed for the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rank_cases.h -- what one process of a job does in a test: the cases of tests/comm/comm_cases.h,
+/* rank_cases.h -- one process's part of a job in a test: the cases of tests/comm/comm_cases.h,
  * and those that need processes. A program runs one of them, over any transport, and ends as
  * Ballast does: with the job's status as exit code, and one line of error from one of the
  * processes. */

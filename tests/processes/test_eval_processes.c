@@ -170,7 +170,7 @@ static void test_under_mpirun(void **state)
 #endif
 }
 
-/* ---- what goes wrong ---- */
+/* ---- failures ---- */
 
 static void test_errors(void **state)
 {

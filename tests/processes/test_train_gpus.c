@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trainings on several emulated GPUs, a process each, with NCCL (emulator's) between them, leave
- * byte for byte what as many ranks leave that are threads and share one GPU; in any form, and
- * resumed in any other. */
+/* Trainings on several emulated GPUs, a process each, with NCCL (emulator's) between them, write
+ * the bytes of the same number of rank-threads that share one GPU; in any form, and resumed in any
+ * other. */
 #include "cuda_runs.h"
 
 #include <jansson.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gather_case.h -- what tests of the gather ring share: shards of known values on every rank, and a
- * look at what has been gathered from them. */
+/* gather_case.h -- shared by the tests of the gather ring: shards of known values on every rank,
+ * and checks of the gathered values. */
 #ifndef BALLAST_TESTS_GATHER_CASE_H
 #define BALLAST_TESTS_GATHER_CASE_H
 

@@ -378,7 +378,7 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
     assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 2),
-                     BL_ECHECKPOINT); /* what was saved is damaged: touch nothing */
+                     BL_ECHECKPOINT); /* the new checkpoint is damaged: touch nothing */
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
     assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 4), BL_OK);

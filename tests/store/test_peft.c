@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* PEFT adapters: the config's text, round trips, every refusal, and lists of what does not fit the
+/* PEFT adapters: the config's text, round trips, every rejection, and lists of mismatches with the
  * base. */
 #include "tmp_dir.h"
 

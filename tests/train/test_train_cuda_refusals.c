@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a run that asks for a GPU is refused for: the machine, the driver, the memory, keys that do
- * not fit; with one line and the right exit code, before a weight is loaded. And what device auto
- * does then. The emulated GPU pretends to be each machine (emulator/README.md). */
+/* Reasons to reject a run that requests a GPU: the machine, the driver, the memory, keys that do
+ * not fit; with one line and the right exit code, before a weight is loaded. And the choice of
+ * device auto then. The emulated GPU simulates each machine (emulator/README.md). */
 #include "cuda_runs.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What waits for a slow base, and what does not: read off the trace of a run. */
+/* Operations that wait for a slow base, and those that do not, from the trace of a run. */
 #include "runs.h"
 
 #include <string.h>

@@ -537,9 +537,9 @@ static bool is_there(const char *output, const char *names)
     return any;
 }
 
-/* Nobody makes it again, the run that lost it least of all. Wherever the run was when it went, in
- * the middle of a save too, where what has just been written is read back, the folder is the
- * error. */
+/* A removed directory is not made again, least of all by the run that lost it. Whenever it is
+ * removed, also in the middle of a save, which reads its files back, the error names the
+ * directory. */
 static void test_removed(void **state)
 {
     static const char *const moments[] = {"*", "*.tmp", "*.tmp/state-*"};

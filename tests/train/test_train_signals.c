@@ -277,7 +277,7 @@ static bool leave_at_second_signal(const char *output, bool is_later)
     return at_once;
 }
 
-/* The second signal does not wait for anything; what had been saved is whole. */
+/* The second signal does not wait for anything; earlier checkpoints are whole. */
 static void test_second_signal(void **state)
 {
     const char *whole = whole_run(second_keys, "slow-5", 3), *output = runs_path("second");
