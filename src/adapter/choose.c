@@ -40,7 +40,7 @@ static bl_status options_of_config(const bl_train_config *c, const bl_model_conf
     return BL_OK;
 }
 
-/* init_adapter fixes r, alpha, rsLoRA and targets; keys that say otherwise are refused. */
+/* init_adapter fixes r, alpha, rsLoRA and targets; keys with other values are rejected. */
 static bl_status check_given(const bl_train_config *c, const bl_lora_options *asked,
                              const bl_lora_options *adapter)
 {

@@ -14,8 +14,7 @@ struct bl_adapter_state {
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
     bl_adapter_bytes bytes;  /* allocated */
     float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
-    /* What the ring gathers: w, rounded to the dtype of activations; w itself where that is
-     * fp32. */
+    /* Gathered by the ring: w, rounded to the dtype of activations; w itself where that is fp32. */
     bl_tensor compute_copy;
     float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
     bl_event *written[2], *reduced[2]; /* full[i] complete / free again */

@@ -80,7 +80,7 @@ static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int6
     return BL_OK;
 }
 
-/* A file of the shards that are read: rank `rank`'s, of `chunk` floats a layer in the order of
+/* A file of the shards that are read: rank `rank`'s, of `chunk` floats per layer in the order of
  * `layout`. */
 typedef struct source {
     const bl_safetensors *file;

@@ -29,7 +29,7 @@ typedef struct bl_adapter_bytes {
 bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
                                           int64_t n_layers, int n_ranks, int ring_depth);
 
-/* Everything zero; bl_adapter_state_measure says how much. device, layout, comm, streams and
+/* Everything zero; bl_adapter_state_measure returns the sizes. device, layout, comm, streams and
  * timeline (may be NULL; BL_LANE_LORA) are borrowed. */
 bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
                                   bl_stream *communication, bl_timeline *timeline,

@@ -41,7 +41,7 @@ int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer);
 
 typedef struct bl_arch bl_arch;
 
-/* What config.json says, read: arch/config.h. */
+/* The contents of config.json, read: arch/config.h. */
 typedef struct bl_model_config {
     const bl_arch *arch;
     int64_t vocab_size, hidden_size, intermediate_size;
@@ -168,7 +168,7 @@ bool bl_arch_is_projection(const bl_arch *arch, const char *tensor);
 /* Weights of the projections of one layer. */
 int64_t bl_arch_layer_weights(const bl_model_config *config);
 
-/* The projections as store/peft.h wants them: module i is projection i. */
+/* The projections for store/peft.h: module i is projection i. */
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
 
 /* ---- tensors ---- */

@@ -220,7 +220,7 @@ static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_
 }
 
 /* q and k as attention reads them, from qkv as compute_qkv leaves it: its norms of heads, like all
- * norms, are always computed again. */
+ * norms, are always recomputed. */
 static bl_status compute_qk(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             int64_t position_offset, const bl_block_workspace *ws,
                             const bl_block_tensors *t)
@@ -231,7 +231,7 @@ static bl_status compute_qk(bl_stream *stream, const bl_block *block, const bl_m
     return rotate(stream, block->dims, batch, position_offset, +1, ws->qk);
 }
 
-/* What compute_qk has made; v is in qkv. */
+/* The results of compute_qk; v is in qkv. */
 static bl_tensor qk_of(const bl_block_dims *dims, const bl_block_workspace *ws,
                        const bl_block_tensors *t)
 {

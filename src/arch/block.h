@@ -44,7 +44,7 @@ typedef struct bl_micro_batch {
     int64_t *sample;
     int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
     /* The ids in host memory, for devices that cannot read the embedding table there: read before
-     * the call that gets the micro-batch returns. Not looked at on a CPU. */
+     * the call that gets the micro-batch returns. Ignored on a CPU. */
     const int32_t *host_ids;
 } bl_micro_batch;
 

@@ -16,7 +16,7 @@
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
 
-/* ---- which architecture, and what of it is refused ---- */
+/* ---- which architecture, and its unsupported parts ---- */
 
 /* "\"llama\"", or "\"llama\" or \"mistral\"". */
 static void list_types(char *text, size_t n_bytes)

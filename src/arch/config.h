@@ -3,7 +3,7 @@
  *
  * Read is what transformers means (configuration_*.py, modeling_rope_utils.py), in its older
  * spelling (rope_theta, rope_scaling with `type`) and its newer one (rope_parameters). What Ballast
- * does not compute is refused by key and value, never ignored. */
+ * does not compute is rejected by key and value, never ignored. */
 #ifndef BALLAST_ARCH_CONFIG_H
 #define BALLAST_ARCH_CONFIG_H
 

@@ -54,7 +54,7 @@ typedef struct bl_base_unit {
 typedef struct bl_base_layout {
     int n_shards;
     int64_t n_units;
-    bl_base_unit *units; /* owned by whoever made the layout */
+    bl_base_unit *units; /* owned by the maker of the layout */
     size_t shard_bytes;  /* of the whole base, one rank */
 } bl_base_layout;
 

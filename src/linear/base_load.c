@@ -276,7 +276,7 @@ static bl_status run_jobs(const bl_base_load *load, bl_base_rows_fn rows, void *
     return BL_OK;
 }
 
-/* This rank's scales go into the page file beside the codes, or come from there. */
+/* This rank's scales are stored in the page file after the codes, or read from it. */
 static bl_status keep_scales(const bl_base_load *load, float *scales, int64_t n_scales)
 {
     bl_pages *pages = load->options.pages;

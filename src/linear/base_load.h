@@ -65,8 +65,8 @@ const bl_base_job *bl_base_load_jobs(const bl_base_load *load, size_t *n_jobs);
  * its tag. */
 typedef bl_status (*bl_base_rows_fn)(void *user, size_t idx_job, uint64_t *checksum);
 
-/* Fills all pages but those that were found on disk, rows beyond the last with zeros, and n_scales
- * scales at `scales` (device memory, zero before). Seals the pages. */
+/* Fills all pages except those found on disk, rows beyond the last with zeros, and n_scales scales
+ * at `scales` (device memory, zero before). Seals the pages. */
 bl_status bl_base_load_run(bl_base_load *load, bl_base_rows_fn rows, void *user, float *scales,
                            int64_t n_scales);
 

@@ -64,7 +64,7 @@ bl_status bl_linear_stack_verify(bl_linear_stack *stack)
 
 /* ---- creation ---- */
 
-/* What has to be equal on all ranks. */
+/* A hash of the values that must be equal on all ranks. */
 static uint64_t hash_stack(const bl_linear_stack *stack)
 {
     const bl_linear_options *o = &stack->options;

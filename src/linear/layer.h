@@ -101,8 +101,8 @@ typedef struct bl_linear_memory {
     size_t disk;   /* page files */
 } bl_linear_memory;
 
-/* What create takes, without taking it. Errors: as bl_linear_stack_create's for specs and
- * options. */
+/* The sizes that create takes, without taking them. Errors: as bl_linear_stack_create's for specs
+ * and options. */
 BL_API bl_status bl_linear_stack_plan(const bl_linear_options *options, int64_t n_layers,
                                       const bl_linear_spec *specs, bl_linear_memory *out);
 
@@ -186,7 +186,7 @@ typedef struct bl_linear_stats {
     size_t size_bytes;
     bl_linear_memory memory; /* as planned; work: as grown */
     int64_t n_forward, n_backward;
-    int64_t n_gathers;     /* layers that were brought into the ring, */
+    int64_t n_gathers;     /* layers that were loaded into the ring, */
     size_t gathered_bytes; /* whole layers */
     int64_t n_on_demand;   /* of n_gathers: not prefetched before their call */
     int64_t n_strays;      /* calls that broke the recorded order */

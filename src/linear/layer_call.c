@@ -118,7 +118,7 @@ static bl_linear_lora_view weights_of(const bl_linear_layer *layer, const bl_lin
                                  .dB = call->dB};
 }
 
-/* What of the call is the same for all of its tokens. */
+/* The part of a call that is the same for all of its tokens. */
 static bl_linear_use bind_call(const bl_linear_layer *layer, const bl_linear_call *call)
 {
     bl_linear_stack *stack = layer->stack;

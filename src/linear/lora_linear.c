@@ -89,7 +89,7 @@ static workspace divide_workspace(bl_stream *stream, const bl_lora_linear *linea
                                             : 0};
 }
 
-/* dst = D src; K channels a token. */
+/* dst = D src; K channels per token. */
 static bl_status apply_dropout(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                bl_tensor src, bl_tensor dst)
 {

@@ -63,7 +63,7 @@ typedef struct bl_lora_linear {
     /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */
     bl_matmul_prepared *prepared;
     void *workspace;        /* bl_lora_linear_workspace_bytes(...), 256-byte aligned on CUDA */
-    size_t workspace_bytes; /* not looked at on the CPU */
+    size_t workspace_bytes; /* ignored on the CPU */
 } bl_lora_linear;
 
 /* out[i] = element begin + i of A's first values, i < count, A (r,K) row-major: uniform in

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* identity.c -- the frozen model's fingerprint, as far as known before it is read. */
+/* identity.c -- the frozen model's fingerprint, known before all of it is read. */
 #include <stdlib.h>
 #include <string.h>
 

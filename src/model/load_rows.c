@@ -176,7 +176,7 @@ static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const b
                        take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
 }
 
-/* ---- checksums: a sum over rows, whatever their order and whoever reads them ---- */
+/* ---- checksums: a sum over rows, whatever their order and their reader ---- */
 
 /* Rows of a step, by the piece. */
 typedef struct hashed_rows {

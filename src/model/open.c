@@ -13,7 +13,7 @@
 
 enum { FLOAT_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_F16) | BL_DTYPE_BIT(BL_BF16) };
 
-/* A tied head may be there beside the embedding or in its place. */
+/* A tied head may be stored besides the embedding or in its place. */
 static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
                              const bl_arch_tensor *t)
 {

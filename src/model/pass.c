@@ -195,8 +195,8 @@ static bl_tensor boundary_gradient(const bl_pass *pass, int m)
     return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
 }
 
-/* What a layer's forward leaves for its backward. Only the head comes between those of the last
- * layer, so with a single micro-batch the workspace still holds all that it computed. */
+/* Activations that a layer's forward leaves for its backward. Only the head comes between those of
+ * the last layer, so with a single micro-batch the workspace still holds all that it computed. */
 static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *input, int64_t layer,
                                      int m)
 {

@@ -2,14 +2,14 @@
 /* pass.h -- the model run layer-major: each layer is visited once for a group of micro-batches.
  *
  * A visit acquires a layer's frozen matrices and LoRA weights once, takes the group's micro-batches
- * through it one after the other, and releases them. Gathers are paid once a group; layer-internal
- * memory is one micro-batch's; layer inputs, saved tensors and the boundary gradients are the whole
- * group's. Layer inputs and saved tensors are two stacks (offload/spill.h): with
- * offload_activations device memory has those of two layers, host memory the others. The order of
- * visits is known (bl_pass: 0..L-1, head, L-1..0, and from the start again), so each visit
+ * through it one after the other, and releases them. Gathers are paid once per group;
+ * layer-internal memory is one micro-batch's; layer inputs, saved tensors and the boundary
+ * gradients are the whole group's. Layer inputs and saved tensors are two stacks (offload/spill.h):
+ * with offload_activations device memory has those of two layers, host memory the others. The order
+ * of visits is known (bl_pass: 0..L-1, head, L-1..0, and from the start again), so each visit
  * prefetches the ones to come.
  *
- * Micro-batches are padded where the device wants whole tiles of tokens (model/feed_internal.h).
+ * Micro-batches are padded where the device needs whole tiles of tokens (model/feed_internal.h).
  *
  * The size of the group never changes a bit: micro-batches do not mix, the loss is summed
  * micro-batch by micro-batch, and gradients are handed out per layer and micro-batch. */
@@ -91,7 +91,7 @@ void bl_pass_destroy(bl_pass *pass); /* after the streams are idle; NULL is fine
  * others, of offloaded activations, and on a GPU of the embeddings of a group. */
 typedef struct bl_pass_bytes {
     int64_t inputs;    /* layer inputs: all, or the slots of their stack */
-    int64_t saved;     /* what layers keep beside their inputs, likewise */
+    int64_t saved;     /* activations kept besides layer inputs, likewise */
     int64_t boundary;  /* the gradient between two layers */
     int64_t logits;    /* of the loss head */
     int64_t workspace; /* of a layer at work, prepared weights among it */

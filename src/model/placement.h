@@ -36,11 +36,11 @@ size_t bl_model_staging_bytes(const bl_placement *placement);
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
                               bl_tier *tiers);
 
-/* What a rank's pages take, for plans; the ring of ring_depth slots that they are brought through
- * (device memory, 0 when nothing has to be brought), and the buffers of the reader that brings disk
- * pages (host memory), which depend on placement->n; and what pages are written through that the
- * host cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, when
- * none of the ring is there yet. */
+/* The sizes of a rank's pages, for plans; of the ring of ring_depth slots that they are loaded
+ * through (device memory, 0 when nothing has to be loaded); of the buffers of the reader that loads
+ * disk pages (host memory), which depend on placement->n; and of the buffer for pages that the host
+ * cannot write itself (those on disk; on a GPU, device memory) while the model is loaded, before
+ * the ring exists. */
 typedef struct bl_placed_bytes {
     size_t device, host, disk, ring, reader, writing;
     size_t ring_used; /* of ring: bytes ever written, all that it takes on a CPU */

@@ -22,7 +22,7 @@
 #include "model/placement.h"
 #include "store/hf_model.h"
 
-/* What base_format may ask for. AUTO keeps FP8 tensors as they are and makes the others fp8_row.
+/* The values of base_format. AUTO keeps FP8 tensors as they are and makes the others fp8_row.
  * STORED keeps everything as it is. */
 typedef enum bl_base_format {
     BL_BASE_AUTO,
@@ -72,7 +72,7 @@ bl_status bl_model_open(const char *dir, bl_base_format format, int64_t max_posi
  * there once, and each rank reads and checks a part of it. A failure of one must abort the job
  * (comm/host_memory.h). NULL: as bl_model_open. n_replicas: how many copies of the base the ranks
  * of this host will load. With several, the files are read through the page cache: a disk reads
- * each row once, not once a copy. */
+ * each row once, not once per copy. */
 bl_status bl_model_open_shared(const char *dir, bl_base_format format, int64_t max_positions,
                                bl_host_memory *host, int n_replicas, bl_model **out);
 /* As bl_model_open, from config.json and the headers of the tensors' files alone: neither the
@@ -141,7 +141,7 @@ bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_com
                                 bl_stream *stream, const bl_placement *placement,
                                 bl_model_weights **out);
 
-/* How the base is brought to the device: over a ring of ring_depth slots, in order of the calls.
+/* How the base is loaded to the device: over a ring of ring_depth slots, in order of the calls.
  * Streams and comm are borrowed. */
 struct bl_pager_hooks;
 typedef struct bl_model_base_options {
@@ -157,12 +157,11 @@ typedef struct bl_model_base_options {
 bl_status bl_model_base_create(const bl_model_weights *weights,
                                const bl_model_base_options *options, bl_base **out);
 
-/* What the frozen model is, as far as can be said before it is read: a number over the
- * configuration (bl_model_config_describe) and over every tensor's name, stored format and shape,
- * its first and last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors
- * together (0: none). All of a model of up to 8 probe_bytes is read: that takes no longer than to
- * read so many places of a larger one. bl_model_weights.checksum covers every byte, once they are
- * read. */
+/* The frozen model's fingerprint, known before all of it is read: a number over the configuration
+ * (bl_model_config_describe) and over every tensor's name, stored format and shape, its first and
+ * last 4 KiB, and blocks evenly spaced between them, about probe_bytes of all tensors together (0:
+ * none). All of a model of up to 8 probe_bytes is read: that takes no longer than to read so many
+ * places of a larger one. bl_model_weights.checksum covers every byte, once they are read. */
 bl_status bl_model_fingerprint(const bl_model *model, int64_t probe_bytes, uint64_t *fingerprint);
 
 /* What loading depends on: bytes of all tensors as they are stored, and of the longest row of a

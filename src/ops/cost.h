@@ -48,9 +48,9 @@ typedef struct bl_cost {
     bl_cost_kernel kernel[BL_COST_KERNELS];
 } bl_cost;
 
-/* What costs depend on and arguments do not show: the kind of device; of the data in device memory,
- * the sum of squares of documents' lengths / the sum of lengths, and the part of tokens with labels
- * (0..1). */
+/* Costs also depend on these, which arguments do not show: the kind of device; of the data in
+ * device memory, the sum of squares of documents' lengths / the sum of lengths, and the part of
+ * tokens with labels (0..1). */
 typedef struct bl_cost_setting {
     bl_device_kind kind;
     double document_tokens, label_part;

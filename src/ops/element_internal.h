@@ -188,7 +188,7 @@ BL_HOST_DEVICE float bl_layernorm_gradient_element(bl_layernorm_row row, float x
     return row.rstd * (dy * w - row.shift - (x - row.mean) * row.along);
 }
 
-/* What AdamW's elements have in common, made once a call on the host. */
+/* Shared by AdamW's elements, computed once per call on the host. */
 typedef struct bl_adamw_factors {
     double beta1, beta2, eps;
     double decay;        /* 1 - lr weight_decay */

@@ -54,8 +54,8 @@ BL_API bl_status bl_gelu_backward(bl_stream *stream, const bl_gelu_backward_args
 typedef struct bl_add_args {
     int64_t n;
     bl_tensor a, b, y;
-    /* CPU: the stream's own thread does it all. For streams beside the one that computes, to which
-     * the rank's workers belong. Not looked at on CUDA; the result is the same. */
+    /* CPU: the stream's own thread does it all. For streams other than the one that computes, to
+     * which the rank's workers belong. Ignored on CUDA; the result is the same. */
     bool without_workers;
 } bl_add_args;
 BL_API bl_status bl_add(bl_stream *stream, const bl_add_args *args);

@@ -40,8 +40,8 @@ BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy
 /* The library underneath: "onednn" or "openblas". */
 BL_API const char *bl_cpu_gemm_library(void);
 
-/* Has the library take for good what its first products would take; without it, they do. Call it
- * while memory is there: before threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no
+/* Allocates the library's permanent memory, which its first products allocate otherwise. Call it
+ * while memory is free: before threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no
  * memory be executed. */
 BL_API bl_status bl_cpu_gemm_prepare(void);
 

@@ -41,7 +41,7 @@ typedef struct bl_loss_head_args {
 } bl_loss_head_args;
 BL_API bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
 
-/* T: the largest that a call will have; not looked at on the CPU, nor is H. */
+/* T: the largest that a call will have; ignored on the CPU, and so is H. */
 BL_API size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V);
 
 #ifdef __cplusplus

@@ -16,7 +16,7 @@ extern "C" {
  * asked. Leading dimensions are the strides between stored rows. With beta 0 C is overwritten,
  * whatever it held. C overlaps neither A nor B. CPU: all fp32. CUDA: A and B are bf16, C is bf16 or
  * fp32; sums are fp32, rounded once. scratch: BL_MATMUL_SCRATCH_BYTES or nothing (slower for some
- * shapes); not looked at on the CPU. 256-byte aligned. */
+ * shapes); ignored on the CPU. 256-byte aligned. */
 enum { BL_MATMUL_SCRATCH_BYTES = 32 << 20 };
 typedef struct bl_matmul_args {
     bool transpose_a, transpose_b;
@@ -56,12 +56,12 @@ BL_API bool bl_matmul_has_fp8(int capability);
  * or run. The first of each reason is logged. Zeros on the CPU. From any thread. */
 BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
-/* What products make of a frozen matrix before they multiply: the matrix in bf16, or its codes
- * transposed and its scales stacked. Two products that are given the same object make each of these
- * once, and compute the bits that they would have computed without. The object belongs to one
- * weight at a time: whoever gives it to another weight, or changes the weight, forgets first (made
- * = 0). Products on different streams that share one are ordered by the caller. Not looked at on
- * the CPU. */
+/* The copy of a frozen matrix that products make before they multiply: the matrix in bf16, or its
+ * codes transposed and its scales stacked. Two products that are given the same object make each of
+ * these once, and compute the bits that they would have computed without. The object belongs to one
+ * weight at a time: a caller that gives it to another weight, or changes the weight, clears it
+ * first (made = 0). Products on different streams that share one are ordered by the caller. Ignored
+ * on the CPU. */
 typedef struct bl_matmul_prepared {
     void *memory; /* device memory, 256-byte aligned, borrowed */
     /* From bl_matmul_prepared_bytes(...) on; with less, the object is as if it were not there. */

@@ -74,7 +74,7 @@ BL_HOST_DEVICE uint32_t bl_dropout_threshold(float p)
     return (uint32_t)((double)p * 4294967296.0);
 }
 
-/* What a kept element is multiplied by. */
+/* The factor of a kept element. */
 BL_HOST_DEVICE float bl_dropout_scale(float p)
 {
     return (float)(1.0 / (1.0 - (double)p));

@@ -269,7 +269,7 @@ static bl_status read_gpus(const char *path, const json_t *root, bl_hardware *ou
     return BL_OK;
 }
 
-/* What the file says of the machine as a whole, over that of the machine it is based on. */
+/* Reads the file's keys of the whole machine over those of the machine it is based on. */
 static bl_status read_outline(const char *path, const json_t *root, bl_hardware *out)
 {
     const char *based_on = NULL, *kind = NULL;
@@ -294,7 +294,7 @@ static bl_status read_outline(const char *path, const json_t *root, bl_hardware 
     return read_count(path, root, "n_cores", 1, 1 << 16, &out->n_cores);
 }
 
-/* What a plan cannot do without. */
+/* Checks that the figures are there which a plan requires. */
 static bl_status check(const char *path, const bl_hardware *h)
 {
     const char *missing = NULL;

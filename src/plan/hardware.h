@@ -25,7 +25,7 @@ typedef struct bl_figure {
  * BL_DEVICE_CPU is one device: its ranks share its cores and its memory, which is the host's
  * (device_memory_bytes is 0, copies go at the speed of memory).
  *
- * Rates are per second and, unless they say otherwise, of one device with all others at work. */
+ * Rates are per second and, unless noted, of one device with all others at work. */
 typedef struct bl_hardware {
     char name[BL_HARDWARE_NAME_BYTES];   /* "2x8xh100", or the file */
     char device[BL_HARDWARE_NAME_BYTES]; /* "NVIDIA H100 SXM5 80 GB", "AMD EPYC" */
@@ -54,7 +54,7 @@ typedef struct bl_hardware {
     /* Bytes that it receives from the other devices of its host in an all-gather; through host
      * memory without a direct link. */
     bl_figure gather_bytes_per_s;
-    bl_figure gather_latency_s; /* seconds, of one collective beside its bytes */
+    bl_figure gather_latency_s; /* seconds, of one collective besides its bytes */
     /* Pinned host memory to the device, back, and each of them while both go on. */
     bl_figure copy_in_bytes_per_s, copy_out_bytes_per_s, copy_both_bytes_per_s;
     bl_figure pageable_copy_bytes_per_s; /* cudaMemcpy stages pageable memory */
@@ -65,7 +65,7 @@ typedef struct bl_hardware {
     bl_figure pin_bytes_per_s;         /* touched and pinned, by all processes at once */
     bl_figure disk_bytes, disk_read_bytes_per_s, disk_write_bytes_per_s;
     bl_figure network_bytes_per_s; /* to the other hosts, each direction */
-    bl_figure network_latency_s;   /* seconds, of one collective over hosts beside its bytes */
+    bl_figure network_latency_s;   /* seconds, of one collective over hosts besides its bytes */
 
     /* ---- power, watts ---- */
     bl_figure device_watts; /* of a device at work */

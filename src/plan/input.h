@@ -43,7 +43,7 @@ typedef struct bl_plan_input {
     /* Memory of the host that the plan is for, bytes; -1: not known. 0: this host's available
      * memory, asked when a choice depends on it. */
     int64_t available_bytes;
-    /* Of the GPU that the ranks of a process share, likewise; not looked at without one. */
+    /* Of the GPU that the ranks of a process share, likewise; ignored without one. */
     int64_t gpu_available_bytes;
     /* The rates by which a GPU's choices are weighed; NULL: those of this machine. */
     const bl_hardware *hardware;

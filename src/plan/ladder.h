@@ -63,7 +63,7 @@ int64_t bl_strategy_total(const bl_strategy_memory *memory); /* of the device */
 double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *job,
                           const bl_hardware *hardware);
 
-/* What a device has for it: its memory less 1 GiB of context and libraries, and of that 95 % (an
+/* A device's usable memory: all of it less 1 GiB of context and libraries, and of that 95 % (an
  * allocator's fragments). Both are assumed. */
 int64_t bl_strategy_room(const bl_hardware *hardware);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder_report.h -- what classical strategies take, said: as a table, as JSON, as a picture. */
+/* ladder_report.h -- the memory of classical strategies: as a table, as JSON, as a picture. */
 #ifndef BALLAST_PLAN_LADDER_REPORT_H
 #define BALLAST_PLAN_LADDER_REPORT_H
 

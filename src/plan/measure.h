@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* measure.h -- the rates that a plan's time model wants, measured on this host's processor at the
+/* measure.h -- the rates that a plan's time model needs, measured on this host's processor at the
  * shapes of a run. */
 #ifndef BALLAST_PLAN_MEASURE_H
 #define BALLAST_PLAN_MEASURE_H

@@ -170,7 +170,7 @@ static bl_status queue_attention_backward(rank_rates *m)
                                       .delta = m->block[5]});
 }
 
-/* Two norms, two sums, SwiGLU: 10 H + 3 I elements a token. */
+/* Two norms, two sums, SwiGLU: 10 H + 3 I elements per token. */
 static bl_status queue_rows(rank_rates *m)
 {
     int64_t H = m->dims.hidden;

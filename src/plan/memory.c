@@ -122,8 +122,8 @@ static int64_t evaluation_tokens(const bl_plan_input *in)
     return in->config->per_device_eval_batch_size * in->longest_validation_row;
 }
 
-/* Micro-batches a visit: visit_tokens, or as many as make a gather worth its while. The same on all
- * ranks, whose data are the same. */
+/* Micro-batches per visit: visit_tokens, or as many as make a gather worth its while. The same on
+ * all ranks, whose data are the same. */
 static int64_t visit_group(const bl_plan_input *in)
 {
     enum { AUTO_TOKENS = 256 };

@@ -18,7 +18,7 @@ typedef enum bl_memory_item {
     BL_MEMORY_ADAM,          /* both moments */
     BL_MEMORY_LORA_RING,     /* gathered LoRA weights */
     BL_MEMORY_LAYER_INPUTS,  /* of all layers, or their stack's slots */
-    BL_MEMORY_SAVED,         /* what layers keep beside their inputs */
+    BL_MEMORY_SAVED,         /* activations kept besides layer inputs */
     BL_MEMORY_BOUNDARY,      /* the gradient between two layers */
     BL_MEMORY_WORKSPACE,     /* of a layer at work */
     BL_MEMORY_PREPARED,      /* copies of weights that a visit's products make */
@@ -39,7 +39,7 @@ typedef struct bl_memory_amount {
     int64_t device, host;
 } bl_memory_amount;
 
-/* Bytes, of a rank unless it says otherwise. On a CPU device memory is host memory. */
+/* Bytes, of a rank unless noted. On a CPU device memory is host memory. */
 typedef struct bl_memory_ledger {
     bl_memory_amount item[BL_MEMORY_ITEMS];
     int64_t device;          /* of all items: a GPU's own memory */

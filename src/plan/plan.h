@@ -16,12 +16,12 @@ typedef struct bl_plan {
 unsigned bl_plan_save_of(bl_activation_checkpointing key);
 const char *bl_plan_save_name(unsigned save);
 
-/* Of this host, and of the GPU that the ranks of a process share: as the input says, or what is
- * available here now. -1: not known. */
+/* Of this host, and of the GPU that the ranks of a process share: from the input, or the bytes
+ * available here now. -1: unknown. */
 int64_t bl_plan_available_bytes(const bl_plan_input *input);
 int64_t bl_plan_gpu_available_bytes(const bl_plan_input *input);
 
-/* What a plan may use of `available` bytes: nine tenths. 0 where available is -1. */
+/* The part of `available` bytes that a plan may use: nine tenths. 0 where available is -1. */
 int64_t bl_plan_usable_bytes(int64_t available);
 
 /* A training on GPUs: of the auto keys, the fastest choice that fits (search.h), by the rates of

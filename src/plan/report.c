@@ -289,7 +289,7 @@ static void print_second(const bl_plan_report *r, FILE *out)
     fputs("\n", out);
 }
 
-/* What a reader should know before believing the rest. */
+/* Caveats about the rest. */
 static void print_notes(const bl_plan_report *r, FILE *out)
 {
     enum { LONG_S = 1000 * 3600 };

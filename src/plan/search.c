@@ -345,7 +345,7 @@ static bl_status each_saving(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
-/* Micro-batches a visit: all divisors of the accumulation. */
+/* Micro-batches per visit: all divisors of the accumulation. */
 static bl_status each_visit(search *s, const bl_train_config *base)
 {
     int64_t micro = bl_max_i64(1, base->per_device_train_batch_size * s->input->longest_train_row);

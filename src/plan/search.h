@@ -30,14 +30,14 @@ unsigned bl_plan_keys_left_open(const bl_train_config *config);
 /* One combination. config: a copy that borrows the strings of the input's. */
 typedef struct bl_plan_option {
     bl_train_config config;
-    bool prepares; /* weights once a visit, not at each use: no key, the program's own choice */
+    bool prepares; /* weights once per visit, not at each use: not a key, the program's choice */
     bl_plan plan;
     bl_time_estimate time;
 } bl_plan_option;
 
 typedef struct bl_plan_choice {
     int64_t n_options, n_fit; /* tried; of these, that fit */
-    bl_plan_option best;      /* n_fit 0: what needs the least memory; time is zero */
+    bl_plan_option best;      /* n_fit 0: the one that needs the least memory; time is zero */
     /* By speed: the fastest, if that is not chosen; else the fastest that differs in more than
      * offload_ratio, ring_depth and how a step is divided. tokens_per_s 0: none. */
     bl_plan_option second;
@@ -56,7 +56,7 @@ bl_status bl_plan_search(const bl_plan_input *input, unsigned free_keys,
 
 /* The time of any input and plan, on a CPU too. */
 bl_status bl_plan_estimate(const bl_plan_input *input, const bl_plan *plan, bl_time_estimate *out);
-/* What that is asked with; `runs` (model's layers) is filled in and borrowed. */
+/* Its time input; `runs` (model's layers) is filled in and borrowed. */
 void bl_plan_time_input(const bl_plan_input *input, const bl_plan *plan, bl_time_run *runs,
                         bl_time_input *out);
 

@@ -7,7 +7,7 @@
 
 #include "base/status.h"
 
-/* Text between two tags: & and < are written as XML wants them. */
+/* Text between two tags: & and < are escaped for XML. */
 void plan_svg_text(FILE *out, const char *text);
 
 /* The head of a white picture with a title of two parts, the second may be "". Ends with

@@ -30,9 +30,9 @@ typedef struct bl_time_run {
     unsigned bf16_matrices;               /* bit m: bl_layer_matrix m is an exception from mode */
 } bl_time_run;
 
-/* What other systems do and Ballast does not; all zero: Ballast. */
+/* Habits of other systems that Ballast does not have; all zero: Ballast. */
 typedef struct bl_time_habits {
-    bool is_synchronous;  /* a layer is brought when compute has come to it, and waited for whole */
+    bool is_synchronous;  /* a layer is loaded when compute reaches it; compute waits for it all */
     bool gathers_decoded; /* a rank decodes its shard and gathers bf16 */
     /* Loaded shards are copied back: at this rate, also while compute stalls. */
     double copy_back_bytes_per_s;

@@ -43,7 +43,7 @@ typedef struct plan_item {
 /* A decoder layer of a run. */
 typedef struct plan_layer {
     plan_item item[BL_LAYER_MATRICES];
-    plan_segments forward, backward, backward_kept; /* kept: nothing is computed again */
+    plan_segments forward, backward, backward_kept; /* kept: nothing is recomputed */
     int64_t saved_bytes;                            /* of one micro-batch */
     bl_work saved_out, saved_back;                  /* of a whole group */
 } plan_layer;

@@ -464,7 +464,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     }
 }
 
-/* What the last visit of the pass before has prefetched for this one. */
+/* Prefetches of the previous pass's last visit for this one. */
 static bl_status carry_out_before(void *user, const bl_action *action)
 {
     return action->kind == BL_ACTION_PREFETCH_BASE ? prefetch_base(user, action->unit) : BL_OK;

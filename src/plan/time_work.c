@@ -55,7 +55,7 @@ static void add(tally *t, bl_cost cost)
     for (int i = 0; i < cost.n; i++) add_kernel(t, &cost.kernel[i]);
 }
 
-/* What another system's kernels read and write instead of an op: n elements per token. */
+/* Reads and writes of another system's kernels instead of an op: n elements per token. */
 static void add_elements(tally *t, double n)
 {
     add_kernel(t,

@@ -17,7 +17,7 @@
 enum { BL_GROUP = 8, BL_WARP = 32, BL_BLOCK_THREADS = 256 };
 enum { BL_BLOCK_ELEMENTS = BL_BLOCK_THREADS * BL_GROUP };
 
-/* ---- groups; n_valid: how many of the eight exist, at most 8 are looked at ---- */
+/* ---- groups; n_valid: how many of the eight exist, at most 8 are read ---- */
 
 __device__ static inline void bl_unpack(uint4 raw, float out[BL_GROUP])
 {
@@ -190,7 +190,7 @@ static inline unsigned bl_row_threads(int64_t n, unsigned most)
 }
 
 /* n_blocks along x, of n_threads each; neighbors form clusters of n_clustered (Hopper; 1: none).
- * Each block has shared_bytes of dynamic shared memory beside its static one. */
+ * Each block has shared_bytes of dynamic shared memory besides its static one. */
 typedef struct bl_grid {
     int64_t n_blocks;
     unsigned n_threads, n_clustered;

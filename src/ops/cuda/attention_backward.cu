@@ -22,7 +22,7 @@ typedef struct backward_tensors {
     float *delta;
 } backward_tensors;
 
-/* ---- delta: a warp takes a token's head ---- */
+/* ---- delta: a warp processes a token's head ---- */
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     attention_delta_kernel(attention_call call, bool is_wide, backward_tensors x)

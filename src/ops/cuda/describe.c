@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What products on a GPU depend on, in words. */
+/* The versions and hardware that products on a GPU depend on, in words. */
 #include <cublasLt.h>
 #include <stdio.h>
 

@@ -172,8 +172,8 @@ static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t pref
     return BL_OK;
 }
 
-/* The manual does not say which status an FP8 product gets that the GPU cannot compute. Until the
- * plan has succeeded once, every status is taken for that, except those of memory and of execution,
+/* The manual does not list the status of an FP8 product that the GPU cannot compute. Until the plan
+ * has succeeded once, every status is taken for that, except those of memory and of execution,
  * which say that something else is wrong. */
 static bool is_refusal(const plan *p, cublasStatus_t status)
 {

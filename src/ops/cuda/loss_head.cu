@@ -17,7 +17,7 @@ enum { SOFTMAX_THREADS = 512, SUM_THREADS = 256 };
 /* ---- softmax ---- */
 
 typedef struct softmax_task {
-    int64_t V, ld; /* logits: ld floats a row; dlogits: bf16, 2 ld a row, over the same memory */
+    int64_t V, ld; /* logits: ld floats per row; dlogits: bf16, 2 ld per row, in the same memory */
     bool with_gradient;
     double scale;
     const int32_t *targets;
@@ -48,7 +48,7 @@ __device__ static inline void see_group(running_sum *so_far, const float x[BL_GR
     so_far->sum = sum;
 }
 
-/* All threads' sums become the row's, known to all. */
+/* All threads' sums become the row's, in every thread. */
 __device__ static inline void merge_sums(running_sum mine, float *largest, double *sum)
 {
     __shared__ float largest_of[SOFTMAX_THREADS / BL_WARP];
@@ -96,7 +96,7 @@ __device__ static inline void write_constant(const softmax_task &task, float *ro
         bl_store(out + v, task.V - v, true, values);
 }
 
-/* A block takes a token's row. */
+/* A block processes a token's row. */
 __global__ void __launch_bounds__(SOFTMAX_THREADS, 2) softmax_kernel(softmax_task task)
 {
     int64_t t = blockIdx.x;

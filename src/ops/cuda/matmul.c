@@ -9,7 +9,7 @@
  *              and
  *              applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are along
  *              the sum, so dy is multiplied by them before it is quantized, exactly; C is
- *              transposed, because FP8 products want both operands along the sum, and has scales of
+ *              transposed, because FP8 products need both operands along the sum, and has scales of
  *              one.
  *   FP8_BLOCK  W_nk = s_[n/128][k/128] C_nk: blocks are transposed with their scales, so y and dx
  *              are alike:
@@ -175,7 +175,7 @@ static bl_status make_dense(const weight_product *p)
     return BL_OK;
 }
 
-/* The row scales of all segments, one behind the other. */
+/* The row scales of all segments, contiguous. */
 static bl_status make_row_scales(const weight_product *p)
 {
     const bl_weight *w = &p->args->weight;

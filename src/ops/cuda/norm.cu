@@ -10,7 +10,7 @@
 
 enum { ROW_THREADS = 512, KEPT = 4 };
 
-/* Thread 0 knows `value`; all get it. */
+/* Thread 0 has `value`; all get it. */
 __device__ static inline float from_thread_0(float value)
 {
     __shared__ float shared;

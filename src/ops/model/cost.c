@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cost.c -- FLOPs and bytes of each op. Elementwise ops count the elements that they read and
- * write; products count their operands. What is small beside those (norm weights, rstd, scales,
- * tables) is left out. */
+ * write; products count their operands. Small operands (norm weights, rstd, scales, tables) are
+ * left out. */
 #include <math.h>
 
 #include "ops/cost.h"
@@ -180,8 +180,8 @@ static double stored_bytes(const bl_weight *w)
     return bytes;
 }
 
-/* What the product makes of the matrix first, unless it is in `prepared` already: the matrix in
- * bf16; for dx in FP8 its codes transposed. */
+/* The copy that the product makes of the matrix first, unless it is in `prepared` already: the
+ * matrix in bf16; for dx in FP8 its codes transposed. */
 static void prepare(const bl_matmul_weight_args *a, ops_gemm_kind kind, bl_cost *cost)
 {
     double weights = (double)a->weight.rows * (double)a->weight.cols;
