@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cooperative_groups.h -- clusters, in the place of CUDA's header. */
+/* cooperative_groups.h -- clusters; replaces CUDA's header. */
 #ifndef BALLAST_TESTS_COOPERATIVE_GROUPS_H
 #define BALLAST_TESTS_COOPERATIVE_GROUPS_H
 

@@ -72,7 +72,7 @@ void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
 void emulated_copy_async(void *dst_shared, const void *src_global, size_t bytes, size_t n_valid);
 void emulated_copy_async_commit();
 void emulated_copy_async_wait(
-    unsigned n_left);                /* until at most the latest n_left groups are on their way */
+    unsigned n_left);                /* until at most the latest n_left groups are in flight */
 void emulated_copy_async_wait_all(); /* committed or not */
 
 /* The block's dynamic shared memory, at a multiple of 1024. */

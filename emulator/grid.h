@@ -28,7 +28,7 @@ extern char *emulated_stacks, *emulated_stacks_end;
 
 /* ---- shared.cpp ---- */
 
-void emulated_shared_begin(); /* of a cluster: all is 0xff, no copy is on its way */
+void emulated_shared_begin(); /* of a cluster: all is 0xff, no copy is in flight */
 void emulated_shared_enter(); /* now.rank's static shared memory is where kernels look for it */
 void emulated_shared_leave(); /* its image is kept; writes past the dynamic block end the program */
 void emulated_shared_check_copies_end(); /* of a thread that ends */
@@ -42,7 +42,7 @@ struct emulated_place {
 emulated_place emulated_find_place(const char *p);
 size_t emulated_section_bytes();
 bool emulated_is_pending(const emulated_place &place,
-                         size_t bytes); /* a copy to some of them is on its way */
+                         size_t bytes); /* a copy to some of them is in flight */
 
 /* ---- races.cpp ---- */
 

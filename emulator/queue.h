@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue.h -- how kernels and products get onto the emulated runtime's streams, and its settings for
- * those who do not have CUDA's headers. For the files of this folder. */
+/* queue.h -- queues kernels and products on the emulated runtime's streams, and has its settings
+ * for files without CUDA's headers. For the files of this directory. */
 #ifndef BALLAST_TESTS_EMULATE_QUEUE_H
 #define BALLAST_TESTS_EMULATE_QUEUE_H
 

@@ -56,7 +56,7 @@ static struct {
     page *of;
 } cached[CACHED_PAGES];
 
-/* ---- who was ordered before whom ---- */
+/* ---- the order of threads ---- */
 
 static uint32_t whoami()
 {

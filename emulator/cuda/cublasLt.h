@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cublasLt.h -- in the place of the toolkit's header: what Ballast uses of it. Handles point to
- * what cublaslt.c keeps. For C. */
+/* cublasLt.h -- replaces the toolkit's header: the part that Ballast uses. Handles point to objects
+ * of cublaslt.c. For C. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_CUBLASLT_H
 #define BALLAST_TESTS_EMULATE_CUDA_CUBLASLT_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cuda.h -- in the place of the driver's header: what Ballast uses of it. For C. */
+/* cuda.h -- replaces the driver's header: the part that Ballast uses. For C. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_CUDA_H
 #define BALLAST_TESTS_EMULATE_CUDA_CUDA_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl.h -- in the place of NCCL's header, version 2.28.9: what Ballast uses of it, and what the
- * fake NCCL offers. For C. */
+/* nccl.h -- replaces NCCL's header, version 2.28.9: the part that Ballast uses and the fake NCCL
+ * offers. For C. */
 #ifndef BALLAST_TESTS_EMULATE_CUDA_NCCL_H
 #define BALLAST_TESTS_EMULATE_CUDA_NCCL_H
 

@@ -73,7 +73,7 @@ static void test_file_list(void **state)
     assert_true(bl_file_list_has(list, mine) && bl_file_list_has(list, late));
     assert_false(bl_file_list_has(list, theirs));
     assert_int_equal(bl_file_list_check(list, late), BL_OK);
-    /* What is gone may be made by somebody else: its name is dropped. */
+    /* Another program may make a file that is gone: its name is dropped. */
     assert_int_equal(unlink(in_dir("late.tmp")), 0);
     list_file(list, mine);
     assert_false(bl_file_list_has(list, late));

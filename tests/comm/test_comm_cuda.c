@@ -184,7 +184,7 @@ static bl_status sums_alone(test_rank *self, place *p)
     return BL_OK;
 }
 
-/* Units of a base, sharded: each rank brings its third. */
+/* Units of a base, sharded: each rank loads its third. */
 static bl_status rings(test_rank *self, place *p)
 {
     enum { N_UNITS = 6, SHARD_FLOATS = 2048 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wire under failures: bytes that change in transit, and a thread that hangs.
- * The linker puts __wrap_comm_peer_begin_send in the place of comm_peer_begin_send. */
+ * The linker replaces comm_peer_begin_send by __wrap_comm_peer_begin_send. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process whose thread for the others cannot be made: which limit it was. The linker puts
- * __wrap_bl_thread_create in the place of bl_thread_create. */
+/* A process whose thread for the others cannot be made: the error names the limit. The linker
+ * replaces bl_thread_create by __wrap_bl_thread_create. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -216,7 +216,7 @@ static void test_read(void **state)
          16,
          3,
          8},
-        /* somebody else's variables */
+        /* another program's variables */
         {{{"WORLD_SIZE", "4"}, {"RANK", "3"}}, NULL, 0, 1, 0, 1},
         {{{"OMPI_COMM_WORLD_SIZE", "many"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 1, 0, 1},
         {{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, NULL, 0, 1, 0, 1},

@@ -47,7 +47,7 @@ static void count_signal(int number)
     n_signals = n_signals + 1;
 }
 
-/* Memory that is never given back. */
+/* Memory that is never freed. */
 static bool take(size_t n_bytes)
 {
     void *volatile memory = malloc(n_bytes);

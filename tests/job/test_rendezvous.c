@@ -228,8 +228,8 @@ static void test_replay(void **state)
     pid_t pid_1 = tcp_start(run_rank, &one);
     int rank_1 = tcp_accept(&middle);
     job_challenge challenge = {.magic = "ballast3"};
-    /* Rank 1 does not believe a challenge of somebody who does not know the secret: its proof is
-     * never heard. */
+    /* Rank 1 rejects a challenge from a process that does not know the secret: it never sends its
+     * proof. */
     assert_true(job_tcp_receive(rank_1, of_1.bytes, sizeof(job_greeting), tcp_soon()));
     assert_true(job_tcp_send(rank_1, &challenge, sizeof challenge, tcp_soon()));
     assert_int_equal(hear_all(rank_1), 0);

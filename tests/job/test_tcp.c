@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections between places: with strangers among those who connect; addresses that lead nowhere;
+/* Connections between places: with foreign processes that connect; with unreachable addresses;
  * without descriptors. */
 #include "tcp_case.h"
 

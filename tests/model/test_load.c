@@ -101,8 +101,8 @@ static bl_status check_shards(const bl_model_weights *mine, const bl_model_weigh
     return BL_OK;
 }
 
-/* Cut into pieces of 128 rows on its way to page files, and read from files that are there, a shard
- * is the same. */
+/* A shard is the same when it is written to page files in pieces of 128 rows, and when it is read
+ * from existing files. */
 static bl_status check_pages(test_rank *self, const bl_model_weights *mine)
 {
     const sharded_load *load = self->arg;

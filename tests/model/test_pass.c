@@ -456,7 +456,7 @@ static void test_only_what_is_needed_is_moved(void **state)
     }
 }
 
-/* Wherever the stream fails while somebody still waits for it, the step fails with its words, and
+/* Wherever the stream fails while another still waits for it, the step fails with its text, and
  * all can be freed. */
 static void test_a_failed_stream_ends_the_step(void **state)
 {

@@ -167,7 +167,7 @@ static int bind_for_real(bl_device *device)
     setenv("HWLOC_THISSYSTEM", "1", 1);
     REQUIRE(bl_arena_node_of(1, 2) == 1);
     REQUIRE(bl_arena_bind_thread(0) == BL_OK);
-    REQUIRE(bl_arena_node_of(1, 2) == -1); /* who has been put on cores is not taken off them */
+    REQUIRE(bl_arena_node_of(1, 2) == -1); /* a thread's binding to cores is kept */
     REQUIRE(bl_arena_bind_thread(1) == BL_OK);
     REQUIRE(runs_on(0));
     REQUIRE(bl_arena_create(&options, &arena) == BL_OK);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The pager when something goes wrong: reads that fail, bytes that change, and owners who leave at
- * any moment. No rank hangs, and the message says which page, which file, where and why. */
+/* The pager under faults: reads that fail, bytes that change, and owners that leave at any moment.
+ * No rank hangs, and the message names the page, the file, the place and the reason. */
 #include "ops_test.h"
 #include "base/clock.h"
 #include "paged_case.h"

@@ -284,8 +284,7 @@ static void write_entry(fixture *f, int64_t entry)
     assert_ok(bl_spill_put(f->spill, entry));
 }
 
-/* Two slots: entry 0 on its way out does not hold up the writing of entry 1, but that of entry
- * 2. */
+/* Two slots: the transfer of entry 0 does not delay the writing of entry 1, but that of entry 2. */
 static void test_work_goes_on_beside_the_way_out(void **state)
 {
     fixture f;
@@ -335,7 +334,7 @@ static void test_the_way_back_goes_on_beside_work(void **state)
     close_fixture(&f);
 }
 
-/* Work on an entry that is on its way back begins when it is there. */
+/* Work on an entry that is being fetched begins when it is there. */
 static void test_work_waits_for_the_way_back(void **state)
 {
     fixture f;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* strangers.h -- connections of somebody who is not of the job, to the ports at which its processes
+/* strangers.h -- connections of a process outside of the job, to the ports at which its processes
  * listen. */
 #ifndef BALLAST_TESTS_STRANGERS_H
 #define BALLAST_TESTS_STRANGERS_H

@@ -217,7 +217,7 @@ static void test_full_stdout(void **state)
     golden_args_free(&args);
 }
 
-/* What befalls a rank: at a launch of NCCL, or by strike.h. */
+/* A rank's fault: at a launch of NCCL, or by strike.h. */
 static const struct fault {
     const char *gpus, *cpus;
     int code;

@@ -25,7 +25,7 @@ enum { ENDLESS_STEPS = 1000000, FRAME_IN_START = 2 };
  * does. */
 static const char *const slow_to_go[] = {"1:end:1:pause=3", "3:end:1:pause=3", "-1:end:1:pause=0"};
 
-/* Two parents with ranks 0 and 1, 2 and 3; what befalls one of them: strike.h. */
+/* Two parents with ranks 0 and 1, 2 and 3; strike.h has the fault of one of them. */
 static void start(runs_child *child, const golden_args *args, const char *strike)
 {
     char *words[GOLDEN_MAX_ARGS + 2] = {(char *)"train"}, text[1024];

@@ -418,8 +418,8 @@ static void test_output_dir_is_removed(void **state)
 
 /* ---- strangers at open ports ---- */
 
-/* Somebody says one byte at each port of the ranks, and nothing at each of mpirun's, and stays. The
- * ranks go on, finish and end; mpirun itself may wait for the stranger. */
+/* A foreign process sends one byte to each port of the ranks, and nothing to each of mpirun's, and
+ * stays connected. The ranks continue, finish and end; mpirun itself may wait for it. */
 static void test_strangers(void **state)
 {
     const char *output = runs_path("strangers");

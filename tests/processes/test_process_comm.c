@@ -206,7 +206,7 @@ static bool killed_rank_is_named(int unused)
 }
 
 /* mpirun reports a process that was killed as 128 and its signal, and ends the others. Over sockets
- * these know it themselves, and say who. */
+ * the others find the dead rank themselves, and name it. */
 static void test_a_rank_is_killed(void **state)
 {
     (void)state;

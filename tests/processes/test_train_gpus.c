@@ -380,7 +380,7 @@ static void test_one_order_of_launches(void **state)
     assert_true(has[false] && has[true]);
 }
 
-/* Somebody else's process on one GPU makes all ranks plan with less, which one line tells. The
+/* Another program's process on one GPU makes all ranks plan with less, which one line reports. The
  * first rank logs: the second has less. */
 static void test_a_gpu_with_less_memory_is_told(void **state)
 {

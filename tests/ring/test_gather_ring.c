@@ -78,7 +78,7 @@ static void test_slots(void **state)
     RUN(fill_and_refuse, 3);
 }
 
-/* ---- a slot is not overwritten while somebody still reads it ---- */
+/* ---- a slot is not overwritten while it is still read ---- */
 
 static bl_status reuse(test_rank *self)
 {
@@ -161,7 +161,7 @@ static bl_status fail_task(bl_stream *stream, const void *argument)
     return BL_FAIL(BL_EIO, "planted");
 }
 
-/* A gather stream that failed: who waits for a gather learns why. */
+/* A gather stream that failed: a wait for a gather returns its error. */
 static bl_status fail_gathers(test_rank *self)
 {
     gather_case c;

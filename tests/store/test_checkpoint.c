@@ -60,7 +60,7 @@ int __wrap_renameat2(int old_dir, const char *old, int new_dir, const char *new,
 
 int __wrap_rename(const char *old, const char *new)
 {
-    if (is_taken_away) assert_int_equal(bl_tree_remove(old), BL_OK); /* by somebody else */
+    if (is_taken_away) assert_int_equal(bl_tree_remove(old), BL_OK); /* by another program */
     if (n_renames_before_error < 0 || n_renames_before_error-- > 0) return __real_rename(old, new);
     if (kill_at_exchange) raise(SIGKILL);
     errno = EIO;

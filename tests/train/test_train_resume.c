@@ -218,7 +218,7 @@ static void test_an_older_checkpoint_and_a_limit(void **state)
     }
 }
 
-/* When all are damaged, starting over would delete what somebody may want to look into. */
+/* When all are damaged, starting over would delete files that a user may want to inspect. */
 static void test_only_damaged_checkpoints(void **state)
 {
     const char *output = crashed_run(whole_run(1), 2, "all-damaged");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a person sees who trains at a terminal: on terminals of several widths the line of progress
- * stays one line, and Ctrl-C begins a new one. The child's output is played on a screen as a
- * terminal does. */
+/* Training at a terminal: on terminals of several widths the line of progress stays one line, and
+ * Ctrl-C begins a new one. The test draws the child's output on a screen as a terminal does. */
 #include "runs.h"
 
 #include <errno.h>

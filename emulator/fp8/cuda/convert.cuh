@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* convert.cuh -- in the place of src/fp8/cuda/convert.cuh: the same conversions without a GPU's
+/* convert.cuh -- replaces src/fp8/cuda/convert.cuh: the same conversions without a GPU's
  * instructions. */
 #ifndef BALLAST_FP8_CONVERT_CUH
 #define BALLAST_FP8_CONVERT_CUH

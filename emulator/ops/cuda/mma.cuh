@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mma.cuh -- in the place of src/ops/cuda/mma.cuh: the same instructions by the layouts of their
+/* mma.cuh -- replaces src/ops/cuda/mma.cuh: the same instructions by the layouts of their
  * documentation (PTX ISA, "Matrix Fragments for mma.m16n8k16", "ldmatrix", "cp.async"). A product's
  * sums are fp32, taken in the order of the columns of A, each rounded: a tensor core's own order
  * and rounding are not documented. */
