@@ -261,9 +261,9 @@ static bool is_fp8(const lt_matrix *m)
     return m->type == CUDA_R_8F_E4M3;
 }
 
-/* What the manual demands and the heuristic need not look at: cuBLAS 13, "Narrow Precision Data
+/* The manual's requirements that the heuristic need not check: cuBLAS 13, "Narrow Precision Data
  * Types Usage" and the requirements of FP8 kernels under cublasLtMatmul. An FP8 product that does
- * not meet it must not even be asked for. */
+ * not meet them must not even be requested. */
 static void demand(bool is_met, const char *what)
 {
     if (is_met) return;
@@ -459,7 +459,7 @@ static void note_product(const lt_product *p)
     atomic_fetch_add(&n_fast_sums, p->operation.fast_sums);
 }
 
-/* What the heuristic offers and the call refuses. */
+/* A product that the heuristic offers and the call rejects. */
 static bool is_refused(const lt_product *p, int candidate)
 {
     if (candidate == REFUSED_CANDIDATE || candidate < atomic_load(&n_refused_candidates))

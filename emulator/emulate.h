@@ -63,7 +63,7 @@ enum { EMULATED_WARP = 32 };
 typedef void emulated_together(void *const lanes[EMULATED_WARP]);
 void emulated_warp_together(emulated_together *together, void *mine);
 
-/* What every lane of the warp has at `mine`, lane by lane at `all` (EMULATED_WARP * bytes). */
+/* Copies every lane's bytes at `mine` to `all` (EMULATED_WARP * bytes), lane by lane. */
 void emulated_warp_exchange(const void *mine, size_t bytes, void *all);
 
 /* An asynchronous copy from global to shared memory of 4, 8 or 16 bytes, both sides aligned to as

@@ -21,7 +21,7 @@
 #include "nccl_fake.h"
 #include "runtime.h"
 
-/* What a unique id holds. */
+/* The contents of a unique id. */
 typedef struct address {
     char magic[8];
     uint64_t token;

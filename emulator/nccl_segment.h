@@ -25,7 +25,7 @@ enum {
     NCCL_WORDS = 8
 };
 
-/* What a rank is about to do, number `number` - 1 of its kind; 0: nothing yet. */
+/* A rank's next operation, number `number` - 1 of its kind; 0: nothing yet. */
 typedef struct nccl_notice {
     _Atomic uint64_t number;
     int64_t words[NCCL_WORDS];

@@ -12,8 +12,7 @@
 
 /* ---- settings.c ---- */
 
-/* What the environment asks for (README.md); a value that makes no sense ends the program with a
- * line. */
+/* Settings from the environment (README.md); an invalid value ends the program with a line. */
 typedef enum emulated_windows {
     EMULATED_WINDOWS_YES,
     /* symmetric memory is not served: no error, and by version a window or none */

@@ -11,7 +11,7 @@
 
 enum { RANKS_MAX = 8, RANKS_IDS = 4, RANKS_MARKS = 32, RANKS_TEXT_BYTES = 4096 };
 
-/* What the ranks of a run share beside the fake NCCL. */
+/* Memory that the ranks of a run share, besides the fake NCCL's. */
 typedef struct ranks_board {
     ncclUniqueId ids[RANKS_IDS];
     atomic_int has_id[RANKS_IDS];
@@ -31,7 +31,7 @@ typedef struct ranks_case {
     ranks_body body;
 } ranks_case;
 
-/* What became of a run. */
+/* The result of a run. */
 typedef struct ranks_outcome {
     int status[RANKS_MAX];                  /* as waitpid has it */
     char text[RANKS_MAX][RANKS_TEXT_BYTES]; /* stderr */

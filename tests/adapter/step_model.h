@@ -22,7 +22,7 @@ enum {
     STEP_MICROS = 4
 };
 
-/* What must change no bit. */
+/* Choices that must change no bit. */
 typedef struct step_choice {
     int group, depth;
     unsigned save;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What follows from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one
+/* Values derived from an entry of the table: tensors, shapes, names, FLOPs; of Llama's, and of one
  * that has other names, fewer projections and fewer vectors. */
 #include <math.h>
 #include <setjmp.h>

@@ -22,7 +22,7 @@ double __wrap_bl_now_s(void)
     return now_s;
 }
 
-/* What was written to stderr while it was `file`. */
+/* The text written to stderr while it was `file`. */
 static char *read_back(int file)
 {
     static char text[1024];

@@ -28,7 +28,7 @@ bl_bench_times bl_bench_summarize(double *seconds, int64_t n)
     return (bl_bench_times){.best_s = best_s, .median_s = best_s};
 }
 
-/* What one case prints. */
+/* The output of one case. */
 static void run(bl_format format, lines *out)
 {
     bl_linear_case shape = {.model = "small",

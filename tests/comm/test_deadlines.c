@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is late, by a simulated clock: a watch and a guard of communicators of GPUs, and processes
- * that were stopped. */
+/* Lateness by a simulated clock: a watch and a guard of communicators of GPUs, and processes that
+ * were stopped. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

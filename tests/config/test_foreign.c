@@ -18,7 +18,7 @@
 void __wrap_bl_log_problem(const char *text);
 void __wrap_bl_log_warning(const char *format, ...);
 
-/* What was logged, a line each. */
+/* The log messages, a line each. */
 static char problems[8192], warnings[8192];
 
 static void add(char *log, size_t log_bytes, const char *line)
@@ -127,7 +127,7 @@ static void test_no_effect_is_one_warning(void **state)
                         "keys of other programs, no effect here: wandb_name, flash_attention\n");
 }
 
-/* What would change training is rejected, with the reason. */
+/* Keys that would change training are rejected, with the reason. */
 static void test_rejected_by_reason(void **state)
 {
     static const struct {

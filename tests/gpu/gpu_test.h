@@ -102,7 +102,7 @@ static inline void buffer_free(gpu_test *t, buffer *b)
     free(b->initial);
 }
 
-/* What is around it becomes poison. */
+/* The guards around it become poison. */
 static inline void buffer_upload(gpu_test *t, buffer *b)
 {
     size_t room = b->bytes + b->shift_bytes + 2 * GUARD_BYTES;

@@ -115,7 +115,7 @@ static pid_t start_rank_0(rank_case *zero)
     return -1;
 }
 
-/* What went over a connection in each direction. */
+/* The bytes that went over a connection in each direction. */
 typedef struct words {
     size_t n;
     uint8_t bytes[8192];

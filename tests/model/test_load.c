@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank holds after loading: the rows of its shard, as quantizing the whole tensor gives
- * them, in any format, from any checkpoint, on any number of ranks. */
+/* A rank's weights after loading: the rows of its shard, as quantizing the whole tensor gives them,
+ * in any format, from any checkpoint, on any number of ranks. */
 #include "made_model.h"
 #include "ops_test.h"
 #include "test_ranks.h"

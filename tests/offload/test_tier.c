@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What bl_tier_spread promises, over random sizes and ratios. */
+/* The guarantees of bl_tier_spread, over random sizes and ratios. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -54,7 +54,7 @@ static float *random_floats(int64_t n, uint64_t seed)
     return values;
 }
 
-/* What a product is compared with: C = alpha op(A) op(B) + beta C0 by strides, in double. */
+/* The reference of a product: C = alpha op(A) op(B) + beta C0 by strides, in double. */
 typedef struct product {
     int64_t M, N, K;
     double alpha, beta;

@@ -293,7 +293,7 @@ static void test_wrong_files(void **state)
                  "no figure bf16_gemm_flops_per_s");
 }
 
-/* What describe writes is read back as the same machine. */
+/* The output of describe is read back as the same machine. */
 static void test_description_reads_back(void **state)
 {
     (void)state;

@@ -275,7 +275,7 @@ static void check_prepared(const char *checkpointing, int64_t group)
     assert_int_equal(none.pass.max_group, group);
     assert_int_equal(prepared_bytes(none), 0);
     assert_int_equal(prepared_bytes(with), layer);
-    /* What is more are the LoRA terms of another matrix. */
+    /* The rest is the LoRA terms of another matrix. */
     assert_in_range(more - (layer - gate_up), 0, layer / 100);
     int64_t needed = gpu_bytes(&with);
     assert_int_equal(prepared_bytes(choose_gpu(&p, (needed + 8) / 9 * 10)), layer);

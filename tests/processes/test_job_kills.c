@@ -50,7 +50,7 @@ static void start(runs_child *child, const golden_args *args)
         runs_start(child, "train", args);
 }
 
-/* What the parent says of rank `rank`, which was killed: exit code 7 and a line. */
+/* The parent's report of rank `rank`, which was killed: exit code 7 and a line. */
 static void check_end(const runs_child *child, int code, int rank)
 {
     char text[64];

@@ -97,7 +97,7 @@ struct row {
     int id[T_MAX], label[T_MAX], document[T_MAX];
 };
 
-/* What the forward pass of a layer keeps for the backward pass. */
+/* The activations that a layer's forward pass saves for the backward pass. */
 typedef struct activations {
     double x[T_MAX * H], normed1[T_MAX * H];
     double q[T_MAX * QD], k[T_MAX * KVD], v[T_MAX * KVD];

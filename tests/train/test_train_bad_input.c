@@ -359,7 +359,7 @@ static void test_bad_data(void **state)
     golden_args_free(&args);
 }
 
-/* What is left out or cut is counted and said. */
+/* Rows that are left out or cut are counted and reported. */
 static void test_data_that_is_mended(void **state)
 {
     golden_args args = {0};

@@ -156,7 +156,7 @@ static void test_refused_start(void **state)
     golden_args_free(&args);
 }
 
-/* What was to be overwritten is there until nothing refuses the new run. */
+/* The run to be overwritten is kept until no check rejects the new run. */
 static void test_refused_overwriting(void **state)
 {
     const char *output = runs_path("overwritten"),
