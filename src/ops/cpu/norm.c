@@ -42,6 +42,14 @@ bl_status ops_cpu_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_ar
     return BL_OK;
 }
 
+/* By address: a vector as an argument is passed in another way where AVX-512 is not enabled. */
+static double sum_lanes(const vd8 *lanes)
+{
+    double sum = 0;
+    for (int k = 0; k < 8; k++) sum += (*lanes)[k];
+    return sum;
+}
+
 /* sum_h dy_h w_h x_h in double. */
 OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, const float *x)
 {
@@ -51,8 +59,7 @@ OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, 
         lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) *
                  __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
                  __builtin_convertvector(*(const vf8 *)(x + h), vd8);
-    double sum = 0;
-    for (int k = 0; k < 8; k++) sum += lanes[k];
+    double sum = sum_lanes(&lanes);
     for (; h < H; h++) sum += (double)dy[h] * (double)w[h] * (double)x[h];
     return sum;
 }
@@ -102,20 +109,13 @@ bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_
 
 /* ---- LayerNorm ---- */
 
-static double sum_lanes(vd8 lanes)
-{
-    double sum = 0;
-    for (int k = 0; k < 8; k++) sum += lanes[k];
-    return sum;
-}
-
 /* sum_h x_h in double. */
 OPS_CLONES static double plain_sum(int64_t H, const float *x)
 {
     vd8 lanes = {0};
     int64_t h = 0;
     for (; h + 8 <= H; h += 8) lanes += __builtin_convertvector(*(const vf8 *)(x + h), vd8);
-    double sum = sum_lanes(lanes);
+    double sum = sum_lanes(&lanes);
     for (; h < H; h++) sum += (double)x[h];
     return sum;
 }
@@ -129,7 +129,7 @@ OPS_CLONES static double centered_squares(int64_t H, double mean, const float *x
         vd8 off = __builtin_convertvector(*(const vf8 *)(x + h), vd8) - mean;
         lanes += off * off;
     }
-    double sum = sum_lanes(lanes);
+    double sum = sum_lanes(&lanes);
     for (; h < H; h++) sum += ((double)x[h] - mean) * ((double)x[h] - mean);
     return sum;
 }
@@ -144,7 +144,7 @@ OPS_CLONES static double centered_triple_sum(int64_t H, double mean, const float
         lanes += __builtin_convertvector(*(const vf8 *)(dy + h), vd8) *
                  __builtin_convertvector(*(const vf8 *)(w + h), vd8) *
                  (__builtin_convertvector(*(const vf8 *)(x + h), vd8) - mean);
-    double sum = sum_lanes(lanes);
+    double sum = sum_lanes(&lanes);
     for (; h < H; h++) sum += (double)dy[h] * (double)w[h] * ((double)x[h] - mean);
     return sum;
 }
