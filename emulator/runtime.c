@@ -233,8 +233,8 @@ cudaError_t cudaSetDevice(int device)
     return cudaSuccess;
 }
 
-/* No device of the machine that this runs on is there. Hosts that a test names have GPUs of their
- * own. */
+/* No device of the machine that this runs on is there. Hosts that a test names have other
+ * GPUs. */
 cudaError_t cudaDeviceGetPCIBusId(char *bus_id, int length, int device)
 {
     if (!bus_id || length < 13) return cudaErrorInvalidValue;

@@ -97,8 +97,9 @@ typedef struct bl_block_tensors {
 /* T rounded up so that any tensor of so many rows ends on a boundary of 256 bytes. */
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T);
 
-/* Bytes a row of what `save` keeps beside x: bl_block_rows(T_max) of them are needed. place_saved
- * places the kept tensors of T_max tokens at `memory` (members that are not kept are none). */
+/* Bytes per row of the tensors that `save` keeps beside x; bl_block_rows(T_max) rows are needed.
+ * place_saved places the kept tensors of T_max tokens at `memory` (members that are not kept are
+ * none). */
 int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save);
 void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_max, void *memory,
                           bl_block_tensors *tensors);

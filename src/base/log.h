@@ -21,8 +21,8 @@ int bl_log_columns(void);
 /* Rewrites one line of a terminal in place, cut to its width; "" takes it away. Elsewhere nothing
  * is written. Whatever is logged next takes its place; the next progress is drawn below that. */
 void bl_log_progress(const char *format, ...) BL_PRINTF(1, 2);
-/* For work that takes minutes, called again and again: the same line, on a terminal five times a
- * second, elsewhere as a line of the log every five seconds. *told_s is the caller's: bl_now_s()
+/* For work that takes minutes, called repeatedly: rewrites one line five times per second on a
+ * terminal, and logs a line every five seconds elsewhere. *told_s is the caller's: bl_now_s()
  * when the work began, then when something was said last. False: nothing was. */
 bool bl_log_advance(double *told_s, const char *format, ...) BL_PRINTF(2, 3);
 /* Ctrl-C: the terminal shows ^C where the line ended; signal handlers may call it. */

@@ -184,7 +184,7 @@ const bl_option bl_train_options[] = {
     {KEY(rank_processes, ENUM), .commands = BOTH, .names = "auto|true|false",
      .default_text = "auto",
      .help = "start a process per rank; false: ranks are threads of one process; auto: processes "
-             "if each rank has a GPU of its own"},
+             "if each rank has a separate GPU"},
     {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
      .help =
          "CPU threads per rank; auto: usable cores, within the CPU limit of a container, divided "
@@ -222,7 +222,7 @@ const bl_option bl_train_options[] = {
      .default_text = "auto",
      .help = "tokens per rank per gather of a layer; whole micro-batches, at least one"},
     {KEY(grace_s, REAL), RANGE(0, 86400), .commands = TRAIN, .default_text = "20",
-     .help = "seconds a step may still take after a stop request"},
+     .help = "time in seconds for the current step after a stop request"},
     {KEY(step_deadline_s, REAL), RANGE(0, 1e6), .commands = BOTH, .default_text = "1800",
      .help = "timeout in seconds of a rank that waits for another; 0: none"},
 #undef GROUP

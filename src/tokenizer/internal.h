@@ -105,7 +105,7 @@ void bl_merges_free(bl_merges *merges);
 /* ---- added.c: a trie of tokens; tokens that are found in the text before the model ---- */
 
 typedef struct bl_trie_node {
-    int32_t child, sibling; /* 0 = none: node 0 is the root and no one's child */
+    int32_t child, sibling; /* 0 = none: node 0 is the root and never a child */
     int32_t token;          /* index into added tokens, or an id; -1: no token ends here */
     unsigned char byte;
 } bl_trie_node;

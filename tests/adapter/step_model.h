@@ -57,8 +57,8 @@ typedef struct step_model {
     bl_twin *batches[STEP_MICROS];
 } step_model;
 
-/* A micro-batch in words. Tokens behind n_tokens, if any, have no weight and are a document of
- * their own. */
+/* A micro-batch in words. Tokens behind n_tokens, if any, have no weight and are a separate
+ * document. */
 typedef struct step_batch {
     int64_t n_tokens, n_behind;
     int64_t first_document; /* tokens of the first of two; 0: there is one */

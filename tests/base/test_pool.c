@@ -78,8 +78,8 @@ typedef struct meeting {
     void *scratches[3];
 } meeting;
 
-/* Items that wait for each other: they end only if three threads run them, each with a scratch of
- * its own. */
+/* Items that wait for each other: they end only if three threads run them, each with another
+ * scratch. */
 static void meet_others(void *arg, int64_t index, void *scratch)
 {
     meeting *m = arg;

@@ -311,7 +311,7 @@ static void test_other_calls_are_found(void **state)
     run_failing("other_trust", 2, NULL, 1, "trust_order");
 }
 
-/* Nobody compares any more: the deadline ends it. */
+/* The comparison of calls is off: the deadline ends it. */
 static void test_an_order_that_hangs(void **state)
 {
     (void)state;

@@ -428,7 +428,7 @@ static void test_builds(void **state)
     unsetenv("BALLAST_ALLOW_BUILD_MISMATCH");
 }
 
-/* Nobody is there: it says so, and where it looks. */
+/* No other rank arrives: the log has the wait and the address. */
 static void test_waiting_is_logged(void **state)
 {
     rank_case one = {.rank = 1, .secret = SECRET, .port = find_free_port()};

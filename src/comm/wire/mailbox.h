@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mailbox.h -- bulk data between the processes of a host, through memory that they share: for each
- * ordered pair of them a ring of slots, which one process fills and the other empties. Nobody waits
- * here: a ring that is full or empty says so.
+ * ordered pair of them a ring of slots, which one process fills and the other empties. No function
+ * waits: each reports a ring that is full or empty.
  *
  *   n_filled - n_emptied is in 0 .. COMM_MAIL_SLOTS; the sender alone changes the first, the
  *   receiver alone the second, each after it is done with the slot's bytes.

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* talk.c -- collectives over small host buffers, on the given stream or on a CPU device of their
- * own. */
+/* talk.c -- collectives over small host buffers, on the given stream or that of a CPU device. */
 #include "train/talk.h"
 
 bl_status bl_talk_open(bl_comm *comm, bl_stream *stream, bl_talk *out)
