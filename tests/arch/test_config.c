@@ -347,8 +347,8 @@ static void test_descriptions(void **state)
         "\"mlp_bias\":true",
         "\"model_type\":\"mistral\",\"num_key_value_heads\":4,\"sliding_window\":null",
         "\"model_type\":\"mistral\",\"num_key_value_heads\":4,\"sliding_window\":8",
-        "\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"sliding_window\":8,"
-        "\"use_sliding_window\":true,\"max_window_layers\":1"};
+        ("\"model_type\":\"qwen2\",\"num_key_value_heads\":4,\"sliding_window\":8,"
+         "\"use_sliding_window\":true,\"max_window_layers\":1")};
     (void)state;
 
     for (size_t i = 0; i < BL_COUNT(texts); i++)

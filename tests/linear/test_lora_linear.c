@@ -461,7 +461,7 @@ static void test_dropout_counts(void **state)
     bl_lora_linear linear = {
         .weight = {.rows = 1, .cols = K, .n_segments = 1, .segment = {{BL_FORMAT_F32, w, NULL, 1}}},
         .n_parts = 1,
-        .part = {{1, 0, 1, 1.0f, all_ones, all_ones, dA, dB}},
+        .part = {{1, 0, 1, 1.0f, all_ones, all_ones, dA, dB, false}},
         .dropout = {.p = p, .seed = 9, .sample = sample, .position = position},
         .workspace = workspace};
     for (int variant = 0; variant < 4; variant++) { /* as it is; another step, layer, matrix */
