@@ -18,7 +18,7 @@
 #include "lock.h"
 #include "queue.h"
 
-enum class waits_for { nothing, block, warp, cluster, end };
+enum class waits_for : uint8_t { nothing, block, warp, cluster, end };
 
 enum {
     STACK_BYTES = 128 << 10,
@@ -32,9 +32,14 @@ enum {
 struct emulated_thread {
     coroutine_state here;
     emulated_index index;
-    waits_for state;
-    emulated_together *together; /* while it waits for its warp, with its operand */
-    void *mine;
+};
+
+/* An operation that waits for the rest of its warp, with the operands of the lanes that are there.
+ */
+struct warp_operation {
+    emulated_together *together;
+    unsigned n_waiting;
+    void *lanes[EMULATED_WARP];
 };
 
 #define INDEX __attribute__((section("emulated_indices"))) emulated_index
@@ -44,11 +49,16 @@ char *emulated_stacks, *emulated_stacks_end;
 
 static emulated_state &now = emulated_now;
 static std::function<void()> body;
-static std::vector<emulated_thread> threads; /* of a cluster, block by block */
+/* Of a cluster, block by block. */
+static std::vector<emulated_thread> threads;
+static waits_for states[STACKS_MAX];
 static size_t n_stacks;
-/* How many threads of each block, and of each warp, wait. */
+/* How many threads of each block wait. */
 static unsigned n_at_barrier[EMULATED_CLUSTER_MAX], n_ended[EMULATED_CLUSTER_MAX];
-static unsigned n_together[EMULATED_CLUSTER_MAX][WARPS_MAX];
+static warp_operation operations[EMULATED_CLUSTER_MAX][WARPS_MAX];
+/* Of the block that runs: the threads of this round, of which n_resumed have begun to run. */
+static std::vector<unsigned> ready;
+static size_t n_resumed;
 static coroutine_state scheduler;
 static uint64_t random_state;
 
@@ -151,22 +161,38 @@ static emulated_thread *block_threads()
     return &threads[(size_t)now.rank * now.n_threads];
 }
 
-static bool all_wait_for(waits_for state, const emulated_thread *first, unsigned n)
+static waits_for *block_states()
+{
+    return &states[(size_t)now.rank * now.n_threads];
+}
+
+static bool all_wait_for(waits_for state, const waits_for *first, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
-        if (first[i].state != state) return false;
+        if (first[i] != state) return false;
     return true;
 }
 
-static void release(emulated_thread *first, unsigned n, waits_for state)
+static void release(waits_for *first, unsigned n, waits_for state)
 {
-    for (unsigned i = 0; i < n; i++)
-        if (first[i].state == state) first[i].state = waits_for::nothing;
+    for (unsigned i = 0; i < n; i++) first[i] = first[i] == state ? waits_for::nothing : first[i];
 }
 
+/* The place of the round's next thread, which becomes the one that runs. */
+static const coroutine_state *next_thread()
+{
+    unsigned t = ready[n_resumed++];
+    emulated_thread *thread = &block_threads()[t];
+    threadIdx = thread->index;
+    now.thread = t;
+    return &thread->here;
+}
+
+/* To the round's next thread, or after the last one to the scheduler. */
 static void suspend()
 {
-    emulated_switch(&block_threads()[now.thread].here, &scheduler);
+    coroutine_state *here = &block_threads()[now.thread].here;
+    emulated_switch(here, n_resumed < ready.size() ? next_thread() : &scheduler);
 }
 
 /* Threads that have ended are not waited for. */
@@ -174,7 +200,7 @@ static void release_block_if_all_wait()
 {
     unsigned *n_waiting = &n_at_barrier[now.rank];
     if (*n_waiting == 0 || *n_waiting + n_ended[now.rank] < now.n_threads) return;
-    release(block_threads(), now.n_threads, waits_for::block);
+    release(block_states(), now.n_threads, waits_for::block);
     *n_waiting = 0;
     emulated_banks_count();
     emulated_races_synchronized(emulated_scope::block);
@@ -182,40 +208,35 @@ static void release_block_if_all_wait()
 
 void __syncthreads()
 {
-    emulated_thread *me = &block_threads()[now.thread];
-    me->state = waits_for::block;
+    waits_for *mine = &block_states()[now.thread];
+    *mine = waits_for::block;
     n_at_barrier[now.rank]++;
     release_block_if_all_wait();
-    if (me->state != waits_for::nothing) suspend();
+    if (*mine != waits_for::nothing) suspend();
 }
 
 static void nothing_together(void *const *) {}
 
 void emulated_warp_together(emulated_together *together, void *mine)
 {
-    unsigned t = now.thread, first = t - t % EMULATED_WARP,
+    unsigned t = now.thread, lane = t % EMULATED_WARP, first = t - lane,
              n = std::min<unsigned>(EMULATED_WARP, now.n_threads - first);
-    emulated_thread *warp = block_threads() + first, *me = block_threads() + t;
-    me->state = waits_for::warp;
-    me->together = together;
-    me->mine = mine;
-    unsigned *n_waiting = &n_together[now.rank][t / EMULATED_WARP];
-    if (++*n_waiting < n) {
+    warp_operation *operation = &operations[now.rank][t / EMULATED_WARP];
+    if (operation->n_waiting == 0)
+        operation->together = together;
+    else if (operation->together != together)
+        emulated_give_up("the threads of a warp do different things together");
+    operation->lanes[lane] = mine;
+    if (++operation->n_waiting < n) {
+        block_states()[t] = waits_for::warp;
         suspend();
         return;
     }
-    *n_waiting = 0;
-    void *lanes[EMULATED_WARP] = {};
-    for (unsigned i = 0; i < n; i++) {
-        if (warp[i].together != together)
-            emulated_give_up("threads %u and %u of a warp do different things together", t,
-                             first + i);
-        lanes[i] = warp[i].mine;
-    }
+    operation->n_waiting = 0;
     now.in_thread = false;
-    together(lanes);
+    together(operation->lanes);
     now.in_thread = true;
-    release(warp, n, waits_for::warp);
+    release(block_states() + first, n, waits_for::warp);
     if (together == nothing_together) emulated_races_synchronized(emulated_scope::warp);
 }
 
@@ -258,7 +279,7 @@ void emulated_warp_exchange(const void *mine, size_t bytes, void *all)
 
 void emulated_sync_cluster()
 {
-    block_threads()[now.thread].state = waits_for::cluster;
+    block_states()[now.thread] = waits_for::cluster;
     suspend();
 }
 
@@ -278,55 +299,53 @@ static void run_body()
 {
     body();
     emulated_shared_check_copies_end();
-    block_threads()[now.thread].state = waits_for::end;
+    block_states()[now.thread] = waits_for::end;
     n_ended[now.rank]++;
     release_block_if_all_wait();
     suspend();
 }
 
-static void resume(unsigned t)
+/* Every thread of the round, until it waits or has ended. */
+static void run_round()
 {
-    emulated_thread *thread = &block_threads()[t];
-    threadIdx = thread->index;
-    now.thread = t;
+    n_resumed = 0;
+    const coroutine_state *first = next_thread();
     now.in_thread = true;
     unseen_end();
-    emulated_switch(&scheduler, &thread->here);
+    emulated_switch(&scheduler, first);
     unseen_begin();
     now.in_thread = false;
 }
 
 [[noreturn]] static void report_deadlock(unsigned waiting)
 {
-    const emulated_thread *first = block_threads();
+    const waits_for *first = block_states();
     unsigned begin = 0, end = now.n_threads;
-    if (first[waiting].state == waits_for::warp) {
+    if (first[waiting] == waits_for::warp) {
         begin = waiting - waiting % EMULATED_WARP;
         end = std::min(begin + EMULATED_WARP, now.n_threads);
     }
     unsigned other = begin;
-    while (other + 1 < end && first[other].state == first[waiting].state) other++;
+    while (other + 1 < end && first[other] == first[waiting]) other++;
     emulated_give_up("thread %u waits at a %s that not all threads reach: thread %u %s", waiting,
-                     first[waiting].state == waits_for::warp ? "shuffle" : "barrier", other,
-                     first[other].state == waits_for::end ? "has ended" : "waits elsewhere");
+                     first[waiting] == waits_for::warp ? "shuffle" : "barrier", other,
+                     first[other] == waits_for::end ? "has ended" : "waits elsewhere");
 }
 
 /* Until all threads have ended or wait for their cluster. */
 static void run_block(int order)
 {
-    static std::vector<unsigned> ready;
+    const waits_for *state = block_states();
     for (;;) {
         ready.clear();
         for (unsigned t = 0; t < now.n_threads; t++)
-            if (block_threads()[t].state == waits_for::nothing) ready.push_back(t);
+            if (state[t] == waits_for::nothing) ready.push_back(t);
         if (ready.empty()) break;
         put_in_order(&ready, order);
-        for (unsigned t : ready) resume(t);
+        run_round();
     }
-    for (unsigned t = 0; t < now.n_threads; t++) {
-        waits_for state = block_threads()[t].state;
-        if (state == waits_for::block || state == waits_for::warp) report_deadlock(t);
-    }
+    for (unsigned t = 0; t < now.n_threads; t++)
+        if (state[t] == waits_for::block || state[t] == waits_for::warp) report_deadlock(t);
 }
 
 static void begin_cluster()
@@ -336,11 +355,13 @@ static void begin_cluster()
             i % 61 * 64; /* the same place of each stack would be the same lines of the cache */
         char *stack = emulated_stacks + i * (STACK_GUARD_BYTES + STACK_BYTES) + STACK_GUARD_BYTES;
         coroutine_begin(&threads[i].here, stack, STACK_BYTES - color, run_body);
-        threads[i].state = waits_for::nothing;
+        states[i] = waits_for::nothing;
     }
     std::fill_n(n_at_barrier, now.n_ranks, 0u);
     std::fill_n(n_ended, now.n_ranks, 0u);
-    std::fill_n(n_together[0], sizeof n_together / sizeof n_together[0][0], 0u);
+    for (unsigned rank = 0; rank < now.n_ranks; rank++)
+        std::fill_n(operations[rank], (now.n_threads + EMULATED_WARP - 1) / EMULATED_WARP,
+                    warp_operation{});
     emulated_shared_begin();
     emulated_races_begin_cluster();
 }
@@ -362,10 +383,10 @@ static void run_cluster(int order)
             emulated_shared_leave();
         }
         unsigned n_all = (unsigned)threads.size();
-        if (all_wait_for(waits_for::end, threads.data(), n_all)) return;
-        if (!all_wait_for(waits_for::cluster, threads.data(), n_all))
+        if (all_wait_for(waits_for::end, states, n_all)) return;
+        if (!all_wait_for(waits_for::cluster, states, n_all))
             emulated_give_up("a cluster's barrier that not all threads reach");
-        release(threads.data(), n_all, waits_for::cluster);
+        release(states, n_all, waits_for::cluster);
         emulated_races_synchronized(emulated_scope::cluster);
     }
 }

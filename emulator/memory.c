@@ -302,6 +302,7 @@ static cudaError_t queue_rows(cudaStream_t stream, rows r)
     if ((r.src && !is_in_one_place(r.src, r.src_pitch, r.width, r.height)) ||
         !is_in_one_place(r.dst, r.dst_pitch, r.width, r.height))
         return cudaErrorInvalidValue;
+    emulated_launch(stream);
     count_rows(&r);
     (void)bl_stream_call(stream->stream, move_rows, &r, sizeof r);
     return cudaSuccess;

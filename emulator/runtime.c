@@ -12,6 +12,7 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -30,6 +31,8 @@ struct CUevent_st {
     bool is_recorded, has_time;
     atomic_int pretended_ms; /* when it was reached */
     int device;
+    emulated_launches *launches; /* of the stream that recorded it last */
+    uint64_t given;              /* there, then */
 };
 
 typedef struct host_call {
@@ -53,6 +56,24 @@ cudaError_t emulated_enter_stream(cudaStream_t stream)
     cudaError_t error = emulated_enter();
     if (error != cudaSuccess) return error;
     return stream->device == current_device ? cudaSuccess : cudaErrorInvalidResourceHandle;
+}
+
+/* An H100 is reported to hold 1,024 launches. */
+enum { LAUNCH_QUEUE = 1024 };
+
+void emulated_launch(cudaStream_t stream)
+{
+    uint64_t given = atomic_fetch_add(&stream->launches->given, 1) + 1;
+    if (given - atomic_load(&stream->launches->over) > LAUNCH_QUEUE)
+        emulated_fatal("a stream's launch queue may be full: nothing has waited for any of its "
+                       "last %d launches",
+                       LAUNCH_QUEUE);
+}
+
+static void note_over(emulated_launches *launches, uint64_t n)
+{
+    uint64_t over = launches ? atomic_load(&launches->over) : n;
+    while (over < n && !atomic_compare_exchange_weak(&launches->over, &over, n)) continue;
 }
 
 #define ENTER()                                                                                    \
@@ -339,6 +360,18 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, uns
 
 /* ---- streams ---- */
 
+static emulated_launches *make_launches(void)
+{
+    static emulated_launches *all;
+    emulated_launches *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    pthread_mutex_lock(&lock);
+    made->next = all;
+    all = made;
+    pthread_mutex_unlock(&lock);
+    return made;
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
 {
     ENTER();
@@ -349,6 +382,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
     *out = stream;
     if (!stream || !cpu || (is_strict() && !host)) return cudaErrorMemoryAllocation;
     stream->device = current_device;
+    if (!(stream->launches = make_launches())) return cudaErrorMemoryAllocation;
     if (bl_stream_create(cpu, "emulated", &stream->stream) != BL_OK)
         return cudaErrorMemoryAllocation;
     if (host && bl_stream_create(host, "host function", &stream->host) != BL_OK)
@@ -394,7 +428,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
 cudaError_t cudaStreamSynchronize(cudaStream_t stream)
 {
     ENTER();
+    uint64_t given = atomic_load(&stream->launches->given);
     (void)bl_stream_synchronize(stream->stream);
+    note_over(stream->launches, given);
     return cudaSuccess;
 }
 
@@ -419,11 +455,23 @@ static bl_status call_host_function(bl_stream *stream, const void *args)
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
 {
     ENTER_STREAM(stream);
+    emulated_launch(stream);
     emulated_count("host_function", 0);
     bl_stream *where = stream->host ? stream->host : stream->stream;
     (void)bl_stream_call(where, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
     if (stream->host) (void)bl_stream_synchronize(stream->host);
     return cudaSuccess;
+}
+
+/* In place of the C library's: host functions of all streams may share a thread of the driver, so
+ * one that sleeps holds up the others. */
+int nanosleep(const struct timespec *time, struct timespec *left)
+{
+    if (in_host_function) emulated_fatal("a host function sleeps");
+    int error = clock_nanosleep(CLOCK_REALTIME, 0, time, left);
+    if (error == 0) return 0;
+    errno = error;
+    return -1;
 }
 
 typedef struct device_work {
@@ -445,6 +493,7 @@ int emulated_queue(void *stream, void (*work)(void *), void *argument)
 {
     cudaStream_t to = stream;
     ENTER_STREAM(to);
+    emulated_launch(to);
     (void)bl_stream_call(to->stream, run_device_work, &(device_work){work, argument},
                          sizeof(device_work));
     return cudaSuccess;
@@ -492,6 +541,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     ENTER_STREAM(stream);
     if (event->device != stream->device) return cudaErrorInvalidResourceHandle;
+    emulated_launch(stream);
+    event->launches = stream->launches;
+    event->given = atomic_load(&stream->launches->given);
     (void)bl_stream_call(stream->stream, note_pretended, &event, sizeof event);
     (void)bl_stamp_record(event->stamp, stream->stream);
     (void)bl_event_record(event->event, stream->stream);
@@ -502,7 +554,10 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     ENTER();
+    emulated_launches *launches = event->launches;
+    uint64_t given = event->given;
     (void)bl_event_synchronize(event->event);
+    note_over(launches, given);
     return cudaSuccess;
 }
 
@@ -529,6 +584,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     ENTER_STREAM(stream);
     (void)flags;
+    emulated_launch(stream);
     if (is_strict())
         (void)bl_event_synchronize(event->event);
     else

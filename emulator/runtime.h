@@ -4,6 +4,7 @@
 #define BALLAST_TESTS_EMULATE_RUNTIME_H
 
 #include <cuda_runtime_api.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -46,8 +47,16 @@ _Noreturn void emulated_fatal(const char *format, ...) __attribute__((format(pri
 
 /* ---- runtime.c ---- */
 
+/* Entries that a stream has been given, and of those the ones that a wait on the host has proved to
+ * be over. Lives as long as the program: events refer to it. */
+typedef struct emulated_launches {
+    _Atomic uint64_t given, over;
+    struct emulated_launches *next;
+} emulated_launches;
+
 struct CUstream_st {
     bl_stream *stream;
+    emulated_launches *launches;
     bl_stream *host; /* STRICT: host functions run here, with device memory closed */
     int device, priority;
 };
@@ -57,6 +66,9 @@ struct CUstream_st {
 cudaError_t emulated_enter(void);
 /* The same; a stream is used with its device current. */
 cudaError_t emulated_enter_stream(cudaStream_t stream);
+/* One more entry of the stream's launch queue. Ends the program when so many may be waiting there
+ * that a GPU's queue is full: nothing on the host has waited for an earlier one. */
+void emulated_launch(cudaStream_t stream);
 int emulated_current_device(void);
 /* Which of the host's GPUs the process's `device` is. */
 int emulated_physical_device(int device);

@@ -11,18 +11,8 @@
 /* Of the functions that only compute: no checks, of which none concerns a kernel's memory. */
 #define MMA_UNCHECKED __attribute__((no_sanitize("undefined"), no_sanitize("thread")))
 
-MMA_UNCHECKED static inline float mma_low(uint32_t pair)
-{
-    return __uint_as_float(pair << 16);
-}
-
-MMA_UNCHECKED static inline float mma_high(uint32_t pair)
-{
-    return __uint_as_float(pair & 0xffff0000u);
-}
-
-/* Was half of attention's time: so a row of the product at a time, in the compiler's vectors. */
-typedef float mma_row __attribute__((vector_size(32)));
+/* Was half of attention's time: so in vectors that fit a register, several sums at a time. */
+typedef float mma_four __attribute__((vector_size(16), may_alias));
 
 struct mma_operands {
     float *c;
@@ -30,31 +20,46 @@ struct mma_operands {
 
     MMA_UNCHECKED static void together(void *const lanes[EMULATED_WARP])
     {
-        float a[16][16];
-        mma_row b[16], c[16];
+        alignas(16) uint32_t a[16][16], b[16][8]; /* bits of floats */
+        alignas(16) float c[16][8];
         for (int lane = 0; lane < EMULATED_WARP; lane++) {
             const auto *mine = (const mma_operands *)lanes[lane];
-            int g = lane / 4, t = lane % 4;
+            int g = lane / 4, t = 2 * (lane % 4);
             for (int i = 0; i < 4; i++) {
-                int row = g + i % 2 * 8, col = 2 * t + i / 2 * 8;
-                a[row][col] = mma_low(mine->a[i]);
-                a[row][col + 1] = mma_high(mine->a[i]);
-                c[g + i / 2 * 8][2 * t + i % 2] = mine->c[i];
+                uint32_t *pair = &a[g + i % 2 * 8][t + i / 2 * 8];
+                pair[0] = mine->a[i] << 16;
+                pair[1] = mine->a[i] & 0xffff0000u;
             }
             for (int i = 0; i < 2; i++) {
-                b[2 * t + 8 * i][g] = mma_low(mine->b[i]);
-                b[2 * t + 8 * i + 1][g] = mma_high(mine->b[i]);
+                b[t + 8 * i][g] = mine->b[i] << 16;
+                b[t + 8 * i + 1][g] = mine->b[i] & 0xffff0000u;
+                memcpy(&c[g + i * 8][t], mine->c + 2 * i, 2 * sizeof(float));
             }
         }
-        for (int row = 0; row < 16; row++) {
-            mma_row sums = c[row];
-            for (int k = 0; k < 16; k++) sums += a[row][k] * b[k];
-            c[row] = sums;
-        }
+        for (int row = 0; row < 16; row += 4) multiply_four(&c[row], &a[row], b);
         for (int lane = 0; lane < EMULATED_WARP; lane++)
-            for (int i = 0; i < 4; i++)
-                ((mma_operands *)lanes[lane])->c[i] =
-                    c[lane / 4 + i / 2 * 8][2 * (lane % 4) + i % 2];
+            for (int i = 0; i < 2; i++)
+                memcpy(((mma_operands *)lanes[lane])->c + 2 * i,
+                       &c[lane / 4 + i * 8][2 * (lane % 4)], 2 * sizeof(float));
+    }
+
+    /* Four rows of c += a b; the terms of a sum in the order of k. */
+    MMA_UNCHECKED static void multiply_four(float c[][8], const uint32_t a[][16],
+                                            const uint32_t b[16][8])
+    {
+        mma_four sums[4][2];
+        memcpy(sums, c, sizeof sums);
+        for (int k = 0; k < 16; k++) {
+            const mma_four *row = (const mma_four *)b[k];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++) {
+                float factor;
+                memcpy(&factor, &a[i][k], sizeof factor);
+                sums[i][0] += factor * row[0];
+                sums[i][1] += factor * row[1];
+            }
+        }
+        memcpy(c, sums, sizeof sums);
     }
 };
 
