@@ -41,6 +41,9 @@ YARN = {'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 8.0, 'original_max_pos
 LONGROPE = {'rope_type': 'longrope', 'rope_theta': 1e4, 'original_max_position_embeddings': 16,
             'short_factor': [1.0, 1.1, 1.2, 1.3], 'long_factor': [1.5, 2.0, 3.0, 4.5]}
 
+FALCON = {**SIZES, 'num_kv_heads': 2, 'ffn_hidden_size': 40}
+FALCON_TARGETS = ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h']
+
 #  name: (class, configuration, targets)
 CASES = {
     'llama-bias': ('Llama', {**DECODER, 'attention_bias': True, 'mlp_bias': True}, LLAMA_TARGETS),
@@ -54,6 +57,12 @@ CASES = {
     'granite': ('Granite', {**without(DECODER, 'head_dim'), 'num_attention_heads': 3, 'num_key_value_heads': 1,
                             'embedding_multiplier': 6.0, 'residual_multiplier': 0.7, 'attention_multiplier': 0.4,
                             'logits_scaling': 0.3}, LLAMA_TARGETS),
+    'falcon-180b': ('Falcon', {**FALCON, 'new_decoder_architecture': True}, FALCON_TARGETS),
+    'falcon-one-norm': ('Falcon', {**FALCON, 'new_decoder_architecture': True, 'num_ln_in_parallel_attn': 1, 'bias': True,
+                                   'activation': 'gelu_new', 'tie_word_embeddings': False}, FALCON_TARGETS),
+    'falcon-7b': ('Falcon', {**without(FALCON, 'ffn_hidden_size'), 'multi_query': True}, FALCON_TARGETS),
+    'falcon-sequence': ('Falcon', {**without(FALCON, 'num_kv_heads'), 'multi_query': False, 'parallel_attn': False,
+                                   'bias': True}, FALCON_TARGETS),
 }
 
 CONFIG = {
@@ -80,7 +89,7 @@ def logits_of(model, row):
 
 
 def make_weights(model, seed):
-    """Values that bf16 holds, by name: a parameter has its own generator, so that another class changes no value."""
+    """float32 values by name: a parameter has its own generator, so that another class changes no value."""
     weights = {}
     for i, (name, p) in enumerate(sorted(model.named_parameters())):
         rng = np.random.Generator(np.random.PCG64([seed, i]))
@@ -93,7 +102,7 @@ def make_weights(model, seed):
             w *= 1 / np.sqrt(w.shape[1])
         else:
             w *= 1.2 / np.sqrt(w.shape[1])
-        weights[name] = checkpoint.bf16_encode(w.astype(np.float32))
+        weights[name] = w.astype(np.float32)
     return weights
 
 
@@ -102,7 +111,7 @@ def write_model(directory, kind, settings, seed):
     os.makedirs(directory, exist_ok=True)
     config = getattr(transformers, kind + 'Config')(**settings, architectures=[kind + 'ForCausalLM'])
     model = getattr(transformers, kind + 'ForCausalLM')._from_config(config, attn_implementation='eager').double().eval()
-    weights = make_weights(model, seed)
+    weights = {n: checkpoint.bf16_encode(w) for n, w in make_weights(model, seed).items()}
     state = {n: torch.from_numpy(checkpoint.widen('BF16', w).astype(np.float64)) for n, w in weights.items()}
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -156,6 +165,11 @@ def summary(arrays):
 def run_case(out, name, seed, rows):
     kind, settings, targets = CASES[name]
     model = write_model(os.path.join(out, 'models', name), kind, settings, seed)
+    write_case(out, name, kind, model, targets, seed, rows, '../families/')
+
+
+def write_case(out, name, about, model, targets, seed, rows, here):
+    """Trains the model in float64. here: `out`, relative to tests/golden/train."""
     model = write_adapter(os.path.join(out, 'adapters', name), name, model, targets, seed + 100)
     steps, first = [], {}
 
@@ -167,7 +181,6 @@ def run_case(out, name, seed, rows):
     start = reference.adapter_values(model)
     reference.train(model, rows, 2, CONFIG, on_step)
     final = reference.adapter_values(model)
-    here = '../families/'
     expect = {'first_loss': steps[0]['loss'], 'steps': steps, 'gradients': summary(first), 'final_adapter': summary(final),
               'final_adapter_norm': norm(np.concatenate([a.ravel() for a in final.values()])),
               'adapter_change_norm': norm(np.concatenate([(final[n] - start[n]).ravel() for n in final]))}
@@ -175,7 +188,7 @@ def run_case(out, name, seed, rows):
               'lora_alpha': ALPHA, 'lora_target_modules': targets}
     os.makedirs(os.path.join(out, 'cases', name), exist_ok=True)
     inputs.write_json(os.path.join(out, 'cases', name, 'case.json'), {
-        'name': name, 'about': kind, 'model': {'root': 'golden', 'path': here + 'models/' + name}, 'config': config,
+        'name': name, 'about': about, 'model': {'root': 'golden', 'path': here + 'models/' + name}, 'config': config,
         'files': {}, 'topologies': TOPOLOGIES, 'expect': expect})
     print('%-20s loss %.6f -> %.6f, gradient norm %.4f' % (name, steps[0]['loss'], steps[-1]['loss'], steps[0]['grad_norm']),
           flush=True)
@@ -199,4 +212,5 @@ def main():
                       {'cases': ['../../families/cases/' + n for n in sorted(os.listdir(os.path.join(a.out, 'cases')))]})
 
 
-main()
+if __name__ == '__main__':
+    main()
