@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# The libraries that programs link, in one list, and the software bill of materials (CycloneDX 1.5) made of it. Modules link
+# The libraries that programs link, in one list, and the software bill of materials (SPDX 2.3) made of it. Modules link
 # PkgConfig::PREFIX. A minimum version is the oldest one that is tested: Debian 12's. The build downloads nothing.
 
 set_property(GLOBAL PROPERTY BALLAST_COMPONENTS "")
 
-# ballast_component(NAME VERSION LICENSE): a line of the bill of materials. Version and license as their package states them.
+# ballast_component(NAME VERSION LICENSE): a package of the bill of materials. Version and license as their package states them.
 function(ballast_component name version license)
-  set(purl "pkg:generic/${name}")
-  if(version)
-    string(APPEND purl "@${version}")
-  endif()
+  string(REGEX REPLACE "[^A-Za-z0-9.-]" "-" id ${name})
   set_property(GLOBAL APPEND PROPERTY BALLAST_COMPONENTS
-    "{\"type\": \"library\", \"name\": \"${name}\", \"version\": \"${version}\", \"licenses\": [{\"expression\": \"${license}\"}], \"purl\": \"${purl}\"}")
+    "{\"SPDXID\": \"SPDXRef-${id}\", \"name\": \"${name}\", \"versionInfo\": \"${version}\", \"licenseDeclared\": \"${license}\", \"downloadLocation\": \"NOASSERTION\"}")
+  set_property(GLOBAL APPEND PROPERTY BALLAST_COMPONENT_LINKS
+    "{\"spdxElementId\": \"SPDXRef-ballast\", \"relationshipType\": \"DYNAMIC_LINK\", \"relatedSpdxElement\": \"SPDXRef-${id}\"}")
 endfunction()
 
 # ballast_dependency(PREFIX MODULE MINIMUM LICENSE [OPTIONAL]): PkgConfig::PREFIX, by pkg-config.
@@ -37,17 +36,28 @@ ballast_dependency(SODIUM libsodium 1.0.18 ISC)
 ballast_dependency(HWLOC hwloc 2.9 BSD-3-Clause)
 ballast_dependency(URING liburing 2.3 "LGPL-2.1-or-later OR MIT" OPTIONAL)
 
-# ballast_write_bill(FILE): what this build links, after all modules have named theirs.
+# ballast_write_bill(FILE): what this build links, after all modules have named theirs. The time in it is SOURCE_DATE_EPOCH where that is set.
 function(ballast_write_bill file)
   get_property(components GLOBAL PROPERTY BALLAST_COMPONENTS)
+  get_property(links GLOBAL PROPERTY BALLAST_COMPONENT_LINKS)
   list(JOIN components ",\n    " components)
+  list(JOIN links ",\n    " links)
+  string(SHA256 hash "${components}")
+  string(TIMESTAMP now UTC)
   file(WRITE ${file} "{
-  \"bomFormat\": \"CycloneDX\",
-  \"specVersion\": \"1.5\",
-  \"version\": 1,
-  \"metadata\": {\"component\": {\"type\": \"application\", \"name\": \"ballast\", \"version\": \"${PROJECT_VERSION}\", \"licenses\": [{\"expression\": \"Apache-2.0\"}]}},
-  \"components\": [
+  \"spdxVersion\": \"SPDX-2.3\",
+  \"dataLicense\": \"CC0-1.0\",
+  \"SPDXID\": \"SPDXRef-DOCUMENT\",
+  \"name\": \"ballast-${PROJECT_VERSION}\",
+  \"documentNamespace\": \"https://spdx.org/spdxdocs/ballast-${PROJECT_VERSION}-${hash}\",
+  \"creationInfo\": {\"created\": \"${now}\", \"creators\": [\"Tool: ballast-cmake\"]},
+  \"packages\": [
+    {\"SPDXID\": \"SPDXRef-ballast\", \"name\": \"ballast\", \"versionInfo\": \"${PROJECT_VERSION}\", \"licenseDeclared\": \"Apache-2.0\", \"downloadLocation\": \"NOASSERTION\"},
     ${components}
+  ],
+  \"relationships\": [
+    {\"spdxElementId\": \"SPDXRef-DOCUMENT\", \"relationshipType\": \"DESCRIBES\", \"relatedSpdxElement\": \"SPDXRef-ballast\"},
+    ${links}
   ]
 }
 ")

@@ -95,11 +95,3 @@ configure_package_config_file(cmake/ballast-config.cmake.in ${CMAKE_BINARY_DIR}/
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/ballast-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/ballast-config.cmake ${CMAKE_BINARY_DIR}/ballast-config-version.cmake
   DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ballast)
-
-# The bill of materials beside what it lists.
-if(BALLAST_CUDA AND NOT BALLAST_CUDA_EMULATED)
-  ballast_component(cublas "${CUDAToolkit_VERSION}" LicenseRef-NVIDIA-CUDA-EULA)
-  ballast_component(cudart "${CUDAToolkit_VERSION}" LicenseRef-NVIDIA-CUDA-EULA)
-endif()
-ballast_write_bill(${CMAKE_BINARY_DIR}/ballast.cdx.json)
-install(FILES ${CMAKE_BINARY_DIR}/ballast.cdx.json DESTINATION ${CMAKE_INSTALL_DATADIR}/ballast)

@@ -50,6 +50,25 @@ install_packages() {
         fail "apt-get could not install: $missing"
 }
 
+# The libraries of others that the files need, the C library's apart.
+needed_libraries() {
+    ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
+        grep -Ev '/(ld-linux.*|lib(c|m|dl|rt|pthread|resolv))\.so[.0-9]*$'
+}
+
+# copy_licenses DIRECTORY FILE ...: the licenses of the libraries that the files need, by the names of their packages.
+copy_licenses() {
+    licenses=$1
+    shift
+    mkdir -p "$licenses"
+    for library in $(needed_libraries "$@"); do
+        file=$(readlink -f "$library")
+        package=$(dpkg -S "$file" "${file#/usr}" "/usr$file" 2>/dev/null | head -n 1 | cut -d : -f 1)
+        [ -n "$package" ] || fail "$library belongs to no package: its license is not known"
+        cp "/usr/share/doc/$package/copyright" "$licenses/$package"
+    done
+}
+
 # build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME; $target, or all of it. With ccache where it is installed.
 target=
 build() {

@@ -11,11 +11,16 @@ static const bl_bench *const benches[] = {&bl_bench_linear,   &bl_bench_io,    &
                                           &bl_bench_hardware, &bl_bench_step,  &bl_bench_attention,
                                           &bl_bench_plan,     &bl_bench_gather};
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
     for (size_t i = 0; i < BL_COUNT(benches); i++) {
-        bl_cli_print_table(benches[i]->table, benches[i]->n_options, out, as_markdown);
-        fprintf(out, "\n%s", benches[i]->details);
+        bl_cli_print_table(benches[i]->table, benches[i]->n_options, out, style);
+        if (style == BL_OPTIONS_WORDS) continue;
+        fputc('\n', out);
+        if (style == BL_OPTIONS_MAN)
+            bl_options_print_roff(benches[i]->details, out);
+        else
+            fputs(benches[i]->details, out);
     }
 }
 

@@ -4,7 +4,14 @@
 `import ballast` needs no torch: quantize, inspect and plan. `import ballast.torch` is the layer for
 PyTorch.
 """
+from . import _library
 from ._program import inspect, plan, program, quantize
 
-__version__ = "0.1.0"
-__all__ = ["inspect", "plan", "program", "quantize", "__version__"]
+__all__ = ["inspect", "plan", "program", "quantize"]
+
+
+def __getattr__(name: str) -> str:
+    """__version__: the library's, which is loaded when it is asked. RuntimeError: there is none."""
+    if name != "__version__":
+        raise AttributeError(f"module 'ballast' has no attribute '{name}'")
+    return _library.load().bl_version().decode()

@@ -78,7 +78,7 @@ _FUNCTIONS = {
     "bl_device_create_cuda": (_STATUS, [c_int, POINTER(c_void_p)]),
     "bl_device_destroy": (None, [c_void_p]),
     "bl_device_bytes": (c_size_t, [c_void_p]),
-    "bl_stream_create": (_STATUS, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "bl_stream_create_inline": (_STATUS, [c_void_p, POINTER(c_void_p)]),
     "bl_stream_wrap_cuda": (_STATUS, [c_void_p, c_void_p, POINTER(c_void_p)]),
     "bl_stream_synchronize": (_STATUS, [c_void_p]),
     "bl_stream_destroy": (None, [c_void_p]),

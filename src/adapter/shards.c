@@ -2,16 +2,17 @@
 /* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank
  * R's holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the
  * tensors are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other
- * layout, read their parts out of them. */
+ * layout, read their parts out of them; so does the writer of the checkpoint's PEFT adapter. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "adapter/lora_io.h"
 #include "store/safetensors.h"
 #include "adapter/internal.h"
 
-enum { N_ARRAYS = BL_CHECKPOINT_ARRAYS };
+enum { N_ARRAYS = 3, WEIGHTS = 2 };
 
 static const char *const array_names[2][N_ARRAYS] = {{"m", "v", "w"},
                                                      {"m_stacked", "v_stacked", "w_stacked"}};
@@ -23,7 +24,7 @@ static float *state_array(const bl_adapter_state *s, int which)
 
 int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers)
 {
-    return BL_CHECKPOINT_ARRAYS * n_layers * layout->n_floats * (int64_t)sizeof(float);
+    return (N_ARRAYS + 1) * n_layers * layout->n_floats * (int64_t)sizeof(float);
 }
 
 void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES])
@@ -83,11 +84,44 @@ static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int6
 /* A file of the shards that are read: rank `rank`'s, of `chunk` floats per layer in the order of
  * `layout`. */
 typedef struct source {
-    const bl_safetensors *file;
+    bl_safetensors *file;
     int rank;
     int64_t chunk;
     bl_lora_layout layout;
 } source;
+
+/* Which order the file is in, and that its tensors have the shapes for it. */
+static bl_status check_file(source *in, int64_t n_layers)
+{
+    bool is_stacked = bl_safetensors_find(in->file, array_names[true][0]) != NULL;
+
+    bl_lora_layout_stack(&in->layout, is_stacked);
+    for (int i = 0; i < N_ARRAYS; i++) {
+        const char *name = array_names[is_stacked][i];
+        const bl_stored_tensor *t = bl_safetensors_find(in->file, name);
+        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != n_layers ||
+            t->shape[1] != in->chunk)
+            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]",
+                           bl_safetensors_path(in->file), name, (long long)n_layers,
+                           (long long)in->chunk);
+    }
+    return BL_OK;
+}
+
+/* out->file is to be closed after a failure, too. */
+static bl_status open_source(const bl_lora_layout *layout, int64_t n_layers, const char *dir,
+                             int rank, int n_ranks, source *out)
+{
+    char name[BL_SHARD_NAME_BYTES], *path = NULL;
+
+    *out =
+        (source){.rank = rank, .chunk = bl_ceil_div(layout->n_floats, n_ranks), .layout = *layout};
+    bl_adapter_shard_name(rank, n_ranks, name);
+    BL_TRY(bl_path_join(dir, name, &path));
+    bl_status st = bl_safetensors_open(path, &out->file);
+    free(path);
+    return st == BL_OK ? check_file(out, n_layers) : st;
+}
 
 /* Of the n floats that begin at `from` in the file's order and at `to` in this state's: those that
  * both the file's rank and this one hold. */
@@ -127,38 +161,13 @@ static bl_status load_from(const bl_adapter_state *s, const source *in)
     return BL_OK;
 }
 
-/* Which order the file is in, and that its tensors have the shapes for it. */
-static bl_status check_file(const bl_adapter_state *s, source *in)
-{
-    bool is_stacked = bl_safetensors_find(in->file, array_names[true][0]) != NULL;
-
-    in->layout = *s->layout;
-    bl_lora_layout_stack(&in->layout, is_stacked);
-    for (int i = 0; i < N_ARRAYS; i++) {
-        const char *name = array_names[is_stacked][i];
-        const bl_stored_tensor *t = bl_safetensors_find(in->file, name);
-        if (!t || t->dtype != BL_F32 || t->n_dims != 2 || t->shape[0] != s->n_layers ||
-            t->shape[1] != in->chunk)
-            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld, %lld]",
-                           bl_safetensors_path(in->file), name, (long long)s->n_layers,
-                           (long long)in->chunk);
-    }
-    return BL_OK;
-}
-
 static bl_status load_file(const bl_adapter_state *s, const char *dir, int old, int n_old)
 {
-    char name[BL_SHARD_NAME_BYTES], *path = NULL;
-    bl_safetensors *file = NULL;
+    source in;
 
-    bl_adapter_shard_name(old, n_old, name);
-    BL_TRY(bl_path_join(dir, name, &path));
-    bl_status st = bl_safetensors_open(path, &file);
-    source in = {.file = file, .rank = old, .chunk = bl_ceil_div(s->layout->n_floats, n_old)};
-    if (st == BL_OK) st = check_file(s, &in);
+    bl_status st = open_source(s->layout, s->n_layers, dir, old, n_old, &in);
     if (st == BL_OK) st = load_from(s, &in);
-    bl_safetensors_close(file);
-    free(path);
+    bl_safetensors_close(in.file);
     return st == BL_EINPUT ? BL_ECHECKPOINT : st;
 }
 
@@ -180,4 +189,49 @@ bl_status bl_adapter_state_read_shards(bl_adapter_state *s, const char *dir, int
     for (int old = 0; old < n_ranks; old++) BL_TRY(load_file(s, dir, old, n_ranks));
     BL_TRY(clear_past_end(s));
     return bl_adapter_state_publish(s);
+}
+
+/* ---- the adapter in a checkpoint ---- */
+
+/* A factor from the shards that hold its floats; `user`: the sources of all ranks. */
+static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_factor factor,
+                             float *dst)
+{
+    const source *sources = user;
+    const bl_lora_layout *layout = &sources->layout;
+    int64_t r = layout->options.r, chunk = sources->chunk,
+            begin = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module],
+            end =
+                begin + r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
+
+    for (int64_t at = begin, n; at < end; at += n, dst += n) {
+        const source *in = &sources[at / chunk];
+        const bl_stored_tensor *w =
+            bl_safetensors_find(in->file, array_names[in->layout.is_stacked][WEIGHTS]);
+        n = bl_min_i64(end, (in->rank + 1) * chunk) - at;
+        BL_TRY(bl_stored_tensor_read(w, (layer * chunk + at % chunk) * (int64_t)sizeof(float),
+                                     (size_t)n * sizeof(float), dst));
+    }
+    return BL_OK;
+}
+
+bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_model_config *config,
+                                   const char *shards, int n_ranks, const char *dir,
+                                   const char *base_model, bool bf16)
+{
+    bl_peft_config peft = bl_lora_peft_config(&layout->options);
+    bl_peft_base base = bl_lora_peft_base(config);
+    source *sources = calloc((size_t)n_ranks, sizeof *sources);
+    bl_status st = BL_OK;
+
+    if (!sources) return BL_FAIL(BL_ENOMEM, "%s: the shards of %d ranks", shards, n_ranks);
+    for (int i = 0; st == BL_OK && i < n_ranks; i++)
+        st = open_source(layout, config->n_layers, shards, i, n_ranks, &sources[i]);
+    if (st == BL_EINPUT) st = BL_ECHECKPOINT;
+    if (st == BL_OK)
+        st = bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, read_factor,
+                           sources);
+    for (int i = 0; i < n_ranks; i++) bl_safetensors_close(sources[i].file);
+    free(sources);
+    return st;
 }

@@ -84,9 +84,8 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *
 /* shards.c: the state as a checkpoint keeps it, a file for each rank, without
  * communication. */
 
-/* A checkpoint's arrays, without the files' headers: LoRA weights and both of AdamW's moments,
- * fp32, of all ranks. */
-enum { BL_CHECKPOINT_ARRAYS = 3 };
+/* Bytes of a checkpoint at most, without the files' headers: LoRA weights and both of AdamW's
+ * moments of all ranks, and the adapter, all in fp32. */
 int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
 
 enum { BL_SHARD_NAME_BYTES = 64 };
@@ -97,5 +96,11 @@ bl_status bl_adapter_state_write_shard(bl_adapter_state *state, const char *path
 /* This rank's part of the files that n_ranks ranks have written into `dir`. BL_ECHECKPOINT: one of
  * them is not such a file. */
 bl_status bl_adapter_state_read_shards(bl_adapter_state *state, const char *dir, int n_ranks);
+/* Writes the weights in the files that n_ranks ranks have written into `shards` as a PEFT adapter
+ * into `dir`: the bytes of bl_adapter_state_write_peft. Errors: as read_shards, and those of
+ * bl_peft_write. */
+bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_model_config *config,
+                                   const char *shards, int n_ranks, const char *dir,
+                                   const char *base_model, bool bf16);
 
 #endif

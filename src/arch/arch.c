@@ -17,9 +17,11 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
     case BL_EXTENT_HEAD:
         return c->head_dim;
     case BL_EXTENT_KV:
+        return c->n_kv_heads * c->head_dim;
+    case BL_EXTENT_QKV:
         break;
     }
-    return c->n_kv_heads * c->head_dim;
+    return (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
 }
 
 /* ---- projections ---- */
@@ -135,7 +137,8 @@ int64_t bl_arch_layer_floats(const bl_model_config *config)
 
 int64_t bl_arch_vector_floats(const bl_model_config *config)
 {
-    return config->n_layers * bl_arch_layer_floats(config) + config->hidden_size;
+    return config->n_layers * bl_arch_layer_floats(config) +
+           config->hidden_size * (config->arch->has_layer_norm ? 2 : 1);
 }
 
 static int n_vectors(const bl_arch *arch)
@@ -159,11 +162,11 @@ static int tensors_per_layer(const bl_model_config *c)
     return c->arch->n_projections + n_vectors(c->arch) + n_biases(c);
 }
 
-enum { AROUND = 3 }; /* final norm, embedding, head */
+enum { AROUND = 4 }; /* final norm, its bias, embedding, head */
 
 int64_t bl_arch_tensor_count(const bl_model_config *config)
 {
-    return config->n_layers * tensors_per_layer(config) + AROUND;
+    return config->n_layers * tensors_per_layer(config) + AROUND - !config->arch->has_layer_norm;
 }
 
 void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES])
@@ -223,22 +226,21 @@ bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
         bl_arch_projection_tensor(arch, layer, &arch->projections[k], t.name);
         return t;
     }
-    const struct {
-        const char *module;
-        bl_arch_tensor tensor;
-    } around[AROUND] = {
-        {arch->final_norm,
-         {.role = BL_ROLE_VECTOR,
-          .offset = c->n_layers * bl_arch_layer_floats(c),
-          .n_dims = 1,
-          .shape = {c->hidden_size}}},
-        {arch->embedding,
-         {.role = BL_ROLE_EMBEDDING, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}}},
-        {arch->head, {.role = BL_ROLE_HEAD, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}}},
+    int64_t a = i - c->n_layers * per_layer, floats = c->n_layers * bl_arch_layer_floats(c);
+    const bl_arch_tensor around[AROUND] = {
+        {.role = BL_ROLE_VECTOR, .offset = floats, .n_dims = 1, .shape = {c->hidden_size}},
+        {.role = BL_ROLE_VECTOR,
+         .offset = floats + c->hidden_size,
+         .n_dims = 1,
+         .shape = {c->hidden_size}},
+        {.role = BL_ROLE_EMBEDDING, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}},
+        {.role = BL_ROLE_HEAD, .n_dims = 2, .shape = {c->vocab_size, c->hidden_size}},
     };
-    int64_t a = i - c->n_layers * per_layer;
-    t = around[a].tensor;
-    bl_arch_module_tensor(around[a].module, t.name);
+    const char *const modules[AROUND] = {arch->final_norm, arch->final_norm, arch->embedding,
+                                         arch->head};
+    if (a > 0 && !arch->has_layer_norm) a++;
+    t = around[a];
+    snprintf(t.name, sizeof t.name, "%s.%s", modules[a], a == 1 ? "bias" : "weight");
     return t;
 }
 

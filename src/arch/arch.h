@@ -39,6 +39,13 @@ typedef struct bl_windows {
 /* Tokens that a token of `layer` sees, itself included; 0: all before it. */
 int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer);
 
+/* What an MLP computes between its matrices. */
+typedef enum bl_activation {
+    BL_SWIGLU, /* W_gate_up has a gate's rows and as many others */
+    BL_GELU,   /* no gate */
+    BL_GELU_BY_TANH
+} bl_activation;
+
 typedef struct bl_arch bl_arch;
 
 /* The contents of config.json, read: arch/config.h. */
@@ -48,7 +55,7 @@ typedef struct bl_model_config {
     int64_t n_layers, n_heads, n_kv_heads; /* n_kv_heads divides n_heads */
     int64_t head_dim;                      /* even; n_heads * head_dim need not be hidden_size */
     int64_t max_position_embeddings;
-    double rms_norm_eps;
+    double rms_norm_eps; /* of LayerNorm, where the entry has it */
     bool tie_word_embeddings;
 
     double rope_theta;
@@ -67,6 +74,7 @@ typedef struct bl_model_config {
     int n_eos_token_ids;
 
     /* What some models have beyond Llama; 0: it has not. */
+    bl_activation activation;
     unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
     double embedding_multiplier; /* of the first layer's input */
@@ -87,9 +95,11 @@ typedef enum bl_layer_matrix {
 
 /* The vectors of a layer except biases, by their use in a block: fp32, whole on every rank. */
 typedef enum bl_layer_vector {
-    BL_ATTENTION_NORM, /* before W_qkv */
-    BL_MLP_NORM,       /* before W_gate_up */
-    BL_Q_NORM,         /* of each head of q, and of k, before RoPE */
+    BL_ATTENTION_NORM,      /* before W_qkv */
+    BL_ATTENTION_NORM_BIAS, /* LayerNorm's: behind its weight */
+    BL_MLP_NORM,            /* before W_gate_up; absent: the norm before W_qkv */
+    BL_MLP_NORM_BIAS,
+    BL_Q_NORM, /* of each head of q, and of k, before RoPE */
     BL_K_NORM,
     BL_LAYER_VECTORS
 } bl_layer_vector;
@@ -100,6 +110,7 @@ typedef enum bl_extent {
     BL_EXTENT_INTER,
     BL_EXTENT_Q,  /* n_heads head_dim */
     BL_EXTENT_KV, /* n_kv_heads head_dim */
+    BL_EXTENT_QKV,
     BL_EXTENT_HEAD
 } bl_extent;
 
@@ -149,6 +160,13 @@ struct bl_arch {
     const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
     int n_projections;
     bl_vector vectors[BL_LAYER_VECTORS];
+
+    /* The layer (arch/block.h). */
+    bool has_layer_norm; /* LayerNorm with biases, also at the end; else RMSNorm */
+    bool is_parallel;    /* attention and MLP read the same input */
+    /* Rows of W_qkv: for each key head its queries, the key, the value; else all queries, all keys,
+     * all values. Not with norms of heads. */
+    bool is_grouped;
 };
 
 /* ---- projections ---- */
@@ -189,7 +207,7 @@ typedef struct bl_arch_tensor {
 } bl_arch_tensor;
 
 /* The tensors of a checkpoint, 0 <= i < count: layer by layer its projections, its vectors and its
- * biases, then the final norm, the embedding and the head. */
+ * biases, then the final norm, its bias, the embedding and the head. */
 int64_t bl_arch_tensor_count(const bl_model_config *config);
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *config, int64_t i);
 

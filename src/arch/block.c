@@ -11,7 +11,7 @@
  *   mid     = x + a W_out^T                       saved with BL_SAVE_ATTENTION
  *   n2      = norm(mid) w2
  *   g|u     = n2 W_gate_up^T                      saved with BL_SAVE_GATE_UP
- *   h       = silu(g) u
+ *   h       = silu(g) u                     or gelu(u), without g
  *   out     = mid + h W_down^T                    the next layer's x
  *
  * Backward gets d, the gradient of out, and leaves that of x there. What was not saved is
@@ -23,6 +23,9 @@
  *   da      = d W_out
  *   dq|dk|dv = attention'(q, k, v, a, lse, da), dq and dk rotated back
  *   n1      again;  d += norm'(x)^T (w1 (dq|dk|dv W_qkv))          now the gradient of x
+ *
+ * In a parallel layer (Falcon) n2 is a norm of x, n1 itself where there is one norm; mid is not
+ * saved; and da is computed before d gets the MLP's part.
  *
  * Each product with a matrix also yields the gradients of its LoRA weights, from the same input
  * and output gradient: that is why n1, n2 and h are needed again.
@@ -86,37 +89,51 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_la
     return bl_linear_pull_back(stream, &use, batch->T, x, dy, dx);
 }
 
-/* ws->norm, ws->rstd = norm of x */
+/* `norm` of x: its statistics are in ws between norm_forward and norm_backward. */
+static bl_block_norm norm_of(const bl_block *block, int64_t T, bl_layer_vector norm, bl_tensor x,
+                             const bl_block_workspace *ws)
+{
+    const float *w = block->vectors + block->dims->vector_offset[norm];
+    return (bl_block_norm){.T = T, .w = w, .x = x, .rstd = ws->rstd, .mean = ws->mean};
+}
+
+/* ws->norm = norm of x */
 static bl_status norm_forward(bl_stream *stream, const bl_block *block, int64_t T,
                               bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws)
 {
-    const bl_block_dims *dims = block->dims;
-    return bl_rmsnorm_forward(
-        stream, &(bl_rmsnorm_forward_args){.T = T,
-                                           .H = dims->hidden,
-                                           .eps = dims->eps,
-                                           .x = x,
-                                           .w = block->vectors + dims->vector_offset[norm],
-                                           .y = ws->norm,
-                                           .rstd = ws->rstd});
+    bl_block_norm n = norm_of(block, T, norm, x, ws);
+    return bl_block_norm_forward(stream, block->dims, &n, ws->norm);
 }
 
-/* d += gradient of x through the norm whose output has gradient ws->d_norm; ws->rstd is that of
- * norm_forward */
+/* d += gradient of x through the norm whose output has gradient ws->d_norm, the last that
+ * norm_forward computed */
 static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t T,
                                bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
                                bl_tensor d)
 {
-    const bl_block_dims *dims = block->dims;
-    return bl_rmsnorm_backward(
-        stream, &(bl_rmsnorm_backward_args){.T = T,
-                                            .H = dims->hidden,
-                                            .accumulate = 1,
-                                            .x = x,
-                                            .w = block->vectors + dims->vector_offset[norm],
-                                            .rstd = ws->rstd,
-                                            .dy = ws->d_norm,
-                                            .dx = d});
+    bl_block_norm n = norm_of(block, T, norm, x, ws);
+    return bl_block_norm_backward(stream, block->dims, &n, true, ws->d_norm, d);
+}
+
+/* Heads whose q, k and v are neighbors in a row of qkv. Columns: of the first q, k and v there; of
+ * the first q among all heads' outputs, of the first k among all keys. */
+typedef struct head_group {
+    int64_t n_heads, n_kv_heads;
+    int64_t q, k, v;
+    int64_t out, key;
+} head_group;
+
+static head_group group_of(const bl_block_dims *dims, int64_t group)
+{
+    int64_t q_width = dims->q_width / dims->n_groups, kv_width = dims->kv_width / dims->n_groups,
+            first = group * (q_width + 2 * kv_width);
+    return (head_group){.n_heads = dims->n_heads / dims->n_groups,
+                        .n_kv_heads = dims->n_kv_heads / dims->n_groups,
+                        .q = first,
+                        .k = first + q_width,
+                        .v = first + q_width + kv_width,
+                        .out = group * q_width,
+                        .key = group * kv_width};
 }
 
 /* n_heads from `column` on, by the tables of q or of k. */
@@ -141,18 +158,21 @@ static bl_status rotate_heads(bl_stream *stream, const bl_block_dims *dims,
                                    .long_offset = rope->long_offset});
 }
 
-/* q and k are neighbors in a fused row: one call rotates both, unless q has separate tables. */
+/* q and k are neighbors in a group: one call rotates both, unless q has separate tables. */
 static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_micro_batch *batch,
                         int64_t position_offset, int direction, bl_tensor qkv)
 {
-    int64_t n_q = dims->n_heads, n_kv = dims->n_kv_heads;
+    bool is_apart = dims->rope.query_cos_table != NULL;
 
-    if (!dims->rope.query_cos_table)
-        return rotate_heads(stream, dims, batch, position_offset, direction, false, n_q + n_kv, 0,
-                            qkv);
-    BL_TRY(rotate_heads(stream, dims, batch, position_offset, direction, true, n_q, 0, qkv));
-    return rotate_heads(stream, dims, batch, position_offset, direction, false, n_kv, dims->q_width,
-                        qkv);
+    for (int64_t i = 0; i < dims->n_groups; i++) {
+        head_group g = group_of(dims, i);
+        BL_TRY(rotate_heads(stream, dims, batch, position_offset, direction, is_apart,
+                            is_apart ? g.n_heads : g.n_heads + g.n_kv_heads, g.q, qkv));
+        if (is_apart)
+            BL_TRY(rotate_heads(stream, dims, batch, position_offset, direction, false,
+                                g.n_kv_heads, g.k, qkv));
+    }
+    return BL_OK;
 }
 
 /* The heads of q, or of k, as a norm sees them: their number, first column and place in
@@ -243,6 +263,12 @@ static int64_t window_of(const bl_block *block)
     return bl_windows_of_layer(&block->dims->windows, block->layer);
 }
 
+/* A group's rows of the log-sum-exps, or of another array (T, n_heads) that is kept by groups. */
+static float *rows_of(float *lse, int64_t T, const bl_block_dims *dims, const head_group *g)
+{
+    return lse ? lse + T * (g->out / dims->head_dim) : NULL;
+}
+
 static bl_status compute_attention(bl_stream *stream, const bl_block *block,
                                    const bl_micro_batch *batch, const bl_block_workspace *ws,
                                    const bl_block_tensors *t)
@@ -250,23 +276,26 @@ static bl_status compute_attention(bl_stream *stream, const bl_block *block,
     const bl_block_dims *dims = block->dims;
     bl_tensor qk = qk_of(dims, ws, t);
 
-    return bl_attention_forward(
-        stream,
-        &(bl_attention_forward_args){.T = batch->T,
-                                     .n_heads = dims->n_heads,
-                                     .n_kv_heads = dims->n_kv_heads,
-                                     .d = dims->head_dim,
-                                     .n_documents = batch->n_documents,
-                                     .window = window_of(block),
-                                     .q_stride = dims->qkv_width,
-                                     .kv_stride = dims->qkv_width,
-                                     .o_stride = dims->q_width,
-                                     .cu_seqlens = batch->cu_seqlens,
-                                     .q = qk,
-                                     .k = bl_tensor_at(qk, dims->q_width),
-                                     .v = bl_tensor_at(t->qkv, dims->q_width + dims->kv_width),
-                                     .o = t->attention,
-                                     .lse = t->lse});
+    for (int64_t i = 0; i < dims->n_groups; i++) {
+        head_group g = group_of(dims, i);
+        bl_attention_forward_args args = {.T = batch->T,
+                                          .n_heads = g.n_heads,
+                                          .n_kv_heads = g.n_kv_heads,
+                                          .d = dims->head_dim,
+                                          .n_documents = batch->n_documents,
+                                          .window = window_of(block),
+                                          .q_stride = dims->qkv_width,
+                                          .kv_stride = dims->qkv_width,
+                                          .o_stride = dims->q_width,
+                                          .cu_seqlens = batch->cu_seqlens,
+                                          .q = bl_tensor_at(qk, g.q),
+                                          .k = bl_tensor_at(qk, g.k),
+                                          .v = bl_tensor_at(t->qkv, g.v),
+                                          .o = bl_tensor_at(t->attention, g.out),
+                                          .lse = rows_of(t->lse, batch->T, dims, &g)};
+        BL_TRY(bl_attention_forward(stream, &args));
+    }
+    return BL_OK;
 }
 
 /* y = the sub-layer's x times the residual multiplier, if there is one; y may be x. */
@@ -302,21 +331,57 @@ static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_
     return add_residual(stream, block->dims, batch->T, t->x, t->mid);
 }
 
+static bl_tensor mlp_input(const bl_block_dims *dims, const bl_block_tensors *t)
+{
+    return dims->is_parallel ? t->x : t->mid;
+}
+
 static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  const bl_block_tensors *t)
 {
-    BL_TRY(norm_forward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws));
+    BL_TRY(norm_forward(stream, block, batch->T, block->dims->mlp_norm, mlp_input(block->dims, t),
+                        ws));
     return linear_forward(stream, block, BL_GATE_UP, batch, ws, ws->norm, t->gate_up);
+}
+
+static bl_gelu_form form_of(const bl_block_dims *dims)
+{
+    return dims->activation == BL_GELU ? BL_GELU_ERF : BL_GELU_TANH;
+}
+
+/* h = silu(g) u, or gelu(gate_up) */
+static bl_status activate(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                          bl_tensor gate_up, bl_tensor h)
+{
+    if (dims->activation == BL_SWIGLU)
+        return bl_swiglu_forward(stream, &(bl_swiglu_forward_args){
+                                             .T = T, .I = dims->inter, .gate_up = gate_up, .h = h});
+    return bl_gelu_forward(
+        stream,
+        &(bl_gelu_forward_args){.n = T * dims->inter, .form = form_of(dims), .u = gate_up, .h = h});
+}
+
+/* gate_up = its gradient, dh being that of h */
+static bl_status activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                                   bl_tensor dh, bl_tensor gate_up)
+{
+    if (dims->activation == BL_SWIGLU)
+        return bl_swiglu_backward(
+            stream,
+            &(bl_swiglu_backward_args){
+                .T = T, .I = dims->inter, .gate_up = gate_up, .dh = dh, .d_gate_up = gate_up});
+    return bl_gelu_backward(
+        stream,
+        &(bl_gelu_backward_args){
+            .n = T * dims->inter, .form = form_of(dims), .u = gate_up, .dh = dh, .du = gate_up});
 }
 
 /* out = mid + down(h); out may be mid's memory only if mid is not read again */
 static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor out)
 {
-    BL_TRY(bl_swiglu_forward(
-        stream, &(bl_swiglu_forward_args){
-                    .T = batch->T, .I = block->dims->inter, .gate_up = t->gate_up, .h = ws->h}));
+    BL_TRY(activate(stream, block->dims, batch->T, t->gate_up, ws->h));
     BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
     return add_residual(stream, block->dims, batch->T, t->mid, out);
 }
@@ -335,6 +400,7 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
     return compute_out(stream, block, batch, workspace, &t, out);
 }
 
+/* ws->d_norm = the gradient of the MLP's normed input */
 static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                               const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor d,
                               float *gradients)
@@ -342,54 +408,69 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
     const bl_block_dims *dims = block->dims;
     bl_tensor dy;
 
-    BL_TRY(bl_swiglu_forward(
-        stream, &(bl_swiglu_forward_args){
-                    .T = batch->T, .I = dims->inter, .gate_up = t->gate_up, .h = ws->h}));
+    BL_TRY(activate(stream, dims, batch->T, t->gate_up, ws->h));
     BL_TRY(branch_gradient(stream, dims, batch->T, ws, d, &dy));
     BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, dy, ws->dh));
-    BL_TRY(bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = batch->T,
-                                                                 .I = dims->inter,
-                                                                 .gate_up = t->gate_up,
-                                                                 .dh = ws->dh,
-                                                                 .d_gate_up = t->gate_up}));
-    BL_TRY(norm_forward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws));
-    BL_TRY(linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up,
-                           ws->d_norm));
-    return norm_backward(stream, block, batch->T, BL_MLP_NORM, t->mid, ws, d);
+    BL_TRY(activate_backward(stream, dims, batch->T, ws->dh, t->gate_up));
+    BL_TRY(norm_forward(stream, block, batch->T, dims->mlp_norm, mlp_input(dims, t), ws));
+    return linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up,
+                           ws->d_norm);
 }
 
-static bl_status backward_attention(bl_stream *stream, const bl_block *block,
+/* ws->d_attention = the gradient of attention's output */
+static bl_status backward_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor d,
+                              float *gradients)
+{
+    bl_tensor dy;
+
+    BL_TRY(branch_gradient(stream, block->dims, batch->T, ws, d, &dy));
+    return linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, dy,
+                           ws->d_attention);
+}
+
+/* ws->d_qkv = the gradients of q and k as attention reads them, and of v */
+static bl_status attention_backward(bl_stream *stream, const bl_block *block,
                                     const bl_micro_batch *batch, const bl_block_workspace *ws,
-                                    const bl_block_tensors *t, bl_tensor d, float *gradients)
+                                    const bl_block_tensors *t)
 {
     const bl_block_dims *dims = block->dims;
-    int64_t k = dims->q_width, v = dims->q_width + dims->kv_width;
-    bl_tensor qk = qk_of(dims, ws, t), dy;
+    bl_tensor qk = qk_of(dims, ws, t);
 
-    BL_TRY(branch_gradient(stream, dims, batch->T, ws, d, &dy));
-    BL_TRY(linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, dy,
-                           ws->d_attention));
-    BL_TRY(bl_attention_backward(stream,
-                                 &(bl_attention_backward_args){.T = batch->T,
-                                                               .n_heads = dims->n_heads,
-                                                               .n_kv_heads = dims->n_kv_heads,
-                                                               .d = dims->head_dim,
-                                                               .n_documents = batch->n_documents,
-                                                               .window = window_of(block),
-                                                               .q_stride = dims->qkv_width,
-                                                               .kv_stride = dims->qkv_width,
-                                                               .o_stride = dims->q_width,
-                                                               .cu_seqlens = batch->cu_seqlens,
-                                                               .q = qk,
-                                                               .k = bl_tensor_at(qk, k),
-                                                               .v = bl_tensor_at(t->qkv, v),
-                                                               .o = t->attention,
-                                                               .lse = t->lse,
-                                                               .do_ = ws->d_attention,
-                                                               .dq = ws->d_qkv,
-                                                               .dk = bl_tensor_at(ws->d_qkv, k),
-                                                               .dv = bl_tensor_at(ws->d_qkv, v),
-                                                               .delta = ws->delta}));
+    for (int64_t i = 0; i < dims->n_groups; i++) {
+        head_group g = group_of(dims, i);
+        bl_attention_backward_args args = {.T = batch->T,
+                                           .n_heads = g.n_heads,
+                                           .n_kv_heads = g.n_kv_heads,
+                                           .d = dims->head_dim,
+                                           .n_documents = batch->n_documents,
+                                           .window = window_of(block),
+                                           .q_stride = dims->qkv_width,
+                                           .kv_stride = dims->qkv_width,
+                                           .o_stride = dims->q_width,
+                                           .cu_seqlens = batch->cu_seqlens,
+                                           .q = bl_tensor_at(qk, g.q),
+                                           .k = bl_tensor_at(qk, g.k),
+                                           .v = bl_tensor_at(t->qkv, g.v),
+                                           .o = bl_tensor_at(t->attention, g.out),
+                                           .lse = rows_of(t->lse, batch->T, dims, &g),
+                                           .do_ = bl_tensor_at(ws->d_attention, g.out),
+                                           .dq = bl_tensor_at(ws->d_qkv, g.q),
+                                           .dk = bl_tensor_at(ws->d_qkv, g.k),
+                                           .dv = bl_tensor_at(ws->d_qkv, g.v),
+                                           .delta = rows_of(ws->delta, batch->T, dims, &g)};
+        BL_TRY(bl_attention_backward(stream, &args));
+    }
+    return BL_OK;
+}
+
+static bl_status backward_qkv(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor d,
+                              float *gradients)
+{
+    const bl_block_dims *dims = block->dims;
+
+    BL_TRY(attention_backward(stream, block, batch, ws, t));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
     if (dims->has_head_norms) {
         BL_TRY(norm_heads_backward(stream, block, batch->T, BL_Q_NORM, t->qkv, ws, ws->d_qkv));
@@ -406,63 +487,83 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
                             bl_tensor d, float *gradients)
 {
     bl_block_tensors t = bl_block_effective_tensors(tensors, workspace);
+    bool is_parallel = block->dims->is_parallel;
+    bl_layer_vector mlp_norm = block->dims->mlp_norm;
 
     if (!bl_tensor_is_there(tensors->qkv))
         BL_TRY(compute_qkv(stream, block, batch, 0, workspace, &t));
     BL_TRY(compute_qk(stream, block, batch, 0, workspace, &t));
-    if (!bl_tensor_is_there(tensors->mid)) {
+    if (!bl_tensor_is_there(tensors->attention)) {
         BL_TRY(compute_attention(stream, block, batch, workspace, &t));
-        BL_TRY(compute_mid(stream, block, batch, workspace, &t));
+        if (!is_parallel) BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     }
     if (!bl_tensor_is_there(tensors->gate_up))
         BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     BL_TRY(backward_mlp(stream, block, batch, workspace, &t, d, gradients));
-    return backward_attention(stream, block, batch, workspace, &t, d, gradients);
+    /* d is the gradient of attention's output as it is in a parallel layer, else with the MLP's. */
+    if (!is_parallel) BL_TRY(norm_backward(stream, block, batch->T, mlp_norm, t.mid, workspace, d));
+    BL_TRY(backward_out(stream, block, batch, workspace, &t, d, gradients));
+    if (is_parallel) BL_TRY(norm_backward(stream, block, batch->T, mlp_norm, t.x, workspace, d));
+    return backward_qkv(stream, block, batch, workspace, &t, d, gradients);
 }
 
-/* T dense rows at dst from columns [column, column + width) of qkv. */
-static bl_status append_rows(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor qkv,
-                             int64_t column, int64_t width, bl_tensor dst)
+/* The new keys or values of a group, columns from `column` on of `from`, to its columns of a
+ * cache. */
+static bl_status append_rows(bl_stream *stream, const bl_block_dims *dims, int64_t T,
+                             const head_group *g, bl_tensor from, int64_t column, bl_tensor cache)
 {
-    return bl_stream_copy_rows(stream,
-                               &(bl_row_copy){.dst = dst.data,
-                                              .src = bl_tensor_at(qkv, column).data,
-                                              .dst_stride = bl_tensor_bytes(dst, width),
-                                              .src_stride = bl_tensor_bytes(qkv, dims->qkv_width),
-                                              .row_bytes = bl_tensor_bytes(dst, width),
-                                              .n_rows = (size_t)T});
+    return bl_stream_copy_rows(
+        stream, &(bl_row_copy){.dst = bl_tensor_at(cache, g->key).data,
+                               .src = bl_tensor_at(from, column).data,
+                               .dst_stride = bl_tensor_bytes(cache, dims->kv_width),
+                               .src_stride = bl_tensor_bytes(from, dims->qkv_width),
+                               .row_bytes = bl_tensor_bytes(cache, g->n_kv_heads * dims->head_dim),
+                               .n_rows = (size_t)T});
+}
+
+/* Keys and values of the new tokens to the caches; attention over these. */
+static bl_status extend_attention(bl_stream *stream, const bl_block *block,
+                                  const bl_micro_batch *batch, int64_t n_past, bl_tensor k_cache,
+                                  bl_tensor v_cache, const bl_block_workspace *ws,
+                                  const bl_block_tensors *t)
+{
+    const bl_block_dims *dims = block->dims;
+    bl_tensor qk = qk_of(dims, ws, t);
+    int64_t next = n_past * dims->kv_width;
+
+    for (int64_t i = 0; i < dims->n_groups; i++) {
+        head_group g = group_of(dims, i);
+        bl_attention_forward_args args = {.T = batch->T,
+                                          .n_heads = g.n_heads,
+                                          .n_kv_heads = g.n_kv_heads,
+                                          .d = dims->head_dim,
+                                          .n_documents = 1,
+                                          .position_offset = n_past,
+                                          .window = window_of(block),
+                                          .q_stride = dims->qkv_width,
+                                          .kv_stride = dims->kv_width,
+                                          .o_stride = dims->q_width,
+                                          .cu_seqlens = batch->cu_seqlens,
+                                          .q = bl_tensor_at(qk, g.q),
+                                          .k = bl_tensor_at(k_cache, g.key),
+                                          .v = bl_tensor_at(v_cache, g.key),
+                                          .o = bl_tensor_at(t->attention, g.out)};
+        BL_TRY(append_rows(stream, dims, batch->T, &g, qk, g.k, bl_tensor_at(k_cache, next)));
+        BL_TRY(append_rows(stream, dims, batch->T, &g, t->qkv, g.v, bl_tensor_at(v_cache, next)));
+        BL_TRY(bl_attention_forward(stream, &args));
+    }
+    return BL_OK;
 }
 
 bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                           int64_t n_past, bl_tensor k_cache, bl_tensor v_cache,
                           const bl_block_workspace *workspace, bl_tensor x)
 {
-    const bl_block_dims *dims = block->dims;
     bl_block_tensors t = bl_block_effective_tensors(&(bl_block_tensors){.x = x}, workspace);
-    int64_t T = batch->T, kv = dims->kv_width;
-    bl_tensor qk = qk_of(dims, workspace, &t);
 
     BL_TRY(compute_qkv(stream, block, batch, n_past, workspace, &t));
     BL_TRY(compute_qk(stream, block, batch, n_past, workspace, &t));
-    BL_TRY(append_rows(stream, dims, T, qk, dims->q_width, kv, bl_tensor_at(k_cache, n_past * kv)));
-    BL_TRY(append_rows(stream, dims, T, t.qkv, dims->q_width + kv, kv,
-                       bl_tensor_at(v_cache, n_past * kv)));
-    BL_TRY(
-        bl_attention_forward(stream, &(bl_attention_forward_args){.T = T,
-                                                                  .n_heads = dims->n_heads,
-                                                                  .n_kv_heads = dims->n_kv_heads,
-                                                                  .d = dims->head_dim,
-                                                                  .n_documents = 1,
-                                                                  .position_offset = n_past,
-                                                                  .window = window_of(block),
-                                                                  .q_stride = dims->qkv_width,
-                                                                  .kv_stride = kv,
-                                                                  .o_stride = dims->q_width,
-                                                                  .cu_seqlens = batch->cu_seqlens,
-                                                                  .q = qk,
-                                                                  .k = k_cache,
-                                                                  .v = v_cache,
-                                                                  .o = t.attention}));
+    BL_TRY(extend_attention(stream, block, batch, n_past, k_cache, v_cache, workspace, &t));
     BL_TRY(compute_mid(stream, block, batch, workspace, &t));
     BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     return compute_out(stream, block, batch, workspace, &t, x);

@@ -8,7 +8,8 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * with the outputs of attention and the MLP times a multiplier (Granite),
+ * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
+ * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon);
  * each W with its LoRA term and its bias, if it has one. The rest is recomputed in backward by the
  * same ops in the same order: any choice gives the same bits. Norms and SwiGLU are always
  * recomputed; the output of W_down never (backward does not read it). */
@@ -23,7 +24,7 @@
 /* Activations that a block keeps besides its input, and their bytes per token (fp32 here, bf16 on a
  * GPU): a mask. */
 typedef enum bl_save {
-    BL_SAVE_ATTENTION = 1, /* mid, attention output, log-sum-exp */
+    BL_SAVE_ATTENTION = 1, /* attention output, log-sum-exp; mid, where the MLP reads it */
     BL_SAVE_QKV = 2,
     BL_SAVE_GATE_UP = 4,
     BL_SAVE_S0 = 0,
@@ -70,6 +71,10 @@ typedef struct bl_block_dims {
     int64_t vector_floats;                   /* of a layer's vectors */
     int64_t bias_offset[BL_LAYER_MATRICES];  /* in a layer's vectors; -1: no bias */
     bool has_head_norms;                     /* of q and k */
+    bool has_layer_norm, is_parallel;        /* as of bl_arch */
+    bl_layer_vector mlp_norm;                /* the norm before W_gate_up */
+    bl_activation activation;
+    int64_t n_groups; /* of heads in a row of qkv, each q|k|v; n_kv_heads or 1 */
     bl_windows windows;
     bl_device_kind kind; /* of the device it runs on: sizes of scratch */
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
@@ -87,8 +92,8 @@ typedef struct bl_block_dims {
 bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
- * head norms: as projected);
- * attention (T,q); mid (T,H); gate_up (T,2I); lse (T,n_heads), fp32. */
+ * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);
+ * lse (T,n_heads), by groups, fp32. */
 typedef struct bl_block_tensors {
     bl_tensor x, qkv, attention, mid, gate_up;
     float *lse;
@@ -110,7 +115,7 @@ enum { BL_BLOCK_SCRATCH_BUFFERS = 7 };
 typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
     bl_tensor norm, h, dh, d_norm, d_attention, d_qkv;
-    float *rstd, *delta;
+    float *rstd, *mean, *delta; /* mean: with LayerNorm */
     bl_tensor qk;     /* with head norms: q and k, normed and rotated, in the columns of qkv */
     float *head_rstd; /* with head norms: (T, n_heads), then (T, n_kv_heads) */
     void *lora;       /* of the LoRA linear layer */
@@ -126,6 +131,20 @@ int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64
                                  bool training);
 void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
                               bool training, void *memory, bl_block_workspace *workspace);
+
+/* A norm of T rows of x (T,H): RMSNorm, or LayerNorm, whose bias follows w. rstd and mean (T) are
+ * overwritten by forward, or NULL, and read by backward; y = norm(x); dx (+)= the gradient of x. */
+typedef struct bl_block_norm {
+    int64_t T;
+    const float *w;
+    bl_tensor x;
+    float *rstd, *mean;
+} bl_block_norm;
+bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
+                                const bl_block_norm *norm, bl_tensor y);
+bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
+                                 const bl_block_norm *norm, bool accumulate, bl_tensor dy,
+                                 bl_tensor dx);
 
 /* One layer as a visit sees it. Borrowed for the visit. */
 typedef struct bl_block {

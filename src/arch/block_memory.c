@@ -38,6 +38,11 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
         dims.bias_offset[m] = bl_arch_bias_offset(config, (bl_layer_matrix)m);
     dims.has_head_norms = config->arch->vectors[BL_Q_NORM].name != NULL;
+    dims.has_layer_norm = config->arch->has_layer_norm;
+    dims.is_parallel = config->arch->is_parallel;
+    dims.mlp_norm = config->arch->vectors[BL_MLP_NORM].name ? BL_MLP_NORM : BL_ATTENTION_NORM;
+    dims.activation = config->activation;
+    dims.n_groups = config->arch->is_grouped ? dims.n_kv_heads : 1;
     return dims;
 }
 
@@ -80,17 +85,18 @@ static float *take_floats(bump *from, int64_t n_floats)
     return take_bytes(from, n_floats * (int64_t)sizeof(float));
 }
 
-static void place_tensors(const bl_block_dims *dims, unsigned which, int64_t T, bump *from,
-                          bl_block_tensors *out)
+/* for_all: also what no backward reads. */
+static void place_tensors(const bl_block_dims *dims, unsigned which, bool for_all, int64_t T,
+                          bump *from, bl_block_tensors *out)
 {
     *out = (bl_block_tensors){0};
     if (which & BL_SAVE_ATTENTION) {
-        out->mid = take(from, T * dims->hidden);
+        if (for_all || !dims->is_parallel) out->mid = take(from, T * dims->hidden);
         out->attention = take(from, T * dims->q_width);
         out->lse = take_floats(from, T * dims->n_heads);
     }
     if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
-    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * 2 * dims->inter);
+    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * dims->matrix[BL_GATE_UP].rows);
 }
 
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
@@ -103,7 +109,7 @@ int64_t bl_block_saved_bytes(const bl_block_dims *dims, unsigned save)
     bl_block_tensors unused;
     bump counter = {.act = dims->act};
     int64_t rows = bl_block_rows(dims, 1);
-    place_tensors(dims, save, rows, &counter, &unused);
+    place_tensors(dims, save, false, rows, &counter, &unused);
     return counter.used / rows;
 }
 
@@ -111,7 +117,7 @@ void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_ma
                           bl_block_tensors *tensors)
 {
     bump from = {memory, dims->act, 0};
-    place_tensors(dims, save, bl_block_rows(dims, T_max), &from, tensors);
+    place_tensors(dims, save, false, bl_block_rows(dims, T_max), &from, tensors);
 }
 
 /* One of the layer's matrices in any format, for sizes. */
@@ -171,9 +177,10 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     bump from = {memory, dims->act, 0};
 
     *ws = (bl_block_workspace){0};
-    place_tensors(dims, BL_SAVE_S4, T, &from, &ws->tensors);
+    place_tensors(dims, BL_SAVE_S4, true, T, &from, &ws->tensors);
     ws->norm = take(&from, T * dims->hidden);
     ws->rstd = take_floats(&from, T);
+    if (dims->has_layer_norm) ws->mean = take_floats(&from, T);
     ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
     if (dims->has_head_norms) {
         ws->qk = take(&from, T * dims->qkv_width);

@@ -149,7 +149,7 @@ bl_status bl_model_config_preset(const char *name, bl_model_config *out)
             const bl_preset *preset = &arch->presets[i];
             if (is_preset(arch, preset->name, name)) {
                 *out = preset->config;
-                out->arch = arch;
+                if (!out->arch) out->arch = arch;
                 return BL_OK;
             }
             size_t length = strlen(known);

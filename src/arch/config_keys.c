@@ -210,9 +210,24 @@ static void warn_of_unknown(const bl_arch *arch, const char *file, json_t *root)
                        file, arch->title, names);
 }
 
+/* Keys that the architecture lists and no reader reads: they act in other programs' training. */
+static void warn_of_dropouts(const bl_arch *arch, const char *file, json_t *root)
+{
+    static const char *const names[] = {"attention_dropout", "residual_dropout", "hidden_dropout"};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        double value = json_number_value(json_object_get(root, names[i]));
+        if (value > 0 && arch_reads(arch, names[i]))
+            bl_log_warning("%s: %s %g is ignored: transformers applies it in training; Ballast "
+                           "has lora_dropout only",
+                           file, names[i], value);
+    }
+}
+
 bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root)
 {
     BL_TRY(check_changing(arch, file, root));
+    warn_of_dropouts(arch, file, root);
     warn_of_unknown(arch, file, root);
     return BL_OK;
 }

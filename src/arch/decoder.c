@@ -17,7 +17,7 @@
 /* Far above any model and far below what could overflow a product of three of them. */
 enum {
     MAX_VOCAB = 1 << 24,
-    MAX_WIDTH = 1 << 20,
+    MAX_WIDTH = BL_MODEL_MAX_WIDTH,
     MAX_LAYERS = 1 << 14,
     MAX_HEADS = 1 << 14,
     MAX_HEAD_DIM = 1 << 12,
@@ -26,18 +26,27 @@ enum {
 
 /* ---- sizes ---- */
 
-static bl_status read_sizes(const char *file, const json_t *root, bl_model_config *c)
+bl_status arch_read_common_sizes(const char *file, const json_t *root, bl_model_config *c)
 {
     BL_TRY(
         bl_json_get_int(file, root, "vocab_size", BL_JSON_REQUIRED, 1, MAX_VOCAB, &c->vocab_size));
     BL_TRY(bl_json_get_int(file, root, "hidden_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
                            &c->hidden_size));
-    BL_TRY(bl_json_get_int(file, root, "intermediate_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
-                           &c->intermediate_size));
     BL_TRY(bl_json_get_int(file, root, "num_hidden_layers", BL_JSON_REQUIRED, 1, MAX_LAYERS,
                            &c->n_layers));
     BL_TRY(bl_json_get_int(file, root, "num_attention_heads", BL_JSON_REQUIRED, 1, MAX_HEADS,
                            &c->n_heads));
+    BL_TRY(bl_json_get_int(file, root, "max_position_embeddings", BL_JSON_OPTIONAL, 1,
+                           MAX_POSITIONS, &c->max_position_embeddings));
+    return bl_json_get_bool(file, root, "tie_word_embeddings", BL_JSON_OPTIONAL,
+                            &c->tie_word_embeddings);
+}
+
+static bl_status read_sizes(const char *file, const json_t *root, bl_model_config *c)
+{
+    BL_TRY(arch_read_common_sizes(file, root, c));
+    BL_TRY(bl_json_get_int(file, root, "intermediate_size", BL_JSON_REQUIRED, 1, MAX_WIDTH,
+                           &c->intermediate_size));
     if (c->n_kv_heads == 0 || json_is_null(json_object_get(root, "num_key_value_heads")))
         c->n_kv_heads = c->n_heads;
     BL_TRY(bl_json_get_int(file, root, "num_key_value_heads", BL_JSON_OPTIONAL, 1, c->n_heads,
@@ -59,12 +68,8 @@ static bl_status read_sizes(const char *file, const json_t *root, bl_model_confi
         return BL_FAIL(BL_EINPUT,
                        "%s: key head_dim: expected an even number in [2, %d], got %" PRId64, file,
                        MAX_HEAD_DIM, c->head_dim);
-    BL_TRY(bl_json_get_int(file, root, "max_position_embeddings", BL_JSON_OPTIONAL, 1,
-                           MAX_POSITIONS, &c->max_position_embeddings));
-    BL_TRY(
-        bl_json_get_real(file, root, "rms_norm_eps", BL_JSON_OPTIONAL, 1e-12, 1, &c->rms_norm_eps));
-    return bl_json_get_bool(file, root, "tie_word_embeddings", BL_JSON_OPTIONAL,
-                            &c->tie_word_embeddings);
+    return bl_json_get_real(file, root, "rms_norm_eps", BL_JSON_OPTIONAL, 1e-12, 1,
+                            &c->rms_norm_eps);
 }
 
 /* eos_token_id is one id or a list of them. */
@@ -116,6 +121,7 @@ static bl_status read_biases(const char *file, const json_t *root, bl_model_conf
     BL_TRY(read_bias(file, root, "attention_bias",
                      is_apart ? BL_ATTENTION_BIASES & ~out : BL_ATTENTION_BIASES, c));
     BL_TRY(read_bias(file, root, "attention_out_bias", out, c));
+    BL_TRY(read_bias(file, root, "bias", BL_ATTENTION_BIASES | BL_MLP_BIASES, c));
     return read_bias(file, root, "mlp_bias", BL_MLP_BIASES, c);
 }
 
@@ -196,14 +202,19 @@ static bl_status read_multipliers(const char *file, const json_t *root, bl_model
     return BL_OK;
 }
 
-bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config)
+bl_status arch_read_rest(const char *file, const json_t *root, bl_model_config *config)
 {
-    BL_TRY(read_sizes(file, root, config));
     BL_TRY(read_token_ids(file, root, config));
     BL_TRY(read_biases(file, root, config));
     BL_TRY(read_windows(file, root, config));
     BL_TRY(read_multipliers(file, root, config));
     return arch_read_rope(file, root, config);
+}
+
+bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config)
+{
+    BL_TRY(read_sizes(file, root, config));
+    return arch_read_rest(file, root, config);
 }
 
 /* ---- the description ---- */

@@ -8,23 +8,29 @@
 #include "arch/arch.h"
 #include "arch/rope_internal.h"
 
-/* The keys that arch_read_decoder reads of every family. */
+/* The keys that arch_read_common_sizes and arch_read_rest read of every family, and those that
+ * arch_read_decoder reads. */
+#define BL_COMMON_KEYS                                                                             \
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",                       \
+        "max_position_embeddings", "tie_word_embeddings", "bos_token_id", "eos_token_id",          \
+        "rope_theta", "rope_scaling", "rope_parameters"
 #define BL_DECODER_KEYS                                                                            \
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",  \
-        "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",              \
-        "tie_word_embeddings", "bos_token_id", "eos_token_id", "rope_theta", "rope_scaling",       \
-        "rope_parameters"
+    BL_COMMON_KEYS, "intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps"
 /* Keys that it reads where an entry lists them:
  *
  *   attention_bias       biases of q, k, v and o; of q, k and v where attention_out_bias is listed
  *   attention_out_bias   bias of o
  *   mlp_bias             biases of gate, up and down
+ *   bias                 biases of all projections
  *   sliding_window       tokens; absent: as in `defaults`; null: none
  *   use_sliding_window, max_window_layers, layer_types   whether, and in which layers: those from
  *                        number max_window_layers on, or those of type "sliding_attention"
  *   embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling   Granite's
  */
 #define BL_WINDOW_KEYS "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"
+bl_status arch_read_common_sizes(const char *file, const json_t *root, bl_model_config *config);
+bl_status arch_read_rest(const char *file, const json_t *root, bl_model_config *config);
+/* Both, and between them the other sizes, by Llama's names. */
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config);
 json_t *arch_describe_decoder(const bl_model_config *config);
 
@@ -38,6 +44,7 @@ json_t *arch_describe_decoder(const bl_model_config *config);
     [BL_MLP_NORM] = {"post_attention_layernorm.weight", BL_EXTENT_HIDDEN}
 
 enum {
+    BL_MODEL_MAX_WIDTH = 1 << 20,
     BL_ATTENTION_BIASES = 1 << BL_QKV | 1 << BL_OUT,
     BL_MLP_BIASES = 1 << BL_GATE_UP | 1 << BL_MLP_DOWN
 };

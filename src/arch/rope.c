@@ -198,6 +198,27 @@ static bl_status read_query_beta(const rope_keys *k, bl_model_config *c)
     return c->query_beta > 0 ? read_original_length(k, c) : BL_OK;
 }
 
+/* Without RoPE's keys: the family's own. transformers takes no rope_theta then, where the family's
+ * type is not "default". */
+static bl_status keep_defaults(const char *file, const json_t *root, const bl_model_config *c)
+{
+    if (c->rope_kind == BL_ROPE_DEFAULT || c->rope_theta == c->arch->defaults.rope_theta)
+        return BL_OK;
+    return bl_json_fail(file, "rope_theta", "rope_parameters beside it",
+                        json_object_get(root, "rope_theta"));
+}
+
+/* With them: nothing of the family's own but theta, which is 10000 where its type is not
+ * "default". */
+static void clear_defaults(const json_t *root, bl_model_config *c)
+{
+    if (c->rope_kind == BL_ROPE_DEFAULT) return;
+    if (!json_object_get(root, "rope_theta")) c->rope_theta = 1e4;
+    c->rope_factor = c->rope_beta_fast = c->rope_beta_slow = 0;
+    c->rope_attention_factor = c->query_beta = 0;
+    c->rope_original_max_positions = 0;
+}
+
 bl_status arch_read_rope(const char *file, const json_t *root, bl_model_config *c)
 {
     static const double min_theta = 1, max_theta = 1e12;
@@ -212,7 +233,8 @@ bl_status arch_read_rope(const char *file, const json_t *root, bl_model_config *
     if (scaling && parameters && !json_equal(scaling, parameters))
         return bl_json_fail(file, "rope_scaling", "nothing beside rope_parameters", scaling);
     const json_t *rope = parameters ? parameters : scaling;
-    if (!rope) return BL_OK;
+    if (!rope) return keep_defaults(file, root, c);
+    clear_defaults(root, c);
     BL_TRY(bl_text_format(&where, "%s: %s", file, parameters ? "rope_parameters" : "rope_scaling"));
     rope_keys keys = {where, file, rope, root};
     double theta = c->rope_theta;

@@ -2,6 +2,8 @@
 /* dtype.c -- tables of dtypes, and fp16 <-> fp32 by bits where no instruction is assumed. */
 #include "base/dtype.h"
 
+#include <math.h>
+
 static const struct {
     const char *name;
     size_t bytes;
@@ -92,6 +94,10 @@ bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count)
             memcpy(&wide, bytes + 8 * i, sizeof wide);
             dst[i] = (float)wide;
         }
+        return true;
+    case BL_F8_E8M0:
+        for (size_t i = 0; i < count; i++)
+            dst[i] = bytes[i] == 0xff ? NAN : ldexpf(1, bytes[i] - 127);
         return true;
     default:
         return false;

@@ -64,8 +64,8 @@ BL_API float bl_f16_to_f32(uint16_t bits); /* exact, subnormals included */
 /* Round to nearest even; overflow to infinity; NaN stays NaN. */
 BL_API uint16_t bl_f32_to_f16(float value);
 
-/* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16 or F64. Any alignment.
- * False: other dtype. */
+/* dst[i] = (float)src[i] for i < count; src holds `dtype`: F32, F16, BF16, F64 or
+ * F8_E8M0 (2^(byte - 127), 255: NaN). Any alignment. False: other dtype. */
 BL_API bool bl_dtype_to_f32(bl_dtype dtype, const void *src, float *dst, size_t count);
 
 #ifdef __cplusplus

@@ -273,7 +273,7 @@ static size_t find_end(const bl_tokenizer *tokenizer, const char *text, size_t b
 static bl_status fail_prefix(const bl_chat_template *chat, size_t i, const char *what)
 {
     return BL_FAIL(BL_EINPUT,
-                   "message %zu: chat template %s writes %s in another way when more messages "
+                   "message %zu: chat template (%s) writes %s in another way when more messages "
                    "follow, so that the answer's place is not certain; give a chat_template with "
                    "{%% generation %%} around answers, or rows with one answer",
                    i, chat->name, what);

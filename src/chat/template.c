@@ -20,7 +20,8 @@ const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "
 
 #define NAMES "llama2, llama3, llama3.1, llama3.2 or the path of a template file"
 
-static const char own_name[] = "of the model"; /* a jinja text of no known family */
+/* A jinja text's name: of no known family; given in place of a name. */
+static const char own_name[] = "the model's own", text_name[] = "the configuration's";
 
 /* ---- texts ---- */
 
@@ -266,9 +267,16 @@ static bl_status read_jinja_file(bl_chat_template *chat, const char *date)
     return st;
 }
 
-static bl_status build(bl_chat_template *chat, family which, const char *date)
+/* A jinja text, where others have a name. */
+static bool is_jinja_text(const char *name)
 {
-    bool rendered = which == FAMILY_FILE && (chat->recognized || is_jinja_file(chat->name));
+    return strstr(name, "{{") || strstr(name, "{%");
+}
+
+/* text: the template itself; NULL: chat->name is a family's, or a file's. */
+static bl_status build(bl_chat_template *chat, family which, const char *text, const char *date)
+{
+    bool rendered = which == FAMILY_FILE && (text || is_jinja_file(chat->name));
     bool dated = rendered || which == FAMILY_LLAMA3_1 || which == FAMILY_LLAMA3_2;
 
     if (date && !dated)
@@ -288,10 +296,7 @@ static bl_status build(bl_chat_template *chat, family which, const char *date)
         break;
     }
     if (!date) date = BL_CHAT_DEFAULT_DATE;
-    if (chat->recognized) {
-        const char *text = bl_tokenizer_chat_template(chat->tokenizer);
-        return bl_chat_rendered_load(chat, "the model's chat template", text, strlen(text), date);
-    }
+    if (text) return bl_chat_rendered_load(chat, chat->name, text, strlen(text), date);
     if (!bl_file_exists(chat->name))
         return BL_FAIL(BL_EUSAGE, "chat_template %s: no such file; expected " NAMES, chat->name);
     return rendered ? read_jinja_file(chat, date) : bl_chat_file_read(chat);
@@ -301,22 +306,28 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
                                 bl_chat_template **out)
 {
     family which = FAMILY_FILE;
+    const char *title = own_name, *text = NULL;
 
     *out = NULL;
-    if (name)
+    if (name && is_jinja_text(name)) {
+        title = text_name;
+        text = name;
+    } else if (name) {
+        title = name;
         which = find_family(name);
-    else
+    } else {
         BL_TRY(recognize(tokenizer, &which));
+        if (which == FAMILY_FILE) text = bl_tokenizer_chat_template(tokenizer);
+        if (which != FAMILY_FILE) title = family_names[which];
+    }
     bl_chat_template *chat = calloc(1, sizeof *chat);
-    if (!chat || !(chat->name = strdup(name                   ? name
-                                       : which == FAMILY_FILE ? own_name
-                                                              : family_names[which]))) {
+    if (!chat || !(chat->name = strdup(title))) {
         free(chat);
         return BL_FAIL(BL_ENOMEM, "chat template");
     }
     chat->tokenizer = tokenizer;
     chat->recognized = !name;
-    bl_status st = build(chat, which, date);
+    bl_status st = build(chat, which, text, date);
     if (st != BL_OK) {
         bl_chat_template_destroy(chat);
         return st;

@@ -63,10 +63,11 @@ typedef struct bl_chat_message {
 /* Never changes once loaded: any thread may use it. */
 typedef struct bl_chat_template bl_chat_template;
 
-/* name: NULL for the model's own. date: NULL, or "DD Mon YYYY" for a template that writes one.
- * `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an unknown name, a date
- * without use, a template that this tokenizer lacks tokens for, no name and no certain choice, a
- * file that does not follow the format ("file:line: key: reason"); BL_EIO, BL_ENOMEM. */
+/* name: NULL for the model's own; a jinja text has "{{" or "{%". date: NULL, or "DD Mon YYYY" for a
+ * template that writes one. `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an
+ * unknown name, a date without use, a template that this tokenizer lacks tokens for, no name and no
+ * certain choice, a file that does not follow the format ("file:line: key: reason"); BL_EIO,
+ * BL_ENOMEM. */
 bl_status bl_chat_template_load(const char *name, const char *date, const bl_tokenizer *tokenizer,
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */

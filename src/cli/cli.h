@@ -16,8 +16,8 @@ typedef struct bl_command {
     const char *arguments; /* as in "CONFIG.yaml [--key value ...]" */
     const char *summary;   /* one line */
     const char *details;   /* paragraphs for --help; lines end in \n */
-    /* Its options: for a terminal, or as Markdown tables; NULL: it has none. */
-    void (*print_options)(FILE *out, bool as_markdown);
+    /* Its options; NULL: it has none. */
+    void (*print_options)(FILE *out, bl_options_style style);
     /* Its product is files: it continues when its log has no reader (SIGPIPE is ignored). */
     bool is_job;
     /* argv without the program and the command; --help has been dealt with. Output goes to stdout;
@@ -25,11 +25,18 @@ typedef struct bl_command {
     bl_status (*run)(int argc, char *const *argv);
 } bl_command;
 
+/* The command of that name; NULL, with a failure recorded, if there is none. */
+const bl_command *bl_cli_find_command(const char *name);
+
+/* `ballast COMMAND --help`. */
+void bl_cli_print_command(const bl_command *command);
+
 extern const bl_command bl_command_train, bl_command_eval;
 extern const bl_command bl_command_generate;
 extern const bl_command bl_command_tokenize;
 extern const bl_command bl_command_inspect;
 extern const bl_command bl_command_quantize;
+extern const bl_command bl_command_merge;
 extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
 extern const bl_command bl_command_config;
@@ -45,7 +52,8 @@ enum { BL_CLI_ANY = 1 };
  * caller clears `options`, also after a failure. */
 bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
                       const char **words, int *n_words);
-void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out, bool as_markdown);
+void bl_cli_print_table(const bl_option *table, size_t n_options, FILE *out,
+                        bl_options_style style);
 
 /* This process as the parent of its host's ranks (bl_launch_run_ranks), which are given the same
  * command and words. deadline_s: of their communicator; 0: none. */

@@ -13,14 +13,15 @@
 #include "cli/generate_prompt_internal.h"
 #include "config/config.h"
 #include "model/generate.h"
+#include "model/sample.h"
 #include "adapter/lora_io.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct generate_options {
     char *model, *adapter, *prompt, *prompt_file, *messages, *input_ids, *chat_template,
         *template_date;
-    int64_t max_new_tokens, threads, seed;
-    double temperature, top_p;
+    int64_t max_new_tokens, threads, seed, top_k;
+    double temperature, top_p, min_p, repetition_penalty;
     bl_base_format base_format;
     bl_config_device device;
     bool parse_special_tokens, json;
@@ -47,8 +48,14 @@ static const bl_option table[] = {
      .help = "tokens to add at most"},
     {OPTION(temperature, REAL), .default_text = "0", .min = 0, .max = 100,
      .help = "0 takes the most likely token each time"},
+    {OPTION(top_k, INT), .default_text = "0", .min = 0, .max = 1 << 30,
+     .help = "draw from so many of the likeliest tokens; 0: from all"},
     {OPTION(top_p, REAL), .default_text = "1", .min = 0, .max = 1,
      .help = "draw from the likeliest tokens of this total probability"},
+    {OPTION(min_p, REAL), .default_text = "0", .min = 0, .max = 1,
+     .help = "draw from tokens of at least this share of the likeliest one's probability"},
+    {OPTION(repetition_penalty, REAL), .default_text = "1", .min = 0.01, .max = 100,
+     .help = "above 1 makes tokens less likely that the prompt or the answer has"},
     {OPTION(seed, INT), .default_text = "42", .min = 0, .max = 9007199254740992.0,
      .help = "sampling seed"},
     {OPTION(base_format, ENUM), .default_text = "auto", .names = "auto|fp8_row|fp8_block|stored",
@@ -76,6 +83,7 @@ typedef struct session {
     bl_lora_layout lora;
     bl_tensor lora_weights;
     bl_generator *generator;
+    bl_token_sampler *sampler;
     /* The prompt and the new ids: decoded together, so that spaces are those of one text. */
     bl_ids ids;
     size_t n_prompt; /* of them */
@@ -88,9 +96,9 @@ typedef struct outcome {
     double prompt_s, answer_s;
 } outcome;
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
-    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+    bl_cli_print_table(table, BL_COUNT(table), out, style);
 }
 
 static bl_status load_adapter(session *s)
@@ -160,6 +168,28 @@ static bl_status read_prompt(session *s)
     return BL_OK;
 }
 
+static bl_status create_sampler(session *s)
+{
+    const generate_options *o = s->options;
+    const bl_sampling sampling = {.repetition_penalty = o->repetition_penalty,
+                                  .temperature = o->temperature,
+                                  .top_k = o->top_k,
+                                  .top_p = o->top_p,
+                                  .min_p = o->min_p,
+                                  .seed = (uint64_t)o->seed};
+    return bl_token_sampler_create(&sampling, s->model->config.vocab_size, &s->sampler);
+}
+
+static void warn_of_positions(const session *s, int64_t capacity)
+{
+    int64_t most = s->model->config.max_position_embeddings;
+
+    if (capacity > most)
+        bl_log_warning("the prompt and max_new_tokens are %lld tokens, beyond the model's "
+                       "max_position_embeddings %lld",
+                       (long long)capacity, (long long)most);
+}
+
 static bl_status open_session(session *s)
 {
     const generate_options *o = s->options;
@@ -167,6 +197,7 @@ static bl_status open_session(session *s)
     BL_TRY(read_prompt(s));
     int64_t capacity = (int64_t)s->ids.n + o->max_new_tokens;
     BL_TRY(bl_model_open(o->model, o->base_format, capacity, &s->model));
+    warn_of_positions(s, capacity);
     for (size_t i = 0; i < s->ids.n; i++)
         if (s->ids.id[i] >= s->model->config.vocab_size)
             return BL_FAIL(BL_EINPUT, "%s: the prompt has token %d, the model has %lld", o->model,
@@ -180,11 +211,12 @@ static bl_status open_session(session *s)
     BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &s->lora, s->lora_weights,
                                capacity, &s->generator));
     print_base_formats(s);
-    return BL_OK;
+    return create_sampler(s);
 }
 
 static void close_session(session *s)
 {
+    bl_token_sampler_destroy(s->sampler);
     bl_generator_destroy(s->generator);
     if (s->device) bl_device_free(s->device, BL_SPACE_DEVICE, s->lora_weights.data);
     bl_base_destroy(s->base);
@@ -254,8 +286,7 @@ static bl_status generate(session *s, outcome *out)
     double answer_s = bl_now_s();
     out->prompt_s = answer_s - begun_s;
     for (int64_t i = 0; i < o->max_new_tokens; i++) {
-        int32_t id = bl_generator_choose(logits, s->model->config.vocab_size, o->temperature,
-                                         o->top_p, (uint64_t)o->seed, (int64_t)s->n_prompt + i);
+        int32_t id = bl_token_sampler_choose(s->sampler, logits, s->ids.id, (int64_t)s->ids.n);
         if (is_end(s, id)) {
             out->stop_id = id;
             break;

@@ -17,7 +17,7 @@
 #include "store/peft.h"
 #include "store/safetensors.h"
 
-enum { CONFIG_MAX_BYTES = 1 << 20, N_SCALE_KINDS = BL_SCALE_BLOCK + 1 };
+enum { CONFIG_MAX_BYTES = 1 << 20, N_SCALE_KINDS = BL_SCALE_COUNT };
 
 typedef struct inspect_options {
     bool json;
@@ -33,9 +33,9 @@ static const bl_option table[] = {
      .help = "print one JSON document"},
 };
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
-    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+    bl_cli_print_table(table, BL_COUNT(table), out, style);
 }
 
 /* Adds `value`, whose reference it takes, to the object. */
@@ -129,7 +129,8 @@ static bl_status report_file(json_t *report, const char *path)
  * scales are. */
 static bl_status report_fp8(json_t *report, const bl_hf_model *model)
 {
-    static const char *const names[N_SCALE_KINDS] = {"none", "tensor", "row", "block"};
+    static const char *const names[N_SCALE_KINDS] = {"none",  "tensor", "row",
+                                                     "block", "grid",   "mx"};
     int64_t counts[N_SCALE_KINDS] = {0};
     int64_t n_weights = 0;
 
@@ -185,12 +186,15 @@ static bl_status report_adapter(json_t *report, const char *dir, const char *con
         if (value) BL_TRY_GOTO(st, done, put(report, keys[i][0], json_deep_copy(value)));
     }
     BL_TRY_GOTO(st, done, report_file(report, path));
-    /* Of which architecture its model is, nothing says. */
+    /* Of which architecture its model is, nothing says: one must fit, and Llama's error counts. */
     const bl_arch *arch;
+    bl_error of_first;
     for (size_t i = 0; (arch = bl_arch_at(i)); i++) {
         bl_peft_modules modules = bl_arch_peft_modules(arch);
         if ((st = bl_peft_check(dir, &modules)) == BL_OK) break;
+        if (i == 0) bl_error_save(&of_first, st);
     }
+    if (st != BL_OK) st = bl_error_restore(&of_first);
 done:
     json_decref(config);
     free(path);

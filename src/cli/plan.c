@@ -75,10 +75,11 @@ static const bl_option table[] = {
      .help = "sequence lengths for --family, in tokens"},
 };
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
-    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
-    if (!as_markdown)
+    bl_cli_print_table(table, BL_COUNT(table), out, style);
+    if (style == BL_OPTIONS_WORDS) bl_train_config_print(BL_CONFIG_TRAIN, style, out);
+    if (style == BL_OPTIONS_HELP || style == BL_OPTIONS_MAN)
         fputs("\nAnd the options of `ballast train`, of which none is required but the model.\n",
               out);
 }

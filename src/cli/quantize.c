@@ -28,9 +28,9 @@ static const bl_option table[] = {
      .help = "CPU threads"},
 };
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
-    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+    bl_cli_print_table(table, BL_COUNT(table), out, style);
 }
 
 static bl_status quantize(const char *source, const char *target, const quantize_options *values)

@@ -64,9 +64,9 @@ static const bl_option table[] = {
              "reads back"},
 };
 
-static void print_options(FILE *out, bool as_markdown)
+static void print_options(FILE *out, bl_options_style style)
 {
-    bl_cli_print_table(table, BL_COUNT(table), out, as_markdown);
+    bl_cli_print_table(table, BL_COUNT(table), out, style);
 }
 
 /* `ids` is reused from line to line. */

@@ -11,12 +11,11 @@
 #include "comm/nccl/nccl.h"
 #include "train/train.h"
 
-static void print_train_options(FILE *out, bool as_markdown)
+static void print_train_options(FILE *out, bl_options_style style)
 {
-    if (as_markdown)
-        bl_train_config_print_markdown(out);
-    else
-        bl_train_config_print_help(BL_CONFIG_TRAIN, out);
+    bl_train_config_print(style == BL_OPTIONS_MARKDOWN ? BL_CONFIG_TRAIN | BL_CONFIG_EVAL
+                                                       : BL_CONFIG_TRAIN,
+                          style, out);
 }
 
 /* A request to stop before or after training, and a second one during it: there is nothing to
@@ -122,12 +121,12 @@ const bl_command bl_command_train = {
     .run = run_train,
 };
 
-static void print_eval_options(FILE *out, bool as_markdown)
+static void print_eval_options(FILE *out, bl_options_style style)
 {
-    if (as_markdown)
+    if (style == BL_OPTIONS_MARKDOWN)
         fputs("\nThe options of `ballast train` that concern model, data and execution.\n", out);
     else
-        bl_train_config_print_help(BL_CONFIG_EVAL, out);
+        bl_train_config_print(BL_CONFIG_EVAL, style, out);
 }
 
 static void print_result(const bl_eval_result *result)

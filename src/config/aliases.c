@@ -13,12 +13,14 @@
     "sequences)"
 #define JSON_FILES     "*.json *.jsonl *.csv *.gz *.zst json="
 #define TRAIN_HINT     "train_file, a local JSON or JSON lines file"
+#define MIXTURE_HINT   "train_file, more_train_files and train_file_shares, local files"
 #define TEMPLATE_HINT  "chat_template: llama2, llama3, llama3.1, llama3.2 or a file (docs/data.md)"
 #define OPTIMIZER_HINT "!the optimizer is AdamW in fp32"
 #define ADAMW          "adamw= adamw_torch= adamw_torch_fused= adamw_hf= adamw_apex_fused="
 #define FOUR_BIT_HINT                                                                              \
     "!there is no 4-bit format; the smallest is base_format fp8_row, 8 bits per weight"
 #define VOCABULARY   "!embeddings are frozen and the tokenizer is the model's"
+#define REPORT_HINT  "report_to: tensorboard, whose files other trackers import (docs/watching.md)"
 #define FORMATS_HINT "train_file with rows in a format of docs/data.md"
 
 /* Changes nothing here. */
@@ -125,6 +127,8 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "datasets.split", .values = "train=", .hint = TRAIN_HINT},
     {.name = "datasets.field", .key = "dataset_text_field"},
     {.name = "datasets.field_messages", .values = "messages=", .hint = FORMATS_HINT},
+    {.name = "datasets.message_field_role", .values = "role=", .hint = FORMATS_HINT},
+    {.name = "datasets.message_field_content", .values = "content=", .hint = FORMATS_HINT},
     {.name = "datasets.*", .hint = FORMATS_HINT},
     {.name = "test_datasets.path",
      .key = "validation_file",
@@ -141,6 +145,10 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "test_datasets.*", .hint = "validation_file with rows in a format of docs/data.md"},
     {.name = "pretraining_dataset", .hint = TRAIN_HINT " and packing: concatenate"},
     {.name = "dataset_name", .hint = TRAIN_HINT},
+    {.name = "dataset_mixture", .hint = MIXTURE_HINT},
+    {.name = "dataset_mixer", .hint = MIXTURE_HINT},
+    IGNORED("dataset_splits"),
+    IGNORED("dataset_configs"),
     IGNORED("dataset_config"),
     IGNORED("dataset_dir"),
     IGNORED("media_dir"),
@@ -211,7 +219,7 @@ const bl_option_alias bl_train_aliases[] = {
      .values = "true=pack false=",
      .hint = "packing",
      .joins = true},
-    {.name = "packing_strategy", .values = "bfd=", .hint = "packing: pack or concatenate"},
+    {.name = "packing_strategy", .values = "bfd= ffd=", .hint = "packing: pack or concatenate"},
     IGNORED("sample_packing_*"),
     IGNORED("eval_sample_packing"),
     IGNORED("eval_packing"),
@@ -235,7 +243,7 @@ const bl_option_alias bl_train_aliases[] = {
      .hint = TEMPLATE_HINT,
      .tool = "axolotl"},
     {.name = "chat_template_path", .hint = TEMPLATE_HINT},
-    {.name = "chat_template_jinja", .hint = TEMPLATE_HINT},
+    {.name = "chat_template_jinja", .key = "chat_template"},
     {.name = "default_system", .hint = "train_file with a system message in each row"},
     IGNORED("tool_format"),
     IGNORED("enable_thinking"),
@@ -373,8 +381,7 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "max_epochs", .key = "num_train_epochs"},
     {.name = "max_train_steps", .key = "max_steps"},
     {.name = "max_steps_per_epoch", .hint = "max_steps"},
-    {.name = "early_stopping_patience", .hint = "max_steps or num_train_epochs"},
-    {.name = "early_stopping_steps", .hint = "max_steps or num_train_epochs"},
+    {.name = "early_stopping_steps", .key = "early_stopping_patience"},
     IGNORED("loss_watchdog_threshold"),
     IGNORED("loss_watchdog_patience"),
     {.name = "micro_batch_size", .key = "per_device_train_batch_size"},
@@ -412,7 +419,7 @@ const bl_option_alias bl_train_aliases[] = {
 
     /* reports and checkpoints */
     {.name = "do_train", .values = "true=", .hint = "ballast eval"},
-    OFF("do_eval", "eval_strategy"),
+    IGNORED("do_eval"),
     OFF("do_predict", "ballast generate"),
     OFF("predict_with_generate", "ballast generate"),
     {.name = "evaluation_strategy", .key = "eval_strategy"},
@@ -420,14 +427,13 @@ const bl_option_alias bl_train_aliases[] = {
      .key = "eval_strategy",
      .values = "0=no 1=epoch",
      .hint = "eval_strategy: steps and eval_steps"},
-    {.name = "saves_per_epoch", .values = "0=", .hint = "save_steps"},
-    {.name = "save_strategy", .key = "save_steps", .values = "steps= no=0", .hint = "save_steps"},
+    {.name = "saves_per_epoch",
+     .key = "save_strategy",
+     .values = "0= 1=epoch",
+     .hint = "save_strategy: steps and save_steps"},
     {.name = "logging_strategy", .values = "steps=", .hint = "logging_steps"},
     {.name = "log_every_n_steps", .key = "logging_steps"},
     {.name = "save_every_n_steps", .key = "save_steps"},
-    OFF("load_best_model_at_end", "!the adapter is the last step's; metrics.jsonl has every loss"),
-    IGNORED("metric_for_best_model"),
-    IGNORED("greater_is_better"),
     IGNORED("save_only_model"),
     IGNORED("save_adapter_weights_only"),
     IGNORED("save_safetensors"),
@@ -442,7 +448,6 @@ const bl_option_alias bl_train_aliases[] = {
     IGNORED("prediction_loss_only"),
     IGNORED("batch_eval_metrics"),
     IGNORED("compute_accuracy"),
-    IGNORED("report_to"),
     IGNORED("run_name"),
     IGNORED("project"),
     IGNORED("wandb_*"),
@@ -454,9 +459,21 @@ const bl_option_alias bl_train_aliases[] = {
     IGNORED("swanlab_*"),
     IGNORED("use_swanlab"),
     IGNORED("trackio_*"),
-    IGNORED("use_tensorboard"),
+    {.name = "use_tensorboard",
+     .key = "report_to",
+     .values = "true=tensorboard false=",
+     .hint = "report_to"},
+    {.name = "report_to",
+     .key = "report_to",
+     .values = "tensorboard all none",
+     .hint = REPORT_HINT,
+     .tool = "trl"},
+    {.name = "report_to",
+     .key = "report_to",
+     .values = "tensorboard all none",
+     .hint = REPORT_HINT,
+     .tool = "llamafactory"},
     IGNORED("plot_loss"),
-    IGNORED("logging_dir"),
     IGNORED("logging_first_step"),
     IGNORED("logging_nan_inf_filter"),
     IGNORED("log_level"),
@@ -508,7 +525,10 @@ const bl_option_alias bl_train_aliases[] = {
     IGNORED("bf16_full_eval"),
     IGNORED("fp16_full_eval"),
     {.name = "dtype", .key = "compute_dtype", .values = "float32=fp32 bfloat16=bf16 *"},
-    {.name = "torch_dtype", .key = "compute_dtype", .values = "float32=fp32 bfloat16=bf16 *"},
+    {.name = "torch_dtype",
+     .key = "compute_dtype",
+     .values = "auto= float32=fp32 bfloat16=bf16 *",
+     .joins = true}, /* beside bf16 in most files */
     {.name = "filter_fqns", .key = "compute_bf16_modules"},
     {.name = "modules_to_not_convert", .hint = "base_format and compute_bf16_modules"},
     OFF("load_in_8bit", "base_format fp8_row, 8 bits per weight"),
@@ -532,6 +552,8 @@ const bl_option_alias bl_train_aliases[] = {
     OFF("use_ray", "mpirun, srun or torchrun (docs/launch.md)"),
     IGNORED("ray_*"),
     OFF("deepspeed", "shard_size and offload_ratio"),
+    OFF("fsdp.cpu_offload", "offload_ratio"),
+    {.name = "fsdp.*", .hint = "shard_size and offload_ratio"},
     OFF("fsdp", "shard_size and offload_ratio"),
     OFF("fsdp_config", "shard_size and offload_ratio"),
     {.name = "accelerator_config", .hint = "shard_size and offload_ratio"},
@@ -541,6 +563,7 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "tensor_parallel_size", .values = "1=", .hint = "shard_size"},
     IGNORED("attn_implementation"),
     IGNORED("use_flash_attention"),
+    IGNORED("use_flash_attention_2"),
     IGNORED("flash_attention"),
     IGNORED("flash_attn"),
     IGNORED("flash_attn_*"),

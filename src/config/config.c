@@ -221,6 +221,69 @@ static bl_status check_allowed(const bl_string_list *list)
     return BL_OK;
 }
 
+/* The keys that compare evaluations. */
+static bl_status validate_best(const bl_train_config *config)
+{
+    const char *needing = config->load_best_model_at_end          ? "load_best_model_at_end"
+                          : config->early_stopping_patience > 0   ? "early_stopping_patience"
+                          : config->save_strategy == BL_SAVE_BEST ? "save_strategy best"
+                                                                  : NULL;
+
+    if (config->greater_is_better)
+        return BL_FAIL(BL_EUSAGE, "greater_is_better true: metric_for_best_model is a loss, which "
+                                  "is better when lower; leave the key out");
+    if (needing && config->eval_strategy == BL_EVAL_NO)
+        return BL_FAIL(BL_EUSAGE, "%s compares evaluations: needs eval_strategy steps or epoch",
+                       needing);
+    if (config->early_stopping_threshold > 0 && config->early_stopping_patience == 0)
+        return BL_FAIL(BL_EUSAGE, "early_stopping_threshold %g needs early_stopping_patience",
+                       config->early_stopping_threshold);
+    return BL_OK;
+}
+
+/* Trackers of transformers whose files Ballast does not write, and what reads Ballast's. */
+static const struct {
+    const char *name, *instead;
+} trackers[] = {
+    {"wandb", "give tensorboard; `wandb sync --sync-tensorboard DIR` uploads its files"},
+    {"mlflow", "log metrics.jsonl with mlflow.log_metrics, one call per line"},
+};
+
+static bl_status refuse_tracker(const char *name)
+{
+    for (size_t i = 0; i < BL_COUNT(trackers); i++)
+        if (strcmp(trackers[i].name, name) == 0)
+            return BL_FAIL(BL_EUSAGE, "report_to: %s is not supported: %s (docs/watching.md)", name,
+                           trackers[i].instead);
+    return BL_FAIL(
+        BL_EUSAGE,
+        "report_to: expected tensorboard, all or none, got '%s'; metrics.jsonl has every "
+        "step for other trackers (docs/watching.md)",
+        name);
+}
+
+static bl_status validate_reports(const bl_train_config *config)
+{
+    const bl_string_list *list = &config->report_to;
+
+    for (int64_t i = 0; i < list->n_items; i++) {
+        const char *name = list->items[i];
+        bool is_alone = strcmp(name, "all") == 0 || strcmp(name, "none") == 0;
+        if (is_alone && list->n_items > 1)
+            return BL_FAIL(BL_EUSAGE, "report_to: %s cannot be combined with other names", name);
+        if (!is_alone && strcmp(name, "tensorboard") != 0) return refuse_tracker(name);
+    }
+    if (config->logging_dir && !bl_train_config_reports_to_tensorboard(config))
+        bl_log_warning("logging_dir has no effect without report_to: tensorboard");
+    return BL_OK;
+}
+
+bool bl_train_config_reports_to_tensorboard(const bl_train_config *config)
+{
+    const bl_string_list *list = &config->report_to;
+    return list->n_items > 0 && strcmp(list->items[0], "none") != 0;
+}
+
 static bl_status validate_training(const bl_train_config *config)
 {
     if (!bl_train_config_targets_by_pattern(config))
@@ -248,7 +311,9 @@ static bl_status validate_training(const bl_train_config *config)
                        "eval_strategy %s needs validation_file or validation_split_percentage",
                        config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
     }
+    BL_TRY(validate_best(config));
     BL_TRY(validate_shares(config));
+    BL_TRY(validate_reports(config));
     BL_TRY(check_allowed(&config->allow_resume_mismatch));
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
         return BL_FAIL(BL_EUSAGE,
@@ -422,16 +487,9 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
     return st;
 }
 
-void bl_train_config_print_help(bl_config_command command, FILE *out)
+void bl_train_config_print(bl_config_command command, bl_options_style style, FILE *out)
 {
     static const bl_train_config none;
     const bl_options options = config_bind(command, &none);
-    bl_options_print_help(&options, out);
-}
-
-void bl_train_config_print_markdown(FILE *out)
-{
-    static const bl_train_config none;
-    const bl_options options = config_bind(BL_CONFIG_TRAIN | BL_CONFIG_EVAL, &none);
-    bl_options_print_markdown(&options, out);
+    bl_options_print(&options, style, out);
 }

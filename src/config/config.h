@@ -28,6 +28,14 @@ typedef enum bl_lr_scheduler_type {
 } bl_lr_scheduler_type;
 typedef enum bl_epoch_end { BL_EPOCH_SHORT_STEP, BL_EPOCH_CONTINUE } bl_epoch_end;
 typedef enum bl_eval_strategy { BL_EVAL_NO, BL_EVAL_STEPS, BL_EVAL_EPOCH } bl_eval_strategy;
+typedef enum bl_save_strategy {
+    BL_SAVE_NO,
+    BL_SAVE_STEPS,
+    BL_SAVE_EPOCH,
+    BL_SAVE_BEST
+} bl_save_strategy;
+/* Both are the validation loss. */
+typedef enum bl_best_metric { BL_METRIC_LOSS, BL_METRIC_EVAL_LOSS } bl_best_metric;
 typedef enum bl_config_device {
     BL_CONFIG_DEVICE_AUTO,
     BL_CONFIG_DEVICE_CPU,
@@ -107,13 +115,21 @@ typedef struct bl_train_config {
     int64_t seed;
 
     /* reports and checkpoints */
-    int64_t logging_steps, save_steps,
-        save_total_limit; /* save_steps 0: only at the end; save_total_limit 0: keep all */
+    int64_t logging_steps;
+    bl_save_strategy save_strategy;
+    int64_t save_steps, save_total_limit; /* 0: only at the end; 0: keep all */
     bl_eval_strategy eval_strategy;
     int64_t eval_steps;
+    bool load_best_model_at_end;
+    bl_best_metric metric_for_best_model;
+    bool greater_is_better;
+    int64_t early_stopping_patience; /* evaluations; 0: off */
+    double early_stopping_threshold;
     bool eval_stored_base;
-    char *trace;          /* NULL: no */
-    char *dump_gradients; /* NULL: no */
+    bl_string_list report_to; /* bl_train_config_reports_to_tensorboard */
+    char *logging_dir;        /* NULL: output_dir/runs */
+    char *trace;              /* NULL: no */
+    char *dump_gradients;     /* NULL: no */
 
     /* execution; device, compute_dtype, ranks, rank_processes, threads and shard_size are resolved
      * by bl_train_config_load */
@@ -190,6 +206,9 @@ double bl_train_config_share(const bl_train_config *config, int64_t file);
 /* Whether lora_target_modules is a regular expression, not names. */
 bool bl_train_config_targets_by_pattern(const bl_train_config *config);
 
+/* Whether report_to names tensorboard, or all. */
+bool bl_train_config_reports_to_tensorboard(const bl_train_config *config);
+
 /* Which fused matrices compute_bf16_modules names: bit m of masks[layer < n_layers] is
  * bl_layer_matrix m. BL_EUSAGE: a layer that the model does not have. */
 bl_status bl_train_config_bf16_matrices(const bl_train_config *config, int64_t n_layers,
@@ -228,8 +247,7 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
  * keys. BL_EUSAGE: it cannot be, or the file is not YAML. */
 bl_status bl_train_config_convert(const char *path, const char *tool, FILE *out);
 
-/* The options of one command for --help, and all of them for docs/options.md. */
-void bl_train_config_print_help(bl_config_command command, FILE *out);
-void bl_train_config_print_markdown(FILE *out);
+/* The options of one command, or of several. */
+void bl_train_config_print(bl_config_command command, bl_options_style style, FILE *out);
 
 #endif

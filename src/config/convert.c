@@ -69,6 +69,8 @@ static const tool_default defaults[] = {
     {"axolotl", "eval_strategy", "steps", "eval_steps"},
     {"axolotl", "eval_strategy", "epoch", "validation_split_percentage"},
     {"axolotl", "eval_strategy", "epoch", "validation_file"},
+    {"axolotl", "save_strategy", "steps", "save_steps"},
+    {"axolotl", "save_strategy", "epoch", NULL},
     {"llamafactory", "lora_alpha", TWICE_LORA_R, NULL},
     {"llamafactory", "learning_rate", "5.0e-5", NULL},
     {"trl", "lora_r", "16", NULL},
@@ -89,7 +91,6 @@ static const struct {
     const char *tool, *text;
 } notes[] = {
     {"axolotl", "axolotl holds out random rows, Ballast the first rows"},
-    {"axolotl", "axolotl saves after each epoch by default, Ballast every save_steps"},
     {"llamafactory", "LLaMA-Factory writes alpaca rows with its template, Ballast with the Alpaca "
                      "prompt: write them as messages (docs/data.md)"},
     {"llamafactory",

@@ -80,8 +80,8 @@ const bl_option bl_train_options[] = {
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
      .help = "skip and count unreadable rows instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
-     .help = "llama2, llama3, llama3.1, llama3.2, or a file (docs/data.md); null: the "
-             "model's own template"},
+     .help = "llama2, llama3, llama3.1, llama3.2, a file, or a jinja text (docs/data.md); null: "
+             "the model's own template"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
      .help = "date written by templates that write one; default 26 Jul 2024"},
 #undef GROUP
@@ -143,17 +143,43 @@ const bl_option bl_train_options[] = {
 #define GROUP "Reports and checkpoints"
     {KEY(logging_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "1",
      .help = "steps between lines on the terminal (metrics.jsonl gets every step)"},
+    {KEY(save_strategy, ENUM), .commands = TRAIN, .names = "no|steps|epoch|best",
+     .default_text = "steps",
+     .help = "when to write checkpoints: never, every save_steps, after each epoch, after an "
+             "evaluation with the lowest loss so far; the last step always has one"},
     {KEY(save_steps, INT), RANGE(0, NO_MAX), .commands = TRAIN, .default_text = "500",
-     .help = "steps between checkpoints; 0: only at the end"},
+     .help = "steps between checkpoints with save_strategy steps; 0: only at the end"},
     {KEY(save_total_limit, INT), RANGE(0, NO_MAX), .commands = TRAIN, .default_text = "0",
-     .help = "checkpoints to keep, at least two; 0: all"},
+     .help =
+         "checkpoints to keep, at least two; 0: all; with load_best_model_at_end the best one is "
+         "kept and counts"},
     {KEY(eval_strategy, ENUM), .commands = TRAIN, .names = "no|steps|epoch", .default_text = "no",
      .help = "when to evaluate the held-out data"},
     {KEY(eval_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "500",
      .help = "steps between evaluations with eval_strategy steps"},
+    {KEY(load_best_model_at_end, BOOL), .commands = TRAIN, .default_text = "false",
+     .help = "write the adapter of the evaluation with the lowest loss, not that of the last step; "
+             "an evaluation with the lowest loss so far is followed by a checkpoint; needs "
+             "eval_strategy"},
+    {KEY(metric_for_best_model, ENUM), .commands = TRAIN, .names = "loss|eval_loss",
+     .default_text = "loss",
+     .help = "metric of load_best_model_at_end and early stopping; both names are the validation "
+             "loss, the only metric"},
+    {KEY(greater_is_better, BOOL), .commands = TRAIN, .default_text = "false",
+     .help = "only false: the metric is a loss"},
+    {KEY(early_stopping_patience, INT), RANGE(0, NO_MAX), .commands = TRAIN, .default_text = "0",
+     .help = "stop after this many evaluations in a row without a better loss; 0: off; needs "
+             "eval_strategy"},
+    {KEY(early_stopping_threshold, REAL), RANGE(0, 1e6), .commands = TRAIN, .default_text = "0",
+     .help = "early stopping: a better loss is lower than the lowest so far by more than this"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
      .help = "after training on a quantized base, also evaluate the adapter on the stored "
              "base, if one process has all ranks and that needs no more memory than training"},
+    {KEY(report_to, LIST), .commands = TRAIN,
+     .help = "tensorboard: also write event files for TensorBoard; none; all: whatever Ballast "
+             "writes, which is tensorboard (metrics.jsonl is always written)"},
+    {KEY(logging_dir, PATH), .commands = TRAIN,
+     .help = "directory for the event files of report_to tensorboard; default: output_dir/runs"},
     {KEY(trace, PATH), .commands = TRAIN,
      .help = "write the activity of every stream to this file, for Perfetto or "
              "chrome://tracing; of several processes to FILE.rank0, FILE.rank1, ..."},

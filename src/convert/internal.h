@@ -1,14 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- between quantize.c, for directories, and quantize_shard.c, for one file. */
+/* internal.h -- directory.c, for directories, and quantize_shard.c, for the shards of a
+ * directory, to the kinds of conversion. */
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
+#include <jansson.h>
+
 #include "arch/arch.h"
+#include "base/files.h"
 #include "convert/quantize.h"
 #include "store/hf_model.h"
 
-/* The target of one shard of the source: two specs for a projection (its codes, its scales), one
- * for any other tensor. */
+#define BL_QUANTIZE_MANIFEST "ballast_quantize.json"
+#define BL_MERGE_MANIFEST    "ballast_merge.json"
+
+/* The target of one shard of the source: one spec for each tensor, two for a projection that gets
+ * FP8 codes (its codes, its scales). */
 typedef struct bl_shard_plan {
     const bl_safetensors *source;
     bl_stored_tensor_spec *specs;
@@ -17,12 +24,60 @@ typedef struct bl_shard_plan {
     int64_t n_bytes; /* of the data */
 } bl_shard_plan;
 
-bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
-                             bl_shard_plan *out);
+/* ---- directory.c ---- */
+
+typedef bl_status (*bl_shard_plan_fn)(void *user, const bl_safetensors *source, bl_shard_plan *out);
+
+/* A directory made from another one, shard by shard. The first group is set before
+ * bl_conversion_open, the second by it. */
+typedef struct bl_conversion {
+    const char *source, *target, *manifest_name;
+    const char *done;   /* "quantized", for messages */
+    json_t *settings;   /* of the manifest: a resumed run has the same; owned */
+    bool hashes_source; /* the bytes of the source are compared on resume */
+    void *user;
+    /* Writes shard `index` to `path`; may add notes to its entry of the manifest. */
+    bl_status (*write_shard)(void *user, size_t index, const char *path, json_t *entry);
+    bl_status (*change_config)(void *user, const char *path, json_t *config);
+    /* The text of README.md, malloc'ed; NULL: the source's is copied. */
+    bl_status (*write_readme)(void *user, const json_t *manifest, char **text);
+
+    bl_model_config config; /* of the source */
+    bl_hf_model *model;
+    bl_io_files *files; /* the model's, opened for readers */
+    size_t n_shards;
+    bl_shard_plan *plans;
+
+    json_t *manifest;
+    bl_dir_lock *lock; /* of the target */
+    bl_quantize_result result;
+} bl_conversion;
+
+bl_status bl_conversion_open(bl_conversion *c, bl_shard_plan_fn plan);
+bl_status bl_conversion_run(bl_conversion *c);
+void bl_conversion_close(bl_conversion *c);
+
+/* ---- quantize_shard.c ---- */
+
+bl_status bl_shard_plan_begin(const bl_safetensors *source, bl_shard_plan *out);
+/* Adds a tensor as it is stored; as a matrix in `format`. */
+bl_stored_tensor_spec *bl_shard_plan_copy(bl_shard_plan *plan, const bl_stored_tensor *tensor);
+bl_status bl_shard_plan_fp8(bl_shard_plan *plan, const bl_stored_tensor *tensor, bl_format format);
 void bl_shard_plan_free(bl_shard_plan *plan);
 
-/* Writes the shard. `files` are the model's, opened for readers. */
-bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model,
-                            bl_io_files *files, const bl_shard_plan *plan, const char *path);
+bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
+                             bl_shard_plan *out);
+
+/* Rows of a matrix that are worked on at a time: whole blocks. */
+int64_t bl_shard_piece_rows(int64_t cols, int64_t piece_elements);
+bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
+                               bl_safetensors_writer *writer);
+
+/* Writes the shard. */
+bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_conversion *c,
+                            const bl_shard_plan *plan, const char *path);
+
+/* quantize.c: config.json of compressed-tensors. head: the module that stays as it is. */
+json_t *bl_quantization_config(bl_format format, const char *head);
 
 #endif

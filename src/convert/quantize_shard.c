@@ -15,48 +15,58 @@ enum { PIECE_BYTES = 16 << 20, COPY_BYTES = 4 << 20 };
 
 /* ---- the plan ---- */
 
-static bl_status plan_scales(const bl_stored_tensor *codes, bl_format format, bl_shard_plan *plan)
+bl_status bl_shard_plan_begin(const bl_safetensors *source, bl_shard_plan *out)
 {
-    int64_t rows = codes->shape[0], cols = codes->shape[1];
-    char **name = &plan->scale_names[plan->n_specs];
-    bl_stored_tensor_spec spec = {.dtype = BL_F32, .n_dims = 2, .shape = {rows, 1}};
+    size_t n_tensors = bl_safetensors_count(source);
 
-    if (format == BL_FORMAT_FP8_BLOCK) {
-        spec.shape[0] = bl_ceil_div(rows, BL_FP8_BLOCK);
-        spec.shape[1] = bl_ceil_div(cols, BL_FP8_BLOCK);
-    }
-    BL_TRY(bl_text_format(name, "%s_scale", codes->name));
-    spec.name = *name;
-    plan->n_bytes += spec.shape[0] * spec.shape[1] * (int64_t)sizeof(float);
-    plan->specs[plan->n_specs++] = spec;
+    *out = (bl_shard_plan){.source = source};
+    out->specs = calloc(2 * n_tensors + 1, sizeof *out->specs);
+    out->scale_names = calloc(2 * n_tensors + 1, sizeof *out->scale_names);
+    return out->specs && out->scale_names ? BL_OK
+                                          : BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
+}
+
+bl_stored_tensor_spec *bl_shard_plan_copy(bl_shard_plan *plan, const bl_stored_tensor *tensor)
+{
+    bl_stored_tensor_spec *spec = &plan->specs[plan->n_specs++];
+
+    *spec = (bl_stored_tensor_spec){
+        .name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
+    memcpy(spec->shape, tensor->shape, sizeof spec->shape);
+    plan->n_bytes += tensor->n_bytes;
+    return spec;
+}
+
+bl_status bl_shard_plan_fp8(bl_shard_plan *plan, const bl_stored_tensor *tensor, bl_format format)
+{
+    bl_stored_tensor_spec *codes = bl_shard_plan_copy(plan, tensor), *scales = codes + 1;
+    char **name = &plan->scale_names[plan->n_specs];
+    int64_t rows = tensor->shape[0], cols = tensor->shape[1];
+    bool is_block = format == BL_FORMAT_FP8_BLOCK;
+
+    codes->dtype = BL_F8_E4M3;
+    plan->n_bytes -= tensor->n_bytes - rows * cols;
+    BL_TRY(bl_text_format(name, "%s_scale", tensor->name));
+    *scales = (bl_stored_tensor_spec){.name = *name, .dtype = BL_F32, .n_dims = 2};
+    scales->shape[0] = is_block ? bl_ceil_div(rows, BL_FP8_BLOCK) : rows;
+    scales->shape[1] = is_block ? bl_ceil_div(cols, BL_FP8_BLOCK) : 1;
+    plan->n_bytes += scales->shape[0] * scales->shape[1] * (int64_t)sizeof(float);
+    plan->n_specs++;
     return BL_OK;
 }
 
 bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
                              bl_shard_plan *out)
 {
-    size_t n_tensors = bl_safetensors_count(source);
-    bl_status st = BL_OK;
-
-    *out = (bl_shard_plan){.source = source};
-    out->specs = calloc(2 * n_tensors + 1, sizeof *out->specs);
-    out->scale_names = calloc(2 * n_tensors + 1, sizeof *out->scale_names);
-    if (!out->specs || !out->scale_names)
-        st = BL_FAIL(BL_ENOMEM, "a plan of %zu tensors", n_tensors);
-    for (size_t i = 0; st == BL_OK && i < n_tensors; i++) {
+    BL_TRY(bl_shard_plan_begin(source, out));
+    for (size_t i = 0; i < bl_safetensors_count(source); i++) {
         const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
-        bl_stored_tensor_spec *spec = &out->specs[out->n_specs++];
-        *spec = (bl_stored_tensor_spec){
-            .name = tensor->name, .dtype = tensor->dtype, .n_dims = tensor->n_dims};
-        memcpy(spec->shape, tensor->shape, sizeof spec->shape);
-        out->n_bytes += tensor->n_bytes;
-        if (!bl_arch_is_projection(arch, tensor->name)) continue;
-        spec->dtype = BL_F8_E4M3;
-        out->n_bytes -= tensor->n_bytes - tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype);
-        st = plan_scales(tensor, format, out);
+        if (bl_arch_is_projection(arch, tensor->name))
+            BL_TRY(bl_shard_plan_fp8(out, tensor, format));
+        else
+            bl_shard_plan_copy(out, tensor);
     }
-    if (st != BL_OK) bl_shard_plan_free(out);
-    return st;
+    return BL_OK;
 }
 
 void bl_shard_plan_free(bl_shard_plan *plan)
@@ -78,9 +88,9 @@ typedef struct shard_jobs {
     uint8_t *codes; /* of one job */
 } shard_jobs;
 
-static int64_t piece_rows(int64_t cols)
+int64_t bl_shard_piece_rows(int64_t cols, int64_t piece_elements)
 {
-    int64_t rows = PIECE_BYTES / bl_max_i64(cols, 1);
+    int64_t rows = piece_elements / bl_max_i64(cols, 1);
     return bl_max_i64(rows - rows % BL_FP8_BLOCK, BL_FP8_BLOCK);
 }
 
@@ -101,7 +111,7 @@ static bl_status allocate_jobs(const bl_shard_plan *plan, shard_jobs *out)
         const bl_stored_tensor_spec *spec = &plan->specs[i];
         if (plan->scale_names[i]) n_scales += spec->shape[0] * spec->shape[1];
         if (spec->dtype != BL_F8_E4M3) continue;
-        int64_t rows = bl_min_i64(piece_rows(spec->shape[1]), spec->shape[0]);
+        int64_t rows = bl_min_i64(bl_shard_piece_rows(spec->shape[1], PIECE_BYTES), spec->shape[0]);
         n_jobs += (size_t)bl_ceil_div(spec->shape[0], rows);
         n_codes = bl_max_i64(n_codes, rows * spec->shape[1]);
     }
@@ -125,7 +135,8 @@ static bl_status list_jobs(const bl_shard_plan *plan, const bl_hf_model *model, 
         bl_row_job job = {.format = format, .codes = out->codes, .scales = scales};
         BL_TRY(bl_hf_get_weight(model, spec->name, &job.weight));
         for (job.begin = 0; job.begin < job.weight.rows; job.begin = job.end) {
-            job.end = bl_min_i64(job.begin + piece_rows(job.weight.cols), job.weight.rows);
+            job.end = bl_min_i64(job.begin + bl_shard_piece_rows(job.weight.cols, PIECE_BYTES),
+                                 job.weight.rows);
             out->spec[out->n_jobs] = i;
             out->jobs[out->n_jobs++] = job;
         }
@@ -149,19 +160,18 @@ static bl_status write_job(const shard_jobs *list, size_t j, const bl_shard_plan
                                      (size_t)(grid[0] * grid[1]) * sizeof(float));
 }
 
-static bl_status write_projections(const bl_quantize_options *options, const bl_hf_model *model,
-                                   bl_io_files *files, const bl_shard_plan *plan,
-                                   bl_safetensors_writer *writer)
+static bl_status write_projections(const bl_quantize_options *options, const bl_conversion *c,
+                                   const bl_shard_plan *plan, bl_safetensors_writer *writer)
 {
     shard_jobs list = {0};
     bl_row_loader *loader = NULL;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, list_jobs(plan, model, options->format, &list));
+    BL_TRY_GOTO(st, done, list_jobs(plan, c->model, options->format, &list));
     if (list.n_jobs == 0) goto done;
     BL_TRY_GOTO(st, done,
-                bl_row_loader_create(model, files, options->io_engine, 1, options->pool, list.jobs,
-                                     list.n_jobs, true, &loader));
+                bl_row_loader_create(c->model, c->files, options->io_engine, 1, options->pool,
+                                     list.jobs, list.n_jobs, true, &loader));
     for (size_t j = 0; j < list.n_jobs; j++) {
         BL_TRY_GOTO(st, done, bl_row_loader_next(loader, NULL));
         BL_TRY_GOTO(st, done, write_job(&list, j, plan, writer));
@@ -174,8 +184,8 @@ done:
 
 /* ---- everything else ---- */
 
-static bl_status copy_tensor(const bl_stored_tensor *tensor, size_t spec,
-                             bl_safetensors_writer *writer)
+bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
+                               bl_safetensors_writer *writer)
 {
     bl_status st = BL_OK;
     void *piece = malloc(COPY_BYTES);
@@ -190,20 +200,20 @@ static bl_status copy_tensor(const bl_stored_tensor *tensor, size_t spec,
     return st;
 }
 
-bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_hf_model *model,
-                            bl_io_files *files, const bl_shard_plan *plan, const char *path)
+bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_conversion *c,
+                            const bl_shard_plan *plan, const char *path)
 {
     static const char *const metadata[] = {"format", "pt"};
     bl_safetensors_writer *writer = NULL;
     bl_status st;
 
     BL_TRY(bl_safetensors_create(path, plan->specs, plan->n_specs, metadata, 1, &writer));
-    BL_TRY_GOTO(st, done, write_projections(options, model, files, plan, writer));
+    BL_TRY_GOTO(st, done, write_projections(options, c, plan, writer));
     for (size_t i = 0; i < plan->n_specs; i++)
         if (plan->specs[i].dtype != BL_F8_E4M3 && !plan->scale_names[i])
-            BL_TRY_GOTO(
-                st, done,
-                copy_tensor(bl_safetensors_find(plan->source, plan->specs[i].name), i, writer));
+            BL_TRY_GOTO(st, done,
+                        bl_shard_copy_tensor(bl_safetensors_find(plan->source, plan->specs[i].name),
+                                             i, writer));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:

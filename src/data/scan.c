@@ -40,7 +40,7 @@ bl_status bl_sample_rules_load_chat(const char *path, bl_sample_rules *rules)
     BL_TRY(bl_chat_template_load(options->chat_template, options->template_date, rules->tokenizer,
                                  &rules->chat));
     if (bl_chat_template_was_recognized(rules->chat))
-        bl_log_info("%s: chat template %s, recognized as the model's own", path,
+        bl_log_info("%s: chat template: %s (chat_template is not given)", path,
                     bl_chat_template_name(rules->chat));
     return BL_OK;
 }

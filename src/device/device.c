@@ -187,6 +187,14 @@ bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream *
     return device->backend->host_stream_create(device, name, out);
 }
 
+bl_status bl_stream_create_inline(bl_device *device, bl_stream **out)
+{
+    if (device->backend->inline_stream_create)
+        return device->backend->inline_stream_create(device, out);
+    *out = NULL;
+    return BL_FAIL(BL_EUSAGE, "an inline stream needs a CPU device");
+}
+
 void bl_stream_destroy(bl_stream *stream)
 {
     if (stream) stream->backend->destroy(stream);

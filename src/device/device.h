@@ -138,6 +138,10 @@ BL_API bl_status bl_stream_create(bl_device *device, const char *name, bl_stream
  * multiprocessors become free its kernels take them first (CUDA: the greatest priority of
  * cudaDeviceGetStreamPriorityRange). Elsewhere as bl_stream_create. */
 BL_API bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out);
+/* A stream without a thread, for a caller that waits after each call anyway: a call runs its tasks
+ * on the calling thread before it returns. Errors surface as on all streams. CPUs only: BL_EUSAGE
+ * on other devices. */
+BL_API bl_status bl_stream_create_inline(bl_device *device, bl_stream **out);
 BL_API void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL is fine */
 
 /* A stream for work that waits (a disk, other processes), beside the device's own: its tasks run on

@@ -47,6 +47,7 @@ typedef struct bl_device_backend {
     bl_status (*stream_create)(bl_device *device, const char *name, bool is_urgent,
                                bl_stream **out);
     bl_status (*host_stream_create)(bl_device *device, const char *name, bl_stream **out);
+    bl_status (*inline_stream_create)(bl_device *device, bl_stream **out); /* NULL: unsupported */
 
     bl_status (*event_create)(bl_device *device, bl_event **out);
     void (*event_destroy)(bl_event *event);

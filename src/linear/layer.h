@@ -186,8 +186,9 @@ typedef struct bl_linear_stats {
     size_t size_bytes;
     bl_linear_memory memory; /* as planned; work: as grown */
     int64_t n_forward, n_backward;
-    int64_t n_gathers;     /* layers that were loaded into the ring, */
-    size_t gathered_bytes; /* whole layers */
+    /* Layers that were loaded into the ring; not those in device memory of a group of one. */
+    int64_t n_gathers;
+    size_t gathered_bytes; /* of n_gathers, whole layers */
     int64_t n_on_demand;   /* of n_gathers: not prefetched before their call */
     int64_t n_strays;      /* calls that broke the recorded order */
     /* Time that calls waited for their layer, over the n_timed calls that were measured: those

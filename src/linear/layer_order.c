@@ -95,6 +95,12 @@ static int64_t expect(const bl_linear_stack *stack, int64_t unit, int64_t n, int
     return n_units;
 }
 
+/* Whether the ring is given a copy: a group of one is lent what is in device memory. */
+static bool is_gathered(const bl_linear_stack *stack, int64_t unit)
+{
+    return stack->n_ranks > 1 || stack->tiers[unit] != BL_TIER_DEVICE;
+}
+
 bl_status bl_linear_order_turn(bl_linear_stack *stack, int64_t layer, bool is_backward,
                                bl_stream *stream)
 {
@@ -105,12 +111,13 @@ bl_status bl_linear_order_turn(bl_linear_stack *stack, int64_t layer, bool is_ba
     stack->last_layer = layer;
     record(&stack->order, (bl_linear_recorded){(int32_t)layer, is_backward});
     n = expect(stack, layer, n, wanted);
-    if (!is_among(stack->held, stack->n_held, layer)) stack->order.n_on_demand++;
+    if (is_gathered(stack, layer) && !is_among(stack->held, stack->n_held, layer))
+        stack->order.n_on_demand++;
     for (int64_t i = 0; i < stack->n_held; i++)
         if (!is_among(wanted, n, stack->held[i]))
             BL_TRY(bl_base_release(stack->base, stack->held[i], stream));
     for (int64_t i = 0; i < n; i++) {
-        if (!is_among(stack->held, stack->n_held, wanted[i])) {
+        if (is_gathered(stack, wanted[i]) && !is_among(stack->held, stack->n_held, wanted[i])) {
             stack->order.n_gathers++;
             stack->order.gathered_bytes += stack->layout.units[wanted[i]].slot_bytes;
         }

@@ -9,7 +9,9 @@ static const char *stored_name(int kind)
 {
     static const char *const fp8[] = {[BL_SCALE_TENSOR] = "fp8_tensor",
                                       [BL_SCALE_ROW] = "fp8_row",
-                                      [BL_SCALE_BLOCK] = "fp8_block"};
+                                      [BL_SCALE_BLOCK] = "fp8_block",
+                                      [BL_SCALE_GRID] = "fp8_grid",
+                                      [BL_SCALE_MX] = "mxfp8"};
     return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
 }
 
@@ -28,6 +30,15 @@ bool bl_model_base_is_quantized(const bl_base_formats *f)
         for (int kind = 0; kind < BL_FORMAT_COUNT;
              kind++) /* FP8 in the checkpoint stays as it is */
             if (f->n[kind][held] > 0 && bl_format_is_fp8((bl_format)held)) return true;
+    return bl_base_formats_requantized(f);
+}
+
+bool bl_base_formats_requantized(const bl_base_formats *f)
+{
+    for (int kind = BL_SCALE_GRID; kind < BL_SCALE_COUNT; kind++)
+        for (int held = 0; held < BL_FORMAT_COUNT; held++)
+            if (f->n[BL_FORMAT_COUNT + kind][held] > 0 && bl_format_is_fp8((bl_format)held))
+                return true;
     return false;
 }
 

@@ -111,12 +111,13 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
     return BL_OK;
 }
 
-static void fill_zeros(bl_batches *batches, bl_micro_batch *b, int64_t longest)
+void bl_batches_fill_zeros(bl_batches *batches, int index, int64_t T, int64_t longest)
 {
+    bl_micro_batch *b = &batches->micro[index];
     int32_t *position = on_host(batches, b->position), *ends = on_host(batches, b->cu_seqlens);
     float *weights = on_host(batches, b->weights);
 
-    b->T = batches->T_max;
+    b->T = T;
     b->n_documents = 0;
     ends[0] = 0;
     memset(on_host(batches, b->sample), 0, (size_t)b->T * sizeof *b->sample);
@@ -127,12 +128,6 @@ static void fill_zeros(bl_batches *batches, bl_micro_batch *b, int64_t longest)
         position[t] = (int32_t)(t % longest);
         if (t + 1 == b->T || (t + 1) % longest == 0) ends[++b->n_documents] = (int32_t)(t + 1);
     }
-}
-
-void bl_batches_fill_zeros(bl_batches *batches, int64_t longest)
-{
-    bl_batches_clear(batches);
-    for (int m = 0; m < batches->n_micro; m++) fill_zeros(batches, &batches->micro[m], longest);
 }
 
 /* The first n_bytes at `memory`. */

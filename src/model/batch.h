@@ -38,9 +38,9 @@ void bl_batches_clear(bl_batches *batches); /* all micro-batches get T = 0 */
  * BL_EINPUT: the row is bad; BL_EINTERNAL: no room. */
 bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
                             int64_t sample);
-/* Fills every micro-batch with T_max tokens 0, each with a target of weight 1, in documents of at
- * most longest (>= 1) tokens. */
-void bl_batches_fill_zeros(bl_batches *batches, int64_t longest);
+/* Fills micro-batch `index` with T <= T_max tokens 0, each with a target of weight 1, in documents
+ * of at most longest (>= 1) tokens. */
+void bl_batches_fill_zeros(bl_batches *batches, int index, int64_t T, int64_t longest);
 /* Queues the copies of what was appended. */
 bl_status bl_batches_upload(bl_batches *batches, bl_stream *stream);
 

@@ -35,10 +35,22 @@ static int64_t tile_tokens(const bl_block_dims *dims)
     return bl_block_rows(dims, 1);
 }
 
-/* Tokens that a micro-batch of T has in the layers. */
-static int64_t padded_tokens(const bl_block_dims *dims, int64_t T)
+int64_t bl_feed_token_step(const bl_feed *feed)
 {
-    return pads(dims) ? bl_block_rows(dims, T) : T;
+    const bl_block_dims *dims = &feed->weights->dims;
+    return feed->pads ? bl_block_rows(dims, bl_ceil_div(feed->T_max, BL_FEED_BUCKETS)) : 0;
+}
+
+/* Tokens that a micro-batch of T has in the layers. More than T_max stay more: an error. */
+static int64_t padded_tokens(const bl_feed *feed, int64_t T)
+{
+    if (!feed->pads) return T;
+    return T > feed->T_max ? T : bl_min_i64(bl_round_up(T, bl_feed_token_step(feed)), feed->T_max);
+}
+
+int64_t bl_feed_rows(const bl_feed *feed, int64_t T)
+{
+    return feed->pads ? padded_tokens(feed, T) : bl_block_rows(&feed->weights->dims, T);
 }
 
 /* The padded arrays of a micro-batch of T tokens at `memory`, the widest type first. Returns their
@@ -148,10 +160,10 @@ static bl_status pad_array(bl_stream *stream, void *dst, const void *src, size_t
 bl_status bl_feed_pad(bl_feed *feed, bl_stream *stream, int index, const bl_micro_batch *b,
                       bl_micro_batch *out)
 {
-    int64_t T = b->T, padded = padded_tokens(&feed->weights->dims, T), n = b->n_documents;
+    int64_t T = b->T, padded = padded_tokens(feed, T), n = b->n_documents;
 
     *out = *b;
-    if (padded == T) return BL_OK;
+    if (padded == T && T <= feed->T_max) return BL_OK;
     if (padded > feed->T_max || n > feed->T_max)
         return BL_FAIL(BL_EINTERNAL, "%lld tokens in %lld documents in a pass for %lld",
                        (long long)T, (long long)n, (long long)feed->T_max);
@@ -223,8 +235,7 @@ static bl_status embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *b
                        int64_t first_row, bl_tensor y)
 {
     const bl_model *model = feed->weights->model;
-    int64_t H = model->config.hidden_size, T = batch->T,
-            padded = padded_tokens(&feed->weights->dims, T);
+    int64_t H = model->config.hidden_size, T = batch->T, padded = padded_tokens(feed, T);
     bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
 
     if (!feed->pads)
@@ -245,7 +256,7 @@ bl_status bl_feed_embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *
                         int64_t first_row, bl_tensor y)
 {
     const bl_model_config *c = &feed->weights->model->config;
-    int64_t T = padded_tokens(&feed->weights->dims, batch->T);
+    int64_t T = padded_tokens(feed, batch->T);
 
     BL_TRY(embed(feed, stream, batch, first_row, y));
     if (c->embedding_multiplier == 0) return BL_OK;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate.c -- prefill and decode over a key-value cache: the layers of a pass, without gradients;
- * greedy choice or nucleus sampling. */
+/* generate.c -- prefill and decode over a key-value cache: the layers of a pass, without gradients.
+ */
 #include "model/generate.h"
 
 #include <math.h>
@@ -11,7 +11,6 @@
 #include "model/feed_internal.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
-#include "ops/philox.h"
 
 enum { CHUNK = 512 }; /* tokens of a prompt that go through the layers together */
 
@@ -168,13 +167,10 @@ static bl_status last_logits(bl_generator *g)
     bl_weight head = g->weights->tied_head;
 
     if (head.rows == 0) BL_TRY(bl_base_acquire(g->base, c->n_layers, 0, g->stream, &head));
-    BL_TRY(bl_rmsnorm_forward(
-        g->stream, &(bl_rmsnorm_forward_args){.T = 1,
-                                              .H = H,
-                                              .eps = c->rms_norm_eps,
-                                              .x = bl_tensor_at(g->x, (g->batch.T - 1) * H),
-                                              .w = bl_model_layer_vectors(g->weights, c->n_layers),
-                                              .y = g->normed}));
+    bl_block_norm norm = {.T = 1,
+                          .w = bl_model_layer_vectors(g->weights, c->n_layers),
+                          .x = bl_tensor_at(g->x, (g->batch.T - 1) * H)};
+    BL_TRY(bl_block_norm_forward(g->stream, &g->dims, &norm, g->normed));
     BL_TRY(bl_matmul_weight(g->stream,
                             &(bl_matmul_weight_args){.forward = true,
                                                      .T = 1,
@@ -217,59 +213,4 @@ bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, co
     BL_TRY(last_logits(g));
     *logits = g->values;
     return BL_OK;
-}
-
-static int32_t most_likely(const float *logits, int64_t vocab)
-{
-    int64_t best = 0;
-    for (int64_t i = 1; i < vocab; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (int32_t)best;
-}
-
-/* The largest probability p such that tokens at least as likely reach top_p, found by bisection: no
- * sorting, no memory. */
-static double nucleus_threshold(const float *logits, int64_t vocab, double temperature, double max,
-                                double sum, double top_p)
-{
-    double low = 0.0, high = 1.0 / sum;
-    for (int round = 0; round < 60; round++) {
-        double middle = 0.5 * (low + high), mass = 0.0;
-        for (int64_t i = 0; i < vocab; i++) {
-            double p = exp((logits[i] - max) / temperature) / sum;
-            if (p >= middle) mass += p;
-        }
-        if (mass >= top_p)
-            low = middle;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-int32_t bl_generator_choose(const float *logits, int64_t vocab, double temperature, double top_p,
-                            uint64_t seed, int64_t position)
-{
-    int32_t best = most_likely(logits, vocab);
-    if (temperature <= 0.0) return best;
-
-    double max = logits[best], sum = 0.0, kept = 0.0;
-    for (int64_t i = 0; i < vocab; i++) sum += exp((logits[i] - max) / temperature);
-    double threshold =
-        top_p < 1.0 ? nucleus_threshold(logits, vocab, temperature, max, sum, top_p) : 0.0;
-    for (int64_t i = 0; i < vocab; i++) {
-        double p = exp((logits[i] - max) / temperature) / sum;
-        if (p >= threshold) kept += p;
-    }
-    uint32_t words[4] = {(uint32_t)position, (uint32_t)((uint64_t)position >> 32), 0, 0};
-    bl_philox_4x32_10(words, (bl_philox_key){{(uint32_t)seed,
-                                              (uint32_t)(seed >> 32) ^ 0x47656e65u}}); /* "Gene" */
-    double target = ((double)words[0] + 0.5) * 0x1p-32 * kept;
-    for (int64_t i = 0; i < vocab; i++) {
-        double p = exp((logits[i] - max) / temperature) / sum;
-        if (p < threshold) continue;
-        target -= p;
-        if (target < 0.0) return (int32_t)i;
-    }
-    return best;
 }

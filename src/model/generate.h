@@ -25,10 +25,4 @@ void bl_generator_destroy(bl_generator *generator); /* NULL is fine */
 bl_status bl_generator_extend(bl_generator *generator, const int32_t *ids, int64_t n,
                               const float **logits);
 
-/* The token to append: the most likely (temperature 0; the lowest id of equals), or drawn from the
- * smallest set of tokens whose probabilities at `temperature` reach top_p (Holtzman et al. 2020,
- * arXiv:1904.09751). The draw is a function of (seed, position). */
-int32_t bl_generator_choose(const float *logits, int64_t vocab, double temperature, double top_p,
-                            uint64_t seed, int64_t position);
-
 #endif

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "fp8/grid.h"
 #include "linear/base_load.h"
 #include "model/rows.h"
 
@@ -25,6 +26,8 @@ struct bl_row_loader {
     size_t n_ranges;
     void *bounce; /* for a range that comes in several chunks */
     size_t bounce_bytes;
+    void *decoded; /* rows of a step, to be quantized */
+    size_t decoded_bytes;
     bool reports;
     bool hashes; /* the job under way, into `sum` */
     atomic_uint_fast64_t sum;
@@ -77,9 +80,22 @@ bl_status bl_model_check_finite(const bl_stored_tensor *t, int64_t begin, int64_
 
 /* ---- ranges: each step of a job reads one ---- */
 
+/* No FP8 format has the blocks of its scales: they are decoded. */
+static bool is_decoded(const bl_hf_weight *w)
+{
+    return w->scale_kind == BL_SCALE_GRID || w->scale_kind == BL_SCALE_MX;
+}
+
 static bool is_quantized(const bl_row_job *job)
 {
-    return job->weight.scale_kind == BL_SCALE_NONE && bl_format_is_fp8(job->format);
+    return (job->weight.scale_kind == BL_SCALE_NONE || is_decoded(&job->weight)) &&
+           bl_format_is_fp8(job->format);
+}
+
+/* Of a row as it is quantized. */
+static int64_t source_bytes(const bl_hf_weight *w)
+{
+    return is_decoded(w) ? w->cols * (int64_t)sizeof(float) : row_bytes(w);
 }
 
 /* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
@@ -87,7 +103,8 @@ static bl_base_rows step_at(const bl_row_job *job, int64_t row)
 {
     const bl_hf_weight *w = &job->weight;
     bool in_blocks = is_quantized(job) && job->format == BL_FORMAT_FP8_BLOCK;
-    int64_t most = in_blocks ? BL_FP8_BLOCK : BL_IO_CHUNK_BYTES / bl_max_i64(1, row_bytes(w));
+    int64_t bytes = is_quantized(job) ? source_bytes(w) : row_bytes(w),
+            most = in_blocks ? BL_FP8_BLOCK : BL_IO_CHUNK_BYTES / bl_max_i64(1, bytes);
     bl_base_rows step = bl_base_rows_at(in_blocks ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW,
                                         w->rows, row, job->end, most);
 
@@ -140,15 +157,14 @@ static bl_status take_chunk(bl_row_loader *loader, bl_io_chunk *chunk)
     return BL_OK;
 }
 
-static bl_status reserve_bounce(bl_row_loader *loader, int64_t n_bytes)
+static bl_status reserve(void **memory, size_t *size, int64_t n_bytes)
 {
-    if (n_bytes <= (int64_t)loader->bounce_bytes) return BL_OK;
-    free(loader->bounce);
-    loader->bounce = malloc((size_t)n_bytes);
-    loader->bounce_bytes = loader->bounce ? (size_t)n_bytes : 0;
-    return loader->bounce
-               ? BL_OK
-               : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
+    if (n_bytes <= (int64_t)*size) return BL_OK;
+    free(*memory);
+    *memory = malloc((size_t)n_bytes);
+    *size = *memory ? (size_t)n_bytes : 0;
+    return *memory ? BL_OK
+                   : BL_FAIL(BL_ENOMEM, "%lld bytes to read weights through", (long long)n_bytes);
 }
 
 /* The bytes of the next range, in one piece, until the next call. */
@@ -159,7 +175,7 @@ static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void *
     BL_TRY(take_chunk(loader, &chunk));
     *bytes = chunk.bytes;
     if ((int64_t)chunk.n_bytes == n_bytes) return BL_OK;
-    BL_TRY(reserve_bounce(loader, n_bytes));
+    BL_TRY(reserve(&loader->bounce, &loader->bounce_bytes, n_bytes));
     *bytes = loader->bounce;
     for (int64_t at = 0;;) {
         memcpy((char *)loader->bounce + at, chunk.bytes, chunk.n_bytes);
@@ -320,33 +336,70 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
     return has_bad ? bl_model_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
 }
 
+/* All scales of an FP8 weight. Those whose block begins among the job's rows are hashed. */
+static bl_status read_scales(bl_row_loader *loader, const bl_row_job *job, float **out)
+{
+    const bl_hf_weight *w = &job->weight;
+    int64_t first = bl_ceil_div(job->begin, w->block_rows),
+            last = bl_ceil_div(job->end, w->block_rows);
+
+    *out = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof **out);
+    if (!*out) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
+    BL_TRY(bl_hf_read_scales(w, *out));
+    add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, *out);
+    return BL_OK;
+}
+
+/* Codes as they are; each scale for all rows or blocks of the format that it covers. */
 static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
 {
     const bl_hf_weight *w = &job->weight;
+    int64_t width = bl_ceil_div(w->cols, BL_FP8_BLOCK);
+    float *stored = NULL;
 
     BL_TRY(load_stored(loader, job));
-    float *stored = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof *stored);
-    if (!stored) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
-    bl_status st = bl_hf_read_scales(w, stored);
-    if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW) {
-        bool is_row = w->scale_kind == BL_SCALE_ROW;
-        for (int64_t r = job->begin; r < job->end; r++) job->scales[r] = stored[is_row ? r : 0];
-        if (is_row)
-            add_scales(loader, w, job->begin, job->end, stored);
-        else if (job->begin == 0)
-            add_scales(loader, w, 0, 1, stored);
-    } else if (st == BL_OK) {
-        int64_t first = bl_ceil_div(job->begin, BL_FP8_BLOCK),
-                last = bl_ceil_div(job->end, BL_FP8_BLOCK);
-        memcpy(job->scales + first * w->scale_cols, stored + first * w->scale_cols,
-               (size_t)((last - first) * w->scale_cols) * sizeof *stored);
-        add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, stored);
-    }
+    bl_status st = read_scales(loader, job, &stored);
+    if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW)
+        for (int64_t r = job->begin; r < job->end; r++)
+            job->scales[r] = stored[r / w->block_rows * w->scale_cols];
+    else if (st == BL_OK)
+        for (int64_t i = bl_ceil_div(job->begin, BL_FP8_BLOCK); i * BL_FP8_BLOCK < job->end; i++)
+            for (int64_t j = 0; j < width; j++)
+                job->scales[i * width + j] =
+                    stored[i * BL_FP8_BLOCK / w->block_rows * w->scale_cols +
+                           j * BL_FP8_BLOCK / w->block_cols];
     free(stored);
     return st;
 }
 
-static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, float *grid)
+static bl_status decode(const bl_row_loader *loader, const bl_hf_weight *w, const float *scales,
+                        const bl_base_rows *s, bl_dtype dtype, void *dst)
+{
+    bl_fp8_grid grid = {scales, w->scale_cols, w->block_rows, w->block_cols};
+    return name_tensor(w, bl_fp8_grid_decode(loader->pool, &grid, s->bytes, s->first, s->last,
+                                             w->cols, dtype, dst));
+}
+
+static bl_status load_decoded(bl_row_loader *loader, const bl_row_job *job, const float *scales)
+{
+    const bl_hf_weight *w = &job->weight;
+    bl_dtype dtype = job->format == BL_FORMAT_BF16 ? BL_BF16 : BL_F32;
+    int64_t width = w->cols * (int64_t)bl_dtype_bytes(dtype);
+
+    for (int64_t row = job->begin; row < job->end;) {
+        bl_base_rows s = step_at(job, row);
+        BL_TRY(take_step(loader, job, &s, &s.bytes));
+        add_rows(loader, w, s.row, s.stop, s.bytes);
+        BL_TRY(
+            decode(loader, w, scales, &s, dtype, (char *)job->codes + (row - job->begin) * width));
+        row = s.stop;
+    }
+    return BL_OK;
+}
+
+/* scales: of a weight that is decoded first, else NULL. */
+static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, const float *scales,
+                                float *grid)
 {
     const bl_hf_weight *w = &job->weight;
     bl_base_job rows = {.format = job->format,
@@ -361,27 +414,46 @@ static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, fl
         BL_TRY(take_step(loader, job, &s, &s.bytes));
         add_rows(loader, w, s.row, s.stop,
                  (const char *)s.bytes + (s.row - s.first) * row_bytes(w));
+        if (scales) {
+            BL_TRY(reserve(&loader->decoded, &loader->decoded_bytes,
+                           (s.last - s.first) * source_bytes(w)));
+            BL_TRY(decode(loader, w, scales, &s, BL_F32, loader->decoded));
+            s.bytes = loader->decoded;
+            s.dtype = BL_F32;
+        }
         BL_TRY(name_tensor(w, bl_base_quantize(loader->pool, &rows, &s, grid)));
         row = s.stop;
     }
     return BL_OK;
 }
 
-static bl_status quantize(bl_row_loader *loader, const bl_row_job *job)
+static bl_status quantize(bl_row_loader *loader, const bl_row_job *job, const float *scales)
 {
     float *grid = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *grid);
 
     if (!grid) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
-    bl_status st = quantize_steps(loader, job, grid);
+    bl_status st = quantize_steps(loader, job, scales, grid);
     free(grid);
+    return st;
+}
+
+static bl_status run_decoded(bl_row_loader *loader, const bl_row_job *job)
+{
+    float *scales = NULL;
+    bl_status st = read_scales(loader, job, &scales);
+
+    if (st == BL_OK)
+        st = is_quantized(job) ? quantize(loader, job, scales) : load_decoded(loader, job, scales);
+    free(scales);
     return st;
 }
 
 static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
 {
     if (job->begin >= job->end) return BL_OK;
+    if (is_decoded(&job->weight)) return run_decoded(loader, job);
     if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
-    return bl_format_is_fp8(job->format) ? quantize(loader, job) : load_stored(loader, job);
+    return is_quantized(job) ? quantize(loader, job, NULL) : load_stored(loader, job);
 }
 
 bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
@@ -397,25 +469,6 @@ bl_status bl_row_loader_next(bl_row_loader *loader, uint64_t *checksum)
 
 /* ---- the loader ---- */
 
-bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out)
-{
-    size_t n_files = bl_hf_file_count(model);
-    const char **paths = calloc(n_files + 1, sizeof *paths);
-
-    *out = NULL;
-    if (!paths) return BL_FAIL(BL_ENOMEM, "the names of %zu files", n_files);
-    for (size_t i = 0; i < n_files; i++) paths[i] = bl_safetensors_path(bl_hf_file(model, i));
-    bl_status st = bl_io_files_open(paths, (int)n_files, direct, out);
-    for (size_t i = 0; i < n_files && st == BL_OK; i++)
-        st = bl_safetensors_check_same(bl_hf_file(model, i), bl_io_files_descriptor(*out, (int)i));
-    if (st != BL_OK) {
-        bl_io_files_close(*out);
-        *out = NULL;
-    }
-    free(paths);
-    return st;
-}
-
 /* The loaders of a host share one queue. 64 MiB cover a disk's latency and the threads' work
  * between two chunks; more would take longer to get than to fill. */
 static int64_t queue_depth(int n_readers)
@@ -428,8 +481,13 @@ bl_model_stored_size bl_model_measure_stored(const bl_model *model)
 {
     bl_model_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
 
+    bool is_decoded = bl_base_formats_requantized(&model->base_formats);
+
     for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(model->files, i);
+        if (is_decoded && tensor->dtype == BL_F8_E4M3)
+            size.decoded_row_bytes =
+                bl_max_i64(size.decoded_row_bytes, tensor->shape[1] * (int64_t)sizeof(float));
         size.n_bytes += tensor->n_bytes;
         if (tensor->n_dims == 2 && tensor->shape[0] > 0)
             size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / tensor->shape[0]);
@@ -439,13 +497,16 @@ bl_model_stored_size bl_model_measure_stored(const bl_model *model)
 
 int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards)
 {
-    int64_t bounce = stored->row_bytes * BL_FP8_BLOCK,
+    int64_t bounce = stored->row_bytes * BL_FP8_BLOCK, decoded = stored->decoded_row_bytes,
             buffers = queue_depth(n_shards) * (BL_IO_CHUNK_BYTES + 2 * BL_IO_ALIGN_BYTES),
             staging = BL_STAGING_BYTES;
     bool bounces = stored->is_in_blocks && bounce > BL_IO_CHUNK_BYTES;
+    if (decoded > 0)
+        decoded =
+            bl_max_i64(BL_IO_CHUNK_BYTES, decoded * (stored->is_in_blocks ? BL_FP8_BLOCK : 1));
 
     return bl_min_i64(buffers, bl_ceil_div(stored->n_bytes, n_shards)) + (bounces ? bounce : 0) +
-           staging;
+           decoded + staging;
 }
 
 /* As deep a queue and as large requests as the ranges have a use for. */
@@ -516,5 +577,6 @@ void bl_row_loader_destroy(bl_row_loader *loader)
     bl_reader_destroy(loader->reader);
     free(loader->ranges);
     free(loader->bounce);
+    free(loader->decoded);
     free(loader);
 }

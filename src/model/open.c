@@ -76,7 +76,13 @@ bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
                                 const char *what, bl_format *out)
 {
-    if (stored != BL_SCALE_NONE) {
+    bool is_decoded = stored == BL_SCALE_GRID || stored == BL_SCALE_MX;
+
+    if (is_decoded && choice != BL_BASE_FP8_ROW && choice != BL_BASE_FP8_BLOCK) {
+        *out = stored == BL_SCALE_MX ? BL_FORMAT_BF16 : BL_FORMAT_F32;
+        return BL_OK;
+    }
+    if (stored != BL_SCALE_NONE && !is_decoded) {
         *out = stored == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
         if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) ||
             (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
@@ -117,6 +123,25 @@ bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
                               model->formats[i]);
     }
     return BL_OK;
+}
+
+bl_status bl_model_open_io_files(const bl_hf_model *model, bool direct, bl_io_files **out)
+{
+    size_t n_files = bl_hf_file_count(model);
+    const char **paths = calloc(n_files + 1, sizeof *paths);
+
+    *out = NULL;
+    if (!paths) return BL_FAIL(BL_ENOMEM, "the names of %zu files", n_files);
+    for (size_t i = 0; i < n_files; i++) paths[i] = bl_safetensors_path(bl_hf_file(model, i));
+    bl_status st = bl_io_files_open(paths, (int)n_files, direct, out);
+    for (size_t i = 0; i < n_files && st == BL_OK; i++)
+        st = bl_safetensors_check_same(bl_hf_file(model, i), bl_io_files_descriptor(*out, (int)i));
+    if (st != BL_OK) {
+        bl_io_files_close(*out);
+        *out = NULL;
+    }
+    free(paths);
+    return st;
 }
 
 static const bl_stored_tensor *find_module(const bl_model *model, const char *module)

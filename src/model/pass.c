@@ -63,7 +63,7 @@ struct bl_pass {
     bl_tensor d; /* [rows][hidden]: gradient of the boundary between two layers */
     void *logits;
     int64_t saved_bytes;
-    int64_t *first_row; /* [max_group + 1]: of each micro-batch, each of bl_block_rows */
+    int64_t *first_row; /* [max_group + 1]: of each micro-batch, each of bl_feed_rows */
     /* [max_group]: the adapters of the pass under way, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
@@ -280,6 +280,11 @@ static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
+int64_t bl_pass_token_step(const bl_pass *pass)
+{
+    return bl_feed_token_step(pass->feed);
+}
+
 /* Micro-batches are contiguous, so that an entry is moved in one piece, without the room for more
  * tokens. */
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
@@ -289,7 +294,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
     BL_TRY(collect_adapters(pass, input));
     for (int m = 0; m < input->n_micro; m++) {
         pass->first_row[m + 1] =
-            pass->first_row[m] + bl_block_rows(&pass->dims, input->micro[m].batch->T);
+            pass->first_row[m] + bl_feed_rows(pass->feed, input->micro[m].batch->T);
         has_backward = has_backward || input->micro[m].gradients;
     }
     size_t n_rows = (size_t)pass->first_row[input->n_micro],
@@ -347,19 +352,16 @@ static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t 
 static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
 {
     const bl_model_config *config = &pass->weights->model->config;
-    const float *w = bl_model_layer_vectors(pass->weights, pass->n_layers);
     const bl_micro_batch *b = &pass->batches[m];
-    bl_tensor x = boundary(pass, pass->n_layers, m), d = {0};
+    bl_tensor d = {0};
+    bl_block_norm norm = {.T = b->T,
+                          .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
+                          .x = boundary(pass, pass->n_layers, m),
+                          .rstd = pass->workspace.rstd,
+                          .mean = pass->workspace.mean};
 
     if (micro->gradients) d = boundary_gradient(pass, m);
-    BL_TRY(bl_rmsnorm_forward(pass->compute,
-                              &(bl_rmsnorm_forward_args){.T = b->T,
-                                                         .H = pass->hidden,
-                                                         .eps = config->rms_norm_eps,
-                                                         .x = x,
-                                                         .w = w,
-                                                         .y = pass->workspace.norm,
-                                                         .rstd = pass->workspace.rstd}));
+    BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, pass->workspace.norm));
     BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
                                                             .H = pass->hidden,
                                                             .V = config->vocab_size,
@@ -372,14 +374,7 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
                                                             .dx = d,
                                                             .loss_sum = micro->loss_sum}));
     if (!micro->gradients) return BL_OK;
-    return bl_rmsnorm_backward(pass->compute,
-                               &(bl_rmsnorm_backward_args){.T = b->T,
-                                                           .H = pass->hidden,
-                                                           .x = x,
-                                                           .w = w,
-                                                           .rstd = pass->workspace.rstd,
-                                                           .dy = d,
-                                                           .dx = d});
+    return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
 }
 
 static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)

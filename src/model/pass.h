@@ -123,6 +123,10 @@ typedef struct bl_pass_input {
  * than the options said. */
 bl_status bl_pass_run(bl_pass *pass, const bl_pass_input *input);
 
+/* In the layers a micro-batch has a multiple of so many tokens, or those of T_max: at most
+ * BL_FEED_BUCKETS different numbers (model/feed_internal.h). 0: its own number, on a CPU. */
+int64_t bl_pass_token_step(const bl_pass *pass);
+
 /* After a loss that is not finite and with compute idle: the first layer of the group `input`,
  * which must be the last, whose output holds a NaN or infinity (-1: the embedding), and the
  * micro-batch of the group. False: none of them does, or they cannot be read. */

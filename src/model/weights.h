@@ -35,7 +35,7 @@ typedef enum bl_base_format {
  * + a bl_scale_kind of FP8][bl_format]. Norms, embedding and head are always held as they are
  * stored and not counted. */
 enum {
-    BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_BLOCK + 1,
+    BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_COUNT,
     BL_BASE_FORMATS_TEXT_BYTES = 512
 };
 typedef struct bl_base_formats {
@@ -84,8 +84,10 @@ void bl_model_close(bl_model *model); /* NULL is fine */
  * bl_model_open. */
 bl_status bl_model_set_format(bl_model *model, bl_base_format format);
 const char *bl_base_format_name(bl_base_format format); /* "auto" */
-/* How a projection is held that is stored so. BL_EUSAGE: it would have to be quantized again; names
- * `what`. */
+/* How a projection is held that is stored so. FP8 stays FP8 where a format has its blocks. Else it
+ * is decoded: to bf16, which is exact where scales are powers of two, or to f32. Where `choice` is
+ * an FP8 format, it is then quantized again. BL_EUSAGE: it would be quantized again for nothing;
+ * names `what`. */
 bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
                                 const char *what, bl_format *out);
 
@@ -102,8 +104,10 @@ void bl_base_formats_describe(const bl_base_formats *f, const char *where,
 size_t bl_model_format_count(const bl_model_config *config);
 /* All of formats[bl_model_format_count] are bf16. */
 bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats);
-/* Some matrix has lost bits: FP8 here, not in the checkpoint. */
+/* Some matrix has lost bits: FP8 here, in the checkpoint not, or with other blocks. */
 bool bl_model_base_is_quantized(const bl_base_formats *f);
+/* Some matrix is FP8 in the checkpoint and was quantized again. */
+bool bl_base_formats_requantized(const bl_base_formats *f);
 
 typedef struct bl_model_weights {
     const bl_model *model;
@@ -169,6 +173,8 @@ bl_status bl_model_fingerprint(const bl_model *model, int64_t probe_bytes, uint6
 typedef struct bl_model_stored_size {
     int64_t n_bytes, row_bytes;
     bool is_in_blocks;
+    /* Of FP8 weights that are decoded to be quantized: the longest row in fp32. 0: none. */
+    int64_t decoded_row_bytes;
 } bl_model_stored_size;
 bl_model_stored_size bl_model_measure_stored(const bl_model *model);
 /* About the most memory that a rank takes while it loads, besides the loaded data; freed at the

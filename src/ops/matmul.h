@@ -56,6 +56,10 @@ BL_API bool bl_matmul_has_fp8(int capability);
  * or run. The first of each reason is logged. Zeros on the CPU. From any thread. */
 BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
+/* From now on the first product of a shape that the device has not had is a warning, once: CUDA may
+ * load its kernel, and wait meanwhile for kernels of collectives that wait for other ranks. */
+BL_API bl_status bl_matmul_end_warm_up(bl_device *device);
+
 /* The copy of a frozen matrix that products make before they multiply: the matrix in bf16, or its
  * codes transposed and its scales stacked. Two products that are given the same object make each of
  * these once, and compute the bits that they would have computed without. The object belongs to one

@@ -293,6 +293,11 @@ bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_
     return ops_of(stream)->matmul_weight_is_refused(stream, args, out);
 }
 
+bl_status bl_matmul_end_warm_up(bl_device *device)
+{
+    return ops_of_device(device)->matmul_end_warm_up(device);
+}
+
 bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     return ops_of_device(device)->matmul_count_fallbacks(device, counts);

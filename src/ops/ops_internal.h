@@ -35,6 +35,7 @@ typedef struct ops_table {
     size_t (*matmul_prepared_bytes)(const bl_matmul_weight_args *args);
     bl_status (*matmul_weight_is_refused)(bl_stream *stream, const bl_matmul_weight_args *args,
                                           bool *out);
+    bl_status (*matmul_end_warm_up)(bl_device *device);
     bl_status (*matmul_count_fallbacks)(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
     /* The arguments have passed ops.c's checks. The entry queues the op on the stream and
      * returns. */

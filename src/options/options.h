@@ -100,7 +100,7 @@ typedef struct bl_option_alias {
     const char
         *tool; /* only in a file of this program; it hides a key of that name. NULL: anywhere */
     const char *needs; /* a key that must be given, too; NULL: none */
-    bool joins;        /* several such names add to one list */
+    bool joins;        /* may follow other names of its key: adds to a list, else replaces */
 } bl_option_alias;
 
 typedef enum bl_option_origin { BL_FROM_DEFAULT, BL_FROM_FILE, BL_FROM_LINE } bl_option_origin;
@@ -160,11 +160,20 @@ bl_status bl_option_format(const bl_option *option, const void *values, char **t
  * back. `comment` (may be NULL) is the first line. */
 bl_status bl_options_write_yaml(const bl_options *options, const char *path, const char *comment);
 
-/* The options of options->command for a terminal, by group. */
-void bl_options_print_help(const bl_options *options, FILE *out);
-/* The same for a reference page: a Markdown table a group, and one of the aliases; headings "###
- * Group". */
-void bl_options_print_markdown(const bl_options *options, FILE *out);
+typedef enum bl_options_style {
+    BL_OPTIONS_HELP,     /* for a terminal, by group */
+    BL_OPTIONS_MARKDOWN, /* a table per group, "### Group", and one of the aliases */
+    BL_OPTIONS_MAN,      /* requests of roff's man macros, ".SS Group" */
+    /* "--key TAB values TAB purpose" per line; the values are names with | between them, or
+     * nothing */
+    BL_OPTIONS_WORDS
+} bl_options_style;
+
+/* The options of options->command. */
+void bl_options_print(const bl_options *options, bl_options_style style, FILE *out);
+
+/* Text that roff prints as it is. */
+void bl_options_print_roff(const char *text, FILE *out);
 
 /* Adds a copy of the text. BL_ENOMEM. */
 bl_status bl_string_list_add(bl_string_list *list, const char *text);

@@ -38,8 +38,8 @@ static int64_t *create_lines(const bl_options *options)
     return calloc(options->n_options + options->n_aliases, sizeof(int64_t));
 }
 
-/* Notes `line` for a name and the row it means. Where either was given before; 0: nowhere, or it
- * may be again. */
+/* Notes `line` for a name and the row it means; a null's is 0, since another name may still give
+ * the row a value. Where either was given before; 0: nowhere, or it may be again. */
 static int64_t note_given(const bl_options *options, int64_t *lines,
                           const bl_option_meaning *meaning, int64_t line)
 {
@@ -209,7 +209,7 @@ static bl_status set_value(reader *r, const char *where, const char *name, int64
 
     BL_TRY(bl_options_resolve(r->options, where, name, value, &meaning));
     if (meaning.is_ignored) BL_TRY(bl_string_list_add(&r->options->report->ignored, name));
-    int64_t before = note_given(r->options, r->lines, &meaning, line);
+    int64_t before = note_given(r->options, r->lines, &meaning, value->is_null ? 0 : line);
     if (before) return fail_given(r, where, name, &meaning, before);
     if (meaning.index == BL_OPTION_NOTHING) return BL_OK;
     return bl_options_assign(r->options, where, meaning.index, value, BL_FROM_FILE);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Output from a table: values as YAML, --help and the reference page. */
+/* Output from a table: values as YAML. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -7,10 +7,6 @@
 #include "base/files.h"
 #include "options/options.h"
 #include "options/internal.h"
-
-enum { HELP_COLUMN = 38, HELP_WIDTH = 104 };
-
-/* ---- YAML ---- */
 
 /* Whether every YAML reader takes the unquoted text as this same string. */
 static bool is_plain(const char *text, size_t n_bytes)
@@ -167,140 +163,4 @@ bl_status bl_options_write_yaml(const bl_options *options, const char *path, con
                                : bl_file_write_atomic(path, text, n_bytes);
     free(text);
     return st;
-}
-
-/* ---- help ---- */
-
-static const char *placeholder(const bl_option *option)
-{
-    static const char *const words[] = {"TEXT", "PATH", "INT", "REAL", "[BOOL]", "NAME", "NAMES"};
-    return words[option->type];
-}
-
-/* The help of the option, and the values that this version supports if not all. */
-static void print_purpose(const bl_option *option, FILE *out)
-{
-    fputs(option->help, out);
-    if (!option->available) return;
-    bool is_absent = strcmp(option->available, "null") == 0;
-    fputs(is_absent ? "; not supported yet" : "; supported: ", out);
-    if (!is_absent) bl_option_print_names(option->available, out);
-}
-
-static const char *default_or(const bl_options *options, const bl_option *option, const char *none)
-{
-    unsigned commands = option->commands & options->command;
-    if ((option->required_by & commands) == commands) return "required";
-    return option->default_text ? option->default_text : none;
-}
-
-/* Purpose, accepted values, and the default, in one line. */
-static void describe(const bl_options *options, const bl_option *option, FILE *out)
-{
-    const char *text = default_or(options, option, "");
-
-    print_purpose(option, out);
-    if (option->type == BL_OPTION_INT || option->type == BL_OPTION_REAL ||
-        option->type == BL_OPTION_ENUM) {
-        fputs("; ", out);
-        bl_option_print_expected(option, out);
-    }
-    if (text[0]) fprintf(out, "; %s%s", strcmp(text, "required") == 0 ? "" : "default ", text);
-}
-
-/* Breaks the text at blanks to fit between HELP_COLUMN and HELP_WIDTH. `column`: of the cursor. */
-static void print_wrapped(FILE *out, const char *text, int column)
-{
-    if (column >= HELP_COLUMN) {
-        fputc('\n', out);
-        column = 0;
-    }
-    fprintf(out, "%*s", HELP_COLUMN - column, "");
-    column = HELP_COLUMN;
-    while (*text) {
-        int length = (int)strcspn(text, " ");
-        if (column > HELP_COLUMN && column + 1 + length > HELP_WIDTH) {
-            fprintf(out, "\n%*s", HELP_COLUMN, "");
-            column = HELP_COLUMN;
-        }
-        column += fprintf(out, "%s%.*s", column > HELP_COLUMN ? " " : "", length, text);
-        text += length + (text[length] == ' ');
-    }
-    fputc('\n', out);
-}
-
-void bl_options_print_help(const bl_options *options, FILE *out)
-{
-    const char *group = "";
-
-    for (size_t i = 0; i < options->n_options; i++) {
-        const bl_option *option = &options->table[i];
-        char *text = NULL;
-        size_t n_bytes;
-        if (!(option->commands & options->command)) continue;
-        FILE *line = open_memstream(&text, &n_bytes);
-        if (!line) return;
-        describe(options, option, line);
-        fclose(line);
-        if (strcmp(group, option->group) != 0) fprintf(out, "\n%s:\n", option->group);
-        group = option->group;
-        int column = fprintf(out, "  --%s %s ", option->key, placeholder(option));
-        print_wrapped(out, text, column);
-        free(text);
-    }
-}
-
-static void print_alias(const bl_option_alias *alias, FILE *out)
-{
-    bool is_ignored = alias->values && strcmp(alias->values, "*=") == 0;
-    const char *why = alias->hint ? alias->hint : "";
-
-    if (alias->key)
-        fprintf(out, "`%s`", alias->key);
-    else if (is_ignored)
-        fputs("accepted, no effect", out);
-    else
-        fprintf(out, why[0] == '!' ? "rejected: %s" : "rejected: use %s", why + (why[0] == '!'));
-    if (alias->values && !is_ignored) fprintf(out, " (values: `%s`)", alias->values);
-    if (alias->needs) fprintf(out, "; needs `%s`: %s", alias->needs, why);
-    if (alias->tool) fprintf(out, "; in files of %s", alias->tool);
-}
-
-static void print_aliases(const bl_options *options, FILE *out)
-{
-    fputs(
-        "\n### Names from other programs\n\nNested names have dots. A name that ends in `*` stands "
-        "for all that begin so.\nOf the values, `x=y` means that x becomes y, `x=` that x sets "
-        "nothing, `!x` that x is rejected, and\n`x100` a fraction that becomes percent. `*` is any "
-        "text. The first that fits holds.\n\n| name | read as, or use instead |\n| --- | --- |\n",
-        out);
-    for (size_t i = 0; i < options->n_aliases; i++) {
-        const bl_option_alias *alias = &options->aliases[i];
-        fprintf(out, "| `%s` | ", alias->name);
-        print_alias(alias, out);
-        fputs(" |\n", out);
-    }
-}
-
-void bl_options_print_markdown(const bl_options *options, FILE *out)
-{
-    const char *group = "";
-
-    for (size_t i = 0; i < options->n_options; i++) {
-        const bl_option *option = &options->table[i];
-        if (!(option->commands & options->command)) continue;
-        if (strcmp(group, option->group) != 0) {
-            fprintf(
-                out,
-                "\n### %s\n\n| key | value | default | what it does |\n| --- | --- | --- | --- |\n",
-                option->group);
-        }
-        group = option->group;
-        fprintf(out, "| `%s` | ", option->key);
-        bl_option_print_expected(option, out);
-        fprintf(out, " | %s | ", default_or(options, option, "none"));
-        print_purpose(option, out);
-        fputs(" |\n", out);
-    }
-    if (options->n_aliases > 0) print_aliases(options, out);
 }

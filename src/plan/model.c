@@ -50,6 +50,9 @@ static const struct {
     {.name = "seed-oss-36b", .shape = "seed-oss-36b"},
     {.name = "granite-3.1-2b", .shape = "granite-3.1-2b"},
     {.name = "granite-3.1-8b", .shape = "granite-3.1-8b"},
+    {.name = "falcon-7b", .shape = "falcon-7b"},
+    {.name = "falcon-40b", .shape = "falcon-40b"},
+    {.name = "falcon-180b", .shape = "falcon-180b"},
 };
 
 const char *bl_plan_model_name(size_t i)

@@ -229,6 +229,10 @@ static void norm_forward(tally *t)
 {
     if (t->in->habits.is_eager)
         add_elements(t, 18 * (double)t->dims.hidden);
+    else if (t->dims.has_layer_norm)
+        add(t,
+            bl_cost_layernorm_forward(&t->setting, &(bl_layernorm_forward_args){
+                                                       .T = t->T, .H = t->dims.hidden, .x = t->x}));
     else
         add(t,
             bl_cost_rmsnorm_forward(&t->setting, &(bl_rmsnorm_forward_args){
@@ -239,6 +243,10 @@ static void norm_backward(tally *t)
 {
     if (t->in->habits.is_eager)
         add_elements(t, 36 * (double)t->dims.hidden);
+    else if (t->dims.has_layer_norm)
+        add(t, bl_cost_layernorm_backward(
+                   &t->setting,
+                   &(bl_layernorm_backward_args){.T = t->T, .H = t->dims.hidden, .x = t->x}));
     else
         add(t,
             bl_cost_rmsnorm_backward(&t->setting, &(bl_rmsnorm_backward_args){
@@ -250,13 +258,13 @@ static void rotate(tally *t)
 {
     const bl_block_dims *d = &t->dims;
 
-    if (t->in->habits.is_eager)
-        add_elements(t, 10 * (double)(d->q_width + d->kv_width));
-    else
-        add(t, bl_cost_rope(&t->setting, &(bl_rope_args){.T = t->T,
-                                                         .n_heads = d->n_heads + d->n_kv_heads,
-                                                         .d = d->head_dim,
-                                                         .x = t->x}));
+    if (t->in->habits.is_eager) add_elements(t, 10 * (double)(d->q_width + d->kv_width));
+    for (int64_t g = 0; g < d->n_groups && !t->in->habits.is_eager; g++)
+        add(t, bl_cost_rope(&t->setting,
+                            &(bl_rope_args){.T = t->T,
+                                            .n_heads = (d->n_heads + d->n_kv_heads) / d->n_groups,
+                                            .d = d->head_dim,
+                                            .x = t->x}));
 }
 
 /* Eager: keys and values, repeated. */
@@ -264,12 +272,13 @@ static void attention_forward(tally *t)
 {
     const bl_block_dims *d = &t->dims;
 
-    add(t, bl_cost_attention_forward(&t->setting,
-                                     &(bl_attention_forward_args){.T = t->T,
-                                                                  .n_heads = d->n_heads,
-                                                                  .n_kv_heads = d->n_kv_heads,
-                                                                  .d = d->head_dim,
-                                                                  .q = t->x}));
+    for (int64_t g = 0; g < d->n_groups; g++)
+        add(t, bl_cost_attention_forward(&t->setting, &(bl_attention_forward_args){
+                                                          .T = t->T,
+                                                          .n_heads = d->n_heads / d->n_groups,
+                                                          .n_kv_heads = d->n_kv_heads / d->n_groups,
+                                                          .d = d->head_dim,
+                                                          .q = t->x}));
     if (t->in->habits.is_eager) add_elements(t, 2 * (double)d->q_width);
 }
 
@@ -277,28 +286,36 @@ static void attention_backward(tally *t)
 {
     const bl_block_dims *d = &t->dims;
 
-    add(t, bl_cost_attention_backward(&t->setting,
-                                      &(bl_attention_backward_args){.T = t->T,
-                                                                    .n_heads = d->n_heads,
-                                                                    .n_kv_heads = d->n_kv_heads,
-                                                                    .d = d->head_dim,
-                                                                    .q = t->x}));
+    for (int64_t g = 0; g < d->n_groups; g++)
+        add(t,
+            bl_cost_attention_backward(&t->setting, &(bl_attention_backward_args){
+                                                        .T = t->T,
+                                                        .n_heads = d->n_heads / d->n_groups,
+                                                        .n_kv_heads = d->n_kv_heads / d->n_groups,
+                                                        .d = d->head_dim,
+                                                        .q = t->x}));
     if (t->in->habits.is_eager) add_elements(t, 2 * (double)d->q_width);
 }
 
-static void swiglu_forward(tally *t)
+static void activate(tally *t)
 {
     if (t->in->habits.is_eager)
         add_elements(t, 5 * (double)t->dims.inter);
+    else if (t->dims.activation != BL_SWIGLU)
+        add(t, bl_cost_gelu_forward(&t->setting,
+                                    &(bl_gelu_forward_args){.n = t->T * t->dims.inter, .h = t->x}));
     else
         add(t, bl_cost_swiglu_forward(&t->setting, &(bl_swiglu_forward_args){
                                                        .T = t->T, .I = t->dims.inter, .h = t->x}));
 }
 
-static void swiglu_backward(tally *t)
+static void activate_backward(tally *t)
 {
     if (t->in->habits.is_eager)
         add_elements(t, 10 * (double)t->dims.inter);
+    else if (t->dims.activation != BL_SWIGLU)
+        add(t, bl_cost_gelu_backward(
+                   &t->setting, &(bl_gelu_backward_args){.n = t->T * t->dims.inter, .dh = t->x}));
     else
         add(t,
             bl_cost_swiglu_backward(&t->setting, &(bl_swiglu_backward_args){
@@ -319,7 +336,6 @@ static void compute_qkv(tally *t)
 
 static void compute_mid(tally *t)
 {
-    attention_forward(t);
     linear_forward(t, BL_OUT);
     residual(t);
 }
@@ -334,9 +350,10 @@ static void block_forward(tally *t, plan_segments *out)
 {
     t->segments = out;
     compute_qkv(t);
+    attention_forward(t);
     compute_mid(t);
     compute_gate_up(t);
-    swiglu_forward(t);
+    activate(t);
     linear_forward(t, BL_MLP_DOWN);
     residual(t);
     end_segments(t);
@@ -346,19 +363,23 @@ static void block_backward(tally *t, unsigned has, plan_segments *out)
 {
     t->segments = out;
     if (!(has & BL_SAVE_QKV)) compute_qkv(t);
-    if (!(has & BL_SAVE_ATTENTION)) compute_mid(t);
+    if (!(has & BL_SAVE_ATTENTION)) {
+        attention_forward(t);
+        if (!t->dims.is_parallel || t->in->habits.recomputes_all) compute_mid(t);
+    }
     if (!(has & BL_SAVE_GATE_UP)) compute_gate_up(t);
-    swiglu_forward(t);
+    activate(t);
     if (t->in->habits.recomputes_all && has == BL_SAVE_S0) {
         linear_forward(t, BL_MLP_DOWN);
         residual(t);
     }
     linear_backward(t, BL_MLP_DOWN);
-    swiglu_backward(t);
+    activate_backward(t);
     norm_forward(t);
     linear_backward(t, BL_GATE_UP);
-    norm_backward(t);
+    if (!t->dims.is_parallel) norm_backward(t);
     linear_backward(t, BL_OUT);
+    if (t->dims.is_parallel) norm_backward(t);
     attention_backward(t);
     rotate(t);
     norm_forward(t);

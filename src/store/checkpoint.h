@@ -94,9 +94,10 @@ bl_status bl_checkpoint_remove(const char *dir, int64_t step);
  * which the run has left behind by starting before them, and old ones so that `limit` remain, and
  * never fewer than two whole ones while there are such. saved_step itself always stays; other steps
  * may be damaged. When it is damaged nothing is removed and its error returned, BL_EIO when it is
- * gone. limit <= 0 keeps all. */
+ * gone. best_step (-1: none), if it is not above saved_step, is kept as one of `limit`. limit <= 0
+ * keeps all. */
 bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_t saved_step,
-                              int64_t limit);
+                              int64_t best_step, int64_t limit);
 
 /* Removes the remains of crashed saves (step-N.tmp). A step-N.old.tmp becomes step-N again where
  * there is none. */

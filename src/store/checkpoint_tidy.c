@@ -69,32 +69,62 @@ bl_status bl_checkpoint_list_owned(const char *dir, const bl_file_list *files, i
     return BL_OK;
 }
 
+/* Whether the checkpoint's files are there, at their sizes. */
+static bl_status look_whole(const char *dir, int64_t step, bool *is_whole)
+{
+    char *path = NULL;
+
+    BL_TRY(store_checkpoint_step_path(dir, step, &path));
+    bl_status st = store_checkpoint_check(path, false, NULL, NULL);
+    free(path);
+    *is_whole = st == BL_OK;
+    return st == BL_ECHECKPOINT ? BL_OK : st;
+}
+
+/* Of steps[n], newest first: those to remove, in front. Keeps best_step, `limit` from saved_step on
+ * with it, and further ones until two are whole. The content of older ones was read when they were
+ * saved. */
+static bl_status choose_removed(const char *dir, int64_t saved_step, int64_t best_step,
+                                int64_t limit, int64_t *steps, size_t n, size_t *n_removed)
+{
+    int64_t n_kept = 0, n_whole = 0;
+    bool is_whole;
+
+    *n_removed = 0;
+    if (best_step >= saved_step) best_step = -1;
+    for (size_t i = 0; i < n; i++) {
+        if (steps[i] != best_step) continue;
+        BL_TRY(look_whole(dir, best_step, &is_whole));
+        n_kept++;
+        n_whole += is_whole;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (steps[i] == best_step) continue;
+        if (steps[i] > saved_step || (n_whole >= MIN_KEPT && n_kept >= limit)) {
+            steps[(*n_removed)++] = steps[i];
+            continue;
+        }
+        BL_TRY(look_whole(dir, steps[i], &is_whole));
+        n_kept++;
+        n_whole += is_whole;
+    }
+    return BL_OK;
+}
+
 bl_status bl_checkpoint_prune(const char *dir, const bl_file_list *files, int64_t saved_step,
-                              int64_t limit)
+                              int64_t best_step, int64_t limit)
 {
     bl_status st = BL_OK;
-    int64_t *steps = NULL, n_whole = 0;
-    size_t n_steps = 0, n_newer = 0, n_kept = 0;
+    int64_t *steps = NULL;
+    size_t n_steps = 0, n_removed = 0;
 
     if (limit <= 0) return BL_OK;
     BL_TRY(verify_saved(dir, saved_step));
     BL_TRY_GOTO(st, done, bl_checkpoint_list_owned(dir, files, &steps, &n_steps));
-    while (n_newer < n_steps && steps[n_newer] > saved_step) n_newer++;
-    /* Keep `limit` from the saved one on, and further ones until two are whole. The content of
-     * older ones was read when they were saved. */
-    for (; n_newer + n_kept < n_steps && (n_whole < MIN_KEPT || (int64_t)n_kept < limit);
-         n_kept++) {
-        char *path = NULL;
-        BL_TRY_GOTO(st, done, store_checkpoint_step_path(dir, steps[n_newer + n_kept], &path));
-        st = store_checkpoint_check(path, false, NULL, NULL);
-        free(path);
-        if (st != BL_OK && st != BL_ECHECKPOINT) goto done;
-        n_whole += st == BL_OK;
-        st = BL_OK;
-    }
-    for (size_t i = 0; i < n_steps; i++)
-        if (i < n_newer || i >= n_newer + n_kept)
-            BL_TRY_GOTO(st, done, bl_checkpoint_remove(dir, steps[i]));
+    BL_TRY_GOTO(st, done,
+                choose_removed(dir, saved_step, best_step, limit, steps, n_steps, &n_removed));
+    for (size_t i = 0; i < n_removed; i++)
+        BL_TRY_GOTO(st, done, bl_checkpoint_remove(dir, steps[i]));
 done:
     free(steps);
     return st == BL_EINPUT ? bl_error_prefix(BL_EIO, "checkpoints of this run") : st;

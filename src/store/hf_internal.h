@@ -7,17 +7,22 @@
 #include "store/hf_model.h"
 #include "store/problems_internal.h"
 
+/* The blocks that share a scale, as quantization_config declares them; 0, 0: it does not. */
+typedef struct bl_scale_blocks {
+    int64_t rows, cols;
+} bl_scale_blocks;
+
 struct bl_hf_model {
     char *dir;
     bl_safetensors **files;
     size_t n_files;
     const bl_stored_tensor **tensors; /* of all files, sorted by name */
     size_t n_tensors;
-    /* The granularity that quantization_config promises; BL_SCALE_NONE when it says nothing. */
-    bl_scale_kind promised_scale;
+    bl_scale_blocks declared_blocks;
 };
 
 /* Reads quantization_config of a config.json's root. `file` names it in errors. */
-bl_status bl_hf_parse_quantization(const char *file, const json_t *config, bl_scale_kind *promised);
+bl_status bl_hf_parse_quantization(const char *file, const json_t *config,
+                                   bl_scale_blocks *declared);
 
 #endif

@@ -180,7 +180,7 @@ static bl_status read_quantization(bl_hf_model *model)
     if (exists) {
         BL_TRY_GOTO(st, done, bl_json_load(path, MAX_CONFIG_BYTES, &config));
         BL_TRY_GOTO(st, done, bl_json_check_object(path, config));
-        BL_TRY_GOTO(st, done, bl_hf_parse_quantization(path, config, &model->promised_scale));
+        BL_TRY_GOTO(st, done, bl_hf_parse_quantization(path, config, &model->declared_blocks));
     }
 done:
     json_decref(config);
@@ -291,9 +291,10 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
 
 static bool is_ignored(const char *name)
 {
-    static const char *const ends[] = {".input_scale",     ".weight_zero_point",  ".k_scale",
-                                       ".v_scale",         "rotary_emb.inv_freq", ".weight_scale",
-                                       ".weight_scale_inv"};
+    static const char *const ends[] = {".input_scale",      ".activation_scale",  ".input_scale_ub",
+                                       ".output_scale",     ".k_scale",           ".v_scale",
+                                       ".q_scale",          ".weight_zero_point", ".weight_scale",
+                                       ".weight_scale_inv", "rotary_emb.inv_freq"};
     for (size_t i = 0; i < BL_COUNT(ends); i++)
         if (bl_text_ends_with(name, ends[i])) return true;
     return false;

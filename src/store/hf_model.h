@@ -36,36 +36,44 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
 
 /* ---- weights: a matrix and, when it is FP8, its scales ----
  * value = code * scale in every kind of checkpoint, also where the scale's name ends in _inv:
- *   Meta fbgemm_fp8            X.weight_scale [rows, 1]
- *   compressed-tensors         X.weight_scale [1], [rows, 1] or [ceil(rows/128), ceil(cols/128)]
- *   DeepSeek "fp8"             X.weight_scale_inv [ceil(rows/128), ceil(cols/128)]
- *   AutoFP8 "fp8"              X.weight_scale [] or [1]
- * The stored dtype decides whether a weight is FP8, the scale's shape how fine it is; config.json
- * must agree. */
+ *   Meta fbgemm_fp8         X.weight_scale [rows, 1]
+ *   compressed-tensors      X.weight_scale [1], [rows, 1], a grid of blocks, or [rows, cols / 32]
+ *                           of U8 (E8M0, MXFP8)
+ *   "fp8"                   X.weight_scale_inv, a grid of blocks (DeepSeek) or [] (Mistral);
+ *                           X.weight_scale [] or [1] (AutoFP8)
+ *   Model Optimizer, Quark  X.weight_scale [], [rows] or a grid
+ * The stored dtype decides whether a weight is FP8, the scale's shape which weights share one. The
+ * size of blocks is config.json's where it has one, else the power of two that fits. */
 typedef enum bl_scale_kind {
     BL_SCALE_NONE,
     BL_SCALE_TENSOR,
-    BL_SCALE_ROW,
-    BL_SCALE_BLOCK
+    BL_SCALE_ROW,   /* whole rows share a scale */
+    BL_SCALE_BLOCK, /* blocks of 128 x 128, or of a multiple of that */
+    BL_SCALE_GRID,  /* other blocks */
+    BL_SCALE_MX,    /* other blocks, whose scales are powers of two (E8M0) */
+    BL_SCALE_COUNT
 } bl_scale_kind;
 
 enum { BL_SCALE_BLOCK_SIZE = 128 }; /* rows and columns of a block */
 
 typedef struct bl_hf_weight {
     const bl_stored_tensor *codes; /* F32, F16, BF16 or F8_E4M3, [rows, cols] */
-    const bl_stored_tensor *scale; /* NULL unless F8_E4M3; F32, BF16 or F16 */
+    const bl_stored_tensor *scale; /* NULL unless F8_E4M3; F32, BF16, F16, F8_E8M0 or U8 (E8M0) */
     bl_scale_kind scale_kind;
     int64_t rows, cols;
-    int64_t scale_rows, scale_cols; /* [1,1], [rows,1] or the block grid; 0 without a scale */
+    /* Scale [i][j] is that of rows [i block_rows, (i + 1) block_rows) and columns alike. All 0
+     * without a scale. */
+    int64_t scale_rows, scale_cols;
+    int64_t block_rows, block_cols;
 } bl_hf_weight;
 
 /* Describes the 2-D weight `name` ("...q_proj.weight"). BL_EINPUT: absent, not 2-D, another dtype,
- * FP8 without a scale or with two, a scale whose shape or dtype does not fit, or that contradicts
- * config.json. */
+ * FP8 without a scale or with two, a scale whose shape or dtype does not fit, or blocks of another
+ * size than config.json's. */
 bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_weight *out);
 
 /* dst[scale_rows * scale_cols], row-major, as float (exact). BL_EINPUT for a scale that is not
- * finite. */
+ * finite and positive. */
 bl_status bl_hf_read_scales(const bl_hf_weight *weight, float *dst);
 
 /* ---- the tensors a model must have ---- */
@@ -83,7 +91,7 @@ typedef struct bl_hf_expected {
 
 /* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and
  * wrong-dtype tensor. Not extra: the scales of FP8 weights, and tensors that inference adds
- * (input_scale, weight_zero_point, k_scale, v_scale, rotary_emb.inv_freq). */
+ * (input_scale, activation_scale, weight_zero_point, k_scale, rotary_emb.inv_freq and others). */
 bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hf_weight.c -- the formats of FP8 checkpoints (compressed-tensors, AutoFP8, DeepSeek): which
- * scale belongs to a weight, and its granularity. */
+/* hf_weight.c -- the formats of FP8 checkpoints (compressed-tensors, DeepSeek, Mistral, Meta, Model
+ * Optimizer, Quark): which scale belongs to a weight, and the blocks that share one. */
 #include "store/hf_model.h"
 
 #include <inttypes.h>
@@ -12,40 +12,49 @@
 #include "base/sizes.h"
 #include "store/hf_internal.h"
 
-static const char *const scale_kind_names[] = {"no", "one", "a row-wise", "a 128 x 128 block-wise"};
-
 /* ---- config.json ---- */
 
-static bl_status check_block_size(const char *file, const char *key, const json_t *size)
+/* Weights that are not E4M3: 4 bits, integers, code books. */
+static bl_status refuse(const char *file, const char *key, const char *name)
 {
-    if (json_array_size(size) == 2 &&
-        json_integer_value(json_array_get(size, 0)) == BL_SCALE_BLOCK_SIZE &&
-        json_integer_value(json_array_get(size, 1)) == BL_SCALE_BLOCK_SIZE)
-        return BL_OK;
-    return bl_json_fail(file, key, "[128, 128]", size);
+    return BL_FAIL(BL_EINPUT,
+                   "%s: key %s: weights in \"%s\" are not supported, only FP8 (E4M3); use the "
+                   "unquantized checkpoint, or an FP8 one",
+                   file, key, name);
 }
 
-/* DeepSeek writes weight_block_size, AutoFP8 does not. */
-static bl_status parse_fp8(const char *file, const json_t *quantization, bl_scale_kind *promised)
+/* [rows, cols] of a block, both positive. */
+static bl_status read_block_size(const char *file, const char *key, const json_t *size,
+                                 bl_scale_blocks *declared)
+{
+    int64_t rows = json_integer_value(json_array_get(size, 0)),
+            cols = json_integer_value(json_array_get(size, 1));
+
+    if (json_array_size(size) != 2 || rows <= 0 || cols <= 0 || rows > INT32_MAX ||
+        cols > INT32_MAX)
+        return bl_json_fail(file, key, "two positive integers, as [128, 128]", size);
+    *declared = (bl_scale_blocks){rows, cols};
+    return BL_OK;
+}
+
+/* DeepSeek writes weight_block_size; Mistral has null, AutoFP8 nothing. */
+static bl_status parse_fp8(const char *file, const json_t *quantization, bl_scale_blocks *declared)
 {
     const json_t *block = NULL;
+    const char *fmt = "e4m3";
 
+    BL_TRY(bl_json_get_string(file, quantization, "fmt", BL_JSON_OPTIONAL, &fmt));
+    if (strncmp(fmt, "e4m3", 4) != 0) return refuse(file, "fmt", fmt);
     BL_TRY(bl_json_get_array(file, quantization, "weight_block_size", BL_JSON_OPTIONAL, &block));
-    *promised = block ? BL_SCALE_BLOCK : BL_SCALE_TENSOR;
-    return block ? check_block_size(file, "weight_block_size", block) : BL_OK;
+    return block ? read_block_size(file, "weight_block_size", block, declared) : BL_OK;
 }
 
 /* The weights of one group of compressed-tensors' config_groups. */
-static bl_status parse_group(const char *file, const json_t *group, bl_scale_kind *kind)
+static bl_status parse_group(const char *file, const json_t *group, bl_scale_blocks *declared)
 {
-    static const struct {
-        const char *strategy;
-        bl_scale_kind kind;
-    } strategies[] = {
-        {"tensor", BL_SCALE_TENSOR}, {"channel", BL_SCALE_ROW}, {"block", BL_SCALE_BLOCK}};
     const json_t *weights = NULL, *block = NULL;
     const char *type = "float", *strategy = "tensor";
-    int64_t bits = 8;
+    int64_t bits = 8, group_size = 0;
 
     BL_TRY(bl_json_check_object(file, group));
     BL_TRY(bl_json_get_object(file, group, "weights", BL_JSON_REQUIRED, &weights));
@@ -54,63 +63,99 @@ static bl_status parse_group(const char *file, const json_t *group, bl_scale_kin
         return bl_json_fail(file, "type", "\"float\"", json_object_get(weights, "type"));
     BL_TRY(bl_json_get_int(file, weights, "num_bits", BL_JSON_OPTIONAL, 8, 8, &bits));
     BL_TRY(bl_json_get_string(file, weights, "strategy", BL_JSON_OPTIONAL, &strategy));
-    BL_TRY(bl_json_get_array(file, weights, "block_structure", BL_JSON_OPTIONAL, &block));
-    for (size_t i = 0; i < BL_COUNT(strategies); i++) {
-        if (strcmp(strategy, strategies[i].strategy) != 0) continue;
-        *kind = strategies[i].kind;
-        return *kind == BL_SCALE_BLOCK ? check_block_size(file, "block_structure", block) : BL_OK;
+    if (!strcmp(strategy, "tensor") || !strcmp(strategy, "channel")) return BL_OK;
+    if (!strcmp(strategy, "block")) {
+        BL_TRY(bl_json_get_array(file, weights, "block_structure", BL_JSON_OPTIONAL, &block));
+        return read_block_size(file, "block_structure", block, declared);
     }
-    return bl_json_fail(file, "strategy", "\"tensor\", \"channel\" or \"block\"",
+    if (!strcmp(strategy, "group")) {
+        BL_TRY(bl_json_get_int(file, weights, "group_size", BL_JSON_REQUIRED, 1, INT32_MAX,
+                               &group_size));
+        *declared = (bl_scale_blocks){1, group_size};
+        return BL_OK;
+    }
+    return bl_json_fail(file, "strategy", "\"tensor\", \"channel\", \"block\" or \"group\"",
                         json_object_get(weights, "strategy"));
 }
 
 static bl_status parse_compressed_tensors(const char *file, const json_t *quantization,
-                                          bl_scale_kind *promised)
+                                          bl_scale_blocks *declared)
 {
-    const char *format = "float-quantized", *name;
+    static const char *const formats[] = {"float-quantized", "naive-quantized", "mxfp8-quantized",
+                                          "mixed-precision"};
+    const char *format = formats[0], *name;
     const json_t *groups = NULL;
     json_t *group;
-    bool is_first = true;
+    bool is_known = false;
 
     BL_TRY(bl_json_get_string(file, quantization, "format", BL_JSON_OPTIONAL, &format));
-    if (strcmp(format, "float-quantized") != 0 && strcmp(format, "naive-quantized") != 0)
-        return bl_json_fail(file, "format", "\"float-quantized\" or \"naive-quantized\"",
-                            json_object_get(quantization, "format"));
+    for (size_t i = 0; i < BL_COUNT(formats); i++)
+        is_known = is_known || strcmp(format, formats[i]) == 0;
+    if (!is_known) return refuse(file, "format", format);
     BL_TRY(bl_json_get_object(file, quantization, "config_groups", BL_JSON_OPTIONAL, &groups));
     json_object_foreach((json_t *)groups, name, group)
     {
-        bl_scale_kind kind = BL_SCALE_NONE;
-        BL_TRY(parse_group(file, group, &kind));
-        /* Groups that differ promise nothing for a tensor of which only the name is known. */
-        *promised = is_first || kind == *promised ? kind : BL_SCALE_NONE;
-        if (*promised == BL_SCALE_NONE) break;
-        is_first = false;
+        bl_scale_blocks blocks = {0, 0};
+        BL_TRY(parse_group(file, group, &blocks));
+        *declared = blocks;
     }
+    /* Of several groups, only the names of their modules say which one a tensor is in. */
+    if (json_object_size(groups) > 1) *declared = (bl_scale_blocks){0, 0};
     return BL_OK;
 }
 
-bl_status bl_hf_parse_quantization(const char *file, const json_t *config, bl_scale_kind *promised)
+/* NVIDIA's Model Optimizer. */
+static bl_status parse_modelopt(const char *file, const json_t *quantization)
+{
+    static const char *const algorithms[] = {"FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO",
+                                             "FP8_PB_REAL", "MXFP8"};
+    const char *algorithm;
+
+    BL_TRY(bl_json_get_string(file, quantization, "quant_algo", BL_JSON_REQUIRED, &algorithm));
+    for (size_t i = 0; i < BL_COUNT(algorithms); i++)
+        if (strcmp(algorithm, algorithms[i]) == 0) return BL_OK;
+    return refuse(file, "quant_algo", algorithm);
+}
+
+/* AMD's Quark. */
+static bl_status parse_quark(const char *file, const json_t *quantization)
+{
+    const json_t *global = NULL, *weight = NULL;
+    const char *dtype;
+
+    BL_TRY(
+        bl_json_get_object(file, quantization, "global_quant_config", BL_JSON_REQUIRED, &global));
+    BL_TRY(bl_json_get_object(file, global, "weight", BL_JSON_REQUIRED, &weight));
+    BL_TRY(bl_json_get_string(file, weight, "dtype", BL_JSON_REQUIRED, &dtype));
+    return strcmp(dtype, "fp8_e4m3") == 0 ? BL_OK : refuse(file, "dtype", dtype);
+}
+
+bl_status bl_hf_parse_quantization(const char *file, const json_t *config,
+                                   bl_scale_blocks *declared)
 {
     const json_t *quantization = NULL;
     const char *method;
 
-    *promised = BL_SCALE_NONE;
+    *declared = (bl_scale_blocks){0, 0};
     BL_TRY(
         bl_json_get_object(file, config, "quantization_config", BL_JSON_OPTIONAL, &quantization));
     if (!quantization) return BL_OK;
     BL_TRY(bl_json_get_string(file, quantization, "quant_method", BL_JSON_REQUIRED, &method));
-    if (!strcmp(method, "fp8")) return parse_fp8(file, quantization, promised);
+    if (!strcmp(method, "fp8")) return parse_fp8(file, quantization, declared);
     if (!strcmp(method, "compressed-tensors"))
-        return parse_compressed_tensors(file, quantization, promised);
-    if (!strcmp(method, "fbgemm_fp8")) {
-        *promised = BL_SCALE_ROW;
-        return BL_OK;
-    }
-    return bl_json_fail(file, "quant_method", "\"fbgemm_fp8\", \"compressed-tensors\" or \"fp8\"",
-                        json_object_get(quantization, "quant_method"));
+        return parse_compressed_tensors(file, quantization, declared);
+    if (!strcmp(method, "modelopt")) return parse_modelopt(file, quantization);
+    if (!strcmp(method, "quark")) return parse_quark(file, quantization);
+    if (!strcmp(method, "fbgemm_fp8") || !strcmp(method, "mxfp8")) return BL_OK;
+    return refuse(file, "quant_method", method);
 }
 
 /* ---- one weight ---- */
+
+enum {
+    SCALE_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16) | BL_DTYPE_BIT(BL_F16) |
+                   BL_DTYPE_BIT(BL_F8_E8M0) | BL_DTYPE_BIT(BL_U8)
+};
 
 /* The scale beside "X.weight": X.weight_scale or X.weight_scale_inv. */
 static bl_status find_scale(const bl_hf_model *model, const bl_stored_tensor *codes,
@@ -132,45 +177,93 @@ static bl_status find_scale(const bl_hf_model *model, const bl_stored_tensor *co
     return BL_OK;
 }
 
-static bool scale_fits(const bl_stored_tensor *scale, bl_scale_kind kind, int64_t rows,
-                       int64_t cols)
+/* The scale as a grid [rows][cols] over the weight. */
+static bool read_grid(const bl_stored_tensor *scale, int64_t weight_rows, int64_t *rows,
+                      int64_t *cols)
 {
-    if (kind == BL_SCALE_TENSOR)
-        return scale->n_dims == 0 || (scale->n_dims == 1 && scale->shape[0] == 1) ||
-               (scale->n_dims == 2 && scale->shape[0] == 1 && scale->shape[1] == 1);
-    if (scale->n_dims != 2) return false;
-    if (kind == BL_SCALE_ROW) return scale->shape[0] == rows && scale->shape[1] == 1;
-    return scale->shape[0] == bl_ceil_div(rows, BL_SCALE_BLOCK_SIZE) &&
-           scale->shape[1] == bl_ceil_div(cols, BL_SCALE_BLOCK_SIZE);
+    const int64_t *shape = scale->shape;
+
+    *rows = *cols = 1;
+    switch (scale->n_dims) {
+    case 0:
+        return true;
+    case 1: /* one, or one per row */
+        *rows = shape[0];
+        return shape[0] == 1 || shape[0] == weight_rows;
+    case 2:
+        *rows = shape[0];
+        *cols = shape[1];
+        return true;
+    case 4: /* Model Optimizer's blocks */
+        *rows = shape[0];
+        *cols = shape[2];
+        return shape[1] == 1 && shape[3] == 1;
+    default:
+        return false;
+    }
 }
 
-/* Fills in the granularity. A shape that fits several kinds means the same under each; the config's
- * word is then taken. */
-static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *weight)
+/* The size of blocks of which n_blocks cover n rows or columns; 0: none. `declared`: config.json's,
+ * 0 for none. At most one power of two fits several blocks. */
+static int64_t block_size(int64_t n, int64_t n_blocks, int64_t declared)
 {
-    const bl_stored_tensor *scale = weight->scale;
-    bl_scale_kind kind = BL_SCALE_NONE;
-    char has[BL_SHAPE_TEXT_BYTES], of[BL_SHAPE_TEXT_BYTES];
+    if (n_blocks < 1 || n_blocks > n) return 0;
+    if (n_blocks == 1) return n;
+    if (declared > 0 && bl_ceil_div(n, declared) == n_blocks) return declared;
+    for (int64_t size = 1; size < n; size *= 2)
+        if (bl_ceil_div(n, size) == n_blocks) return size;
+    return n % n_blocks == 0 ? n / n_blocks : 0;
+}
 
-    for (bl_scale_kind k = BL_SCALE_TENSOR; k <= BL_SCALE_BLOCK && kind == BL_SCALE_NONE; k++)
-        if (scale_fits(scale, k, weight->rows, weight->cols)) kind = k;
-    if (model->promised_scale != BL_SCALE_NONE &&
-        scale_fits(scale, model->promised_scale, weight->rows, weight->cols))
-        kind = model->promised_scale;
-    if (kind == BL_SCALE_NONE)
+/* A block of the grid is whole rows, whole blocks of 128 x 128, or neither. */
+static bl_scale_kind classify_blocks(const bl_hf_weight *w)
+{
+    bool has_e8m0 = w->scale->dtype == BL_F8_E8M0 || w->scale->dtype == BL_U8;
+    bool in_rows = w->scale_rows == 1 || w->block_rows % BL_SCALE_BLOCK_SIZE == 0,
+         in_cols = w->scale_cols == 1 || w->block_cols % BL_SCALE_BLOCK_SIZE == 0;
+
+    if (w->scale_rows == 1 && w->scale_cols == 1) return BL_SCALE_TENSOR;
+    if (in_rows && in_cols) return BL_SCALE_BLOCK;
+    if (w->scale_cols == 1) return BL_SCALE_ROW;
+    return has_e8m0 ? BL_SCALE_MX : BL_SCALE_GRID;
+}
+
+/* Fills in the granularity, by the scale's shape: one checkpoint may mix one scale per matrix, one
+ * per row, and blocks. Blocks must have the size that config.json declares. */
+static bl_status classify_scale(const bl_hf_model *model, bl_hf_weight *w)
+{
+    const bl_stored_tensor *scale = w->scale;
+    bl_scale_blocks declared = model->declared_blocks;
+    int64_t rows, cols;
+    char has[BL_SHAPE_TEXT_BYTES], of[BL_SHAPE_TEXT_BYTES];
+    bool fits = read_grid(scale, w->rows, &rows, &cols);
+
+    w->scale_rows = rows;
+    w->scale_cols = cols;
+    w->block_rows = fits ? block_size(w->rows, rows, declared.rows) : 0;
+    w->block_cols = fits ? block_size(w->cols, cols, declared.cols) : 0;
+    if (w->block_rows == 0 || w->block_cols == 0)
         return BL_FAIL(BL_EINPUT,
                        "tensor %s has shape %s, which is no scale for a weight of shape %s",
                        scale->name, bl_shape_text(scale->n_dims, scale->shape, has),
-                       bl_shape_text(weight->codes->n_dims, weight->codes->shape, of));
-    if (model->promised_scale != BL_SCALE_NONE && kind != model->promised_scale)
+                       bl_shape_text(w->codes->n_dims, w->codes->shape, of));
+    bool is_declared = declared.rows > 0 && bl_ceil_div(w->rows, declared.rows) == rows &&
+                       bl_ceil_div(w->cols, declared.cols) == cols;
+    bool is_simple = cols == 1 && (rows == 1 || rows == w->rows);
+    if (declared.rows > 0 && !is_declared && !is_simple)
         return BL_FAIL(BL_EINPUT,
-                       "tensor %s of shape %s is %s scale, but config.json's quantization_config "
-                       "says %s scale",
-                       scale->name, bl_shape_text(scale->n_dims, scale->shape, has),
-                       scale_kind_names[kind], scale_kind_names[model->promised_scale]);
-    weight->scale_kind = kind;
-    weight->scale_rows = kind == BL_SCALE_TENSOR ? 1 : scale->shape[0];
-    weight->scale_cols = kind == BL_SCALE_BLOCK ? scale->shape[1] : 1;
+                       "tensor %s has shape %s, but blocks of %" PRId64 " x %" PRId64
+                       ", as config.json's quantization_config says, need [%" PRId64 ", %" PRId64
+                       "] for a weight of shape %s",
+                       scale->name, bl_shape_text(scale->n_dims, scale->shape, has), declared.rows,
+                       declared.cols, bl_ceil_div(w->rows, declared.rows),
+                       bl_ceil_div(w->cols, declared.cols),
+                       bl_shape_text(w->codes->n_dims, w->codes->shape, of));
+    w->scale_kind = classify_blocks(w);
+    /* A small matrix has one block: it is kept as its larger neighbors are. */
+    if (is_declared && declared.rows % BL_SCALE_BLOCK_SIZE == 0 &&
+        declared.cols % BL_SCALE_BLOCK_SIZE == 0)
+        w->scale_kind = BL_SCALE_BLOCK;
     return BL_OK;
 }
 
@@ -196,18 +289,26 @@ bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_wei
                        name, bl_dtype_name(codes->dtype));
     }
     BL_TRY(find_scale(model, codes, &out->scale));
-    if (out->scale->dtype != BL_F32 && out->scale->dtype != BL_BF16 && out->scale->dtype != BL_F16)
-        return BL_FAIL(BL_EINPUT, "tensor %s has dtype %s, expected F32, BF16 or F16",
+    if (!(SCALE_DTYPES & BL_DTYPE_BIT(out->scale->dtype)))
+        return BL_FAIL(BL_EINPUT,
+                       "tensor %s has dtype %s, expected F32, BF16, F16, F8_E8M0 or U8 (E8M0)",
                        out->scale->name, bl_dtype_name(out->scale->dtype));
     return classify_scale(model, out);
 }
 
 bl_status bl_hf_read_scales(const bl_hf_weight *weight, float *dst)
 {
-    BL_TRY(bl_stored_tensor_read_f32(weight->scale, dst));
-    for (int64_t i = 0; i < weight->scale_rows * weight->scale_cols; i++)
+    bl_stored_tensor scale = *weight->scale;
+
+    if (scale.dtype == BL_U8) scale.dtype = BL_F8_E8M0; /* compressed-tensors' and SGLang's */
+    BL_TRY(bl_stored_tensor_read_f32(&scale, dst));
+    for (int64_t i = 0; i < weight->scale_rows * weight->scale_cols; i++) {
         if (!isfinite(dst[i]))
-            return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is not finite",
-                           weight->scale->name, i);
+            return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is not finite", scale.name,
+                           i);
+        if (dst[i] <= 0)
+            return BL_FAIL(BL_EINPUT, "tensor %s: element %" PRId64 " is %g; scales are positive",
+                           scale.name, i, (double)dst[i]);
+    }
     return BL_OK;
 }

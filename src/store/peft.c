@@ -278,7 +278,6 @@ bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_
 
     if (dtype != BL_F32 && dtype != BL_BF16)
         return BL_FAIL(BL_EINTERNAL, "an adapter of %s", bl_dtype_name(dtype));
-    BL_TRY_GOTO(st, done, bl_dir_create(dir));
     BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
     BL_TRY_GOTO(st, done, list_factors(dir, config, base, dtype, &list));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, list.specs, list.n, metadata, 1, &writer));

@@ -104,7 +104,7 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
 typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, int module, bl_peft_factor factor,
                                      float *dst);
 
-/* Writes both files into `dir` (created), the tensors first, each atomically. At most one factor is
+/* Writes both files into `dir`, the tensors first, each atomically. At most one factor is
  * held in memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as
  * base_model_name_or_path. The errors of base/files.h and of `fill`. */
 bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,

@@ -11,7 +11,10 @@ static bl_status next_of_regex(const pcre2_code *regex, pcre2_match_data **data,
 {
     if (!*data && !(*data = pcre2_match_data_create(1, NULL)))
         return BL_FAIL(BL_ENOMEM, "tokenizer: regex match data");
-    int n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, from, PCRE2_NO_UTF_CHECK, *data, NULL);
+    /* What pcre2_match calls in the end, without its checks; a library without JIT refuses it. */
+    int n = pcre2_jit_match(regex, (PCRE2_SPTR)text, n_bytes, from, 0, *data, NULL);
+    if (n == PCRE2_ERROR_JIT_BADOPTION)
+        n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, from, PCRE2_NO_UTF_CHECK, *data, NULL);
     if (n >= 0) {
         const PCRE2_SIZE *found = pcre2_get_ovector_pointer(*data);
         *out = (bl_match){found[0], found[1]};

@@ -76,21 +76,26 @@ typedef struct splitter {
     bool was_match;
 } splitter;
 
-static bl_status end_piece(splitter *s)
+/* text[start..end) goes to the next step, or to the model. */
+static bl_status pass_on(const splitter *s, size_t start, size_t end)
 {
-    const char *text = s->text + s->start;
-    size_t n_bytes = s->end - s->start;
+    const bl_tokenizer *tokenizer = s->tokenizer;
+    const char *text = s->text + start;
+    size_t n_bytes = end - start;
+    unsigned flags = piece_flags(s->flags, start);
 
     if (!n_bytes) return BL_OK;
-    if (s->tokenizer->steps.split[s->step].maps) {
+    if (tokenizer->steps.split[s->step].maps) {
         bl_bytes *mapped = &s->context->mapped[s->step];
         mapped->n = 0;
         BL_TRY(bl_bytes_append_to_alphabet(mapped, text, n_bytes));
         text = mapped->data;
         n_bytes = mapped->n;
     }
-    return bl_pretokenize(s->tokenizer, s->context, s->step + 1, piece_flags(s->flags, s->start),
-                          text, n_bytes, s->out);
+    if (s->step + 1 == tokenizer->steps.n_splits && !tokenizer->cut)
+        return bl_model_encode_piece(&tokenizer->model, &s->context->model, text, n_bytes, flags,
+                                     s->out);
+    return bl_pretokenize(tokenizer, s->context, s->step + 1, flags, text, n_bytes, s->out);
 }
 
 static bool joins(bl_split_behavior behavior, bool was_match, bool is_match)
@@ -117,7 +122,7 @@ static bl_status take_part(splitter *s, size_t start, size_t end, bool matches)
 
     if (start == end) return BL_OK;
     if (s->end == s->start || !joins(split->behavior, s->was_match, is_match)) {
-        BL_TRY(end_piece(s));
+        BL_TRY(pass_on(s, s->start, s->end));
         s->start = start;
     }
     s->end = end;
@@ -129,14 +134,20 @@ static bl_status take_part(splitter *s, size_t start, size_t end, bool matches)
 static bl_status split_at_matches(splitter *s, size_t n_bytes)
 {
     const bl_pattern *pattern = &s->tokenizer->steps.split[s->step].pattern;
+    bool isolated = s->tokenizer->steps.split[s->step].behavior == BL_SPLIT_ISOLATED;
     bl_match match;
 
     for (size_t done = 0; done < n_bytes; done = match.end) {
         BL_TRY(bl_pattern_next(pattern, &s->context->match, s->text, n_bytes, done, &match));
+        if (isolated) { /* no part joins another: most files, the short way */
+            BL_TRY(pass_on(s, done, match.start));
+            BL_TRY(pass_on(s, match.start, match.end));
+            continue;
+        }
         BL_TRY(take_part(s, done, match.start, false));
         BL_TRY(take_part(s, match.start, match.end, true));
     }
-    return end_piece(s);
+    return pass_on(s, s->start, s->end);
 }
 
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.h -- metrics.jsonl, a line per step, and the progress shown on a terminal. */
+/* metrics.h -- metrics.jsonl, a line per step, the same for TensorBoard, and the progress shown on
+ * a terminal. */
 #ifndef BALLAST_TRAIN_METRICS_H
 #define BALLAST_TRAIN_METRICS_H
 
@@ -8,6 +9,7 @@
 #include "base/status.h"
 #include "device/timeline.h"
 
+struct bl_events;
 typedef struct bl_metrics bl_metrics;
 
 typedef struct bl_step_metrics {
@@ -24,14 +26,26 @@ typedef struct bl_step_metrics {
     double peak_flops;
 } bl_step_metrics;
 
+/* The evaluations of a run so far, as transformers' Trainer and EarlyStoppingCallback compare them;
+ * that before the first step does not count. */
+typedef struct bl_best {
+    int64_t step;    /* of the lowest validation loss; -1: none was made */
+    double loss;     /* of that step */
+    int64_t n_stale; /* evaluations since the last one that was better by more than
+                        early_stopping_threshold */
+} bl_best;
+
 /* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is
  * shorter is warned about and kept). logging_steps: how often a line is printed. All: BL_EIO names
  * the file. BL_ENOMEM. */
 bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_steps,
                           bl_metrics **out);
+/* From now on, steps and evaluations are also written there; takes it over. */
+void bl_metrics_report_to(bl_metrics *metrics, struct bl_events *events);
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
+/* best: of the run, this evaluation included; NULL or step -1: not logged. */
 bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens,
-                          double seconds);
+                          double seconds, const bl_best *best);
 /* The end of a run: its steps, tokens, duration and speed. */
 void bl_metrics_print_end(const bl_metrics *metrics);
 bl_status bl_metrics_sync(bl_metrics *metrics,

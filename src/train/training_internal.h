@@ -18,6 +18,7 @@ typedef struct bl_start {
     int64_t step;           /* steps that are done */
     int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
     int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
+    bl_best best;           /* of the evaluations in that part */
     bool is_saved;          /* this run's newest checkpoint is that of `step` */
     /* the checkpoint's validation data were others: its losses are not this run's */
     bool other_validation;
@@ -45,7 +46,9 @@ typedef struct bl_training {
 /* The losses of a run. base.loss NaN: unknown. */
 typedef struct bl_outcome {
     double first_loss, last_loss; /* of training */
-    bl_eval_result base, trained; /* before the first step; newest */
+    int64_t n_steps;              /* of the run, at its end */
+    int64_t adapter_step;         /* the adapter's, at the end: n_steps, or the best one */
+    bl_eval_result base, trained; /* before the first step; newest, at the end the adapter's */
     bl_eval_result stored;        /* of the adapter on the base as stored; rows 0: not measured */
 } bl_outcome;
 
@@ -56,6 +59,7 @@ typedef struct bl_outcome {
 #define BL_OUTPUT_METRICS        "metrics.jsonl"
 #define BL_OUTPUT_CONFIG         "config.resolved.yaml"
 #define BL_OUTPUT_CHECKPOINTS    "checkpoints"
+#define BL_OUTPUT_RUNS           "runs" /* event files, without logging_dir */
 
 /* The output of a run, and its lock. Rank 0's alone while the ranks run, its process's before and
  * after; in other processes all zero except for the lock, which they only check. */
@@ -79,6 +83,10 @@ bl_status bl_output_open(const char *dir, bl_output *output);
 /* Lists names of bl_output_name before their files are written. BL_EUSAGE: one appeared since that
  * no run wrote. */
 bl_status bl_output_list(const char *dir, bl_output *output, const char *const *added, size_t n);
+/* Opens an event file for TensorBoard where report_to asks for one, and lists it; else *events is
+ * NULL. first_step: as bl_events_open. */
+bl_status bl_output_open_events(const bl_train_config *config, bl_output *output,
+                                int64_t first_step, struct bl_events **events);
 /* adopt.c: lists the files of runs that kept no list. */
 bl_status bl_output_adopt(const char *dir, bl_file_list *files);
 /* BL_EIO when output_dir, removed or made again, does not belong to this run anymore. Before each

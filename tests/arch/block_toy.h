@@ -29,27 +29,39 @@ typedef struct block_case {
     int64_t window;             /* of LAYER; 0: none */
     double residual, attention; /* multipliers; 0: none */
     double query_beta;
+    int n_layer_norms; /* > 0: Falcon's layer; of its targets, q k v o are all */
+    bool is_sequence;  /* with two of them, one after the other */
+    bl_activation activation;
 } block_case;
 
 static const block_case cases[] = {
-    {"grouped heads, wider than hidden", 24, 40, 4, 2, 8, 3, "qkvogud", 0, 0, false, 0, 0, 0, 0},
-    {"with dropout", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, 0, false, 0, 0, 0, 0},
-    {"one key/value head, inter narrower than hidden", 22, 12, 3, 1, 6, 2, "vou", 0.2f, 0, false, 0,
-     0, 0, 0},
-    {"as many key/value heads", 16, 24, 2, 2, 8, 1, "qd", 0, 0, false, 0, 0, 0, 0},
-    {"no adapter", 16, 24, 4, 1, 4, 0, "", 0, 0, false, 0, 0, 0, 0},
+    {"grouped heads, wider than hidden", 24, 40, 4, 2, 8, 3, "qkvogud", 0, .biases = 0},
+    {"with dropout", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .biases = 0},
+    {"one key/value head, inter narrower than hidden", 22, 12, 3, 1, 6, 2, "vou", 0.2f,
+     .biases = 0},
+    {"as many key/value heads", 16, 24, 2, 2, 8, 1, "qd", 0, .biases = 0},
+    {"no adapter", 16, 24, 4, 1, 4, 0, "", 0, .biases = 0},
     {"biases of q, k, v", 24, 40, 4, 2, 8, 3, "qkvogud", 0, .biases = 1u << BL_QKV},
     {"all biases, norms of heads", 22, 12, 3, 1, 6, 2, "qkvogud", 0.2f, .biases = 15,
      .has_head_norms = true},
     {"a window, multipliers", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .window = 3, .residual = 0.7,
      .attention = 0.4},
     {"queries by position", 16, 24, 2, 2, 8, 1, "qd", 0, .query_beta = 0.3},
+    {"parallel, two LayerNorms", 24, 40, 4, 2, 8, 3, "qkvo", 0.2f, .n_layer_norms = 2,
+     .activation = BL_GELU},
+    {"parallel, one LayerNorm, one key head", 22, 12, 3, 1, 6, 2, "ko", 0, .biases = 15,
+     .n_layer_norms = 1, .activation = BL_GELU_BY_TANH, .attention = 0.4},
+    {"parallel with a multiplier, no adapter", 16, 24, 4, 4, 4, 0, "", 0, .n_layer_norms = 2,
+     .activation = BL_GELU, .residual = 0.7},
+    {"LayerNorms in sequence", 16, 24, 2, 2, 8, 1, "qv", 0, .n_layer_norms = 2, .is_sequence = true,
+     .activation = BL_GELU},
 };
 
 /* A model of random weights and a micro-batch of three documents. */
 typedef struct toy {
     const block_case *c;
     test_device d;
+    bl_arch arch;
     bl_model_config config;
     bl_block_dims dims;
     bl_base_layout layout;
@@ -81,20 +93,33 @@ static void create_lora(toy *m)
     static const char letters[] = "qkvogud";
     bl_lora_options options = {
         .r = m->c->r, .alpha = 2.0 * (double)m->c->r, .dropout = (double)m->c->dropout};
-    for (int p = 0; p < BL_PROJECTIONS; p++)
+    for (int p = 0; p < m->arch.n_projections; p++)
         options.target[p] = strchr(m->c->targets, letters[p]) != NULL;
     bl_lora_layout_init(&m->config, m->c->r ? &options : NULL, &m->lora);
     m->lora_weights = test_random_floats(m->lora.n_floats, 4);
     for (int64_t i = 0; i < m->lora.n_floats; i++) m->lora_weights[i] *= 0.3f;
 }
 
+static bl_arch arch_of(const block_case *c)
+{
+    bl_arch arch = c->has_head_norms ? bl_arch_qwen3 : bl_arch_llama;
+
+    if (c->n_layer_norms == 0) return arch;
+    arch = bl_arch_falcon;
+    arch.is_parallel = !c->is_sequence;
+    if (c->n_layer_norms == 1)
+        arch.vectors[BL_MLP_NORM].name = arch.vectors[BL_MLP_NORM_BIAS].name = NULL;
+    return arch;
+}
+
 static void create_toy(const block_case *c, toy *m)
 {
     double inverse[64];
 
-    *m = (toy){.c = c, .d = test_device_create(2)};
+    *m = (toy){.c = c, .d = test_device_create(2), .arch = arch_of(c)};
     m->config =
-        (bl_model_config){.arch = c->has_head_norms ? &bl_arch_qwen3 : &bl_arch_llama,
+        (bl_model_config){.arch = &m->arch,
+                          .activation = c->activation,
                           .biases = c->biases,
                           .windows = {.tokens = c->window, .layers = {c->window ? 1u << LAYER : 0}},
                           .residual_multiplier = c->residual,

@@ -23,18 +23,18 @@ static double keep(const toy *m, int matrix, int64_t t, int64_t c)
 }
 
 /* y (T,N) of one projection; x (T,K). */
-/* Of each projection, its segment of the fused matrix. */
-static const int segments[BL_PROJECTIONS] = {0, 1, 2, 0, 0, 1, 0};
 
 static void reference_linear(const toy *m, const double *lora, int p, const double *x, double *y)
 {
-    const bl_projection *info = &bl_llama_projections[p];
+    const bl_projection *info = &m->arch.projections[p];
+    int segment = 0;
     int64_t N, K, r = m->c->r;
     bl_weight w;
 
     bl_projection_shape(&m->config, p, &N, &K);
     assert_int_equal(bl_base_acquire(m->base, LAYER, (int)info->matrix, m->d.stream, &w), BL_OK);
-    const float *W = w.segment[segments[p]].codes, *bias = NULL;
+    while (bl_arch_segment(&m->arch, (int)info->matrix, segment) != info) segment++;
+    const float *W = w.segment[segment].codes, *bias = NULL;
     int64_t bias_offset = bl_arch_bias_offset(&m->config, info->matrix);
     if (bias_offset >= 0) bias = m->norms + bias_offset + bl_projection_row(&m->config, p);
     for (int64_t t = 0; t < T_ALL; t++)
@@ -64,8 +64,24 @@ static void reference_rows(int64_t n_rows, int64_t H, const float *w, const doub
     }
 }
 
-static void reference_norm(const toy *m, const float *w, const double *x, double *y)
+/* torch.nn.LayerNorm, its bias behind w. */
+static void reference_layer_norm(int64_t H, const float *w, const double *x, double *y)
 {
+    for (int64_t t = 0; t < T_ALL; t++) {
+        double mean = 0, variance = 0;
+        for (int64_t h = 0; h < H; h++) mean += x[t * H + h] / (double)H;
+        for (int64_t h = 0; h < H; h++) variance += pow(x[t * H + h] - mean, 2) / (double)H;
+        for (int64_t h = 0; h < H; h++)
+            y[t * H + h] =
+                (x[t * H + h] - mean) / sqrt(variance + 1e-5) * (double)w[h] + (double)w[H + h];
+    }
+}
+
+static void reference_norm(const toy *m, bl_layer_vector norm, const double *x, double *y)
+{
+    const float *w = m->norms + bl_arch_vector_offset(&m->config, norm);
+
+    if (m->c->n_layer_norms > 0) return reference_layer_norm(m->c->hidden, w, x, y);
     reference_rows(T_ALL, m->c->hidden, w, x, y);
 }
 
@@ -129,6 +145,52 @@ static void reference_attention(const toy *m, const double *q, const double *k, 
         }
 }
 
+/* q, k and v of Llama's three projections, or of Falcon's one: for each key head its queries, the
+ * key, the value. */
+static void reference_qkv(const toy *m, const double *lora, const double *x, double *q, double *k,
+                          double *v)
+{
+    int64_t d = m->c->head_dim, n_kv = m->c->n_kv_heads, n_q = m->c->n_heads / n_kv;
+    double *out[3] = {q, k, v}, *fused;
+
+    if (m->c->n_layer_norms == 0) {
+        for (int p = BL_Q; p <= BL_V; p++) reference_linear(m, lora, p, x, out[p]);
+        return;
+    }
+    fused = test_doubles(T_ALL * m->dims.qkv_width);
+    reference_linear(m, lora, 0, x, fused);
+    const double *from = fused;
+    for (int64_t t = 0; t < T_ALL; t++)
+        for (int64_t g = 0; g < n_kv; g++)
+            for (int64_t c = 0; c < (n_q + 2) * d; c++, from++) {
+                if (c < n_q * d)
+                    q[(t * n_kv + g) * n_q * d + c] = *from;
+                else
+                    (c < (n_q + 1) * d ? k : v)[(t * n_kv + g) * d + c % d] = *from;
+            }
+    free(fused);
+}
+
+/* h of SwiGLU or GELU; x (T,H), `up` is scratch of h's size. */
+static void reference_activation(const toy *m, const double *lora, const double *x, double *h,
+                                 double *up)
+{
+    int64_t n = T_ALL * m->c->inter;
+
+    if (m->c->n_layer_norms == 0) {
+        reference_linear(m, lora, BL_GATE, x, h);
+        reference_linear(m, lora, BL_UP, x, up);
+        for (int64_t i = 0; i < n; i++) h[i] = h[i] / (1.0 + exp(-h[i])) * up[i];
+        return;
+    }
+    reference_linear(m, lora, 2, x, up);
+    for (int64_t i = 0; i < n; i++)
+        h[i] =
+            m->c->activation == BL_GELU
+                ? up[i] * (1 + erf(up[i] / sqrt(2))) / 2
+                : up[i] * (1 + tanh(0.79788456080286536 * (up[i] + 0.044715 * pow(up[i], 3)))) / 2;
+}
+
 static void reference_block(const toy *m, const double *lora, const double *x, double *out)
 {
     int64_t H = m->c->hidden, I = m->c->inter, q_width = m->dims.q_width,
@@ -139,22 +201,20 @@ static void reference_block(const toy *m, const double *lora, const double *x, d
            *mid = test_doubles(T_ALL * H);
     double *gate = test_doubles(T_ALL * I), *up = test_doubles(T_ALL * I);
 
-    reference_norm(m, m->norms, x, norm);
-    reference_linear(m, lora, BL_Q, norm, q);
-    reference_linear(m, lora, BL_K, norm, k);
-    reference_linear(m, lora, BL_V, norm, v);
+    int n_projections = m->arch.n_projections; /* the last one of a layer is down, also Falcon's */
+    reference_norm(m, BL_ATTENTION_NORM, x, norm);
+    reference_qkv(m, lora, norm, q, k, v);
     reference_head_norms(m, q, k);
     reference_rope(m, m->c->n_heads, q);
     reference_rope(m, m->c->n_kv_heads, k);
     reference_attention(m, q, k, v, o);
-    reference_linear(m, lora, BL_O, o, mid);
+    reference_linear(m, lora, m->c->n_layer_norms > 0 ? 1 : BL_O, o, mid);
     double residual = m->c->residual > 0 ? m->c->residual : 1;
     for (int64_t i = 0; i < T_ALL * H; i++) mid[i] = mid[i] * residual + x[i];
-    reference_norm(m, m->norms + m->config.hidden_size, mid, norm);
-    reference_linear(m, lora, BL_GATE, norm, gate);
-    reference_linear(m, lora, BL_UP, norm, up);
-    for (int64_t i = 0; i < T_ALL * I; i++) gate[i] = gate[i] / (1.0 + exp(-gate[i])) * up[i];
-    reference_linear(m, lora, BL_DOWN, gate, out);
+    if (m->c->n_layer_norms != 1)
+        reference_norm(m, BL_MLP_NORM, m->arch.is_parallel ? x : mid, norm);
+    reference_activation(m, lora, norm, gate, up);
+    reference_linear(m, lora, n_projections - 1, gate, out);
     for (int64_t i = 0; i < T_ALL * H; i++) out[i] = out[i] * residual + mid[i];
     free(norm), free(q), free(k), free(v), free(o), free(mid), free(gate), free(up);
 }
@@ -381,7 +441,8 @@ static void test_sizes_in_bf16(void **state)
         toy m;
         create_toy(&cases[i], &m);
         bl_block_dims d = bl_block_dims_of(&m.config, BL_DEVICE_CUDA);
-        int64_t halves = d.hidden + d.q_width + d.qkv_width + 2 * d.inter,
+        int64_t mid = d.is_parallel ? 0 : d.hidden, gates = d.matrix[BL_GATE_UP].rows;
+        int64_t halves = mid + d.q_width + d.qkv_width + gates,
                 saved_bytes = bl_block_saved_bytes(&d, BL_SAVE_S4);
         assert_int_equal(d.act, BL_BF16);
         assert_int_equal(saved_bytes, 2 * halves + 4 * d.n_heads);
@@ -391,13 +452,13 @@ static void test_sizes_in_bf16(void **state)
             char *memory = aligned_alloc(ALIGNMENT, (size_t)(rows * saved_bytes));
             bl_block_tensors t;
             bl_block_place_saved(&d, BL_SAVE_S4, T, memory, &t);
-            const bl_tensor all[] = {t.mid, t.attention, t.qkv, t.gate_up,
+            const bl_tensor all[] = {d.is_parallel ? t.qkv : t.mid, t.attention, t.qkv, t.gate_up,
                                      bl_tensor_of(t.lse, BL_BF16)};
             for (size_t k = 0; k < BL_COUNT(all); k++) {
                 assert_int_equal(all[k].dtype, BL_BF16);
                 assert_int_equal((uintptr_t)all[k].data % ALIGNMENT, 0);
             }
-            assert_int_equal((char *)t.gate_up.data + rows * 4 * d.inter - memory,
+            assert_int_equal((char *)t.gate_up.data + rows * 2 * gates - memory,
                              rows * saved_bytes);
             assert_true(rows >= T && rows * 2 % ALIGNMENT == 0);
             free(memory);

@@ -164,6 +164,17 @@ static void test_refusals(void **state)
         {"\"model_type\":\"qwen2\",\"attention_bias\":true", "key attention_bias: expected false"},
         {"\"architectures\":[\"Qwen2ForCausalLM\"]",
          "key architectures: expected [\"LlamaForCausalLM\"], got [\"Qwen2ForCausalLM\"]"},
+        {"\"model_type\":\"falcon\",\"alibi\":true",
+         "key alibi: expected false: ALiBi is not supported, got true"},
+        {"\"model_type\":\"falcon\",\"activation\":\"relu\"",
+         "key activation: expected \"gelu\", \"gelu_new\" or \"gelu_pytorch_tanh\", got \"relu\""},
+        {"\"model_type\":\"falcon\",\"new_decoder_architecture\":true,\"parallel_attn\":false",
+         "key parallel_attn: expected true beside new_decoder_architecture, got false"},
+        {"\"model_type\":\"falcon\",\"num_ln_in_parallel_attn\":2",
+         "key num_ln_in_parallel_attn: expected null or 1 without new_decoder_architecture, got 2"},
+        {"\"model_type\":\"falcon\",\"new_decoder_architecture\":true,\"num_kv_heads\":3",
+         "key num_kv_heads: expected a divisor of num_attention_heads, got 3"},
+        {"\"parallel_attn\":true", "key parallel_attn: expected false, got true"},
         {"\"num_key_value_heads\":3",
          "key num_key_value_heads: expected a divisor of num_attention_heads, got 3"},
         {"\"num_key_value_heads\":8",
@@ -280,6 +291,40 @@ static void test_keys_that_change_the_model(void **state)
     }
 }
 
+/* Falcon's keys choose among three layers; the description tells them apart. */
+static void test_falcon_layers(void **state)
+{
+    static const struct {
+        const char *keys;
+        bool is_parallel, has_mlp_norm;
+    } cases[] = {
+        {"\"parallel_attn\":true", true, false},
+        {"\"new_decoder_architecture\":true", true, true},
+        {"\"new_decoder_architecture\":true,\"num_ln_in_parallel_attn\":1", true, false},
+        {"\"parallel_attn\":false", false, true},
+    };
+    json_t *descriptions[BL_COUNT(cases)];
+    bl_model_config c;
+    char text[256];
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        snprintf(text, sizeof text, "\"model_type\":\"falcon\",\"num_kv_heads\":1,%s",
+                 cases[i].keys);
+        assert_int_equal(load(text, &c), BL_OK);
+        assert_true(c.arch->has_layer_norm && c.arch->is_grouped && c.tie_word_embeddings);
+        assert_int_equal(c.arch->is_parallel, cases[i].is_parallel);
+        assert_int_equal(c.arch->vectors[BL_MLP_NORM].name != NULL, cases[i].has_mlp_norm);
+        assert_int_equal(c.intermediate_size, 4 * c.hidden_size);
+        assert_true(c.activation == BL_GELU && c.rms_norm_eps == 1e-5);
+        assert_int_equal(bl_model_config_describe(&c, &descriptions[i]), BL_OK);
+    }
+    assert_false(json_equal(descriptions[0], descriptions[1]));
+    assert_false(json_equal(descriptions[1], descriptions[3]));
+    assert_true(json_equal(descriptions[0], descriptions[2])); /* one key head: the same model */
+    for (size_t i = 0; i < BL_COUNT(cases); i++) json_decref(descriptions[i]);
+}
+
 /* Keys that only some families have, and what their absence means. */
 static void test_families(void **state)
 {
@@ -313,6 +358,12 @@ static void test_families(void **state)
         {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"attention_bias\":false,"
          "\"attention_out_bias\":true,\"mlp_bias\":true,\"attention_dropout\":0.1",
          1u << BL_OUT | BL_MLP_BIASES, 0, 2, 128, "000"},
+        {"\"model_type\":\"falcon\",\"num_kv_heads\":4", 0, 0, 1, 8, "000"},
+        {"\"model_type\":\"falcon\",\"num_kv_heads\":2,\"new_decoder_architecture\":true,"
+         "\"bias\":true,\"multi_query\":true,\"hidden_dropout\":0.1",
+         15, 0, 2, 8, "000"},
+        {"\"model_type\":\"falcon\",\"multi_query\":false,\"parallel_attn\":false", 0, 0, 4, 8,
+         "000"},
     };
     bl_model_config c;
 
@@ -389,6 +440,9 @@ static void test_presets(void **state)
         {"qwen3-14b", 14768307200},
         {"qwen3-32b", 32762123264},
         {"seed-oss-36b", 36151104512},
+        {"falcon-7b", 6921720704},
+        {"falcon-40b", 41303293952},
+        {"falcon-180b", 178557088768},
     };
     bl_model_config c;
 
@@ -513,6 +567,7 @@ int main(void)
         cmocka_unit_test(test_rope_frequencies),
         cmocka_unit_test(test_kv_heads_follow_k_proj),
         cmocka_unit_test(test_families),
+        cmocka_unit_test(test_falcon_layers),
         cmocka_unit_test(test_descriptions),
         cmocka_unit_test(test_real_config),
         cmocka_unit_test(test_keys_that_change_the_model),

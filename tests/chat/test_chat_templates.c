@@ -75,16 +75,16 @@ static void test_recognition(void **state)
                      "llama3");
     check_recognized(
         FIXTURE, "{% for message in messages %}{{ 'You are kind' }}{{ " MESSAGE3 " }}{% endfor %}",
-        "of the model");
+        "the model's own");
     check_recognized(FIXTURE, "{{ 'Cutting Knowledge Date: May 2024' }}{{ " MESSAGE3 " }}",
-                     "of the model");
-    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", "of the model");
+                     "the model's own");
+    check_recognized(FIXTURE, "{{ '<|im_start|>' + message['role'] }}", "the model's own");
     check_recognized(FIXTURE, NULL, NULL); /* headers of both Llama 3 and ChatML */
     check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2, "llama2");
     check_recognized(SPM_FIXTURE,
                      "{% set system_message = messages[0]['content'] | trim %}" MESSAGE2,
-                     "of the model");
-    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", "of the model");
+                     "the model's own");
+    check_recognized(SPM_FIXTURE, SYSTEM2 MESSAGE2 "{{ 'You are' }}", "the model's own");
     check_recognized(SPM_FIXTURE, NULL, NULL);
     bl_tokenizer *tokenizer = with_config(
         SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"
@@ -96,6 +96,20 @@ static void test_recognition(void **state)
     assert_string_equal(bl_tokenizer_chat_template(tokenizer), "c");
     bl_tokenizer_destroy(tokenizer);
     assert_int_equal(bl_tree_remove(in_folder("chat_template.jinja")), BL_OK);
+}
+
+/* A jinja text in place of a name is the template, as its file is. */
+static void test_text_given(void **state)
+{
+    static const char text[] = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
+    (void)state;
+    bl_chat_template *given = load(text, NULL, chat_tokenizer),
+                     *file = load(write_file("t.jinja", text), NULL, chat_tokenizer);
+    assert_string_equal(bl_chat_template_name(given), "the configuration's");
+    assert_false(bl_chat_template_was_recognized(given));
+    assert_int_equal(bl_chat_template_hash(given), bl_chat_template_hash(file));
+    bl_chat_template_destroy(given);
+    bl_chat_template_destroy(file);
 }
 
 static void test_recognition_of_real_texts(void **state)
@@ -228,6 +242,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recognition),
+        cmocka_unit_test(test_text_given),
         cmocka_unit_test(test_recognition_of_real_texts),
         cmocka_unit_test(test_templates_that_do_not_fit),
         cmocka_unit_test(test_template_files),

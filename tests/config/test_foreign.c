@@ -108,7 +108,7 @@ static void test_no_effect_is_one_warning(void **state)
     (void)state;
 
     assert_int_equal(load(REQUIRED "wandb_project: mine\nflash_attention: true\nmodel_type: Llama\n"
-                                   "s2_attention:\nload_best_model_at_end: false\n"
+                                   "s2_attention:\nsave_only_model: false\n"
                                    "lora_modules_to_save: []\noptim: adamw_torch\nstage: sft\n"
                                    "metric_logger:\n  log_dir: x\n",
                           &c),
@@ -116,7 +116,7 @@ static void test_no_effect_is_one_warning(void **state)
     bl_train_config_free(c);
     assert_string_equal(warnings, "keys of other programs, no effect here: wandb_project, "
                                   "flash_attention, model_type, s2_attention, "
-                                  "load_best_model_at_end, lora_modules_to_save, "
+                                  "save_only_model, lora_modules_to_save, "
                                   "metric_logger.log_dir\n");
     assert_int_equal(load(REQUIRED, &c), BL_OK);
     bl_train_config_free(c);
@@ -136,7 +136,6 @@ static void test_rejected_by_reason(void **state)
         {"s2_attention: true\n", "'true' is not supported: attention is full"},
         {"adapter: qlora\n", "'qlora' is not supported: there is no 4-bit format"},
         {"load_in_8bit: true\n", "use base_format fp8_row, 8 bits per weight"},
-        {"load_best_model_at_end: true\n", "the adapter is the last step's"},
         {"optim: adamw_8bit\n", "the optimizer is AdamW in fp32"},
         {"stage: dpo\n", "supervised fine-tuning is the only stage"},
         {"finetuning_type: full\n", "LoRA adapters and nothing else"},
@@ -167,6 +166,47 @@ static void test_rejected_by_reason(void **state)
         if (!strstr(bl_error_text(), cases[i].error))
             fail_msg("'%s' is not in: %s", cases[i].error, bl_error_text());
     }
+}
+
+/* The keys of transformers that compare evaluations. */
+static void test_best_model_keys(void **state)
+{
+    static const struct {
+        const char *yaml, *error;
+    } cases[] = {
+        {"load_best_model_at_end: true\n",
+         "load_best_model_at_end compares evaluations: needs eval_strategy steps or epoch"},
+        {"early_stopping_patience: 2\n",
+         "early_stopping_patience compares evaluations: needs eval_strategy steps or epoch"},
+        {"save_strategy: best\n",
+         "save_strategy best compares evaluations: needs eval_strategy steps or epoch"},
+        {"early_stopping_threshold: 0.1\n",
+         "early_stopping_threshold 0.1 needs early_stopping_patience"},
+        {"metric_for_best_model: eval_accuracy\n",
+         "c.yaml:4: metric_for_best_model: expected one of loss, eval_loss, got 'eval_accuracy'"},
+        {"greater_is_better: true\n",
+         "greater_is_better true: metric_for_best_model is a loss, which is better when lower; "
+         "leave the key out"},
+    };
+    bl_train_config *c;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char yaml[512];
+        snprintf(yaml, sizeof yaml, REQUIRED "%s", cases[i].yaml);
+        assert_int_equal(load(yaml, &c), BL_EUSAGE);
+        assert_string_equal(bl_error_text(), cases[i].error);
+    }
+    assert_int_equal(load(REQUIRED "validation_file: v\neval_strategy: epoch\n"
+                                   "save_strategy: epoch\nload_best_model_at_end: true\n"
+                                   "metric_for_best_model: eval_loss\ngreater_is_better: false\n"
+                                   "early_stopping_steps: 3\nearly_stopping_threshold: 0.01\n",
+                          &c),
+                     BL_OK);
+    assert_string_equal(warnings, "");
+    assert_true(c->load_best_model_at_end && c->early_stopping_patience == 3 &&
+                c->early_stopping_threshold == 0.01 && c->save_strategy == BL_SAVE_EPOCH);
+    bl_train_config_free(c);
 }
 
 /* Words that are far from any key get no suggestion. */
@@ -227,15 +267,20 @@ static void test_rarer_keys(void **state)
                           "roles_to_train: [assistant]\ntrain_on_eos: turn\nbfloat16: false\n"
                           "device_map: auto\nbatch_size_val: 3\nkeep_last_n_checkpoints: 4\n"
                           "run_val_every_n_steps: 7\ndata_parallel_shard_dim: -1\n"
-                          "fsdp_cpu_offload: false\ndataset_text_field: body\n",
+                          "fsdp_cpu_offload: false\ndataset_text_field: body\n"
+                          "torch_dtype: bfloat16\nbf16: true\nlora_target_modules:\n"
+                          "lora_target_linear: true\n",
                           &c),
                      BL_OK);
     assert_true(c->per_device_eval_batch_size == 3 && c->save_total_limit == 4);
     assert_true(c->eval_steps == 7);
     assert_string_equal(c->dataset_text_field, "body");
+    assert_int_equal(c->lora_target_modules.n_items, 1);
     bl_train_config_free(c);
     assert_string_equal(warnings, "keys of other programs, no effect here: fan_in_fan_out, gptq, "
-                                  "device_map, fsdp_cpu_offload\n");
+                                  "device_map, fsdp_cpu_offload\n"
+                                  "compute_dtype bf16: device cpu computes in fp32, which is "
+                                  "used\n");
 }
 
 static void test_bf16_on_a_cpu(void **state)
@@ -290,14 +335,15 @@ static void test_from_axolotl(void **state)
     static const char *const lines[] = {
         "axolotl.yaml:44: optimizer: 'adamw_bnb_8bit' is not supported: the optimizer is AdamW",
         "evals_per_epoch: '4' is not supported; use eval_strategy: steps and eval_steps",
-        "#   wandb_name\n", "#   flash_attention\n",
-        "eval_strategy: epoch  # default of axolotl\n"};
+        "#   wandb_name\n",
+        "#   flash_attention\n",
+        "eval_strategy: epoch  # default of axolotl\n",
+        "save_strategy: epoch\n"};
     char *text;
     bl_train_config *c = convert("axolotl.yaml", NULL, 0, NULL, &text);
     (void)state;
 
     expect_lines(text, lines, BL_COUNT(lines));
-    assert_non_null(strstr(warnings, "saves_per_epoch"));
     assert_string_equal(c->model_name_or_path, "models/Llama-3.2-1B");
     assert_string_equal(c->train_file, "data/train.jsonl");
     assert_string_equal(c->output_dir, "runs/axolotl");
@@ -416,6 +462,7 @@ int main(void)
         cmocka_unit_test(test_one_and_too_many_problems),
         cmocka_unit_test(test_no_effect_is_one_warning),
         cmocka_unit_test(test_rejected_by_reason),
+        cmocka_unit_test(test_best_model_keys),
         cmocka_unit_test(test_suggestions_are_near),
         cmocka_unit_test(test_values_keep_their_meaning),
         cmocka_unit_test(test_rarer_keys),

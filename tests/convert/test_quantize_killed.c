@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bl_model_quantize killed before each system call that changes the disk, one after the other: run
- * once more, it ends with the bytes of an undisturbed run, and leaves nothing else behind. */
+/* bl_model_quantize and bl_model_merge killed before each system call that changes the disk, one
+ * after the other: run once more, each ends with the bytes of an undisturbed run, and leaves
+ * nothing else behind. */
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -17,6 +18,7 @@
 #include <cmocka.h>
 
 #include "base/files.h"
+#include "convert/merge.h"
 #include "convert/quantize.h"
 #include "skip.h"
 
@@ -98,21 +100,45 @@ static int tear_down(void **state)
     return bl_tree_remove(folder) != BL_OK;
 }
 
+typedef bl_status (*convert_fn)(const char *source, const char *target, bl_pool *pool);
+
+static bl_status quantize(const char *source, const char *target, bl_pool *pool)
+{
+    const bl_quantize_options options = {
+        .source = source, .target = target, .format = BL_FORMAT_FP8_ROW, .pool = pool};
+    bl_quantize_result result;
+    return bl_model_quantize(&options, &result);
+}
+
+static const char *adapter;
+
+static bl_status merge(const char *source, const char *target, bl_pool *pool)
+{
+    const bl_merge_adapter adapters[] = {{adapter, 1.0}};
+    const bl_merge_options options = {.source = source,
+                                      .target = target,
+                                      .adapters = adapters,
+                                      .n_adapters = 1,
+                                      .format = BL_MERGE_FP8_ROW,
+                                      .rounding = BL_MERGE_STOCHASTIC,
+                                      .pool = pool};
+    bl_merge_result result;
+    return bl_model_merge(&options, &result);
+}
+
 /* In a child, which is killed before its call `n_calls`; negative: not. Returns whether it was
  * killed. */
-static bool quantize(const char *source, const char *target, int n_calls)
+static bool run(convert_fn convert, const char *source, const char *target, int n_calls)
 {
     int status;
     pid_t child = fork();
 
     assert_true(child >= 0);
     if (child == 0) {
-        bl_quantize_options options = {
-            .source = source, .target = target, .format = BL_FORMAT_FP8_ROW};
-        bl_quantize_result result;
-        if (bl_pool_create(1, &options.pool) != BL_OK) _exit(1);
+        bl_pool *pool;
+        if (bl_pool_create(1, &pool) != BL_OK) _exit(1);
         n_left = n_calls;
-        bl_status st = bl_model_quantize(&options, &result);
+        bl_status st = convert(source, target, pool);
         if (st != BL_OK) fprintf(stderr, "%s\n", bl_error_text());
         _exit(st != BL_OK);
     }
@@ -155,7 +181,7 @@ static void assert_same_folder(const char *dir_a, const char *dir_b)
     bl_names_free(b, n_b);
 }
 
-static void kill_before_each_call(const char *source)
+static void kill_before_each_call(convert_fn convert, const char *source)
 {
     char whole[256], target[256];
     int n = 0;
@@ -163,15 +189,15 @@ static void kill_before_each_call(const char *source)
     snprintf(whole, sizeof whole, "%s/whole", folder);
     snprintf(target, sizeof target, "%s/killed/target", folder);
     assert_int_equal(bl_tree_remove(whole), BL_OK);
-    assert_false(quantize(source, whole, -1));
+    assert_false(run(convert, source, whole, -1));
     for (bool killed = true; killed; n++) {
         char killed_dir[256];
         snprintf(killed_dir, sizeof killed_dir, "%s/killed", folder);
         assert_int_equal(bl_tree_remove(killed_dir), BL_OK);
-        killed = quantize(source, target, n);
+        killed = run(convert, source, target, n);
         if (killed && n % 3 == 0)
-            quantize(source, target, n / 2); /* and once more on its way back */
-        assert_false(quantize(source, target, -1));
+            run(convert, source, target, n / 2); /* and once more on its way back */
+        assert_false(run(convert, source, target, -1));
         assert_same_folder(whole, target);
     }
     print_message("%s: killed before each of %d calls\n", source, n - 1);
@@ -181,7 +207,14 @@ static void kill_before_each_call(const char *source)
 static void test_golden_model(void **state)
 {
     (void)state;
-    kill_before_each_call("tests/golden/train/models/tiny-gqa");
+    kill_before_each_call(quantize, "tests/golden/train/models/tiny-gqa");
+}
+
+static void test_merged_model(void **state)
+{
+    (void)state;
+    adapter = "tests/golden/train/adapters/tiny-gqa-mlp";
+    kill_before_each_call(merge, "tests/golden/train/models/tiny-gqa");
 }
 
 static void test_sharded_model(void **state)
@@ -192,13 +225,14 @@ static void test_sharded_model(void **state)
 
     TEST_SKIP_WITHOUT_DATA(data);
     snprintf(source, sizeof source, "%s/models/stories260K-bf16-sharded", data);
-    kill_before_each_call(source);
+    kill_before_each_call(quantize, source);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_model),
+        cmocka_unit_test(test_merged_model),
         cmocka_unit_test(test_sharded_model),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

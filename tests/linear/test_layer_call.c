@@ -255,6 +255,43 @@ static void test_order_is_learned(void **state)
     test_device_destroy(d);
 }
 
+/* Of a base in device memory nothing is gathered; of one half in host memory, its host layers. */
+static void test_resident_layers_are_not_gathered(void **state)
+{
+    static const double ratios[] = {0, 0.5, 1};
+    test_device d = test_device_create(1);
+    problem p;
+    int64_t gathers[BL_COUNT(ratios)];
+    size_t bytes[BL_COUNT(ratios)];
+    (void)state;
+
+    create_problem(&p, BL_FORMAT_FP8_ROW, PLAIN);
+    for (size_t i = 0; i < BL_COUNT(ratios); i++) {
+        bl_linear_options o = {.device = d.device, .tier = BL_TIER_HOST, .ratio = ratios[i]};
+        bl_linear_stack *stack;
+        assert_int_equal(bl_linear_stack_create(&o, LAYERS, p.specs, &stack), BL_OK);
+        for (int l = 0; l < LAYERS; l++) {
+            bl_linear_call call = {.size_bytes = sizeof call,
+                                   .T = T,
+                                   .x = bl_tensor_f32(p.x[l]),
+                                   .y = bl_tensor_f32(p.first.y[l])};
+            assert_int_equal(
+                bl_linear_call_forward(bl_linear_stack_layer(stack, l), d.stream, &call), BL_OK);
+            test_finish(d);
+        }
+        bl_linear_stats s = stats_of(stack);
+        gathers[i] = s.n_gathers, bytes[i] = s.gathered_bytes;
+        assert_true(s.n_on_demand <= s.n_gathers);
+        bl_linear_stack_destroy(stack);
+    }
+    assert_int_equal(gathers[0], 0);
+    assert_int_equal(bytes[0], 0);
+    assert_true(gathers[1] > 0 && gathers[1] < gathers[2]);
+    assert_true(bytes[1] > 0 && bytes[1] < bytes[2]);
+    free_problem(&p);
+    test_device_destroy(d);
+}
+
 static void expect_refusal(bl_linear_layer *layer, bl_stream *stream, bl_linear_call call,
                            const char *text)
 {
@@ -308,6 +345,7 @@ int main(void)
         cmocka_unit_test(test_external_weights),
         cmocka_unit_test(test_bf16_and_bias),
         cmocka_unit_test(test_order_is_learned),
+        cmocka_unit_test(test_resident_layers_are_not_gathered),
         cmocka_unit_test(test_rejected_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

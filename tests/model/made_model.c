@@ -41,6 +41,12 @@ static void list_tensors(const made *m, const bl_model_config *config, tensor_li
             if (m->scales == BL_SCALE_BLOCK)
                 add(list, BL_F32, 2, bl_ceil_div(rows, 128), bl_ceil_div(cols, 128),
                     "model.layers.%d.%s.weight_scale", l, module);
+            if (m->scales == BL_SCALE_GRID)
+                add(list, BL_F32, 2, bl_ceil_div(rows, 48), bl_ceil_div(cols, 40),
+                    "model.layers.%d.%s.weight_scale", l, module);
+            if (m->scales == BL_SCALE_MX)
+                add(list, BL_U8, 2, rows, bl_ceil_div(cols, 32), "model.layers.%d.%s.weight_scale",
+                    l, module);
         }
         add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l, "input_layernorm");
         add(list, m->dtype, 1, HIDDEN, 0, "model.layers.%d.%s.weight", l,
@@ -76,6 +82,9 @@ static void *make_values(const made *m, const bl_stored_tensor_spec *spec, size_
         case BL_F8_E4M3:
             bytes[i] = isnan(value) ? 0x7f : (uint8_t)((int)(value * 126.0f) & 0xfe);
             break;
+        case BL_U8: /* E8M0: 2^-7 to 1 */
+            bytes[i] = (uint8_t)(120 + (int)(value * 100) % 8);
+            break;
         case BL_F16:
             halves[i] = bl_f32_to_f16(value);
             break;
@@ -93,7 +102,12 @@ static void *make_values(const made *m, const bl_stored_tensor_spec *spec, size_
 
 const char *make_model(const made *m)
 {
-    static const char *const strategies[] = {"", "tensor", "channel", "block"};
+    static const char *const strategies[] = {"\"tensor\"",
+                                             "\"tensor\"",
+                                             "\"channel\"",
+                                             "\"block\",\"block_structure\":[128,128]",
+                                             "\"block\",\"block_structure\":[48,40]",
+                                             "\"group\",\"group_size\":32"};
     const char *dir = tmp_subdir("model");
     char config_text[1024], quantization[256] = "";
     bl_safetensors_writer *writer;
@@ -105,9 +119,8 @@ const char *make_model(const made *m)
                  ",\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"config_"
                  "groups\":{\"g\":"
                  "{\"weights\":"
-                 "{\"strategy\":\"%s\"%s}}}}",
-                 strategies[m->scales],
-                 m->scales == BL_SCALE_BLOCK ? ",\"block_structure\":[128,128]" : "");
+                 "{\"strategy\":%s}}}}",
+                 strategies[m->scales]);
     snprintf(config_text, sizeof config_text,
              "{\"model_type\":\"llama\",\"hidden_size\":%d,\"intermediate_size\":%d,\"num_"
              "attention_heads\":%d,"

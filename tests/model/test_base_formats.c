@@ -38,6 +38,10 @@ static void test_one_format(void **state)
               "fp8_row in the checkpoint, fp8_row in memory", false);
     check_one(BL_F8_E4M3, BL_SCALE_BLOCK, BL_FORMAT_FP8_BLOCK,
               "fp8_block in the checkpoint, fp8_block in memory", false);
+    check_one(BL_F8_E4M3, BL_SCALE_MX, BL_FORMAT_BF16, "mxfp8 in the checkpoint, bf16 in memory",
+              false);
+    check_one(BL_F8_E4M3, BL_SCALE_GRID, BL_FORMAT_FP8_ROW,
+              "fp8_grid in the checkpoint, fp8_row in memory", true);
 }
 
 /* A mixture is counted by matrix; too much text is cut, not written past its end. */

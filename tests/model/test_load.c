@@ -21,6 +21,33 @@
 /* Of each projection, its segment of the fused matrix. */
 static const int segments[BL_PROJECTIONS] = {0, 1, 2, 0, 0, 1, 0};
 
+/* Of blocks that no format has: code * scale, in the format. */
+static void decode_whole(bl_pool *pool, const bl_hf_weight *w, bl_format format,
+                         const uint8_t *bytes, uint8_t *codes, float *scales)
+{
+    float *grid = test_floats(w->scale_rows * w->scale_cols),
+          *values = test_floats(w->rows * w->cols);
+
+    assert_int_equal(bl_hf_read_scales(w, grid), BL_OK);
+    for (int64_t r = 0; r < w->rows; r++)
+        for (int64_t c = 0; c < w->cols; c++) {
+            int64_t i = r * w->cols + c;
+            values[i] = bl_e4m3_to_f32(bytes[i]) *
+                        grid[r / w->block_rows * w->scale_cols + c / w->block_cols];
+            uint16_t half = bl_f32_to_bf16(values[i]);
+            if (format == BL_FORMAT_F32) memcpy(codes + 4 * i, &values[i], 4);
+            if (format == BL_FORMAT_BF16) memcpy(codes + 2 * i, &half, 2);
+            if (format == BL_FORMAT_BF16) assert_true(bl_bf16_to_f32(half) == values[i]);
+        }
+    if (format == BL_FORMAT_FP8_ROW)
+        assert_int_equal(
+            bl_fp8_row_quantize(pool, BL_F32, values, 0, w->rows, w->cols, codes, scales), BL_OK);
+    if (format == BL_FORMAT_FP8_BLOCK)
+        assert_int_equal(
+            bl_fp8_block_quantize(pool, BL_F32, values, w->rows, w->cols, codes, scales), BL_OK);
+    free(grid), free(values);
+}
+
 static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t layer, int p,
                              bl_format format)
 {
@@ -42,7 +69,9 @@ static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t l
     float *scales = test_floats((int64_t)n_scales);
     assert_int_equal(bl_stored_tensor_read(stored.codes, 0, (size_t)stored.codes->n_bytes, bytes),
                      BL_OK);
-    if (stored.scale_kind != BL_SCALE_NONE) {
+    if (stored.scale_kind == BL_SCALE_GRID || stored.scale_kind == BL_SCALE_MX) {
+        decode_whole(pool, &stored, format, bytes, codes, scales);
+    } else if (stored.scale_kind != BL_SCALE_NONE) {
         memcpy(codes, bytes, n_codes);
         assert_int_equal(bl_hf_read_scales(&stored, scales), BL_OK);
         for (size_t i = 1; stored.scale_kind == BL_SCALE_TENSOR && i < n_scales; i++)
@@ -220,6 +249,23 @@ static void test_fp8_checkpoints(void **state)
     }
 }
 
+/* Blocks that no format has: exact, in more bytes; quantized again on demand only. */
+static void test_decoded_checkpoints(void **state)
+{
+    (void)state;
+    for (int kind = BL_SCALE_GRID; kind <= BL_SCALE_MX; kind++) {
+        made m = {.dtype = BL_BF16,
+                  .scales = (bl_scale_kind)kind,
+                  .has_embedding = true,
+                  .has_head = true};
+        bl_format exact = kind == BL_SCALE_MX ? BL_FORMAT_BF16 : BL_FORMAT_F32;
+        uint64_t checksum = check_model(&m, BL_BASE_AUTO, exact);
+        assert_true(check_model(&m, BL_BASE_STORED, exact) == checksum);
+        assert_true(check_model(&m, BL_BASE_FP8_ROW, BL_FORMAT_FP8_ROW) == checksum);
+        assert_true(check_model(&m, BL_BASE_FP8_BLOCK, BL_FORMAT_FP8_BLOCK) == checksum);
+    }
+}
+
 /* ---- the checksum is of every tensor ---- */
 
 static uint64_t checksum_of(const char *dir, bl_base_format format)
@@ -364,6 +410,9 @@ static void test_weights_that_are_not_finite(void **state)
               .poisoned = "model.layers.0.self_attn.v_proj.weight",
               .poisoned_index = 47 * HIDDEN + 159};
     check_refused(&m, BL_BASE_AUTO, "row 47, column 159");
+    m.scales = BL_SCALE_MX;
+    check_refused(&m, BL_BASE_AUTO, "row 47, column 159");
+    check_refused(&m, BL_BASE_FP8_BLOCK, "row 47, column 159");
     for (int i = 0; i < 3; i++) {
         made around = {.dtype = dtypes[i],
                        .has_embedding = true,
@@ -457,6 +506,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_and_ranks),
         cmocka_unit_test(test_fp8_checkpoints),
+        cmocka_unit_test(test_decoded_checkpoints),
         cmocka_unit_test(test_every_tensor_is_in_the_checksum),
         cmocka_unit_test(test_places_are_in_the_checksum),
         cmocka_unit_test(test_weights_that_are_not_finite),

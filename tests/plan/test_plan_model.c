@@ -106,6 +106,40 @@ static void test_folder(void **state)
     bl_plan_model_close(&m);
 }
 
+/* FP8 checkpoints: what each kind is held as, and the memory to quantize some again. */
+static void test_fp8_folders(void **state)
+{
+    static const struct {
+        const char *name;
+        bl_base_format choice;
+        int64_t n_row, n_block, n_bf16, n_f32, decoded_row_bytes;
+    } cases[] = {
+        {"static", BL_BASE_AUTO, 14, 0, 0, 0, 0},
+        {"e8m0-128", BL_BASE_STORED, 0, 14, 0, 0, 0},
+        {"e8m0-16x8", BL_BASE_AUTO, 0, 0, 14, 0, 0},
+        {"blocks-48x20", BL_BASE_AUTO, 0, 0, 0, 14, 0},
+        {"blocks-48x20", BL_BASE_FP8_BLOCK, 0, 14, 0, 0, 136 * 4},
+        {"ct-mxfp8", BL_BASE_STORED, 2, 0, 12, 0, 0},
+        {"ct-mxfp8", BL_BASE_FP8_ROW, 14, 0, 0, 0, 160 * 4},
+        {"mixed", BL_BASE_STORED, 8, 3, 3, 0, 0},
+        {"mixed", BL_BASE_AUTO, 11, 3, 0, 0, 0},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char dir[512];
+        bl_plan_model m;
+        snprintf(dir, sizeof dir, "tests/golden/fp8/models/%s", cases[i].name);
+        assert_int_equal(bl_plan_model_open(dir, cases[i].choice, &m), BL_OK);
+        assert_int_equal(count(&m, BL_FORMAT_FP8_ROW), cases[i].n_row);
+        assert_int_equal(count(&m, BL_FORMAT_FP8_BLOCK), cases[i].n_block);
+        assert_int_equal(count(&m, BL_FORMAT_BF16), cases[i].n_bf16);
+        assert_int_equal(count(&m, BL_FORMAT_F32), cases[i].n_f32);
+        assert_int_equal(m.stored.decoded_row_bytes, cases[i].decoded_row_bytes);
+        bl_plan_model_close(&m);
+    }
+}
+
 static bl_status load(const bl_config_machine *machine, const char *key, const char *value,
                       bl_train_config **out)
 {
@@ -173,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_published_fp8),
         cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_fp8_folders),
         cmocka_unit_test(test_described_machine),
         cmocka_unit_test(test_fp8_by_capability),
     };

@@ -147,7 +147,9 @@ static void test_one_process_differs(void **state)
         {"--ranks 2", 2, "error: ranks: 2, but 3 processes were started"},
         {"--rankz 2", 2, "did you mean"},
         {"--save_steps 3", 2,
-         "error: save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size, "
+         "error: save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
+         "early_stopping_patience, early_stopping_threshold, per_device_eval_batch_size, "
+         "shard_size, "
          "ring_depth or dump_gradients are not the same on rank 0 and on rank 1"},
         {"--ring_depth 3", 2, "ring_depth or dump_gradients are not the same"},
     };

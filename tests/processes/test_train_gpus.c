@@ -93,6 +93,7 @@ static void train(form f, int n_ranks, const char *output, const char *keys)
     if (has_nccl != (f != THREADS && n_ranks > 1)) fail_msg("%s: NCCL or not\n%s", output, log);
     if (has_nccl && !strstr(log, "GPU memory that CUDA and NCCL took in the warm-up: 0.000 GB"))
         fail_msg("%s: memory of the warm-up\n%s", output, log);
+    if (strstr(log, "is new after the warm-up")) fail_msg("%s: not warm\n%s", output, log);
     check_memory(log, f == THREADS ? n_ranks : 1);
     free(log);
     golden_args_free(&args);
@@ -228,6 +229,11 @@ static void test_all_is_warm_before_the_first_step(void **state)
     warms_up("bf16", "activation_checkpointing full validation_file " GOLDEN_DIR
                      "/tokens/tiny-validation.jsonl eval_strategy steps eval_steps 1");
     warms_up("fp8", DEMO "compute_dtype fp8 base_format fp8_row lora_dropout 0.1");
+    /* Up to 256 tokens in training, less than 128 in evaluation. */
+    warms_up("short", DEMO "max_seq_length 160 train_file demo/train.jsonl "
+                           "data_format prompt_completion "
+                           "validation_split_percentage 1 eval_strategy steps eval_steps 1 "
+                           "per_device_train_batch_size 2 per_device_eval_batch_size 1");
 }
 
 /* ---- one run in several forms ---- */

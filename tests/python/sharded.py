@@ -7,6 +7,9 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,13 +30,36 @@ optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad]
 x, losses = torch.randn(12, 70), []
 for step in range(4):
     if rank == victim and step == 2:
+        Path(folder, "killed").write_text(str(time.time()))
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
     loss = model(x).square().mean()
     loss.backward()
     optimizer.step()
     losses.append(loss.item().hex())
-print(json.dumps({"losses": losses, "stats": bt.stats(model)}), flush=True)
+
+
+def call_from_two_threads(stack):
+    """What a thread's call raises during the other's, over a sharded base."""
+    raised = []
+
+    def call():
+        try:
+            model(x)
+        except RuntimeError as failure:
+            raised.append(str(failure))
+    with stack.use():
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+    return raised
+
+
+stack = model[0].frozen.stack
+if group == "SHARDED" and dist.get_world_size() > 1:
+    raised = call_from_two_threads(stack)
+    assert len(raised) == 1 and "two threads at once" in raised[0], raised
+line = json.dumps({"losses": losses, "stats": bt.stats(model)}) + "\n"
+os.write(1, line.encode())  # whole: ranks share torchrun's pipe
 dist.barrier()
-for stack in {layer.frozen.stack for _, layer in bt.layers(model)}:
-    stack.close()
+stack.close()

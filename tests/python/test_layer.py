@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """ballast.torch against torch: values, gradients, autograd's modes, dropout, refusals."""
 import copy
+import os
 import pickle
 import tempfile
+import threading
 import unittest
 
 import torch
 from torch import nn
+from torch.utils import flop_counter
 from torch.utils.checkpoint import checkpoint
 
 import ballast.torch as bt
@@ -24,6 +27,15 @@ def layer_of(format="fp8_row", dropout=0.0, bias=True, **keys):
                                       lora=bt.LoRA(r=4, alpha=8, dropout=dropout))
     nn.init.normal_(layer.lora_B.weight)
     return layer
+
+
+def layer_with(layer, A=None, B=None):
+    """A copy with another A or B, as a user may assign."""
+    other = copy.deepcopy(layer)
+    for factor, value in ((other.lora_A, A), (other.lora_B, B)):
+        if value is not None:
+            factor.weight = nn.Parameter(value.detach())
+    return other
 
 
 class Reference(nn.Module):
@@ -121,6 +133,97 @@ class Layer(unittest.TestCase):
                               (x, layer.lora_A.weight, layer.lora_B.weight, None,
                                layer.frozen.number, 160))
 
+    def test_operator_and_eager_call_agree(self):
+        layer = layer_of()
+        A, B, x = layer.lora_A.weight, layer.lora_B.weight, torch.randn(4, 96, requires_grad=True)
+        results = []
+        for y in (layer(x), torch.ops.ballast.linear(x, A, B, None, layer.frozen.number, 160)):
+            results.append((y, *torch.autograd.grad(y.square().sum(), (x, A, B))))
+        for got, want in zip(*results):
+            self.assertTrue(torch.equal(got, want))
+        with flop_counter.FlopCounterMode(display=False):  # a dispatch mode
+            self.assertTrue(torch.equal(layer(x), results[0][0]))
+
+    def test_second_derivative_is_rejected(self):
+        layer = layer_of()
+        x = torch.randn(4, 96, requires_grad=True)
+        dx, = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+        with self.assertRaises(RuntimeError):
+            dx.sum().backward()
+
+    def test_threads(self):
+        layer, x = layer_of(), torch.randn(4, 96)
+        want, got = layer(x), []
+        threads = [threading.Thread(target=lambda: got.append([layer(x) for _ in range(50)]))
+                   for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(sum(torch.equal(y, want) for ys in got for y in ys), 200)
+
+    def test_threads_train(self):
+        # Forward and backward in four threads: each has the gradients of its own copy of A and B.
+        layer, x, dy = layer_of(), torch.randn(4, 96), torch.randn(4, 160)
+        copies, failures = [copy.deepcopy(layer) for _ in range(5)], []
+
+        def run(module):
+            try:
+                for _ in range(20):
+                    module(x).backward(dy)
+            except Exception as failure:
+                failures.append(failure)
+        run(copies[0])
+        threads = [threading.Thread(target=run, args=(module,)) for module in copies[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        for module in copies[1:]:
+            for a, b in zip(module.parameters(), copies[0].parameters()):
+                self.assertTrue(torch.equal(a.grad, b.grad))
+
+    def test_fork(self):
+        # A child has none of the base's threads, and its lock as another thread left it.
+        layer, x = layer_of(), torch.randn(4, 96)
+        stack = layer.frozen.stack
+        calls = (lambda: layer(x), lambda: bt.stats(layer), stack.verify)
+        with stack.use():
+            child = os.fork()
+            if child == 0:
+                said = []
+                for call in calls:
+                    try:
+                        call()
+                    except RuntimeError as failure:
+                        said.append("forked process" in str(failure))
+                stack.close()
+                os._exit(0 if said == [True, True, True] else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        layer(x)
+
+    def test_other_devices_and_shapes(self):
+        layer, x = layer_of(), torch.randn(4, 96)
+        A, B, n = layer.lora_A.weight, layer.lora_B.weight, layer.frozen.number
+        plain = bt.LoraLinear(96, 160)
+        for text, call in (
+                ("x is on meta, the layer's base is on cpu", lambda: layer(x.to("meta"))),
+                ("A is on meta", lambda: layer_with(layer, A=A.to("meta"))(x)),
+                (r"A has the shape \(3, 96\), the layer's is \(4, 96\)",
+                 lambda: layer_with(layer, A=torch.zeros(3, 96))(x)),
+                (r"B has the shape \(160, 5\)", lambda: layer_with(layer, B=torch.zeros(160, 5))(x)),
+                ("B is torch.bfloat16", lambda: layer_with(layer, B=B.bfloat16())(x)),
+                ("A has the shape None", lambda: torch.ops.ballast.linear(x, None, B, None, n, 160)),
+                ("without a LoRA term",
+                 lambda: torch.ops.ballast.linear(x, A, B, None, plain.frozen.number,
+                                                         160)),
+                (r"x has the shape \(3, 96\), dy \(4, 160\)",
+                 lambda: torch.ops.ballast.linear_backward(torch.randn(4, 160), x[:3], A, B, None, n,
+                                                           96, True))):
+            with self.assertRaisesRegex((ValueError, RuntimeError), text):
+                call()
+
     def test_no_grad_and_empty(self):
         layer = layer_of()
         with torch.no_grad():
@@ -167,8 +270,11 @@ class Layer(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "row 3"):
             bt.LoraLinear.from_linear(bad)
         layer.frozen.stack.close()
-        with self.assertRaisesRegex(RuntimeError, "after its base was freed"):
-            layer(torch.zeros(3, 96))
+        for call in (lambda: layer(torch.zeros(3, 96)), layer.dequantize,
+                     lambda: bt.stats(layer), layer.frozen.stack.verify):
+            with self.assertRaisesRegex(RuntimeError, "after its base was freed"):
+                call()
+        layer.frozen.stack.close()
 
 
 class Stacks(unittest.TestCase):
@@ -194,6 +300,7 @@ class Stacks(unittest.TestCase):
     def test_tiers_have_the_same_bits(self):
         want, stats = self.losses(bt.Base())
         self.assertGreater(stats["frozen_bytes"], 0)
+        self.assertEqual(stats["gathered_bytes"], 0)  # lent, not loaded
         got, stats = self.losses(bt.Base(offload_ratio=1, tier="host"))
         self.assertEqual(got, want)
         self.assertGreater(stats["host_bytes"], 0)

@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of transformers, trained by its Trainer over ballast.torch and over PEFT."""
+"""Small models of transformers, trained by its Trainer over ballast.torch, over PEFT and by `ballast
+train`."""
 import copy
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import unittest
+from pathlib import Path
 
 import torch
 
 try:
     import peft
     import transformers
+    from torch.utils.data import SequentialSampler
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 except ImportError as missing:
     raise unittest.SkipTest(f"transformers and peft: {missing}")
 
+import ballast
 import ballast.torch as bt
 
+SOURCE = Path(__file__).resolve().parents[2]
+torch.set_num_threads(1)  # OpenMP's threads spin: on a loaded machine two take minutes
 LORA = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")
 SIZES = dict(vocab_size=200, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+MORE = {"Qwen3": {"head_dim": 12}, "Mistral": {"sliding_window": 9}}  # shorter than the rows
 KINDS = ("Llama", "Qwen3", "Mistral", "Qwen2")  # Qwen2 has biases
 
 
 def model_of(kind):
-    keys = dict(SIZES, head_dim=12) if kind == "Qwen3" else SIZES
+    keys = dict(SIZES, **MORE.get(kind, {}))
     torch.manual_seed(3)
     config = getattr(transformers, kind + "Config")(**keys)
     model = getattr(transformers, kind + "ForCausalLM")(config)
@@ -43,17 +54,23 @@ def peft_over(converted, plain):
     return model
 
 
-def train(model, steps=20, **keys):
+def rows_of(steps):
+    """Random tokens, the same four rows in each step, so that they are learned."""
     torch.manual_seed(4)
-    rows = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 200, (steps * 4, 24))]
-    raw = []  # of micro-batches
+    return torch.randint(0, 200, (4, 24)).repeat(steps, 1)
+
+
+def train(model, steps=20, **keys):
+    rows = [{"input_ids": ids, "labels": ids} for ids in rows_of(steps)]
+    raw = []  # of micro-batches, whose sum is the step's loss
     with tempfile.TemporaryDirectory() as out:
         trainer = Trainer(model=model, train_dataset=rows,
                           args=TrainingArguments(
                               output_dir=out, max_steps=steps, per_device_train_batch_size=2,
-                              gradient_accumulation_steps=2, learning_rate=1e-3, logging_steps=1,
+                              gradient_accumulation_steps=2, learning_rate=1e-2, logging_steps=1,
                               save_strategy="no", report_to=[], use_cpu=True, seed=7,
                               disable_tqdm=True, **keys))
+        trainer._get_train_sampler = SequentialSampler
         step = trainer.training_step
 
         def training_step(*args, **kwargs):
@@ -62,6 +79,23 @@ def train(model, steps=20, **keys):
         trainer.training_step = training_step
         trainer.train()
     return raw
+
+
+def ballast_train(folder, steps=20):
+    """Losses of the program's run over folder/model from the adapter folder/first on: the rows,
+    their order and the settings of train()."""
+    with open(folder + "/rows.jsonl", "w") as file:
+        for ids in rows_of(steps).tolist():
+            file.write(json.dumps({"input_ids": ids, "labels": ids}) + "\n")
+    subprocess.run(
+        [str(ballast.program()), "train", f"--model_name_or_path={folder}/model",
+         f"--init_adapter={folder}/first", f"--train_file={folder}/rows.jsonl",
+         "--data_format=tokens", "--shuffle=false", "--base_format=fp8_row", f"--max_steps={steps}",
+         "--per_device_train_batch_size=2", "--gradient_accumulation_steps=2",
+         "--learning_rate=1e-2", f"--output_dir={folder}/out"],
+        check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with open(folder + "/out/metrics.jsonl") as file:
+        return [line["loss"] for line in map(json.loads, file) if "loss" in line]
 
 
 class Models(unittest.TestCase):
@@ -78,6 +112,18 @@ class Models(unittest.TestCase):
                 got = train(converted)
                 self.assert_losses(got, train(plain))
                 self.assertLess(got[-1], got[0])
+
+    def test_trainer_as_ballast_train(self):
+        for kind in ("Llama", "Qwen3", "Mistral"):
+            with self.subTest(kind=kind), tempfile.TemporaryDirectory() as folder:
+                model = model_of(kind)
+                model.save_pretrained(folder + "/model")
+                converted = bt.convert(model, lora=LORA)
+                bt.save_adapter(converted, folder + "/first")
+                want = ballast_train(folder)
+                raw = train(converted)
+                self.assert_losses([a + b for a, b in zip(raw[::2], raw[1::2])], want)
+                self.assertLess(want[-1], 0.95 * want[0])
 
     def test_checkpointing(self):
         converted = bt.convert(model_of("Llama"), lora=LORA)
@@ -122,6 +168,35 @@ class Models(unittest.TestCase):
                        lora=peft.LoraConfig(use_dora=True, target_modules="all-linear"))
         with self.assertRaisesRegex(ValueError, "is not a directory"), bt.init(lora=LORA):
             transformers.LlamaForCausalLM.from_pretrained("/nonexistent/model")
+
+
+class Example(unittest.TestCase):
+    """examples/pytorch/finetune.py over the demo's model: alone over page files, and under torchrun
+    over a sharded base."""
+
+    def test_finetune(self):
+        example, model = SOURCE / "examples" / "pytorch" / "finetune.py", SOURCE / "demo" / "base"
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "rows.json").write_text(json.dumps(
+                [{"instruction": "Add.", "input": f"2, {i}", "output": str(2 + i)}
+                 for i in range(20)]))
+            common = [str(example), str(model), folder + "/rows.json"]
+            keys = ["--steps", "2", "--length", "64", "--offload_ratio", "1"]
+            jobs = {"alone": [*common, folder + "/alone", *keys, "--tier", "disk", "--dir", folder],
+                    "torchrun": ["-m", "torch.distributed.run", "--standalone",
+                                 "--nproc_per_node=2", *common, folder + "/torchrun", *keys,
+                                 "--shard"]}
+            ids = torch.randint(0, 200, (2, 20))
+            for name, job in jobs.items():
+                with self.subTest(name=name):
+                    done = subprocess.run([sys.executable, *job], stdout=subprocess.DEVNULL,
+                                          stderr=subprocess.PIPE, timeout=600,
+                                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+                    self.assertEqual(done.returncode, 0, done.stderr.decode()[-2000:])
+                    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+                    base = plain(ids).logits
+                    read = peft.PeftModel.from_pretrained(plain, f"{folder}/{name}").eval()
+                    self.assertFalse(torch.equal(read(ids).logits, base))
 
 
 if __name__ == "__main__":

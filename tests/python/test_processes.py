@@ -18,8 +18,18 @@ except ImportError as missing:
 RANK = Path(__file__).with_name("sharded.py")
 
 
-def start(n_ranks, *arguments):
-    """The processes of a job, as torchrun starts them."""
+def torchrun(n_ranks, *arguments):
+    """A job of torchrun on this host: (its exit status, the JSON lines of its ranks, stderr)."""
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+                           f"--nproc_per_node={n_ranks}", str(RANK), *arguments],
+                          env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=600,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    lines = [json.loads(line) for line in done.stdout.decode().splitlines() if line[:1] == "{"]
+    return done.returncode, lines, done.stderr.decode()
+
+
+def spawn(n_ranks, *arguments):
+    """The same processes without torchrun, which would end all when one dies."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
@@ -32,39 +42,47 @@ def start(n_ranks, *arguments):
     return ranks
 
 
-def results(ranks):
-    out = []
-    for rank in ranks:
-        text, error = rank.communicate(timeout=300)
-        if rank.returncode != 0:
-            raise AssertionError(error.decode()[-2000:])
-        out.append(json.loads(text))
-    return out
-
-
 class Processes(unittest.TestCase):
+    def results(self, n_ranks, *arguments):
+        status, lines, error = torchrun(n_ranks, *arguments)
+        self.assertEqual((status, len(lines)), (0, n_ranks), error[-2000:])
+        return lines
+
     def test_bits_of_one(self):
         with tempfile.TemporaryDirectory() as pages:
-            want = results(start(1, "ALONE", "device", "0", pages))[0]
+            want = self.results(1, "ALONE", "device", "0", pages)[0]
             self.assertEqual(len(set(want["losses"])), 4)
-            for n_ranks, tier in ((2, "device"), (2, "host"), (2, "disk"), (4, "disk")):
+            for n_ranks, tier in ((2, "device"), (2, "host"), (2, "disk"), (4, "host"),
+                                  (4, "disk")):
                 with self.subTest(n_ranks=n_ranks, tier=tier):
                     ratio = "0" if tier == "device" else "1"
-                    for got in results(start(n_ranks, "SHARDED", tier, ratio, pages)):
+                    for got in self.results(n_ranks, "SHARDED", tier, ratio, pages):
                         self.assertEqual(got["losses"], want["losses"])
                         here = got["stats"]["frozen_bytes" if tier == "device" else f"{tier}_bytes"]
                         alone = want["stats"]["frozen_bytes"]
                         self.assertLess(here, alone / n_ranks + 16384)  # of pages: whole sectors
 
+    def killed_s(self, folder):
+        """When the victim killed itself."""
+        return float(Path(folder, "killed").read_text())
+
     def test_killed_rank(self):
         with tempfile.TemporaryDirectory() as pages:
-            ranks = start(2, "SHARDED", "host", "1", pages, "1")
-            ranks[1].wait(timeout=300)
-            killed = time.time()
-            _, error = ranks[0].communicate(timeout=60)
-            self.assertLess(time.time() - killed, 20)
-            self.assertNotEqual(ranks[0].returncode, 0)
-            self.assertIn("RuntimeError", error.decode())
+            ranks = spawn(3, "SHARDED", "host", "1", pages, "1")
+            for survivor in (ranks[0], ranks[2]):
+                _, error = survivor.communicate(timeout=300)
+                self.assertLess(time.time() - self.killed_s(pages), 20)
+                self.assertNotEqual(survivor.returncode, 0)
+                self.assertIn("RuntimeError", error.decode())
+            ranks[1].communicate()
+
+    def test_killed_rank_under_torchrun(self):
+        with tempfile.TemporaryDirectory() as pages:
+            status, lines, error = torchrun(2, "SHARDED", "host", "1", pages, "1")
+            self.assertLess(time.time() - self.killed_s(pages), 20)
+            self.assertNotEqual(status, 0)
+            self.assertEqual(lines, [])
+            self.assertIn("Signal 9 (SIGKILL)", error)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from pathlib import Path
 
+import ballast
 from ballast import _library as lib
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -43,6 +44,9 @@ class Structs(unittest.TestCase):
     def test_library(self):
         library = lib.load()
         self.assertTrue(library.bl_version().decode().startswith(lib.ABI))
+        self.assertEqual(ballast.__version__, library.bl_version().decode())
+        with self.assertRaisesRegex(AttributeError, "no attribute 'nothing'"):
+            ballast.nothing
         with self.assertRaisesRegex(ValueError, "options is NULL"):
             lib.check(library.bl_linear_stack_create(None, 1, None, ctypes.byref(ctypes.c_void_p())))
 

@@ -372,19 +372,20 @@ static void test_prune_keeps_what_is_needed(void **state)
 
     (void)state;
     for (int64_t step = 10; step <= 50; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 0), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, -1, 0), BL_OK);
     assert_steps(dir, all, 5);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 9), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, -1, 9), BL_OK);
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 2),
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, -1, 2),
                      BL_ECHECKPOINT); /* the new checkpoint is damaged: touch nothing */
     assert_steps(dir, all, 5);
     flip("prune/step-50/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 4), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, -1, 4), BL_OK);
     assert_steps(dir, all, 4);
     assert_int_equal(truncate(tmp_path("prune/step-40/weights"), 1), 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 1), BL_OK); /* 40 is not whole: 30 stays */
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, -1, 1),
+                     BL_OK); /* 40 is not whole: 30 stays */
     assert_steps(dir, two_whole, 3);
     assert_latest(dir, 50);
 
@@ -398,6 +399,28 @@ static void test_prune_keeps_what_is_needed(void **state)
     assert_steps(dir, two_whole, 3);
 }
 
+static void test_prune_keeps_the_best(void **state)
+{
+    static const int64_t three[] = {50, 40, 20}, two[] = {50, 20}, with_damaged[] = {50, 40, 30};
+    const char *dir = tmp_subdir("best");
+
+    (void)state;
+    for (int64_t step = 10; step <= 50; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 20, 3), BL_OK);
+    assert_steps(dir, three, 3);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 20, 1), BL_OK);
+    assert_steps(dir, two, 2);
+    /* The saved one is the best; one that is not there; a damaged one does not count as whole. */
+    assert_int_equal(save(dir, 30, 10), BL_OK);
+    assert_int_equal(save(dir, 40, 10), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 50, 3), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 20, 3), BL_OK);
+    assert_steps(dir, with_damaged, 3);
+    assert_int_equal(truncate(tmp_path("best/step-30/weights"), 1), 0);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 50, 30, 2), BL_OK);
+    assert_steps(dir, with_damaged, 3);
+}
+
 /* A run that fell back, or was started, before the highest step: its new checkpoints stay, the
  * higher old ones are removed, whole or damaged. */
 static void test_prune_after_an_older_start(void **state)
@@ -409,18 +432,18 @@ static void test_prune_after_an_older_start(void **state)
     for (int64_t step = 10; step <= 60; step += 10) assert_int_equal(save(dir, step, 10), BL_OK);
     flip("branch/step-60/weights", 0);
     flip("branch/step-40/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, 2), BL_ECHECKPOINT);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, -1, 2), BL_ECHECKPOINT);
     assert_error_has("step-40/weights: checksum mismatch");
     assert_steps(dir, all, 6);
     flip("branch/step-40/weights", 0);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, 2), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 40, -1, 2), BL_OK);
     assert_steps(dir, kept, 2);
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 45, 2), BL_EIO);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 45, -1, 2), BL_EIO);
     assert_error_has("step-45");
     assert_steps(dir, kept, 2);
     assert_int_equal(save(dir, 10, 10), BL_OK);
     is_taken_away = true;
-    assert_int_equal(bl_checkpoint_prune(dir, NULL, 10, 2), BL_OK);
+    assert_int_equal(bl_checkpoint_prune(dir, NULL, 10, -1, 2), BL_OK);
     is_taken_away = false;
     assert_steps(dir, only, 1);
 }
@@ -479,7 +502,8 @@ static void save_forever(const char *dir, int64_t step, int told)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* a failed assertion must not leave it behind */
     for (;; step++) {
-        if (save(dir, step, 200000) != BL_OK || bl_checkpoint_prune(dir, NULL, step, 2) != BL_OK)
+        if (save(dir, step, 200000) != BL_OK ||
+            bl_checkpoint_prune(dir, NULL, step, -1, 2) != BL_OK)
             _exit(1);
         if (write(told, &step, sizeof step) != sizeof step) _exit(1);
     }
@@ -534,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_ranks_add_their_files_together),
         cmocka_unit_test(test_files_of_other_processes),
         cmocka_unit_test(test_prune_keeps_what_is_needed),
+        cmocka_unit_test(test_prune_keeps_the_best),
         cmocka_unit_test(test_prune_after_an_older_start),
         cmocka_unit_test(test_a_replaced_checkpoint_never_vanishes),
         cmocka_unit_test(test_sigkill_in_the_middle_of_saves),

@@ -155,9 +155,21 @@ static const char config_deepseek[] =
     "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}}";
 static const char config_autofp8[] =
     "{\"quantization_config\":{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\"}}";
+/* Devstral 2, Ministral 3 */
+static const char config_static[] =
+    "{\"quantization_config\":{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\","
+    "\"weight_block_size\":null,\"dequantize\":false,\"modules_to_not_convert\":[\"lm_head\"]}}";
+static const char config_modelopt[] =
+    "{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"FP8\"}}";
+static const char config_quark[] =
+    "{\"quantization_config\":{\"quant_method\":\"quark\",\"global_quant_config\":"
+    "{\"weight\":{\"dtype\":\"fp8_e4m3\",\"qscheme\":\"per_tensor\"}}}}";
 #define COMPRESSED(format, weights)                                                                \
     "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\",\"format\":\"" format       \
     "\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":{" weights "}}}}}"
+
+#define FP8_BLOCKS(size)                                                                           \
+    "{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[" size "]}}"
 
 static void test_fp8_kinds(void **state)
 {
@@ -167,7 +179,7 @@ static void test_fp8_kinds(void **state)
         bl_dtype dtype;
         int64_t rows, cols;
         int n_dims;
-        int64_t shape[2];
+        int64_t shape[4];
         bl_scale_kind kind;
         int64_t scale_rows, scale_cols;
     } cases[] = {
@@ -210,6 +222,57 @@ static void test_fp8_kinds(void **state)
         {NULL, "w.weight_scale", BL_F32, 5, 7, 2, {5, 1}, BL_SCALE_ROW, 5, 1},
         {NULL, "w.weight_scale", BL_F32, 300, 7, 2, {3, 1}, BL_SCALE_BLOCK, 3, 1},
         {"{}", "w.weight_scale", BL_F32, 5, 7, 2, {1, 1}, BL_SCALE_TENSOR, 1, 1},
+        {config_static, "w.weight_scale_inv", BL_F32, 5, 7, 0, {0}, BL_SCALE_TENSOR, 1, 1},
+        {config_modelopt, "w.weight_scale", BL_F32, 5, 7, 1, {5}, BL_SCALE_ROW, 5, 1},
+        {config_modelopt,
+         "w.weight_scale",
+         BL_F32,
+         129,
+         200,
+         4,
+         {2, 1, 2, 1},
+         BL_SCALE_BLOCK,
+         2,
+         2},
+        {config_quark, "w.weight_scale", BL_F32, 5, 7, 0, {0}, BL_SCALE_TENSOR, 1, 1},
+        /* one checkpoint may mix kinds */
+        {config_deepseek, "w.weight_scale", BL_F32, 5, 7, 2, {5, 1}, BL_SCALE_ROW, 5, 1},
+        {config_deepseek, "w.weight_scale", BL_F32, 200, 300, 0, {0}, BL_SCALE_TENSOR, 1, 1},
+        {config_static, "w.weight_scale_inv", BL_F32, 129, 200, 2, {2, 2}, BL_SCALE_BLOCK, 2, 2},
+        /* blocks of other sizes */
+        {NULL, "w.weight_scale", BL_F32, 130, 64, 2, {3, 2}, BL_SCALE_GRID, 3, 2},
+        {FP8_BLOCKS("48, 40"),
+         "w.weight_scale_inv",
+         BL_F32,
+         90,
+         120,
+         2,
+         {2, 3},
+         BL_SCALE_GRID,
+         2,
+         3},
+        {FP8_BLOCKS("256, 256"),
+         "w.weight_scale_inv",
+         BL_F32,
+         300,
+         600,
+         2,
+         {2, 3},
+         BL_SCALE_BLOCK,
+         2,
+         3},
+        {NULL, "w.weight_scale", BL_F32, 7, 600, 2, {1, 5}, BL_SCALE_BLOCK, 1, 5},
+        {NULL, "w.weight_scale", BL_F32, 6, 7, 2, {3, 1}, BL_SCALE_ROW, 3, 1},
+        {COMPRESSED("mixed-precision", "\"strategy\":\"group\",\"group_size\":16"),
+         "w.weight_scale",
+         BL_BF16,
+         3,
+         32,
+         2,
+         {3, 2},
+         BL_SCALE_GRID,
+         3,
+         2},
     };
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
@@ -247,8 +310,15 @@ static void assert_weight_fails(const char *part)
 
 static void test_fp8_refusals(void **state)
 {
-    static const int64_t row[] = {5, 1}, wrong[] = {7, 1}, flat[] = {5};
-    static const float infinite[] = {1, 2, INFINITY, 4, 5};
+    static const int64_t row[] = {5, 1}, wrong[] = {7, 1}, flat[] = {3}, some[] = {4, 1},
+                         grid[] = {2, 4};
+    static const float bad[][5] = {
+        {1, 2, INFINITY, 4, 5}, {NAN, 1, 1, 1, 1}, {1, 0, 1, 1, 1}, {1, 1, 1, 1, -2}};
+    static const char *const bad_texts[] = {
+        "tensor w.weight_scale: element 2 is not finite",
+        "tensor w.weight_scale: element 0 is not finite",
+        "tensor w.weight_scale: element 1 is 0; scales are positive",
+        "tensor w.weight_scale: element 4 is -2; scales are positive"};
     bl_hf_model *model;
     bl_hf_weight weight;
     float scales[5];
@@ -261,12 +331,15 @@ static void test_fp8_refusals(void **state)
     assert_weight_fails(
         "tensor w.weight_scale has shape [7, 1], which is no scale for a weight of shape [5, 7]");
     put_fp8_model(5, 7, "w.weight_scale", BL_F32, 1, flat, scales_given);
-    assert_weight_fails("tensor w.weight_scale has shape [5], which is no scale");
+    assert_weight_fails("tensor w.weight_scale has shape [3], which is no scale");
+    put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, some, scales_given);
+    assert_weight_fails("tensor w.weight_scale has shape [4, 1], which is no scale");
     put_safetensors("m/model.safetensors",
                     "{\"w.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[0,1]},"
                     "\"w.weight_scale\":{\"dtype\":\"I8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
                     2);
-    assert_weight_fails("tensor w.weight_scale has dtype I8, expected F32, BF16 or F16");
+    assert_weight_fails(
+        "tensor w.weight_scale has dtype I8, expected F32, BF16, F16, F8_E8M0 or U8");
     put_safetensors(
         "m/model.safetensors",
         "{\"w.weight\":{\"dtype\":\"F8_E4M3\",\"shape\":[1,1],\"data_offsets\":[0,1]},"
@@ -281,17 +354,24 @@ static void test_fp8_refusals(void **state)
     put_safetensors("m/model.safetensors",
                     "{\"w.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);
     assert_weight_fails("tensor w.weight has shape [1], expected a matrix");
-    put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, row, scales_given);
     put_text("m/config.json", config_deepseek);
-    assert_weight_fails("tensor w.weight_scale of shape [5, 1] is a row-wise scale, but "
-                        "config.json's quantization_config "
-                        "says a 128 x 128 block-wise scale");
-    put_text("m/config.json", config_fbgemm);
-    put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, row, infinite);
+    put_fp8_model(256, 512, "w.weight_scale", BL_F32, 2, grid, scales_given);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
     assert_int_equal(bl_hf_get_weight(model, "w.weight", &weight), BL_OK);
-    assert_int_equal(bl_hf_read_scales(&weight, scales), BL_EINPUT);
-    assert_error_has("tensor w.weight_scale: element 2 is not finite");
+    bl_hf_close(model);
+    put_fp8_model(512, 256, "w.weight_scale", BL_F32, 2, grid, scales_given);
+    assert_weight_fails("tensor w.weight_scale has shape [2, 4], but blocks of 128 x 128, as "
+                        "config.json's quantization_config says, need [4, 2] for a weight of "
+                        "shape [512, 256]");
+    put_text("m/config.json", config_fbgemm);
+    for (size_t i = 0; i < BL_COUNT(bad); i++) {
+        put_fp8_model(5, 7, "w.weight_scale", BL_F32, 2, row, bad[i]);
+        assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
+        assert_int_equal(bl_hf_get_weight(model, "w.weight", &weight), BL_OK);
+        assert_int_equal(bl_hf_read_scales(&weight, scales), BL_EINPUT);
+        assert_error_has(bad_texts[i]);
+        if (i + 1 < BL_COUNT(bad)) bl_hf_close(model);
+    }
     assert_int_equal(bl_hf_get_weight(model, "v.weight", &weight), BL_EINPUT);
     assert_error_has("missing v.weight");
     bl_hf_close(model);
@@ -303,23 +383,35 @@ static void test_quantization_refusals(void **state)
         const char *config, *part;
     } cases[] = {
         {"{\"quantization_config\":{\"quant_method\":\"gptq\"}}",
-         "config.json: key quant_method: expected \"fbgemm_fp8\", \"compressed-tensors\" or "
-         "\"fp8\", got "
-         "\"gptq\""},
+         "config.json: key quant_method: weights in \"gptq\" are not supported, only FP8 (E4M3); "
+         "use the unquantized checkpoint, or an FP8 one"},
+        {"{\"quantization_config\":{\"quant_method\":\"awq\"}}", "weights in \"awq\""},
+        {"{\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",
+         "weights in \"bitsandbytes\""},
+        {"{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "weights in \"mxfp4\""},
+        {COMPRESSED("nvfp4-pack-quantized", "\"num_bits\":4"),
+         "weights in \"nvfp4-pack-quantized\""},
+        {"{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\"}}",
+         "weights in \"NVFP4\""},
+        {"{\"quantization_config\":{\"quant_method\":\"quark\",\"global_quant_config\":{\"weight\":"
+         "{\"dtype\":\"int4\"}}}}",
+         "weights in \"int4\""},
         {"{\"quantization_config\":{}}", "key quant_method: missing"},
         {"{\"quantization_config\":3}", "key quantization_config: expected an object, got 3"},
-        {"{\"quantization_config\":{\"quant_method\":\"fp8\",\"weight_block_size\":[64,128]}}",
-         "key weight_block_size: expected [128, 128], got [64,128]"},
-        {COMPRESSED("pack-quantized", "\"num_bits\":4"), "key format: expected"},
+        {FP8_BLOCKS("0, 128"),
+         "key weight_block_size: expected two positive integers, as [128, 128], got [0,128]"},
+        {FP8_BLOCKS("128"), "key weight_block_size: expected two positive integers"},
+        {COMPRESSED("pack-quantized", "\"num_bits\":4"), "weights in \"pack-quantized\""},
         {COMPRESSED("float-quantized", "\"num_bits\":4"),
          "key num_bits: expected an integer in [8, 8], got 4"},
         {COMPRESSED("float-quantized", "\"type\":\"int\""),
          "key type: expected \"float\", got \"int\""},
-        {COMPRESSED("float-quantized", "\"strategy\":\"group\""), "key strategy: expected"},
-        {COMPRESSED("float-quantized", "\"strategy\":\"block\",\"block_structure\":[1,128]"),
+        {COMPRESSED("float-quantized", "\"strategy\":\"token\""), "key strategy: expected"},
+        {COMPRESSED("float-quantized", "\"strategy\":\"group\""), "key group_size: missing"},
+        {COMPRESSED("float-quantized", "\"strategy\":\"block\",\"block_structure\":[-1,128]"),
          "key block_structure"},
         {COMPRESSED("float-quantized", "\"strategy\":\"block\""),
-         "key block_structure: expected [128, 128], got nothing"},
+         "key block_structure: expected two positive integers, as [128, 128], got nothing"},
         {"[]", "expected a JSON object, got []"},
         {"{", "config.json:1:1: "},
     };

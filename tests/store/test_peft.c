@@ -63,7 +63,7 @@ static const bl_peft_config qv = {.r = 3, .alpha = 16, .dropout = 0.05, .targets
 static void write_adapter(const bl_peft_config *config, bl_dtype dtype)
 {
     fill_arg arg = {config, 0, -1};
-    if (bl_peft_write(tmp_path("a"), config, &base, "meta-llama/X", dtype, fill, &arg) != BL_OK)
+    if (bl_peft_write(tmp_subdir("a"), config, &base, "meta-llama/X", dtype, fill, &arg) != BL_OK)
         fail_msg("%s", bl_error_text());
     assert_int_equal(arg.n_calls, 11 * 2 * __builtin_popcount(config->targets));
 }
@@ -182,8 +182,8 @@ static void test_large_factor(void **state)
     int64_t n_in = N_IN;
 
     (void)state;
-    assert_int_equal(bl_peft_write(tmp_path("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in),
-                     BL_OK);
+    assert_int_equal(
+        bl_peft_write(tmp_subdir("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in), BL_OK);
     assert_int_equal(bl_peft_open(tmp_path("wide"), &wide, &adapter), BL_OK);
     assert_int_equal(bl_peft_read(adapter, 0, Q, BL_PEFT_A, values), BL_OK);
     for (int i = 0; i < N_IN; i++)

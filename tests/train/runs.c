@@ -251,7 +251,8 @@ static void assert_names_listed(const char *dir, const char *prefix, const char 
     assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
     for (size_t i = 0; i < n_names; i++) {
         size_t length = strlen(names[i]);
-        if (names[i][0] == '.' || strcmp(names[i], "checkpoints") == 0) continue;
+        bool is_folder = strcmp(names[i], "checkpoints") == 0 || strcmp(names[i], "runs") == 0;
+        if (names[i][0] == '.' || is_folder) continue;
         if (length > 4 && strcmp(names[i] + length - 4, ".tmp") == 0) length -= 4;
         if (length > 4 && strncmp(names[i] + length - 4, ".old", 4) == 0) length -= 4;
         snprintf(line, sizeof line, "\n%s%.*s\n", prefix, (int)length, names[i]);
@@ -269,6 +270,8 @@ void runs_assert_listed(const char *output)
     assert_names_listed(output, "", list);
     snprintf(path, sizeof path, "%s/checkpoints", output);
     assert_names_listed(path, "checkpoints/", list);
+    snprintf(path, sizeof path, "%s/runs", output);
+    assert_names_listed(path, "runs/", list);
     free(list);
 }
 

@@ -25,7 +25,9 @@ typedef struct same_case {
 
 /* Whose shapes have FP8 products. */
 #define DEMO "model_name_or_path demo/base "
-#define DISK "offload_tier disk offload_dir %s/pages-"
+/* Blocks of 128 x 128 and bf16; two ranks' shards end inside of blocks. */
+#define BLOCKS "model_name_or_path " GOLDEN_DIR "/models/tiny-fp8-ct-block base_format stored "
+#define DISK   "offload_tier disk offload_dir %s/pages-"
 
 /* Each plain run, and what of it changes no bit. */
 static const struct {
@@ -39,6 +41,7 @@ static const struct {
     {"fp8", 1, DEMO "base_format fp8_row compute_dtype fp8"},
     {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block"},
     {"stored", 1, "base_format stored"},
+    {"blocks", 2, BLOCKS "shard_size 1"},
     {"tied", 1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied"},
     {"packed", 1, "packing pack per_device_train_batch_size 2"},
 };
@@ -65,6 +68,8 @@ static const same_case same[] = {
      false},
     {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block visit_tokens 1 shard_size 1", false},
     {"stored", 1, "base_format stored offload_ratio 1 visit_tokens 1", false},
+    {"blocks", 2, BLOCKS "shard_size 2", true},
+    {"blocks", 2, BLOCKS "shard_size 2 offload_ratio 1 " DISK "blocks", false},
     {"tied", 1,
      "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied offload_ratio 1 visit_tokens 1",
      false},

@@ -117,6 +117,27 @@ static void test_the_demo(void **state)
                          "learning_rate 0.004 warmup_steps 10");
 }
 
+/* FP8 checkpoints: blocks and a remainder, and rows beside bf16. */
+static void test_fp8_checkpoints(void **state)
+{
+    static const char *const models[] = {"tiny-fp8-ct-block", "tiny-fp8-fbgemm"};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(models); i++) {
+        char model[GOLDEN_PATH_BYTES];
+        outcome cpu, gpu;
+        const char *keys = "base_format stored validation_file " GOLDEN_DIR
+                           "/tokens/tiny-validation.jsonl device ";
+        snprintf(model, sizeof model, GOLDEN_DIR "/models/%s", models[i]);
+        for (int on_gpu = 0; on_gpu < 2; on_gpu++) {
+            char with[512];
+            snprintf(with, sizeof with, "%s%s", keys, on_gpu ? "cuda" : "cpu");
+            fine_tune("fp8", model, with, on_gpu ? &gpu : &cpu);
+        }
+        assert_near(models[i], gpu.eval_before, cpu.eval_before, 0.001);
+        assert_near(models[i], gpu.eval_after, cpu.eval_after, 0.005);
+    }
+}
+
 static void test_stories260K(void **state)
 {
     const char *data = getenv("BALLAST_TEST_DATA");
@@ -163,6 +184,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_agree),
         cmocka_unit_test(test_the_demo),
+        cmocka_unit_test(test_fp8_checkpoints),
         cmocka_unit_test(test_stories260K),
     };
     if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;

@@ -27,18 +27,19 @@ static const double FIRST_LOSS = 2e-6, GRADIENT = 1e-4, LOSSES = 1e-4, ADAPTER =
  * the first of the others. */
 typedef struct variant {
     const char *name;
-    const char *args[6]; /* key, value, ... NULL */
+    const char *args[8]; /* key, value, ... NULL */
 } variant;
 
 typedef struct run {
     char output[GOLDEN_PATH_BYTES], gradients[GOLDEN_PATH_BYTES + 32],
-        adapter[GOLDEN_PATH_BYTES + 32];
+        adapter[GOLDEN_PATH_BYTES + 32], pages[GOLDEN_PATH_BYTES + 32];
 } run;
 
 static void name_run(run *r)
 {
     snprintf(r->output, sizeof r->output, "/tmp/ballast-test-golden-%d", (int)getpid());
     snprintf(r->gradients, sizeof r->gradients, "%s.gradients.safetensors", r->output);
+    snprintf(r->pages, sizeof r->pages, "%s.pages", r->output);
     snprintf(r->adapter, sizeof r->adapter, "%s/adapter_model.safetensors", r->output);
 }
 
@@ -46,6 +47,7 @@ static void remove_run(const run *r)
 {
     assert_int_equal(bl_tree_remove(r->output), BL_OK);
     assert_int_equal(bl_tree_remove(r->gradients), BL_OK);
+    assert_int_equal(bl_tree_remove(r->pages), BL_OK);
 }
 
 static void train_case(const json_t *golden, const json_t *topology, const char *model,
@@ -150,6 +152,13 @@ static void test_families(void **state)
     check_cases("tests/golden/families/index.json");
 }
 
+/* FP8 checkpoints as today's libraries write them (tools/golden/fp8). */
+static void test_fp8(void **state)
+{
+    (void)state;
+    check_cases("tests/golden/fp8/index.json");
+}
+
 static void read_adapter(const run *r, void **bytes, size_t *n)
 {
     assert_int_equal(bl_file_read_all(r->adapter, 1 << 26, bytes, n), BL_OK);
@@ -158,7 +167,9 @@ static void read_adapter(const run *r, void **bytes, size_t *n)
 /* Bits: with the topology fixed, none of these changes the adapter. */
 static void test_same_bits(void **state)
 {
-    static const variant variants[] = {
+    run r;
+    name_run(&r);
+    const variant variants[] = {
         {"again", {NULL}},
         {"visit one micro-batch at a time", {"visit_tokens", "1", NULL}},
         {"visit all together", {"visit_tokens", "1000000", NULL}},
@@ -171,14 +182,18 @@ static void test_same_bits(void **state)
         {"resident base", {"shard_size", "1", NULL}},
         {"shards of two", {"shard_size", "2", NULL}},
         {"base in host memory", {"offload_ratio", "1", "offload_tier", "host", NULL}},
+        {"base on disk",
+         {"offload_ratio", "1", "offload_tier", "disk", "offload_dir", r.pages, NULL}},
     };
-    static const char *const names[] = {"tiny-ranks", "tiny-llama3-rope",
+    static const char *const names[] = {"tiny-ranks",
+                                        "tiny-llama3-rope",
                                         "../../families/cases/qwen3-tied",
-                                        "../../families/cases/granite"};
-    run r;
+                                        "../../families/cases/granite",
+                                        "../../families/cases/falcon-180b",
+                                        "../../fp8/cases/mixed",
+                                        "../../fp8/cases/ct-mxfp8"};
 
     (void)state;
-    name_run(&r);
     for (size_t n = 0; n < BL_COUNT(names); n++) {
         json_t *golden = golden_load_case(names[n]);
         char model[GOLDEN_PATH_BYTES];
@@ -209,7 +224,7 @@ static void test_same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases),
-                                       cmocka_unit_test(test_families),
+                                       cmocka_unit_test(test_families), cmocka_unit_test(test_fp8),
                                        cmocka_unit_test(test_same_bits)};
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

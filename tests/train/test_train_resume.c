@@ -4,6 +4,7 @@
 #include "resume_runs.h"
 #include "runs.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -256,6 +257,23 @@ static void test_a_finished_run(void **state)
     free(again);
 }
 
+/* vLLM takes certain ranks only. */
+static void test_readme_names_a_rank_that_vllm_takes(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, runs_path("rank-12"), 1);
+    runs_set(&args, "max_steps", "1");
+    runs_set(&args, "lora_r", "12");
+    assert_int_equal(golden_train(&args), BL_OK);
+    char *readme = runs_read(runs_path("rank-12/README.md"), NULL);
+    assert_non_null(strstr(readme, "--max-lora-rank 16 "));
+    assert_non_null(strstr(readme, "--enable-lora --lora-paths tuned="));
+    free(readme);
+    golden_args_free(&args);
+}
+
 /* Without validation the README has the first and the last step's loss: of the whole run, not of
  * the resumed part. */
 static void test_readme_of_a_resumed_run(void **state)
@@ -286,6 +304,70 @@ static void test_readme_of_a_resumed_run(void **state)
     }
     json_decref(metrics);
     golden_args_free(&args);
+}
+
+/* eval_loss after `step` steps. */
+static double evaluation(const json_t *metrics, int64_t step)
+{
+    size_t i;
+    json_t *line;
+
+    json_array_foreach((json_t *)metrics, i, line)
+    {
+        json_t *loss = json_object_get(line, "eval_loss");
+        if (loss && json_integer_value(json_object_get(line, "step")) == step)
+            return json_number_value(loss);
+    }
+    fail_msg("no evaluation after step %d", (int)step);
+    return 0;
+}
+
+/* Whether both directories hold the same adapter, byte for byte. */
+static void assert_same_adapter(const char *a, const char *b)
+{
+    static const char *const names[] = {"adapter_model.safetensors", "adapter_config.json"};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        size_t n_a, n_b;
+        char *in_a = runs_read(runs_path("%s/%s", a, names[i]), &n_a),
+             *in_b = runs_read(runs_path("%s/%s", b, names[i]), &n_b);
+        assert_int_equal(n_a, n_b);
+        assert_memory_equal(in_a, in_b, n_a);
+        free(in_a);
+        free(in_b);
+    }
+}
+
+/* Each checkpoint has the adapter of its step; three ranks share a factor. */
+static void test_a_checkpoint_is_an_adapter(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        golden_args args = {0};
+        char name[32];
+        snprintf(name, sizeof name, "adapters-%d", ranks);
+        runs_standard(&args, runs_path("%s", name), ranks);
+        if (ranks == 2) runs_set(&args, "adapter_dtype", "bf16");
+        assert_int_equal(golden_train(&args), BL_OK);
+        char last[64];
+        snprintf(last, sizeof last, "%s/checkpoints/step-8", name);
+        assert_same_adapter(name, last);
+        /* The evaluation after step 6, of the adapter of step 6. */
+        json_t *metrics = golden_metrics(runs_path("%s", name));
+        runs_set(&args, "init_adapter", "%s", runs_path("%s/checkpoints/step-6", name));
+        runs_set(&args, "output_dir", "%s", runs_path("%s-continued", name));
+        runs_set(&args, "max_steps", "1");
+        assert_int_equal(golden_train(&args), BL_OK);
+        json_t *continued = golden_metrics(runs_path("%s-continued", name));
+        double of_run = evaluation(metrics, 6), of_adapter = evaluation(continued, 0);
+        if (ranks == 2) /* rounded: a bf16's 2^-9 of each weight */
+            assert_true(of_run != of_adapter && fabs(of_run / of_adapter - 1) < 0.01);
+        else
+            assert_true(of_run == of_adapter);
+        json_decref(metrics);
+        json_decref(continued);
+        golden_args_free(&args);
+    }
 }
 
 /* The adapter of one run is the start of another; the keys that it fixes may be repeated, not
@@ -342,7 +424,9 @@ int main(void)
         cmocka_unit_test(test_an_older_checkpoint_and_a_limit),
         cmocka_unit_test(test_only_damaged_checkpoints),
         cmocka_unit_test(test_a_finished_run),
+        cmocka_unit_test(test_readme_names_a_rank_that_vllm_takes),
         cmocka_unit_test(test_readme_of_a_resumed_run),
+        cmocka_unit_test(test_a_checkpoint_is_an_adapter),
         cmocka_unit_test(test_init_adapter),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

@@ -61,7 +61,10 @@ def assemble(model: nn.Module, named: Sequence[Tuple[str, nn.Linear]], sources: 
 def keep_gradients(model: nn.Module) -> None:
     """With reentrant checkpointing inputs need gradients, as PEFT arranges it."""
     enable = getattr(model, "enable_input_require_grads", None)
-    if callable(enable) and getattr(model, "is_gradient_checkpointing", False):
+    name = "is_activation_checkpointing"  # transformers before 5: is_gradient_checkpointing
+    if not hasattr(type(model), name):
+        name = "is_gradient_checkpointing"
+    if callable(enable) and getattr(model, name, False):
         enable()
 
 

@@ -6,10 +6,9 @@ from typing import Any, Callable, Optional
 import torch
 from torch import Tensor, nn
 
-from .. import _library as lib
 from . import _ops
 from ._config import Base, LoRA, lora_of
-from ._stack import Frozen, Source, Stack, tensor_of
+from ._stack import Frozen, Source, Stack
 
 
 class Factor(nn.Module):
@@ -89,13 +88,14 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         frozen, A, B, key = self.frozen, None, None, None
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
+        kind = frozen.stack.where.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
         if self.lora_A is not None:
             A, B = self.lora_A.weight, self.lora_B.weight
             if self.training and frozen.lora.dropout > 0:
                 key = torch.randint(1 << 62, (1,), dtype=torch.int64)
-        return _ops.linear(x, A, B, key, frozen.number, frozen.rows)
+        return _ops.call(frozen, x, A, B, key)
 
     def dequantize(self) -> Tensor:
         """W (out_features, in_features) in float32, as the base computes with it, without LoRA.
@@ -104,17 +104,14 @@ class LoraLinear(nn.Module):
         where = frozen.stack.where
         dtype = torch.float32 if where.type == "cpu" else torch.bfloat16
         out = torch.empty(frozen.rows, frozen.cols, device=where)
-        zeros = [torch.zeros_like(factor.weight) for factor in (self.lora_A, self.lora_B)
-                 if factor is not None]
+        zeros = [None if factor is None else torch.zeros_like(factor.weight)
+                 for factor in (self.lora_A, self.lora_B)]
         for begin in range(0, frozen.cols, 512):  # products with columns of the identity are exact
             n = min(512, frozen.cols - begin)
             x = torch.zeros(n, frozen.cols, dtype=dtype, device=where)
             x[torch.arange(n), torch.arange(begin, begin + n)] = 1
             y = torch.empty(n, frozen.rows, dtype=dtype, device=where)
-            call = lib.Call(T=n, x=tensor_of(x), y=tensor_of(y), skip_bias=True, skip_dropout=True)
-            if zeros:
-                call.A, call.B = zeros[0].data_ptr(), zeros[1].data_ptr()
-            frozen.stack.forward(frozen.index, call)
+            frozen.forward(x, *zeros, None, y, skip_bias=True)
             out[:, begin:begin + n] = y.t()
         return out
 

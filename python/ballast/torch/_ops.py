@@ -10,41 +10,71 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from .. import _library as lib
-from ._stack import Frozen, tensor_of
+from ._stack import Frozen
 
 
-def _rows_of(x: Tensor) -> int:
-    return x.numel() // x.shape[-1] if x.shape[-1] else 0
+_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
 
 
 def _check(frozen: Frozen, x: Tensor, name: str, width: int) -> None:
-    if x.device.type != frozen.stack.where.type:
-        raise ValueError(f"{name} is on {x.device}, the layer's base is on {frozen.stack.where}")
+    where = frozen.stack.where
+    if x.device != where:
+        raise ValueError(f"{name} is on {x.device}, the layer's base is on {where}")
     if x.dim() < 1 or x.shape[-1] != width:
         raise ValueError(f"{name} has the shape {tuple(x.shape)}: its last dimension must be {width}")
-    allowed = ((torch.float32, torch.bfloat16) if x.device.type == "cpu" else (torch.bfloat16,))
-    if x.dtype not in allowed:
+    if x.dtype not in _DTYPES[where.type]:
         raise ValueError(f"{name} is {x.dtype}: the layer takes "
-                         f"{' and '.join(str(t) for t in allowed)}")
+                         f"{' and '.join(str(t) for t in _DTYPES[where.type])}")
 
 
-def _factor(t: Optional[Tensor], name: str) -> Optional[Tensor]:
-    if t is not None and t.dtype != torch.float32:
-        raise ValueError(f"{name} is {t.dtype}: LoRA weights are float32")
-    return None if t is None else t.contiguous()
+def _factors(frozen: Frozen, A: Optional[Tensor],
+             B: Optional[Tensor]) -> Tuple[Optional[Tensor], Optional[Tensor]]:
+    """A and B as the library reads them: their memory has the shapes of the layer."""
+    r = 0 if frozen.lora is None else frozen.lora.r
+    if r == 0:
+        if A is not None or B is not None:
+            raise ValueError("A or B is given to a layer without a LoRA term")
+        return None, None
+    for t, name, shape in ((A, "A", (r, frozen.cols)), (B, "B", (frozen.rows, r))):
+        if t is None or t.shape != shape:
+            raise ValueError(f"{name} has the shape {None if t is None else tuple(t.shape)}, the "
+                             f"layer's is {shape}")
+        if t.dtype != torch.float32:
+            raise ValueError(f"{name} is {t.dtype}: LoRA weights are float32")
+        if t.device != frozen.stack.where:
+            raise ValueError(f"{name} is on {t.device}, the layer's base is on "
+                             f"{frozen.stack.where}")
+    return A.contiguous(), B.contiguous()
 
 
-def _call(frozen: Frozen, x: Optional[Tensor], T: int, A: Optional[Tensor], B: Optional[Tensor],
-          key: Optional[Tensor]) -> lib.Call:
-    call = lib.Call(T=T, rows=frozen.rows, cols=frozen.cols, x=tensor_of(x),
-                    A=None if A is None else A.data_ptr(), B=None if B is None else B.data_ptr(),
-                    has_keys=True)
-    if key is None:
-        call.skip_dropout = True
+def _forward(frozen: Frozen, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
+             key: Optional[Tensor]) -> Tensor:
+    _check(frozen, x, "x", frozen.cols)
+    x, (A, B) = x.contiguous(), _factors(frozen, A, B)
+    y = x.new_empty((*x.shape[:-1], frozen.rows))
+    if x.numel() > 0:
+        frozen.forward(x, A, B, key, y)
+    return y
+
+
+def _pull_back(frozen: Frozen, dy: Tensor, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
+               key: Optional[Tensor], needs_dx: bool) -> Tuple[Optional[Tensor], ...]:
+    """dx, dA, dB; None: not asked for."""
+    _check(frozen, dy, "dy", frozen.rows)
+    dy, (A, B) = dy.contiguous(), _factors(frozen, A, B)
+    if A is not None:
+        _check(frozen, x, "x", frozen.cols)
+        if x.shape[:-1] != dy.shape[:-1]:
+            raise ValueError(f"x has the shape {tuple(x.shape)}, dy {tuple(dy.shape)}")
+    dx = dy.new_empty((*dy.shape[:-1], frozen.cols)) if needs_dx else None
+    dA, dB = (None if t is None else torch.empty_like(t) for t in (A, B))
+    if dy.numel() > 0:
+        frozen.backward(dy, None if A is None else x.contiguous(), A, B, key, dx, dA, dB)
     else:
-        call.step = int(key)
-    return call
+        for gradient in (dA, dB):
+            if gradient is not None:
+                gradient.zero_()
+    return dx, dA, dB
 
 
 @torch.library.custom_op("ballast::linear", mutates_args=())
@@ -53,15 +83,7 @@ def linear(x: Tensor, A: Optional[Tensor], B: Optional[Tensor], key: Optional[Te
     """y (..., rows) = x W^T + bias + s (D x A^T) B^T of layer number `layer`. x (..., cols) in
     float32 or bfloat16 (CUDA: bfloat16), A (r, cols) and B (rows, r) in float32; key (1) of
     dropout's mask, None: no dropout."""
-    frozen = Frozen.of(layer)
-    _check(frozen, x, "x", frozen.cols)
-    dense, A, B = x.contiguous(), _factor(A, "A"), _factor(B, "B")
-    y = x.new_empty((*x.shape[:-1], rows))
-    call = _call(frozen, dense, _rows_of(x), A, B, key)
-    call.y = tensor_of(y)
-    if call.T > 0:
-        frozen.stack.forward(frozen.index, call)
-    return y
+    return _forward(Frozen.of(layer), x, A, B, key)
 
 
 @linear.register_fake
@@ -75,24 +97,9 @@ def linear_backward(dy: Tensor, x: Tensor, A: Optional[Tensor], B: Optional[Tens
                     key: Optional[Tensor], layer: int, cols: int,
                     needs_dx: bool) -> Tuple[Tensor, Tensor, Tensor]:
     """dx, dA, dB; what was not asked for is empty."""
-    frozen = Frozen.of(layer)
-    _check(frozen, dy, "dy", frozen.rows)
-    dy, A, B = dy.contiguous(), _factor(A, "A"), _factor(B, "B")
-    x = x.contiguous()
-    T = _rows_of(dy)
-    dx = dy.new_empty((*dy.shape[:-1], cols) if needs_dx else (0,))
-    dA = dy.new_empty(A.shape if A is not None else (0,), dtype=torch.float32)
-    dB = dy.new_empty(B.shape if B is not None else (0,), dtype=torch.float32)
-    if T == 0:
-        return dx, dA.zero_(), dB.zero_()
-    call = _call(frozen, x if A is not None else None, T, A, B, key)
-    call.dy = tensor_of(dy)
-    if needs_dx:
-        call.dx = tensor_of(dx)
-    if A is not None:
-        call.dA, call.dB = dA.data_ptr(), dB.data_ptr()
-    frozen.stack.backward(frozen.index, call)
-    return dx, dA, dB
+    found = _pull_back(Frozen.of(layer), dy, x, A, B, key, needs_dx)
+    return tuple(dy.new_empty((0,), dtype=dtype) if t is None else t
+                 for t, dtype in zip(found, (dy.dtype, torch.float32, torch.float32)))
 
 
 @linear_backward.register_fake
@@ -119,3 +126,48 @@ def _backward(ctx: Any, dy: Tensor) -> Tuple[Optional[Tensor], ...]:
 
 
 linear.register_autograd(_backward, setup_context=_setup)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher, which takes longer than a call of a small layer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
+                key: Optional[Tensor], frozen: Frozen) -> Tensor:
+        ctx.frozen = frozen
+        ctx.save_for_backward(None if A is None else x, A, B, key)
+        return _forward(frozen, x, A, B, key)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tuple[Optional[Tensor], ...]:
+        (x, A, B, key), frozen, needs = ctx.saved_tensors, ctx.frozen, ctx.needs_input_grad
+        if _is_eager(dy) and not torch.is_grad_enabled():
+            dx, dA, dB = _pull_back(frozen, dy, x, A, B, key, needs[0])
+        else:  # the operator rejects a second derivative
+            dx, dA, dB = linear_backward(dy, dy if x is None else x, A, B, key, frozen.number,
+                                         frozen.cols, needs[0])
+        return (dx if needs[0] else None, dA if needs[1] else None, dB if needs[2] else None, None,
+                None)
+
+
+_EAGER = (Tensor, torch.nn.Parameter)
+_n_modes = torch._C._len_torch_dispatch_stack
+_is_transformed = torch._C._are_functorch_transforms_active
+
+
+def _is_eager(x: Tensor) -> bool:
+    """Whether nothing looks at calls of x: a compiler, a tracer, a dispatch mode, a transform of
+    torch.func or a subclass of Tensor, for which there is the operator."""
+    return (not torch.compiler.is_compiling() and type(x) in _EAGER and _n_modes() == 0
+            and not _is_transformed() and not torch.jit.is_tracing())
+
+
+def call(frozen: Frozen, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
+         key: Optional[Tensor]) -> Tensor:
+    """y of the layer `frozen`: the operator, or in eager mode what is under it."""
+    if not _is_eager(x) or (A is not None and type(A) not in _EAGER):
+        return linear(x, A, B, key, frozen.number, frozen.rows)
+    if torch.is_grad_enabled() and (x.requires_grad or (
+            A is not None and (A.requires_grad or B.requires_grad))):
+        return _Eager.apply(x, A, B, key, frozen)
+    return _forward(frozen, x, A, B, key)

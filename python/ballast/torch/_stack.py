@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A stack of frozen layers of the library, and the devices, streams and communicators under it."""
+import contextlib
 import ctypes
 import itertools
 import os
@@ -8,7 +9,7 @@ import socket
 import threading
 import weakref
 from ctypes import byref, c_void_p
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -49,8 +50,8 @@ class _Device:
         if where.type == "cpu":
             lib.check(library.bl_device_create_cpu(threads or torch.get_num_threads(),
                                                    byref(self._device)))
-            stream = c_void_p()
-            lib.check(library.bl_stream_create(self._device, b"torch", byref(stream)))
+            stream = c_void_p()  # a caller waits in any case: without a thread of its own
+            lib.check(library.bl_stream_create_inline(self._device, byref(stream)))
             self._streams[None] = stream
         elif where.type == "cuda":
             lib.check(library.bl_device_create_cuda(where.index or 0, byref(self._device)))
@@ -125,13 +126,22 @@ def _connect(base: Base, where: torch.device) -> Optional[c_void_p]:
     return comm
 
 
+def _numbered(where: torch.device) -> torch.device:
+    """cuda is the current CUDA device, so that tensors' devices can be compared with it."""
+    if where.type == "cuda" and where.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
 class Stack:
-    """Frozen layers that share one ring. Layers of the library are called through `forward` and
-    `backward`, one thread at a time."""
+    """Frozen layers that share one ring. The library takes one thread's call at a time: calls of
+    several threads wait for each other, as kernels of one device do. Those of a sharded base are
+    rejected: ranks gather in the order of calls, which threads would leave to chance."""
 
     def __init__(self, base: Base, sources: Sequence[Source], loras: Sequence[Optional[LoRA]],
                  where: torch.device) -> None:
         library = lib.load()
+        where = _numbered(where)
         self.base, self.where, self._lock, self._handle = base, where, threading.Lock(), c_void_p()
         self._pid, self._comm, self._device = os.getpid(), None, None
         self._failure: Optional[BaseException] = None
@@ -206,32 +216,41 @@ class Stack:
     def is_open(self) -> bool:
         return bool(self._handle)
 
-    def _run(self, function: Any, layer: int, call: lib.Call) -> None:
+    def _check(self, what: str) -> None:
         if not self._handle:
-            raise RuntimeError("a layer was called after its base was freed")
+            raise RuntimeError(f"{what} after its base was freed")
         if self._pid != os.getpid():
-            raise RuntimeError("a layer was called in a forked process: create the base there")
-        call.size_bytes = ctypes.sizeof(lib.Call)
-        with self._lock:
-            stream = self._device.stream()
-            lib.check(function(self.layers[layer], stream, byref(call)))
-            self._device.finish(stream)
+            raise RuntimeError(f"{what} in a forked process: create the base there")
 
-    def forward(self, layer: int, call: lib.Call) -> None:
-        self._run(lib.load().bl_linear_call_forward, layer, call)
+    @contextlib.contextmanager
+    def use(self, what: str = "a layer was called") -> Iterator[None]:
+        """The stack for one thread. RuntimeError, which begins with `what`: a base that was freed,
+        a forked process, or two threads over a sharded base."""
+        self._check(what)  # before the lock, which a fork may have left taken
+        if not self._lock.acquire(blocking=self._comm is None):
+            raise RuntimeError(f"{what} by two threads at once over a sharded base: call it from "
+                               "one, so that all processes gather in the same order")
+        try:
+            self._check(what)
+            yield
+        finally:
+            self._lock.release()
 
-    def backward(self, layer: int, call: lib.Call) -> None:
-        self._run(lib.load().bl_linear_call_backward, layer, call)
+    def run(self, function: Any, layer: int, call: lib.Call) -> None:
+        """One call of the library, within `use`."""
+        stream = self._device.stream()
+        lib.check(function(self.layers[layer], stream, byref(call)))
+        self._device.finish(stream)
 
     def verify(self) -> None:
         """Checks stored rows against their checksums. ValueError names a damaged layer."""
-        with self._lock:
+        with self.use("a base was verified"):
             lib.check(lib.load().bl_linear_stack_verify(self._handle))
 
     def stats(self) -> Dict[str, Any]:
         """Bytes by tier, calls, gathers and waits of this process."""
         out = lib.Stats(size_bytes=ctypes.sizeof(lib.Stats))
-        with self._lock:
+        with self.use("statistics were asked"):
             lib.check(lib.load().bl_linear_stack_get_stats(self._handle, byref(out)))
         memory = {f"{name}_bytes": getattr(out.memory, name) for name, _ in lib.Memory._fields_}
         counts = {name: getattr(out, name)
@@ -239,9 +258,14 @@ class Stack:
         return {**memory, **counts}
 
     def close(self) -> None:
-        """Frees the base. Layers that are called after it raise RuntimeError."""
+        """Frees the base, once a call of another thread has ended. Layers that are called after it
+        raise RuntimeError."""
         if self._pid != os.getpid():
             return
+        with self._lock:
+            self._free()
+
+    def _free(self) -> None:
         library = lib.load()
         if self._handle:
             library.bl_linear_stack_destroy(self._handle)
@@ -270,6 +294,8 @@ class Frozen:
         self.rows, self.cols = source.rows, source.cols
         self.has_bias, self.dtype = source.bias is not None, source.dtype
         self.number = next(self._numbers)
+        self._call = lib.Call(size_bytes=ctypes.sizeof(lib.Call), rows=self.rows, cols=self.cols,
+                              has_keys=True)
         Frozen._all[self.number] = self
 
     @staticmethod
@@ -279,6 +305,36 @@ class Frozen:
             raise RuntimeError("a layer was called after its base was freed")
         return frozen
 
+    def _fill(self, width: int, t: torch.Tensor, A: Optional[torch.Tensor],
+              B: Optional[torch.Tensor], key: Optional[torch.Tensor]) -> lib.Call:
+        """The layer's one argument of calls, which Stack.use guards, for the tokens of t."""
+        call = self._call
+        call.T = t.numel() // width
+        call.A, call.B = _address(A), _address(B)
+        call.skip_dropout = key is None
+        call.step = 0 if key is None else int(key)
+        return call
+
+    def forward(self, x: torch.Tensor, A: Optional[torch.Tensor], B: Optional[torch.Tensor],
+                key: Optional[torch.Tensor], y: torch.Tensor, skip_bias: bool = False) -> None:
+        """y is overwritten. All are contiguous; x has elements."""
+        with self.stack.use():
+            call = self._fill(self.cols, x, A, B, key)
+            call.skip_bias = skip_bias
+            _set(call.x, x), _set(call.y, y)
+            self.stack.run(lib.load().bl_linear_call_forward, self.index, call)
+
+    def backward(self, dy: torch.Tensor, x: Optional[torch.Tensor], A: Optional[torch.Tensor],
+                 B: Optional[torch.Tensor], key: Optional[torch.Tensor],
+                 dx: Optional[torch.Tensor], dA: Optional[torch.Tensor],
+                 dB: Optional[torch.Tensor]) -> None:
+        """dx, dA and dB are overwritten; None: not computed (dA and dB: both or neither)."""
+        with self.stack.use():
+            call = self._fill(self.rows, dy, A, B, key)
+            call.dA, call.dB = _address(dA), _address(dB)
+            _set(call.dy, dy), _set(call.x, x), _set(call.dx, dx)
+            self.stack.run(lib.load().bl_linear_call_backward, self.index, call)
+
     def __deepcopy__(self, _memo: Dict[int, Any]) -> "Frozen":
         return self  # frozen: copies of a module share it
 
@@ -286,8 +342,10 @@ class Frozen:
         raise TypeError("a layer's base cannot be pickled: save its adapter (bt.save_adapter)")
 
 
-def tensor_of(t: Optional[torch.Tensor]) -> lib.Tensor:
-    """t as the library's tensor; contiguous."""
-    if t is None:
-        return lib.Tensor(None, 0)
-    return lib.Tensor(t.data_ptr(), _DTYPES[t.dtype])
+def _address(t: Optional[torch.Tensor]) -> Optional[int]:
+    return None if t is None else t.data_ptr()
+
+
+def _set(to: lib.Tensor, t: Optional[torch.Tensor]) -> None:
+    to.data = _address(t)
+    to.dtype = 0 if t is None else _DTYPES[t.dtype]

@@ -147,6 +147,7 @@ static const bl_device_backend cpu_backend = {
     .unpin = cpu_unpin,
     .stream_create = cpu_stream_create,
     .host_stream_create = bl_cpu_stream_create,
+    .inline_stream_create = bl_cpu_stream_create_inline,
     .event_create = bl_cpu_event_create,
     .event_destroy = bl_cpu_event_destroy,
     .event_synchronize = bl_cpu_event_synchronize,

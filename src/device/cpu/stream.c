@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An event is a
+/* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An inline
+ * stream has no thread: its giver runs each task, and all tasks given are done. An event is a
  * stream and a number of tasks: recording it notes how many the stream had been given, waiting for
  * it waits until so many are done. Nothing is signaled for an event, recording it again cannot
  * disturb a wait for the earlier record, and the order between threads is exactly the contract's:
@@ -36,6 +37,7 @@ typedef struct task {
 
 typedef struct cpu_stream {
     bl_stream base;
+    bool is_inline; /* without a thread */
     pthread_t thread;
     atomic_int n_references;
     bl_cpu_guard *guard; /* the device's; NULL: none */
@@ -93,6 +95,26 @@ static bl_status wait_for_point(const stream_point *point)
     return bl_error_restore(&stream->error);
 }
 
+static void run_task(cpu_stream *self, uint64_t index, bl_stream_fn fn, bool runs_after_failure,
+                     const void *args)
+{
+    bool failed = self->error.status != BL_OK;
+
+    if (!failed || runs_after_failure) {
+        bl_status st = bl_cpu_guard_open(self->guard);
+        if (st == BL_OK || runs_after_failure) {
+            bl_status ran = fn(&self->base, args);
+            if (st == BL_OK) st = ran;
+        }
+        bl_cpu_guard_close(self->guard);
+        if (st != BL_OK && !failed) {
+            bl_error_save(&self->error, st);
+            atomic_store_explicit(&self->failed_task, index, memory_order_release);
+        }
+    }
+    bl_counter_advance(&self->done, index + 1);
+}
+
 static void *stream_main(void *argument)
 {
     cpu_stream *self = argument;
@@ -101,26 +123,17 @@ static void *stream_main(void *argument)
         bl_counter_wait(&self->given, index + 1);
         task *t = &self->ring[index % BL_STREAM_DEPTH];
         if (!t->fn) return NULL;
-        bool failed = self->error.status != BL_OK;
-        if (!failed || t->runs_after_failure) {
-            bl_status st = bl_cpu_guard_open(self->guard);
-            if (st == BL_OK || t->runs_after_failure) {
-                bl_status ran = t->fn(&self->base, t->args);
-                if (st == BL_OK) st = ran;
-            }
-            bl_cpu_guard_close(self->guard);
-            if (st != BL_OK && !failed) {
-                bl_error_save(&self->error, st);
-                atomic_store_explicit(&self->failed_task, index, memory_order_release);
-            }
-        }
-        bl_counter_advance(&self->done, index + 1);
+        run_task(self, index, t->fn, t->runs_after_failure, t->args);
     }
 }
 
 static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failure,
                       const void *args, size_t args_bytes)
 {
+    if (stream->is_inline) {
+        run_task(stream, stream->n_given++, fn, runs_after_failure, args);
+        return;
+    }
     if (stream->n_given >= BL_STREAM_DEPTH)
         bl_counter_wait(&stream->done, stream->n_given + 1 - BL_STREAM_DEPTH);
     task *t = &stream->ring[stream->n_given % BL_STREAM_DEPTH];
@@ -134,8 +147,10 @@ static void give_task(cpu_stream *stream, bl_stream_fn fn, bool runs_after_failu
 static void stream_destroy(bl_stream *stream)
 {
     cpu_stream *self = (cpu_stream *)stream;
-    give_task(self, NULL, true, NULL, 0);
-    pthread_join(self->thread, NULL);
+    if (!self->is_inline) {
+        give_task(self, NULL, true, NULL, 0);
+        pthread_join(self->thread, NULL);
+    }
     stream_release(self);
 }
 
@@ -312,17 +327,38 @@ static const bl_stream_backend stream_backend = {
     .stamp = stream_stamp,
 };
 
-bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out)
+static bl_status take_stream(bl_device *device, const char *name, bool is_inline, cpu_stream **out)
 {
     *out = NULL;
     cpu_stream *stream = calloc(1, sizeof *stream);
     if (!stream) return BL_FAIL(BL_ENOMEM, "stream %s", name);
     stream->base = (bl_stream){.device = device, .backend = &stream_backend};
+    stream->is_inline = is_inline;
     stream->guard = bl_cpu_device_guard(device);
     atomic_init(&stream->n_references, 1);
     atomic_init(&stream->failed_task, UINT64_MAX);
     bl_counter_init(&stream->given);
     bl_counter_init(&stream->done);
+    *out = stream;
+    return BL_OK;
+}
+
+bl_status bl_cpu_stream_create_inline(bl_device *device, bl_stream **out)
+{
+    cpu_stream *stream;
+
+    *out = NULL;
+    BL_TRY(take_stream(device, "inline", true, &stream));
+    *out = &stream->base;
+    return BL_OK;
+}
+
+bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out)
+{
+    cpu_stream *stream;
+
+    *out = NULL;
+    BL_TRY(take_stream(device, name, false, &stream));
     if (bl_thread_create(&stream->thread, stream_main, stream) != 0) {
         free(stream);
         return BL_FAIL(BL_ELIMIT, "stream %s: no more threads", name);

@@ -9,6 +9,7 @@
 bl_cpu_guard *bl_cpu_device_guard(bl_device *device); /* device.c; NULL: not guarded */
 
 bl_status bl_cpu_stream_create(bl_device *device, const char *name, bl_stream **out);
+bl_status bl_cpu_stream_create_inline(bl_device *device, bl_stream **out);
 
 bl_status bl_cpu_event_create(bl_device *device, bl_event **out);
 void bl_cpu_event_destroy(bl_event *event);

@@ -28,7 +28,11 @@
  * A host task's arguments are in the stream's ring until it has run. Its slot is free when n_given
  * - done < BL_STREAM_DEPTH; only host tasks take slots. Host functions of several streams may run
  * one after the other on one thread of the driver: a task must not wait for a task of another
- * stream. */
+ * stream.
+ *
+ * A GPU's queue of launches holds about a thousand. A launch that finds it full waits in the driver
+ * and may hold the driver's lock, so that no other thread can ask CUDA for anything: whoever queues
+ * work waits before that, outside of the driver's lock, for work LAUNCHES to 2 LAUNCHES back. */
 #include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdalign.h>
@@ -41,6 +45,9 @@
 #include "device/cuda/device.h"
 
 #define CHECK(call) device_cuda_check((int)(call), #call)
+
+/* Calls between two waits. A call launches at most five kernels, on average fewer than two. */
+enum { LAUNCHES = 200 };
 
 struct cuda_stream;
 
@@ -56,9 +63,11 @@ typedef struct cuda_stream {
     cuda_stream_base common;
     cudaStream_t handle;
     bool is_owned;
-    void *scratch;   /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
-    cudaEvent_t end; /* for synchronize: a thread sleeps on an event, but spins on a stream */
-    bl_counter done; /* tasks that have run or been skipped */
+    void *scratch;    /* BL_CUDA_STREAM_SCRATCH_BYTES of device memory */
+    cudaEvent_t end;  /* for synchronize: a thread sleeps on an event, but spins on a stream */
+    int n_launches;   /* calls that may launch, since the last mark */
+    cudaEvent_t mark; /* after the last LAUNCHES calls; owned streams */
+    bl_counter done;  /* tasks that have run or been skipped */
     task ring[BL_STREAM_DEPTH];
 } cuda_stream;
 
@@ -79,6 +88,7 @@ static const bl_stream_backend stream_backend;
 static void release(cuda_stream *stream)
 {
     if (stream->end) cudaEventDestroy(stream->end);
+    if (stream->mark) cudaEventDestroy(stream->mark);
     if (stream->scratch) cudaFree(stream->scratch);
     if (stream->is_owned) cudaStreamDestroy(stream->handle);
     free(stream);
@@ -100,6 +110,9 @@ static bl_status make_stream(bl_device *device, const char *name, cudaStream_t h
     stream->is_owned = is_owned;
     bl_status st = CHECK(
         cudaEventCreateWithFlags(&stream->end, cudaEventDisableTiming | cudaEventBlockingSync));
+    if (st == BL_OK && is_owned)
+        st = CHECK(cudaEventCreateWithFlags(&stream->mark,
+                                            cudaEventDisableTiming | cudaEventBlockingSync));
     if (st == BL_OK) st = CHECK(cudaMalloc(&stream->scratch, BL_CUDA_STREAM_SCRATCH_BYTES));
     if (st == BL_OK) st = device_cuda_lane_take(owner, name, &stream->common.lane);
     if (st != BL_OK) {
@@ -151,10 +164,21 @@ static void stream_destroy(bl_stream *stream)
     (void)cudaGetLastError();
 }
 
+/* Before a call that may launch. A caller's stream is the caller's to bound: it may be recorded
+ * into a graph, where nothing may wait for it. */
+static bl_status bound_launches(cuda_stream *stream)
+{
+    if (!stream->is_owned || ++stream->n_launches < LAUNCHES) return BL_OK;
+    stream->n_launches = 0;
+    BL_TRY(CHECK(cudaEventSynchronize(stream->mark)));
+    return CHECK(cudaEventRecord(stream->mark, stream->handle));
+}
+
 void *bl_cuda_stream_handle(bl_stream *stream)
 {
     assert(stream->backend == &stream_backend && "kernels do not run on a host stream");
-    (void)device_cuda_enter(stream->device); /* a failure shows at the launch */
+    /* A failure shows at the launch. */
+    if (device_cuda_enter(stream->device) == BL_OK) (void)bound_launches((cuda_stream *)stream);
     return ((cuda_stream *)stream)->handle;
 }
 
@@ -203,6 +227,7 @@ static bl_status stream_call(bl_stream *stream, bl_stream_fn fn, const void *arg
     task *t = &self->ring[number % BL_STREAM_DEPTH];
 
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     BL_TRY(wait_for_slot(self, number));
     t->fn = fn;
     t->number = number;
@@ -227,6 +252,7 @@ static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size
     cuda_stream *self = (cuda_stream *)stream;
 
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     for (size_t done = 0, bytes; done < size_bytes; done += bytes) {
         char *to = (char *)dst + done;
         const char *from = (const char *)src + done;
@@ -239,6 +265,7 @@ static bl_status stream_copy(bl_stream *stream, void *dst, const void *src, size
 static bl_status stream_copy_rows(bl_stream *stream, const bl_row_copy *c)
 {
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     return CHECK(cudaMemcpy2DAsync(c->dst, c->dst_stride, c->src, c->src_stride, c->row_bytes,
                                    c->n_rows, cudaMemcpyDefault, ((cuda_stream *)stream)->handle));
 }
@@ -256,6 +283,7 @@ static bl_status stream_zero(bl_stream *stream, void *dst, size_t size_bytes)
     struct cudaPointerAttributes where;
 
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     BL_TRY(CHECK(cudaPointerGetAttributes(&where, dst)));
     if (where.type == cudaMemoryTypeDevice || where.type == cudaMemoryTypeManaged)
         return CHECK(cudaMemsetAsync(dst, 0, size_bytes, ((cuda_stream *)stream)->handle));
@@ -310,6 +338,7 @@ static bl_status stream_record(bl_stream *stream, bl_event *event)
     cuda_event *self = (cuda_event *)event;
 
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
     self->clock = ((cuda_stream *)stream)->common.clock;
     self->place = CUDA_ON_DEVICE;
@@ -323,6 +352,7 @@ static bl_status stream_wait(bl_stream *stream, bl_event *event)
 
     if (what->place == CUDA_NEVER) return BL_OK;
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     if (what->place == CUDA_ON_HOST)
         BL_TRY(device_cuda_wait_for_host(self->handle, what));
     else
@@ -410,6 +440,7 @@ static bl_status stream_stamp(bl_stream *stream, bl_stamp *stamp)
     cuda_stamp *self = (cuda_stamp *)stamp;
 
     BL_TRY(device_cuda_enter(stream->device));
+    BL_TRY(bound_launches((cuda_stream *)stream));
     BL_TRY(CHECK(cudaEventRecord(self->handle, ((cuda_stream *)stream)->handle)));
     self->place = CUDA_ON_DEVICE;
     return BL_OK;

@@ -2,18 +2,29 @@
 /* kernels.c -- chooses the fastest set of inner loops that this processor has, once. */
 #include "fp8/cpu/kernels.h"
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 
-/* clang 14 does not know __builtin_cpu_supports("f16c"). That the system saves the registers
- * follows from AVX2. */
-static bool has_f16c(void)
+static pthread_once_t f16c_once = PTHREAD_ONCE_INIT;
+static bool f16c;
+
+static void read_f16c(void)
 {
     unsigned int eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+    f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+/* clang 14 does not know __builtin_cpu_supports("f16c"). That the system saves the registers
+ * follows from AVX2. Read once: a virtual machine's monitor takes 10 us for a CPUID, and each tile
+ * of a product asks. */
+static bool has_f16c(void)
+{
+    pthread_once(&f16c_once, read_f16c);
+    return f16c;
 }
 
 static bool has_avx512(void)

@@ -38,6 +38,12 @@ bl_status ops_cpu_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_we
     return BL_OK;
 }
 
+bl_status ops_cpu_matmul_end_warm_up(bl_device *device)
+{
+    (void)device;
+    return BL_OK;
+}
+
 bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     (void)device;

@@ -21,5 +21,6 @@ const ops_table ops_cpu_table = {.act = BL_F32,
                                  .matmul_weight_scratch_bytes = ops_cpu_matmul_weight_scratch_bytes,
                                  .matmul_prepared_bytes = ops_cpu_matmul_weight_scratch_bytes,
                                  .matmul_weight_is_refused = ops_cpu_matmul_weight_is_refused,
+                                 .matmul_end_warm_up = ops_cpu_matmul_end_warm_up,
                                  .matmul_count_fallbacks = ops_cpu_matmul_count_fallbacks,
                                  BL_OPS_LIST(ENTRY)};

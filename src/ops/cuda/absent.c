@@ -24,6 +24,12 @@ static bl_status refuse_count_fallbacks(bl_device *device, int64_t counts[BL_FAL
     return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
 }
 
+static bl_status refuse_end_warm_up(bl_device *device)
+{
+    (void)device;
+    return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
+}
+
 #define ENTRY(op) .op = refuse_##op,
 const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
@@ -31,6 +37,7 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                       ops_cuda_matmul_weight_scratch_bytes,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = refuse_is_refused,
+                                  .matmul_end_warm_up = refuse_end_warm_up,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
                                   BL_OPS_LIST(ENTRY)};
 

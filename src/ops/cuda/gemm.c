@@ -45,6 +45,7 @@ typedef struct gemm_state {
     cublasLtHandle_t handle;
     int capability;
     bool by_time;
+    bool is_warm, has_warned; /* bl_matmul_end_warm_up */
     int64_t n_fallbacks[BL_FALLBACK_COUNT];
     ops_plan_cache plans;
 } gemm_state;
@@ -251,6 +252,15 @@ failed:
 
 /* ---- the device's table ---- */
 
+static void warn_of_new(gemm_state *state, const ops_plan_key *key)
+{
+    if (!state->is_warm || state->has_warned) return;
+    state->has_warned = true;
+    bl_log_warning("a product is new after the warm-up, %s, %lld x %lld x %lld: its kernel may be "
+                   "loaded while other ranks wait",
+                   kind_names[key->kind], (long long)key->m, (long long)key->n, (long long)key->k);
+}
+
 /* Under the lock. A plan that could not be made leaves the table as it was. */
 static bl_status find_plan(gemm_state *state, const ops_gemm *gemm, plan **out)
 {
@@ -258,6 +268,7 @@ static bl_status find_plan(gemm_state *state, const ops_gemm *gemm, plan **out)
 
     *out = (plan *)ops_plan_cache_find(&state->plans, &key);
     if (*out) return BL_OK;
+    warn_of_new(state, &key);
     BL_TRY(make_plan(state, &key, out));
     destroy_plan((plan *)ops_plan_cache_add(&state->plans, &(*out)->entry));
     return BL_OK;
@@ -345,10 +356,9 @@ static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candi
 
 /* Rounds of all candidates rather than all rounds of a candidate: the clock of the GPU is none's
  * advantage. */
-static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream,
+static bl_status time_candidates(const gemm_state *state, plan *p, bl_stream *stream, void *handle,
                                  const ops_gemm *g)
 {
-    void *handle = bl_cuda_stream_handle(stream);
     double best_s = INFINITY;
     bl_stamp *begin = NULL, *end = NULL;
     bl_status st;
@@ -383,15 +393,14 @@ static void log_refusal(const plan *p, cublasStatus_t status)
 }
 
 /* *is_served false: nothing was queued. */
-static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, const ops_gemm *g,
-                          bool *is_served)
+static bl_status run_plan(const gemm_state *state, plan *p, bl_stream *stream, void *handle,
+                          const ops_gemm *g, bool *is_served)
 {
-    void *handle = bl_cuda_stream_handle(stream);
     cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
 
     if (g->kind != OPS_GEMM_BF16) BL_TRY(set_scales(p->operation, g->a_scale, g->b_scale));
     if (is_offered(p) && state->by_time && !p->is_timed)
-        BL_TRY(time_candidates(state, p, stream, g));
+        BL_TRY(time_candidates(state, p, stream, handle, g));
     if (is_offered(p) && state->by_time) {
         status = multiply(state, p, p->fastest, handle, g);
     } else {
@@ -412,11 +421,11 @@ bl_status ops_cuda_gemm_try(bl_stream *stream, const ops_gemm *gemm, bool *is_se
     plan *p;
 
     *is_served = false;
-    (void)bl_cuda_stream_handle(stream);
+    void *handle = bl_cuda_stream_handle(stream); /* may wait: not under the lock */
     BL_TRY(get_state(stream, &state));
     pthread_mutex_lock(&state->lock);
     bl_status st = find_plan(state, gemm, &p);
-    if (st == BL_OK) st = run_plan(state, p, stream, gemm, is_served);
+    if (st == BL_OK) st = run_plan(state, p, stream, handle, gemm, is_served);
     pthread_mutex_unlock(&state->lock);
     return st;
 }
@@ -449,6 +458,18 @@ bl_status ops_cuda_gemm_count_fallback(bl_stream *stream, bl_matmul_fallback rea
                     (long long)a->weight.rows, (long long)a->weight.cols,
                     bl_format_name(a->weight.segment[0].format), (long long)a->T,
                     bl_matmul_fallback_text(reason));
+    return BL_OK;
+}
+
+bl_status ops_cuda_matmul_end_warm_up(bl_device *device)
+{
+    void *extension;
+
+    BL_TRY(bl_cuda_device_extension(device, create_state, destroy_state, &extension));
+    gemm_state *state = extension;
+    pthread_mutex_lock(&state->lock);
+    state->is_warm = true;
+    pthread_mutex_unlock(&state->lock);
     return BL_OK;
 }
 

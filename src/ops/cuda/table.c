@@ -9,5 +9,6 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                       ops_cuda_matmul_weight_scratch_bytes,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = ops_cuda_matmul_weight_is_refused,
+                                  .matmul_end_warm_up = ops_cuda_matmul_end_warm_up,
                                   .matmul_count_fallbacks = ops_cuda_matmul_count_fallbacks,
                                   BL_OPS_LIST(ENTRY)};

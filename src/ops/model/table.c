@@ -44,6 +44,12 @@ static bl_status is_refused(bl_stream *stream, const bl_matmul_weight_args *args
     return BL_OK;
 }
 
+static bl_status end_warm_up(bl_device *device)
+{
+    (void)device;
+    return BL_OK;
+}
+
 static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     (void)device;
@@ -54,9 +60,11 @@ static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_C
 #define ENTRY(op) .op = queue_##op,
 const ops_table ops_model_cpu_table = {.act = BL_F32,
                                        .matmul_weight_is_refused = is_refused,
+                                       .matmul_end_warm_up = end_warm_up,
                                        .matmul_count_fallbacks = count_fallbacks,
                                        BL_OPS_LIST(ENTRY)},
                 ops_model_cuda_table = {.act = BL_BF16,
                                         .matmul_weight_is_refused = is_refused,
+                                        .matmul_end_warm_up = end_warm_up,
                                         .matmul_count_fallbacks = count_fallbacks,
                                         BL_OPS_LIST(ENTRY)};

@@ -58,9 +58,15 @@ static bool is_readme(char *head)
 
 static bool is_of_checkpoint(const char *name)
 {
-    return strcmp(name, "config.yaml") == 0 || strcmp(name, "config.yaml.tmp") == 0 ||
-           strcmp(name, "manifest.json") == 0 || strcmp(name, "manifest.json.tmp") == 0 ||
-           (strncmp(name, "state-", 6) == 0 && strstr(name, ".safetensors"));
+    static const char *const names[] = {"config.yaml", "manifest.json", BL_OUTPUT_ADAPTER,
+                                        BL_OUTPUT_ADAPTER_CONFIG};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        size_t n = strlen(names[i]);
+        if (strncmp(name, names[i], n) == 0 && (!name[n] || strcmp(name + n, ".tmp") == 0))
+            return true;
+    }
+    return strncmp(name, "state-", 6) == 0 && strstr(name, ".safetensors");
 }
 
 static bool is_checkpoint(const char *path)

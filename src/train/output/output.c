@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "train/report/events.h"
 #include "train/training_internal.h"
 
 static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
@@ -51,6 +52,29 @@ bl_status bl_output_list(const char *dir, bl_output *output, const char *const *
     if (st == BL_OK) st = bl_file_list_add(output->files, (const char *const *)paths, n);
     for (size_t i = 0; i < n; i++) free(paths[i]);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "output_dir");
+}
+
+bl_status bl_output_open_events(const bl_train_config *config, bl_output *output,
+                                int64_t first_step, bl_events **events)
+{
+    char *dir = NULL, *path = NULL;
+    bl_status st;
+
+    *events = NULL;
+    if (!bl_train_config_reports_to_tensorboard(config)) return BL_OK;
+    BL_TRY(config->logging_dir ? bl_text_format(&dir, "%s", config->logging_dir)
+                               : bl_path_join(config->output_dir, BL_OUTPUT_RUNS, &dir));
+    BL_TRY_GOTO(st, done, bl_dir_create(dir));
+    BL_TRY_GOTO(st, done, bl_events_path(dir, &path));
+    if (!config->logging_dir) /* others are never deleted */
+        BL_TRY_GOTO(st, done, bl_file_list_add(output->files, (const char *const[]){path}, 1));
+    BL_TRY_GOTO(st, done, bl_events_open(path, first_step, bl_wall_s(), events));
+done:
+    if (st == BL_EINPUT) st = BL_EUSAGE; /* not a directory */
+    if (st != BL_OK) bl_error_prefix(st, config->logging_dir ? "logging_dir" : "output_dir");
+    free(path);
+    free(dir);
+    return st;
 }
 
 bl_status bl_output_check_lock(const bl_output *output)

@@ -6,7 +6,8 @@
  *   written         dump_gradients, trace (a file per process), the names below in output_dir;
  *                   their NAME.tmp
  *   removed         everything in output_dir/checkpoints
- *   not compared    offload_dir: page files are new files with unique names
+ *   not compared    offload_dir, and logging_dir or output_dir/runs: page files and event files are
+ *                   new files with unique names
  *
  * output_dir/config.resolved.yaml may be the configuration itself: it is written to be read
  * back. */

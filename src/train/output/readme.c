@@ -80,11 +80,21 @@ bl_status bl_training_next_command(const bl_job *job, const char *dir, char **te
                           c->model_name_or_path, dir, base_format_option(c));
 }
 
+/* The value of vLLM's --max-lora-rank for an adapter of rank r: it takes these only
+ * (MaxLoRARanks in vllm/config/lora.py). A larger rank stays, and vLLM rejects it. */
+static long long rank_in_vllm(int64_t r)
+{
+    static const int64_t ranks[] = {1, 8, 16, 32, 64, 128, 256, 320, 512};
+    for (size_t i = 0; i < BL_COUNT(ranks); i++)
+        if (r <= ranks[i]) return (long long)ranks[i];
+    return (long long)r;
+}
+
 static bl_status write_use(const bl_job *job, const char *dir, char **text)
 {
     const bl_train_config *c = job->config;
     const char *model = c->model_name_or_path;
-    long long r = (long long)job->lora.options.r;
+    long long r = rank_in_vllm(job->lora.options.r);
     char *served = NULL, *command = NULL;
     bl_status st = BL_OK;
 
@@ -112,13 +122,31 @@ static bl_status write_use(const bl_job *job, const char *dir, char **text)
             "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
             "\"%s\")`.\n"
             "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
-            "tuned=%s`.\n%s\n"
+            "tuned=%s`.\n"
+            "With SGLang: `python -m sglang.launch_server --model-path %s --enable-lora "
+            "--lora-paths tuned=%s`.\n%s\n"
             "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a "
             "step.\n",
-            command, model, dir, model, r, dir, served ? served : "");
+            command, model, dir, model, r, dir, model, dir, served ? served : "");
     free(command);
     free(served);
     return st;
+}
+
+/* Sentences about a run that did not end with its last step's adapter; else "". */
+static void describe_ending(const bl_training *training, const bl_outcome *outcome, char *text,
+                            size_t n_bytes)
+{
+    char stopped[80] = "", best[128] = "";
+
+    if (outcome->n_steps < training->total_steps)
+        snprintf(stopped, sizeof stopped, " Early stopping ended the run, planned for %lld steps.",
+                 (long long)training->total_steps);
+    if (outcome->adapter_step < outcome->n_steps)
+        snprintf(best, sizeof best,
+                 " The adapter is that of step %lld, which had the lowest validation loss.",
+                 (long long)outcome->adapter_step);
+    snprintf(text, n_bytes, "%s%s", stopped, best);
 }
 
 bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
@@ -126,10 +154,12 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
 {
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
-    char targets[128], *losses = NULL, *base = NULL, *use = NULL, *text = NULL, *path = NULL;
+    char targets[128], ending[256], *losses = NULL, *base = NULL, *use = NULL, *text = NULL,
+                                    *path = NULL;
     bl_status st = BL_OK;
 
     target_list(job, targets, sizeof targets);
+    describe_ending(training, outcome, ending, sizeof ending);
     BL_TRY_GOTO(st, done, write_losses(job, outcome, &losses));
     BL_TRY_GOTO(st, done, write_base(job, outcome->stored.rows > 0, dir, &base));
     BL_TRY_GOTO(st, done, write_use(job, dir, &use));
@@ -139,11 +169,11 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
                                "text-generation\ntags:\n- lora\n---\n"
                                "# LoRA adapter for %s\n\n"
                                "Trained with Ballast: %lld steps, %lld sequences a step, r %lld, "
-                               "alpha %g, on %s.\n\n%s\n%s\n%s",
+                               "alpha %g, on %s.%s\n\n%s\n%s\n%s",
                                c->model_name_or_path, c->model_name_or_path,
-                               (long long)training->total_steps, (long long)bl_train_batch_rows(c),
+                               (long long)outcome->n_steps, (long long)bl_train_batch_rows(c),
                                (long long)job->lora.options.r, job->lora.options.alpha, targets,
-                               losses, base, use));
+                               ending, losses, base, use));
     BL_TRY_GOTO(st, done, bl_path_join(dir, BL_OUTPUT_README, &path));
     st = bl_file_write_atomic(path, text, strlen(text));
 done:

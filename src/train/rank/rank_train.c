@@ -252,20 +252,37 @@ static bool due(int64_t step, int64_t every)
     return every > 0 && step % every == 0;
 }
 
+static bool ends_epoch(const bl_trainer *t, int64_t step)
+{
+    int64_t rows = t->job->data.train.n;
+    return bl_train_position(t->config, rows, step) / rows !=
+           bl_train_position(t->config, rows, step - 1) / rows;
+}
+
 static bool evaluation_is_due(const bl_trainer *t, int64_t step)
 {
     const bl_train_config *c = t->config;
-    int64_t rows = t->job->data.train.n;
 
     if (!t->job->data.validation.set) return false;
     if (step == 0 || step == t->training->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
-    return c->eval_strategy == BL_EVAL_EPOCH &&
-           bl_train_position(c, rows, step) / rows != bl_train_position(c, rows, step - 1) / rows;
+    return c->eval_strategy == BL_EVAL_EPOCH && ends_epoch(t, step);
+}
+
+static bool save_is_due(const bl_trainer *t, int64_t step)
+{
+    const bl_train_config *c = t->config;
+
+    if (step == t->training->total_steps || bl_trainer_stops_early(t)) return true;
+    if (t->best.step == step && (c->load_best_model_at_end || c->save_strategy == BL_SAVE_BEST))
+        return true;
+    if (c->save_strategy == BL_SAVE_STEPS) return due(step, c->save_steps);
+    return c->save_strategy == BL_SAVE_EPOCH && ends_epoch(t, step);
 }
 
 static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
 {
+    const bl_train_config *c = t->config;
     double started = bl_now_s();
     bl_eval_result result;
     bl_lane_totals of_no_step[BL_N_LANES];
@@ -273,12 +290,14 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
     if (t->evaluated_step >= step || !evaluation_is_due(t, step)) return BL_OK;
     BL_TRY(bl_rank_evaluate(t->rank, &result));
     count_lanes(t, of_no_step);
+    if (step > 0) bl_trainer_note_loss(t, step, result.loss);
     if (t->output) {
+        bool compares = c->load_best_model_at_end || c->early_stopping_patience > 0;
         if (step == 0) t->output->outcome.base = result;
         t->output->outcome.trained = result;
         BL_TRY(bl_output_check_lock(t->output));
         BL_TRY(bl_metrics_eval(t->output->metrics, step, result.loss, result.label_tokens,
-                               bl_now_s() - started));
+                               bl_now_s() - started, compares ? &t->best : NULL));
     }
     t->evaluated_step = step;
     return BL_OK;
@@ -297,40 +316,46 @@ static bl_status verify_base(bl_trainer *t)
 /* The work due after `step` steps: evaluation, checkpoint. */
 static bl_status after_step(bl_trainer *t, int64_t step)
 {
-    bool saves = step == t->training->total_steps || due(step, t->config->save_steps);
-
     BL_TRY(evaluate_if_due(t, step));
-    if (saves) BL_TRY(verify_base(t));
-    return saves ? bl_trainer_save(t, step) : BL_OK;
+    if (!save_is_due(t, step)) return BL_OK;
+    BL_TRY(verify_base(t));
+    return bl_trainer_save(t, step);
 }
 
-/* Before the files appear. README.md follows when the ranks have ended. */
-static bl_status list_adapter(bl_trainer *t)
+static bool goes_on(const bl_trainer *t, int64_t step)
 {
-    static const char *const added[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG,
-                                        BL_OUTPUT_README};
+    return step < t->training->total_steps && !bl_trainer_stops_early(t);
+}
 
-    BL_TRY(bl_output_check_lock(t->output));
-    return bl_output_list(t->config->output_dir, t->output, added, BL_COUNT(added));
+/* Before the first step; or an evaluation that a stop cut short. The best step
+ * needs a checkpoint here that has its loss: one that was made before the evaluation, or is in
+ * another output_dir, is not that. */
+static bl_status evaluate_start(bl_trainer *t)
+{
+    int64_t step = t->training->start.step;
+
+    BL_TRY(evaluate_if_due(t, step));
+    if (!t->config->load_best_model_at_end || t->best.step != step) return BL_OK;
+    if (t->training->start.best.step != step) t->saved_step = -1;
+    return bl_trainer_save(t, step);
 }
 
 bl_status bl_trainer_run(bl_trainer *t)
 {
     const bl_training *training = t->training;
     const bl_start *start = &training->start;
-    const bl_job *job = t->job;
     int64_t totals[3];
 
     t->steps_done = start->step;
     t->saved_step = start->is_saved && !t->start_differs ? start->step : -1;
     t->evaluated_step = start->evaluated_step;
-    /* Before the first step; or one that a stop cut short. */
-    BL_TRY(evaluate_if_due(t, start->step));
-    if (start->step < training->total_steps) {
+    t->best = start->best;
+    BL_TRY(evaluate_start(t));
+    if (goes_on(t, start->step)) {
         begin_fill(t, start->step);
         BL_TRY(end_fill(t));
     }
-    for (int64_t step = start->step; step < training->total_steps; step++) {
+    for (int64_t step = start->step; goes_on(t, step); step++) {
         BL_TRY(count_step(t, batches_of(t, step), totals));
         if (totals[2] > 0) {
             atomic_store(&t->is_saving, true);
@@ -347,9 +372,10 @@ bl_status bl_trainer_run(bl_trainer *t)
         /* The collectives of a step, and all before it, have been the same on all ranks. */
         if (step == start->step) BL_TRY(bl_comm_trust_order(t->rank->world));
     }
-    if (t->output) BL_TRY(list_adapter(t));
-    bl_status st = bl_adapter_state_write_peft(
-        t->rank->state, &job->model->config, job->config->output_dir,
-        job->config->model_name_or_path, job->config->adapter_dtype == BL_ADAPTER_BF16);
-    return bl_output_failure(t->folder, st);
+    if (t->output && t->steps_done < training->total_steps)
+        bl_log_info("stopped early after step %lld of %lld: %lld evaluations in a row without a "
+                    "better loss (early_stopping_patience); the lowest is %.4f, of step %lld",
+                    (long long)t->steps_done, (long long)training->total_steps,
+                    (long long)t->best.n_stale, t->best.loss, (long long)t->best.step);
+    return bl_trainer_write_adapter(t);
 }

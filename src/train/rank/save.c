@@ -3,6 +3,9 @@
  * one is resumed.
  *
  *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter/shards.c
+ *   checkpoints/step-N/adapter_model.safetensors,
+ *                      adapter_config.json                the adapter after N steps, made from the
+ *                                                         shards by rank 0
  *   checkpoints/step-N/config.yaml                        the resolved configuration
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
@@ -25,14 +28,23 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
 {
     const bl_job *job = t->job;
     const bl_outcome *outcome = &t->output->outcome;
-    return json_pack("{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step,
-                     "ranks", job->topology.n_ranks, "n_layers",
-                     (json_int_t)job->model->config.n_layers, "floats_per_layer",
-                     (json_int_t)job->lora.n_floats, "metrics_bytes", (json_int_t)metrics_bytes,
-                     "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
-                     outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
-                     isnan(outcome->base.loss) ? BL_LOSS_UNKNOWN : outcome->base.loss,
-                     "validation_loss", outcome->trained.loss);
+    json_t *state = json_pack(
+        "{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks",
+        job->topology.n_ranks, "n_layers", (json_int_t)job->model->config.n_layers,
+        "floats_per_layer", (json_int_t)job->lora.n_floats, "metrics_bytes",
+        (json_int_t)metrics_bytes, "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
+        outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
+        isnan(outcome->base.loss) ? BL_LOSS_UNKNOWN : outcome->base.loss, "validation_loss",
+        outcome->trained.loss);
+    if (!state || t->best.step < 0) return state;
+    json_t *best = json_pack("{s:I, s:f, s:I}", "best_step", (json_int_t)t->best.step, "best_loss",
+                             t->best.loss, "stale_evaluations", (json_int_t)t->best.n_stale);
+    if (!best || json_object_update(state, best) != 0) {
+        json_decref(state);
+        state = NULL;
+    }
+    json_decref(best);
+    return state;
 }
 
 /* Writes the rank's file into the directory of the checkpoint of `step`, and describes it. */
@@ -89,6 +101,21 @@ static bl_status begin_save(const bl_trainer *t, int64_t step)
     return st;
 }
 
+/* From the shards, which are complete: needs no rank. */
+static bl_status add_adapter(const bl_job *job, bl_checkpoint *saving)
+{
+    static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG};
+    const char *dir = bl_checkpoint_path(saving);
+
+    bl_status st = bl_adapter_export_shards(
+        &job->lora, &job->model->config, dir, job->topology.n_ranks, dir,
+        job->config->model_name_or_path, job->config->adapter_dtype == BL_ADAPTER_BF16);
+    if (st == BL_ECHECKPOINT) st = bl_error_prefix(BL_EIO, "written a moment ago");
+    for (size_t i = 0; st == BL_OK && i < BL_COUNT(names); i++)
+        st = bl_checkpoint_add_file(saving, names[i]);
+    return st;
+}
+
 /* files[n_ranks]: what write_rank said on each rank. */
 static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpoint_file *files)
 {
@@ -102,6 +129,7 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
         bl_adapter_shard_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(output->saving, name, &files[i]));
     }
+    BL_TRY(add_adapter(job, output->saving));
     BL_TRY(bl_metrics_sync(output->metrics, &metrics_bytes));
     json_t *state = describe(t, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
@@ -114,6 +142,7 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
     json_decref(state);
     if (st != BL_OK) return st;
     return bl_checkpoint_prune(t->training->checkpoint_dir, output->files, step,
+                               job->config->load_best_model_at_end ? t->best.step : -1,
                                job->config->save_total_limit);
 }
 

@@ -43,6 +43,7 @@ typedef struct bl_trainer {
     int64_t steps_done;         /* optimizer steps in the adapter's state */
     int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step;     /* of the newest evaluation; -1: none */
+    bl_best best;               /* of the evaluations so far; the same on all ranks */
     atomic_bool is_set_up;      /* as all ranks of the job are before one counts its first step */
     /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
     atomic_bool is_saving;
@@ -64,6 +65,17 @@ bl_status bl_trainer_forget_counts(bl_trainer *trainer);
  * checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT: rows that changed or
  * cannot be used. Else the error of a device, a file or another rank. */
 bl_status bl_trainer_run(bl_trainer *trainer);
+
+/* best.c */
+
+/* Takes the loss of the evaluation after `step` steps into trainer->best; whether it is the
+ * lowest. */
+bool bl_trainer_note_loss(bl_trainer *trainer, int64_t step, double loss);
+/* Whether early_stopping_patience ends the run. */
+bool bl_trainer_stops_early(const bl_trainer *trainer);
+/* The adapter of the last step, or of the best one with load_best_model_at_end, into output_dir;
+ * collective over the ranks of the job. BL_ECHECKPOINT: the best step's checkpoint was damaged. */
+bl_status bl_trainer_write_adapter(bl_trainer *trainer);
 
 /* check_weights.c: after the weights were read. BL_ECHECKPOINT: the checkpoint that is resumed was
  * made with others, and allow_resume_mismatch is off; else a warning. */

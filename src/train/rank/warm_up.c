@@ -10,22 +10,17 @@
  *
  * It is complete because it is the trainer's own code: a group of micro-batches as large as the
  * plan allows goes through the pass with dropout and gradients, one alone as in an evaluation, then
- * the sums and the optimizer run. A product of another number of tokens than the largest may still
- * be new in a step. It waits for earlier work of the same rank, and all ranks queue their
- * collectives in one order, so that the wait ends (comm/README.md).
+ * the sums and the optimizer run. Then micro-batches of every other number of tokens that a step
+ * may have in its layers go through the pass (bl_pass_token_step). A product that is new afterwards
+ * is a warning (ops/matmul.h).
  *
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer
  * works on zeros in the buffers of a layer's gradients, weights are only gathered, and dropout has
  * no state. It takes only the memory of a step. */
 #include "base/log.h"
 #include "base/sizes.h"
+#include "ops/matmul.h"
 #include "train/rank/trainer.h"
-
-/* Tokens that could be a step's: the largest micro-batches, in documents of the longest row. */
-static void fill(const bl_rank *r, bl_batches *batches)
-{
-    bl_batches_fill_zeros(batches, r->job->model->n_positions);
-}
 
 static bl_status synchronize(const bl_rank *r)
 {
@@ -41,12 +36,18 @@ static bool is_abandoned(void *user)
     return atomic_load(&control->abandon) != 0;
 }
 
-/* The group's micro-batches share tokens. */
-static bl_status run_group(bl_trainer *t)
+/* T tokens that could be a step's, in documents of the longest row. */
+static void fill(const bl_rank *r, bl_batches *batches, int index, int64_t T)
+{
+    bl_batches_fill_zeros(batches, index, T, r->job->model->n_positions);
+}
+
+/* Of the first n_filled micro-batches, as often as n_micro takes them. */
+static bl_status run_group(bl_trainer *t, int n_micro, int n_filled)
 {
     bl_rank *r = t->rank;
     const bl_job *job = t->job;
-    bl_pass_input input = {.n_micro = job->plan.pass.max_group,
+    bl_pass_input input = {.n_micro = n_micro,
                            .micro = t->micro,
                            .stop = is_abandoned,
                            .stop_user = (void *)t->control};
@@ -54,7 +55,7 @@ static bl_status run_group(bl_trainer *t)
     r->adapter.dropout = (bl_lora_dropout){.p = (float)job->lora.options.dropout,
                                            .seed = (uint64_t)job->config->seed};
     for (int m = 0; m < input.n_micro; m++)
-        t->micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro,
+        t->micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro + m % n_filled,
                                       .adapter = &r->adapter,
                                       .loss_sum = bl_adapter_state_loss_sum(r->state),
                                       .gradients = bl_adapter_state_sink(r->state),
@@ -64,14 +65,34 @@ static bl_status run_group(bl_trainer *t)
     return BL_OK;
 }
 
+/* All numbers of tokens but the largest, as many in a group as there is room for. */
+static bl_status run_shorter(bl_trainer *t)
+{
+    bl_rank *r = t->rank;
+    bl_batches *batches = t->batches[0];
+    int64_t T_max = t->job->plan.pass.T_max, step = bl_pass_token_step(r->pass);
+    int most = (int)bl_min_i64(t->job->plan.pass.max_group, batches->n_micro);
+
+    for (int64_t T = step; step > 0 && T < T_max;) {
+        int n = 0;
+        BL_TRY(synchronize(r)); /* the last batches have been read */
+        bl_batches_clear(batches);
+        for (; n < most && T < T_max; n++, T += step) fill(r, batches, n, T);
+        BL_TRY(bl_batches_upload(batches, r->compute));
+        BL_TRY(run_group(t, n, n));
+    }
+    return BL_OK;
+}
+
 /* As an evaluation has it. */
-static bl_status run_forward(bl_rank *r)
+static bl_status run_forward(bl_rank *r, int64_t T)
 {
     bl_pass_micro one = {.batch = r->evaluation->micro,
                          .adapter = r->state ? &r->adapter : NULL,
                          .loss_sum = r->sums->memory};
 
-    fill(r, r->evaluation);
+    bl_batches_clear(r->evaluation);
+    fill(r, r->evaluation, 0, T);
     BL_TRY(bl_batches_upload(r->evaluation, r->compute));
     BL_TRY(bl_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
     return synchronize(r);
@@ -102,9 +123,12 @@ static bool is_needed(const bl_rank *r)
 bl_status bl_rank_warm_up(bl_rank *r)
 {
     if (!is_needed(r)) return BL_OK;
-    int64_t before = free_bytes(r);
+    int64_t before = free_bytes(r), T_max = r->job->plan.pass.T_max,
+            step = bl_pass_token_step(r->pass);
     BL_TRY(bl_talk_meet(&r->talk));
-    BL_TRY(run_forward(r));
+    BL_TRY(run_forward(r, T_max));
+    for (int64_t T = step; step > 0 && T < T_max; T += step) BL_TRY(run_forward(r, T));
+    BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);
     return bl_talk_meet(&r->talk);
 }
@@ -116,14 +140,17 @@ bl_status bl_trainer_warm_up(bl_trainer *t)
     if (!is_needed(r)) return BL_OK;
     int64_t before = free_bytes(r);
     BL_TRY(bl_talk_meet(&r->talk));
-    if (r->evaluation) BL_TRY(run_forward(r));
-    fill(r, t->batches[0]);
+    if (r->evaluation) BL_TRY(run_forward(r, t->job->plan.pass.T_max));
+    bl_batches_clear(t->batches[0]);
+    fill(r, t->batches[0], 0, t->job->plan.pass.T_max);
     BL_TRY(bl_batches_upload(t->batches[0], r->compute));
-    BL_TRY(run_group(t));
+    BL_TRY(run_group(t, t->job->plan.pass.max_group, 1));
+    BL_TRY(run_shorter(t));
     BL_TRY(bl_adapter_state_join(r->state));
     BL_TRY(bl_adapter_state_warm_up(r->state));
     BL_TRY(synchronize(r));
     BL_TRY(bl_trainer_forget_counts(t));
+    BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);
     return bl_talk_meet(&r->talk);
 }

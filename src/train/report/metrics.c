@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* metrics.c -- metrics.jsonl, cut back at a resume, and the lines and progress bar on the
- * terminal. */
+/* metrics.c -- metrics.jsonl, cut back at a resume, scalars for TensorBoard, and the lines and
+ * progress bar on the terminal. */
 #include "train/metrics.h"
 
 #include <errno.h>
@@ -18,8 +18,10 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "train/report/events.h"
 
 struct bl_metrics {
+    bl_events *events; /* NULL: none */
     int fd;
     char *path;
     int64_t bytes, logging_steps;
@@ -247,6 +249,31 @@ static void print_progress(bl_metrics *m, const bl_step_metrics *s)
     if (columns > 0 && !last) draw_progress(m, s, columns);
 }
 
+void bl_metrics_report_to(bl_metrics *m, bl_events *events)
+{
+    m->events = events;
+}
+
+static bl_status add_step_event(const bl_metrics *m, const bl_step_metrics *s)
+{
+    const bl_scalar scalars[] = {{"train/loss", s->loss},
+                                 {"train/grad_norm", s->grad_norm},
+                                 {"train/learning_rate", s->learning_rate},
+                                 {"train/epoch", s->epoch},
+                                 {"train/tokens_per_second", (double)s->tokens / s->step_s}};
+
+    if (!m->events) return BL_OK;
+    return bl_events_add(m->events, s->step, bl_wall_s(), scalars, BL_COUNT(scalars));
+}
+
+static bl_status add_eval_event(const bl_metrics *m, int64_t step, double loss, double seconds)
+{
+    const bl_scalar scalars[] = {{"eval/loss", loss}, {"eval/runtime", seconds}};
+
+    if (!m->events) return BL_OK;
+    return bl_events_add(m->events, step, bl_wall_s(), scalars, BL_COUNT(scalars));
+}
+
 void bl_metrics_print_end(const bl_metrics *m)
 {
     double seconds = bl_now_s() - m->begun_s;
@@ -287,20 +314,26 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
                                  (long long)s->n_fallbacks);
     snprintf(line + used, sizeof line - used, "}\n");
     print_progress(m, s);
-    return append(m, line);
+    BL_TRY(append(m, line));
+    return add_step_event(m, s);
 }
 
 bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t label_tokens,
-                          double seconds)
+                          double seconds, const bl_best *best)
 {
-    char line[256];
+    char line[256], of_best[96] = "";
+    bool has_best = best && best->step >= 0;
 
-    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f", (long long)step, eval_loss,
-                exp(eval_loss));
+    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f%s", (long long)step, eval_loss,
+                exp(eval_loss), has_best && best->step == step ? "  (lowest)" : "");
+    if (has_best)
+        snprintf(of_best, sizeof of_best, ",\"best_step\":%lld,\"best_eval_loss\":%.12g",
+                 (long long)best->step, best->loss);
     snprintf(line, sizeof line,
-             "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f}\n",
-             (long long)step, eval_loss, (long long)label_tokens, seconds);
-    return append(m, line);
+             "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f%s}\n",
+             (long long)step, eval_loss, (long long)label_tokens, seconds, of_best);
+    BL_TRY(append(m, line));
+    return add_eval_event(m, step, eval_loss, seconds);
 }
 
 bl_status bl_metrics_sync(bl_metrics *m, int64_t *bytes)
@@ -315,6 +348,7 @@ void bl_metrics_close(bl_metrics *m)
     if (!m) return;
     bl_log_finish_progress();
     if (m->fd >= 0) close(m->fd);
+    bl_events_close(m->events);
     free(m->path);
     free(m);
 }

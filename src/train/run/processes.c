@@ -97,8 +97,19 @@ enum { PROBE_BYTES = 128 << 20 };
 
 static uint64_t hash_schedule(const bl_train_config *c)
 {
-    const int64_t keys[] = {c->save_steps, (int64_t)c->eval_strategy,     c->eval_steps,
-                            c->shard_size, c->per_device_eval_batch_size, c->dump_gradients != NULL,
+    int64_t threshold;
+
+    memcpy(&threshold, &c->early_stopping_threshold, sizeof threshold);
+    const int64_t keys[] = {(int64_t)c->save_strategy,
+                            c->save_steps,
+                            (int64_t)c->eval_strategy,
+                            c->eval_steps,
+                            c->load_best_model_at_end,
+                            c->early_stopping_patience,
+                            threshold,
+                            c->shard_size,
+                            c->per_device_eval_batch_size,
+                            c->dump_gradients != NULL,
                             c->ring_depth};
     return XXH3_64bits(keys, sizeof keys);
 }
@@ -133,8 +144,9 @@ static bl_status compare_views(const bl_job *job, const view *views)
 {
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, schedule),
-                   "save_steps, eval_strategy, eval_steps, per_device_eval_batch_size, shard_size, "
-                   "ring_depth or dump_gradients are"));
+                   "save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
+                   "early_stopping_patience, early_stopping_threshold, "
+                   "per_device_eval_batch_size, shard_size, ring_depth or dump_gradients are"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
     BL_TRY(

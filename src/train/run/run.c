@@ -10,6 +10,7 @@
 #include "adapter/choose.h"
 #include "ops/gemm.h"
 #include "train/data/sampler.h"
+#include "train/report/events.h"
 #include "train/training_internal.h"
 
 static bl_status print_model(const bl_job *job)
@@ -26,6 +27,18 @@ static bl_status print_model(const bl_job *job)
                 (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
                 job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
                 c->threads == 1 ? "" : "s", (long long)c->shard_size);
+    return BL_OK;
+}
+
+/* The event files of a run that is resumed stay: TensorBoard drops their later steps. */
+static bl_status open_events(const bl_training *training, bl_output *output)
+{
+    const bl_start *start = &training->start;
+    bl_events *events;
+
+    BL_TRY(bl_output_open_events(training->config, output, start->step > 0 ? start->step + 1 : 0,
+                                 &events));
+    bl_metrics_report_to(output->metrics, events);
     return BL_OK;
 }
 
@@ -46,7 +59,7 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_METRICS, &path));
     st = bl_metrics_open(path, training->start.metrics_bytes, c->logging_steps, &output->metrics);
     free(path);
-    return st;
+    return st == BL_OK ? open_events(training, output) : st;
 }
 
 /* That the processes of a job are in the same one, before they plan together. */
@@ -265,7 +278,11 @@ static bl_status train(bl_training *training, bl_output *output)
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
     bl_metrics_print_end(output->metrics);
-    bl_log_info("adapter written to %s", dir);
+    if (output->outcome.adapter_step < output->outcome.n_steps)
+        bl_log_info("adapter of step %lld, which had the lowest validation loss, written to %s",
+                    (long long)output->outcome.adapter_step, dir);
+    else
+        bl_log_info("adapter written to %s", dir);
     BL_TRY(evaluate_stored_base(training, output));
     return print_next(job);
 }

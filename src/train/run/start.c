@@ -76,6 +76,31 @@ static bl_status delete_file(const char *path, int64_t *n_bytes)
     return bl_tree_remove(path);
 }
 
+/* Files of the old run in output_dir/runs. */
+static bl_status for_old_events(const bl_train_config *c, const bl_output *output, file_fn f,
+                                int64_t *n_bytes)
+{
+    char *dir, **names;
+    size_t n_names;
+
+    BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_RUNS, &dir));
+    bl_status st = BL_OK;
+    bool is_dir = false;
+    if (bl_file_exists(dir)) st = bl_path_is_dir(dir, &is_dir);
+    if (is_dir && (st = bl_dir_list(dir, &names, &n_names)) == BL_OK) {
+        for (size_t i = 0; i < n_names && st == BL_OK; i++) {
+            char *path;
+            st = bl_path_join(dir, names[i], &path);
+            if (st != BL_OK) break;
+            if (bl_file_list_has(output->files, path)) st = f(path, n_bytes);
+            free(path);
+        }
+        bl_names_free(names, n_names);
+    }
+    free(dir);
+    return st;
+}
+
 /* Calls `f` for the files of the old run outside of checkpoints. The configuration is not among
  * them: it is replaced, and this run may have been started from it. */
 static bl_status for_old_files(const bl_train_config *c, const bl_output *output, file_fn f,
@@ -89,7 +114,7 @@ static bl_status for_old_files(const bl_train_config *c, const bl_output *output
         free(path);
         BL_TRY(st);
     }
-    return BL_OK;
+    return for_old_events(c, output, f, n_bytes);
 }
 
 static bl_status add_step_size(const char *dir, int64_t step, int64_t *n_bytes)
@@ -228,6 +253,54 @@ static bl_status check_differences(bl_training *training, const json_t *state)
     return st;
 }
 
+static const bl_best NO_BEST = {.step = -1};
+
+/* Checkpoints before any evaluation, and of earlier versions, have none. */
+static bl_status read_best(const char *where, const json_t *state, bl_best *best)
+{
+    *best = NO_BEST;
+    BL_TRY(bl_json_get_int(where, state, "best_step", BL_JSON_OPTIONAL, 0, INT64_MAX, &best->step));
+    BL_TRY(
+        bl_json_get_real(where, state, "best_loss", BL_JSON_OPTIONAL, -1e300, 1e300, &best->loss));
+    return bl_json_get_int(where, state, "stale_evaluations", BL_JSON_OPTIONAL, 0, INT64_MAX,
+                           &best->n_stale);
+}
+
+/* Whether output_dir has the checkpoint of that step and loss: another run from an earlier step may
+ * have replaced it, and save_total_limit removed it. */
+static bl_status find_best(const bl_training *training, const bl_best *best, bool *is_there)
+{
+    char *dir = NULL;
+    json_t *state = NULL;
+    bl_best found = NO_BEST;
+
+    BL_TRY(bl_text_format(&dir, "%s/step-%" PRId64, training->checkpoint_dir, best->step));
+    bl_status st = bl_checkpoint_verify(dir, NULL, &state);
+    if (st == BL_OK) st = read_best(dir, state, &found);
+    *is_there = st == BL_OK && found.step == best->step && found.loss == best->loss;
+    json_decref(state);
+    free(dir);
+    return st == BL_ECHECKPOINT || st == BL_EINPUT ? BL_OK : st;
+}
+
+/* The best step's checkpoint is needed at the end, if it is not the one that is resumed. */
+static bl_status check_best(bl_training *training)
+{
+    bl_start *start = &training->start;
+    int64_t step = start->best.step;
+    bool is_there;
+
+    if (!training->config->load_best_model_at_end || step < 0 || step == start->step) return BL_OK;
+    BL_TRY(find_best(training, &start->best, &is_there));
+    if (is_there) return BL_OK;
+    bl_log_warning("%s/step-%" PRId64 ", the checkpoint of the lowest validation loss so far, is "
+                   "missing or damaged: load_best_model_at_end takes the best of the evaluations "
+                   "from here on",
+                   training->checkpoint_dir, step);
+    start->best = NO_BEST;
+    return BL_OK;
+}
+
 static bl_status check_state(bl_training *training, const json_t *state, bl_outcome *outcome)
 {
     const bl_job *job = &training->job;
@@ -251,6 +324,7 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     if (outcome->base.loss == BL_LOSS_UNKNOWN) outcome->base.loss = NAN;
     BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
                             &outcome->trained.loss));
+    BL_TRY(read_best(start->dir, state, &start->best));
     start->n_ranks = (int)ranks;
     if (layers != job->model->config.n_layers || floats != job->lora.n_floats)
         return BL_FAIL(BL_ECHECKPOINT,
@@ -260,9 +334,10 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     BL_TRY(check_differences(training, state));
     if (start->other_validation) {
         start->evaluated_step = -1;
+        start->best = NO_BEST;
         outcome->base.loss = NAN;
     }
-    return BL_OK;
+    return check_best(training);
 }
 
 static bl_status find_checkpoint(bl_training *training, const bl_output *output, json_t **state)
@@ -383,6 +458,7 @@ bl_status bl_training_prepare_resume(bl_training *training, bl_output *output)
     bl_job *job = &training->job;
 
     training->start.evaluated_step = -1;
+    training->start.best = NO_BEST;
     BL_TRY(bl_path_join(job->config->output_dir, BL_OUTPUT_CHECKPOINTS, &training->checkpoint_dir));
     if (job->topology.first_here == 0) BL_TRY(prepare_folder(training, output));
     return job->launch ? bl_job_share_start(job, &training->start) : BL_OK;

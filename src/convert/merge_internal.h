@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* merge_internal.h -- between merge.c, for the adapters and the directory, merge_shard.c, for one
+ * file, and merge_round.c, for some rows of a matrix. */
+#ifndef BALLAST_CONVERT_MERGE_INTERNAL_H
+#define BALLAST_CONVERT_MERGE_INTERNAL_H
+
+#include "convert/internal.h"
+#include "convert/merge.h"
+#include "ops/philox.h"
+
+/* Sums over elements of a matrix: d the delta, e = merged - W - d. */
+typedef struct bl_merge_sums {
+    double dot, delta, error, base; /* <merged - W, d>, <d, d>, <e, e>, <W, W> */
+} bl_merge_sums;
+
+void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
+
+/* An adapter and its factor in the sum. */
+typedef struct bl_merge_term {
+    bl_peft_adapter *adapter;
+    double scale; /* weight alpha / r, or weight alpha / sqrt(r) */
+} bl_merge_term;
+
+typedef struct bl_merge {
+    const bl_merge_options *options;
+    bl_conversion conversion;
+    bl_merge_term *terms; /* [options->n_adapters] */
+    bl_format format;     /* of FP8; else BL_FORMAT_COUNT */
+    bool is_fp8_source;
+    bool is_stochastic;
+} bl_merge;
+
+/* The format in which the loader returns rows: FP8 with scales per row or block, other values as
+ * they are. */
+bl_format bl_merge_loaded_format(const bl_hf_weight *weight);
+
+bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out);
+bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry);
+
+/* Rows [row_begin, row_begin + rows) of a matrix; whole blocks unless they are its last. */
+typedef struct bl_merge_piece {
+    bl_format stored, format; /* of the source, of the target */
+    const void *codes;        /* of the source: these rows */
+    const float *scales;      /* of these rows */
+    int64_t row_begin, rows, cols;
+    const float *delta; /* [rows, cols]; NULL: none */
+    bool is_stochastic, keeps_scales;
+    bl_philox_key key;
+    uint64_t tensor_hash;
+    float *base;         /* [rows, cols], scratch */
+    void *out;           /* of these rows */
+    float *out_scales;   /* of these rows */
+    bl_merge_sums *sums; /* [bl_merge_strips], scratch */
+} bl_merge_piece;
+
+int64_t bl_merge_strips(bl_format format, int64_t rows);
+
+/* Sets out and out_scales, and adds to *sums. */
+void bl_merge_round(bl_pool *pool, const bl_merge_piece *piece, bl_merge_sums *sums);
+
+#endif

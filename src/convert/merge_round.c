@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* merge_round.c -- some rows of a matrix: W + d, rounded once to the format of the target, and how
+ * much of d is left. Each strip of rows is one item of the pool and has its own sums, so that
+ * neither bits nor figures depend on threads. */
+#include <math.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "convert/merge_internal.h"
+#include "fp8/codec.h"
+
+/* Rows of a strip; elements that are rounded at a time. */
+enum { STRIP_ROWS = 16, RUN = 4096, LANES = 8 };
+
+static int64_t strip_rows(bl_format format)
+{
+    return format == BL_FORMAT_FP8_BLOCK ? BL_FP8_BLOCK : STRIP_ROWS;
+}
+
+int64_t bl_merge_strips(bl_format format, int64_t rows)
+{
+    return bl_ceil_div(rows, strip_rows(format));
+}
+
+/* ---- sums ---- */
+
+static void add_sums(const float *base, const float *delta, const float *merged, int64_t n,
+                     bl_merge_sums *sums)
+{
+    double dot[LANES] = {0}, norm[LANES] = {0}, error[LANES] = {0}, weight[LANES] = {0};
+
+    for (int64_t i = 0; i < n; i += LANES) {
+        int64_t lanes = bl_min_i64(LANES, n - i);
+        for (int64_t l = 0; l < lanes; l++) {
+            double w = base[i + l], d = delta[i + l], change = (double)merged[i + l] - w;
+            dot[l] += change * d;
+            norm[l] += d * d;
+            error[l] += (change - d) * (change - d);
+            weight[l] += w * w;
+        }
+    }
+    for (int l = 0; l < LANES; l++) {
+        sums->dot += dot[l];
+        sums->delta += norm[l];
+        sums->error += error[l];
+        sums->base += weight[l];
+    }
+}
+
+void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more)
+{
+    sums->dot += more->dot;
+    sums->delta += more->delta;
+    sums->error += more->error;
+    sums->base += more->base;
+}
+
+/* ---- FP8 ---- */
+
+/* q to the code below or above it: the 20 bits that E4M3 drops, plus 20 random ones, carry with the
+ * right probability. Below the smallest normal code the gap is 2^-9. */
+static uint8_t round_stochastic(float q, uint32_t random)
+{
+    uint32_t bits = bl_f32_bits(q), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu, code;
+    if (magnitude < 0x3c800000u) /* 2^-6 */
+        code = ((uint32_t)(fabsf(q) * 0x1p29f) + (random >> 12)) >> 20;
+    else
+        code = ((magnitude + (random >> 12)) >> 20) - (120u << 3);
+    return (uint8_t)(sign | (code > 0x7eu ? 0x7eu : code));
+}
+
+/* Columns [col, col + n) of a row; values: W + d. */
+static void encode(const bl_merge_piece *p, int64_t row, int64_t col, int64_t n, float scale,
+                   const float *values, uint8_t *codes)
+{
+    uint32_t random[4];
+    int64_t group = -1, at = p->row_begin + row;
+
+    if (!p->is_stochastic) {
+        for (int64_t i = 0; i < n; i++) codes[i] = bl_f32_to_e4m3(values[i] / scale);
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if ((col + i) / 4 != group) {
+            group = (col + i) / 4;
+            random[0] = (uint32_t)group;
+            random[1] = (uint32_t)at;
+            random[2] = (uint32_t)p->tensor_hash;
+            random[3] = (uint32_t)(p->tensor_hash >> 32);
+            bl_philox_4x32_10(random, p->key);
+        }
+        codes[i] = round_stochastic(values[i] / scale, random[(col + i) % 4]);
+    }
+}
+
+static float absmax_of(const bl_merge_piece *p, int64_t row_begin, int64_t row_end,
+                       int64_t col_begin, int64_t col_end)
+{
+    bool adds = p->delta && !p->keeps_scales;
+    float absmax = 0;
+
+    for (int64_t row = row_begin; row < row_end; row++) {
+        const float *base = p->base + row * p->cols;
+        const float *delta = p->delta + (adds ? row * p->cols : 0);
+        for (int64_t col = col_begin; col < col_end; col++) {
+            float value = fabsf(adds ? base[col] + delta[col] : base[col]);
+            absmax = value > absmax ? value : absmax;
+        }
+    }
+    return absmax;
+}
+
+/* A block of one scale. */
+static void round_block(const bl_merge_piece *p, int64_t row_begin, int64_t row_end,
+                        int64_t col_begin, int64_t col_end, float scale, float *scratch,
+                        bl_merge_sums *sums)
+{
+    for (int64_t row = row_begin; row < row_end; row++) {
+        for (int64_t col = col_begin, n; col < col_end; col += n) {
+            n = bl_min_i64(RUN, col_end - col);
+            int64_t at = row * p->cols + col;
+            const float *base = p->base + at;
+            uint8_t *codes = (uint8_t *)p->out + at;
+            for (int64_t i = 0; i < n; i++)
+                scratch[i] = p->delta ? base[i] + p->delta[at + i] : base[i];
+            encode(p, row, col, n, scale, scratch, codes);
+            if (!p->delta) continue;
+            for (int64_t i = 0; i < n; i++) scratch[i] = bl_e4m3_to_f32(codes[i]) * scale;
+            add_sums(base, p->delta + at, scratch, n, sums);
+        }
+    }
+}
+
+static void round_fp8(const bl_merge_piece *p, int64_t row_begin, int64_t row_end, float *scratch,
+                      bl_merge_sums *sums)
+{
+    bool is_block = p->format == BL_FORMAT_FP8_BLOCK;
+    int64_t height = is_block ? BL_FP8_BLOCK : 1, width = is_block ? BL_FP8_BLOCK : p->cols,
+            n_across = bl_ceil_div(p->cols, bl_max_i64(width, 1));
+
+    for (int64_t row = row_begin; row < row_end; row += height) {
+        int64_t stop = bl_min_i64(row + height, row_end);
+        for (int64_t j = 0; j < n_across; j++) {
+            int64_t col = j * width, end = bl_min_i64(col + width, p->cols);
+            int64_t at = row / height * n_across + j;
+            p->out_scales[at] = p->keeps_scales && p->stored == p->format
+                                    ? p->scales[at]
+                                    : bl_fp8_scale(absmax_of(p, row, stop, col, end));
+            round_block(p, row, stop, col, end, p->out_scales[at], scratch, sums);
+        }
+    }
+}
+
+/* ---- the other formats ---- */
+
+static void round_run(bl_format format, const float *values, int64_t n, void *out, float *rounded)
+{
+    uint16_t *halves = out;
+
+    switch (format) {
+    case BL_FORMAT_BF16:
+        for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
+        for (int64_t i = 0; i < n; i++) rounded[i] = bl_bf16_to_f32(halves[i]);
+        break;
+    case BL_FORMAT_F16:
+        for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_f16(values[i]);
+        for (int64_t i = 0; i < n; i++) rounded[i] = bl_f16_to_f32(halves[i]);
+        break;
+    default:
+        memcpy(out, values, (size_t)n * sizeof *values);
+        memcpy(rounded, values, (size_t)n * sizeof *values);
+    }
+}
+
+static void round_rows(const bl_merge_piece *p, int64_t row_begin, int64_t row_end, float *scratch,
+                       bl_merge_sums *sums)
+{
+    int64_t width = (int64_t)bl_format_code_bytes(p->format);
+    float *rounded = scratch + RUN;
+
+    for (int64_t at = row_begin * p->cols, n; at < row_end * p->cols; at += n) {
+        n = bl_min_i64(RUN, row_end * p->cols - at);
+        for (int64_t i = 0; i < n; i++)
+            scratch[i] = p->delta ? p->base[at + i] + p->delta[at + i] : p->base[at + i];
+        round_run(p->format, scratch, n, (char *)p->out + at * width, rounded);
+        if (p->delta) add_sums(p->base + at, p->delta + at, rounded, n, sums);
+    }
+}
+
+static void round_strip(void *arg, int64_t index, void *scratch)
+{
+    const bl_merge_piece *p = arg;
+    int64_t begin = index * strip_rows(p->format),
+            end = bl_min_i64(begin + strip_rows(p->format), p->rows);
+    bl_merge_sums *sums = &p->sums[index];
+
+    _Static_assert(2 * RUN * sizeof(float) <= BL_POOL_SCRATCH_BYTES, "two runs fit");
+    *sums = (bl_merge_sums){0};
+    bl_fp8_dequantize_tile(p->stored, p->codes, p->scales, p->cols, begin, end, 0, p->cols,
+                           p->base + begin * p->cols, p->cols);
+    if (bl_format_is_fp8(p->format))
+        round_fp8(p, begin, end, scratch, sums);
+    else
+        round_rows(p, begin, end, scratch, sums);
+}
+
+void bl_merge_round(bl_pool *pool, const bl_merge_piece *piece, bl_merge_sums *sums)
+{
+    int64_t n_strips = bl_merge_strips(piece->format, piece->rows);
+
+    bl_pool_run(pool, n_strips, round_strip, (void *)piece);
+    for (int64_t i = 0; i < n_strips; i++) bl_merge_sums_add(sums, &piece->sums[i]);
+}

@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* merge_shard.c -- one file of a merged model: projections piece by piece while the next rows are
+ * read, everything else as it is. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "convert/merge_internal.h"
+#include "model/rows.h"
+#include "ops/gemm.h"
+
+enum { PIECE_ELEMENTS = 4 << 20 };
+
+/* ---- the plan ---- */
+
+/* "X.weight_scale", "X.input_scale" and the like of a projection X: they describe stored codes. */
+static bool describes_codes(const bl_arch *arch, const char *name)
+{
+    char weight[BL_TENSOR_NAME_BYTES];
+    const char *point = strrchr(name, '.');
+
+    if (!point || !strcmp(point, ".weight") || !strcmp(point, ".bias")) return false;
+    int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)(point - name), name);
+    return n > 0 && n < (int)sizeof weight && bl_arch_is_projection(arch, weight);
+}
+
+/* The target's format of a projection; the dtype that is stored otherwise. */
+static bl_format target_format(const bl_merge *m, bl_dtype stored)
+{
+    bl_format format = BL_FORMAT_BF16;
+
+    if (m->format != BL_FORMAT_COUNT) return m->format;
+    if (m->options->format == BL_MERGE_AUTO) bl_format_from_dtype(stored, &format);
+    return format;
+}
+
+static bl_dtype dtype_of(bl_format format)
+{
+    return format == BL_FORMAT_F32 ? BL_F32 : format == BL_FORMAT_F16 ? BL_F16 : BL_BF16;
+}
+
+bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out)
+{
+    const bl_merge *m = merge;
+    const bl_arch *arch = m->conversion.config.arch;
+
+    BL_TRY(bl_shard_plan_begin(source, out));
+    for (size_t i = 0; i < bl_safetensors_count(source); i++) {
+        const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
+        if (describes_codes(arch, tensor->name)) continue;
+        bool is_projection = bl_arch_is_projection(arch, tensor->name);
+        bl_format format = target_format(m, tensor->dtype);
+        if (is_projection && bl_format_is_fp8(format)) {
+            BL_TRY(bl_shard_plan_fp8(out, tensor, format));
+            continue;
+        }
+        bl_stored_tensor_spec *spec = bl_shard_plan_copy(out, tensor);
+        if (!is_projection) continue;
+        spec->dtype = dtype_of(format);
+        out->n_bytes +=
+            tensor->shape[0] * tensor->shape[1] *
+            ((int64_t)bl_dtype_bytes(spec->dtype) - (int64_t)bl_dtype_bytes(tensor->dtype));
+    }
+    return BL_OK;
+}
+
+/* ---- the matrices of a shard ---- */
+
+typedef struct matrix {
+    size_t spec; /* of its values or codes; the scales are the next */
+    bl_hf_weight weight;
+    bl_format stored, format;
+    int64_t layer;
+    int module;
+    int64_t r; /* of all adapters that target it; 0: none */
+} matrix;
+
+typedef struct shard {
+    const bl_merge *m;
+    const bl_shard_plan *plan;
+    bl_safetensors_writer *writer;
+    matrix *matrices;
+    size_t n_matrices;
+    bl_row_job *jobs;
+    size_t *of; /* [n_jobs] their matrices */
+    size_t n_jobs;
+    /* Of one piece, as large as the largest. */
+    void *codes, *out;
+    float *base, *delta;
+    bl_merge_sums *strips;
+    /* Of one matrix. */
+    float *scales, *out_scales, *a, *b;
+} shard;
+
+static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int *module)
+{
+    const bl_arch *arch = m->conversion.config.arch;
+    char text[BL_TENSOR_NAME_BYTES];
+
+    for (*layer = 0; *layer < m->conversion.config.n_layers; ++*layer)
+        for (*module = 0; *module < arch->n_projections; ++*module) {
+            bl_arch_projection_tensor(arch, *layer, &arch->projections[*module], text);
+            if (strcmp(text, name) == 0) return true;
+        }
+    return false;
+}
+
+static int64_t rank_of(const bl_merge *m, int module)
+{
+    int64_t r = 0;
+
+    for (size_t i = 0; i < m->options->n_adapters; i++) {
+        const bl_peft_config *config = bl_peft_get_config(m->terms[i].adapter);
+        if (config->targets >> module & 1) r += config->r;
+    }
+    return r;
+}
+
+bl_format bl_merge_loaded_format(const bl_hf_weight *w)
+{
+    bl_format format = BL_FORMAT_F32;
+
+    if (w->scale_kind == BL_SCALE_NONE)
+        bl_format_from_dtype(w->codes->dtype, &format);
+    else if (w->scale_kind == BL_SCALE_TENSOR || w->scale_kind == BL_SCALE_ROW)
+        format = BL_FORMAT_FP8_ROW;
+    else if (w->scale_kind == BL_SCALE_BLOCK)
+        format = BL_FORMAT_FP8_BLOCK;
+    return format;
+}
+
+/* Those that are not copied. */
+static bl_status list_matrices(shard *s)
+{
+    const bl_merge *m = s->m;
+
+    s->matrices = calloc(s->plan->n_specs + 1, sizeof *s->matrices);
+    if (!s->matrices) return BL_FAIL(BL_ENOMEM, "a list of %zu tensors", s->plan->n_specs);
+    for (size_t i = 0; i < s->plan->n_specs; i++) {
+        const bl_stored_tensor_spec *spec = &s->plan->specs[i];
+        matrix x = {.spec = i};
+        if (s->plan->scale_names[i] || !find_module(m, spec->name, &x.layer, &x.module)) continue;
+        BL_TRY(bl_hf_get_weight(m->conversion.model, spec->name, &x.weight));
+        x.stored = bl_merge_loaded_format(&x.weight);
+        x.format = target_format(m, x.weight.codes->dtype);
+        x.r = rank_of(m, x.module);
+        if (x.r == 0 && spec->dtype == x.weight.codes->dtype &&
+            x.weight.scale_kind == BL_SCALE_NONE)
+            continue;
+        s->matrices[s->n_matrices++] = x;
+    }
+    return BL_OK;
+}
+
+static int64_t rows_of_piece(const matrix *x)
+{
+    return bl_min_i64(bl_shard_piece_rows(x->weight.cols, PIECE_ELEMENTS), x->weight.rows);
+}
+
+static bl_status allocate(shard *s)
+{
+    int64_t n_piece = 1, n_rows = 1, n_cols = 1, n_a = 1, n_b = 1, n_strips = 1;
+
+    for (size_t i = 0; i < s->n_matrices; i++) {
+        const matrix *x = &s->matrices[i];
+        int64_t rows = rows_of_piece(x);
+        s->n_jobs += (size_t)bl_ceil_div(x->weight.rows, bl_max_i64(rows, 1));
+        n_piece = bl_max_i64(n_piece, rows * x->weight.cols);
+        n_strips = bl_max_i64(n_strips, bl_merge_strips(x->format, rows));
+        n_rows = bl_max_i64(n_rows, x->weight.rows);
+        n_cols = bl_max_i64(n_cols, x->weight.cols);
+        n_a = bl_max_i64(n_a, x->r * x->weight.cols);
+        n_b = bl_max_i64(n_b, x->r * x->weight.rows);
+    }
+    int64_t n_scales =
+        n_rows + bl_ceil_div(n_rows, BL_FP8_BLOCK) * bl_ceil_div(n_cols, BL_FP8_BLOCK);
+    s->jobs = calloc(s->n_jobs + 1, sizeof *s->jobs);
+    s->of = calloc(s->n_jobs + 1, sizeof *s->of);
+    s->codes = malloc((size_t)n_piece * sizeof(float));
+    s->out = malloc((size_t)n_piece * sizeof(float));
+    s->base = malloc((size_t)n_piece * sizeof(float));
+    s->delta = malloc((size_t)n_piece * sizeof(float));
+    s->strips = malloc((size_t)n_strips * sizeof *s->strips);
+    s->scales = malloc((size_t)n_scales * sizeof(float));
+    s->out_scales = malloc((size_t)n_scales * sizeof(float));
+    s->a = malloc((size_t)n_a * sizeof(float));
+    s->b = malloc((size_t)n_b * 2 * sizeof(float));
+    return s->jobs && s->of && s->codes && s->out && s->base && s->delta && s->strips &&
+                   s->scales && s->out_scales && s->a && s->b
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "a list of %zu pieces", s->n_jobs);
+}
+
+static void free_shard(shard *s)
+{
+    free(s->matrices);
+    free(s->jobs);
+    free(s->of);
+    free(s->codes);
+    free(s->out);
+    free(s->base);
+    free(s->delta);
+    free(s->strips);
+    free(s->scales);
+    free(s->out_scales);
+    free(s->a);
+    free(s->b);
+}
+
+static void list_jobs(shard *s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < s->n_matrices; i++) {
+        const matrix *x = &s->matrices[i];
+        bl_row_job job = {
+            .weight = x->weight, .format = x->stored, .codes = s->codes, .scales = s->scales};
+        for (; job.begin < job.weight.rows; job.begin = job.end) {
+            job.end = bl_min_i64(job.begin + rows_of_piece(x), job.weight.rows);
+            s->of[n] = i;
+            s->jobs[n++] = job;
+        }
+    }
+}
+
+/* ---- deltas ---- */
+
+static bl_status check_factor(const bl_merge *m, size_t term, const matrix *x, const float *values,
+                              int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(values[i]))
+            return BL_FAIL(BL_ENUMERIC, "%s: the factors of %s are not finite",
+                           m->options->adapters[term].dir, x->weight.codes->name);
+    return BL_OK;
+}
+
+/* The factors of all adapters as one: A (r, cols), below one another; B (rows, r), beside one
+ * another and scaled. */
+static bl_status read_factors(shard *s, const matrix *x)
+{
+    const bl_merge *m = s->m;
+    int64_t rows = x->weight.rows, cols = x->weight.cols, at = 0;
+
+    for (size_t i = 0; i < m->options->n_adapters; i++) {
+        const bl_merge_term *term = &m->terms[i];
+        const bl_peft_config *config = bl_peft_get_config(term->adapter);
+        if (!(config->targets >> x->module & 1)) continue;
+        float *a = s->a + at * cols, *b = s->b + x->r * rows;
+        BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_A, a));
+        BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_B, b));
+        BL_TRY(check_factor(m, i, x, a, config->r * cols));
+        BL_TRY(check_factor(m, i, x, b, config->r * rows));
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t k = 0; k < config->r; k++)
+                s->b[row * x->r + at + k] = (float)(term->scale * b[row * config->r + k]);
+        at += config->r;
+    }
+    return BL_OK;
+}
+
+/* ---- pieces ---- */
+
+/* The first scale of row `row`, which begins a block. */
+static int64_t scale_at(const matrix *x, bl_format format, int64_t row)
+{
+    if (format == BL_FORMAT_FP8_ROW) return row;
+    return row / BL_FP8_BLOCK * bl_ceil_div(x->weight.cols, BL_FP8_BLOCK);
+}
+
+static bl_status put_piece(shard *s, const matrix *x, const bl_row_job *job)
+{
+    int64_t cols = x->weight.cols, width = (int64_t)bl_format_code_bytes(x->format);
+
+    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * cols * width, s->out,
+                                     (size_t)((job->end - job->begin) * cols * width)));
+    if (job->end < x->weight.rows || !bl_format_is_fp8(x->format)) return BL_OK;
+    const int64_t *grid = s->plan->specs[x->spec + 1].shape;
+    return bl_safetensors_writer_put(s->writer, x->spec + 1, 0, s->out_scales,
+                                     (size_t)(grid[0] * grid[1]) * sizeof(float));
+}
+
+static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
+{
+    const bl_merge_options *o = s->m->options;
+    const matrix *x = &s->matrices[s->of[j]];
+    const bl_row_job *job = &s->jobs[j];
+    int64_t cols = x->weight.cols, rows = job->end - job->begin;
+    bl_merge_piece piece = {
+        .stored = x->stored,
+        .format = x->format,
+        .codes = s->codes,
+        .scales = s->scales + scale_at(x, x->stored, job->begin),
+        .row_begin = job->begin,
+        .rows = rows,
+        .cols = cols,
+        .delta = x->r > 0 ? s->delta : NULL,
+        .is_stochastic = s->m->is_stochastic && x->r > 0,
+        .keeps_scales = o->scales == BL_MERGE_SCALES_BASE || x->r == 0,
+        .key = {{(uint32_t)o->seed, (uint32_t)(o->seed >> 32)}},
+        .tensor_hash = bl_model_tensor_seed(x->weight.codes->name),
+        .base = s->base,
+        .out = s->out,
+        .out_scales = s->out_scales + scale_at(x, x->format, job->begin),
+        .sums = s->strips,
+    };
+
+    if (x->r > 0 && job->begin == 0) BL_TRY(read_factors(s, x));
+    if (x->r > 0)
+        BL_TRY(bl_cpu_gemm_f32(o->pool, false, false, rows, cols, x->r, 1.0f,
+                               s->b + job->begin * x->r, x->r, s->a, cols, 0.0f, s->delta, cols));
+    bl_merge_round(o->pool, &piece, sums);
+    if (!isfinite(sums->error))
+        return BL_FAIL(BL_ENUMERIC, "tensor %s: W + delta is not finite in %s",
+                       x->weight.codes->name, bl_format_name(x->format));
+    return put_piece(s, x, job);
+}
+
+static bl_status note_matrix(const matrix *x, const bl_merge_sums *sums, json_t *matrices)
+{
+    double norm = sqrt(sums->delta);
+    json_t *note = json_pack("{s:f, s:f, s:f, s:f}", "dot", sums->dot, "delta", sums->delta,
+                             "error", sums->error, "base", sums->base);
+
+    if (note && sums->delta > 0) {
+        json_object_set_new(note, "kept", json_real(sums->dot / sums->delta));
+        json_object_set_new(note, "relative_error", json_real(sqrt(sums->error) / norm));
+    }
+    return note && json_object_set_new(matrices, x->weight.codes->name, note) == 0
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "%s", x->weight.codes->name);
+}
+
+static bl_status merge_matrices(shard *s, json_t *matrices)
+{
+    const bl_conversion *c = &s->m->conversion;
+    bl_row_loader *loader = NULL;
+    bl_merge_sums sums = {0};
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, list_matrices(s));
+    BL_TRY_GOTO(st, done, allocate(s));
+    list_jobs(s);
+    if (s->n_jobs == 0) goto done;
+    BL_TRY_GOTO(st, done,
+                bl_row_loader_create(c->model, c->files, s->m->options->io_engine, 1,
+                                     s->m->options->pool, s->jobs, s->n_jobs, true, &loader));
+    for (size_t j = 0; j < s->n_jobs; j++) {
+        const matrix *x = &s->matrices[s->of[j]];
+        if (s->jobs[j].begin == 0) sums = (bl_merge_sums){0};
+        BL_TRY_GOTO(st, done, bl_row_loader_next(loader, NULL));
+        BL_TRY_GOTO(st, done, merge_piece(s, j, &sums));
+        if (x->r > 0 && s->jobs[j].end == x->weight.rows)
+            BL_TRY_GOTO(st, done, note_matrix(x, &sums, matrices));
+    }
+done:
+    bl_row_loader_destroy(loader);
+    return st;
+}
+
+static bool is_merged(const shard *s, size_t spec)
+{
+    for (size_t i = 0; i < s->n_matrices; i++)
+        if (s->matrices[i].spec == spec) return true;
+    return false;
+}
+
+bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry)
+{
+    static const char *const metadata[] = {"format", "pt"};
+    const bl_merge *m = merge;
+    shard s = {.m = m, .plan = &m->conversion.plans[index]};
+    json_t *matrices = json_object();
+    bl_status st;
+
+    json_object_set_new(entry, "matrices", matrices);
+    BL_TRY(bl_safetensors_create(path, s.plan->specs, s.plan->n_specs, metadata, 1, &s.writer));
+    BL_TRY_GOTO(st, done, merge_matrices(&s, matrices));
+    for (size_t i = 0; i < s.plan->n_specs; i++)
+        if (!s.plan->scale_names[i] && !is_merged(&s, i))
+            BL_TRY_GOTO(
+                st, done,
+                bl_shard_copy_tensor(bl_safetensors_find(s.plan->source, s.plan->specs[i].name), i,
+                                     s.writer));
+    st = bl_safetensors_writer_commit(s.writer);
+    s.writer = NULL;
+done:
+    bl_safetensors_writer_abort(s.writer);
+    free_shard(&s);
+    return st;
+}

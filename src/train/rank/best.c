@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* best.c -- the evaluation with the lowest loss: early stopping, and which step's adapter is the
+ * result of a run.
+ *
+ * As transformers 5: a loss below the lowest so far makes its step the best (Trainer,
+ * _determine_best_metric). An evaluation counts as stale unless its loss is also lower by more than
+ * early_stopping_threshold; early_stopping_patience of them in a row end the run
+ * (EarlyStoppingCallback). The best step always has a checkpoint with load_best_model_at_end, since
+ * its evaluation is followed by a save. */
+#include <stdlib.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/sizes.h"
+#include "train/rank/trainer.h"
+
+bool bl_trainer_note_loss(bl_trainer *t, int64_t step, double loss)
+{
+    bl_best *best = &t->best;
+    bool is_lowest = best->step < 0 || loss < best->loss;
+
+    if (best->step < 0 || (is_lowest && best->loss - loss > t->config->early_stopping_threshold))
+        best->n_stale = 0;
+    else
+        best->n_stale++;
+    if (is_lowest) {
+        best->step = step;
+        best->loss = loss;
+    }
+    return is_lowest;
+}
+
+bool bl_trainer_stops_early(const bl_trainer *t)
+{
+    int64_t patience = t->config->early_stopping_patience;
+    return patience > 0 && t->best.n_stale >= patience;
+}
+
+/* From its checkpoint, which ranks of another number may have written. Rank 0's. */
+static bl_status export_best(const bl_trainer *t)
+{
+    const bl_job *job = t->job;
+    char *dir = NULL;
+    json_t *state = NULL;
+    int64_t n_ranks;
+
+    BL_TRY(
+        bl_text_format(&dir, "%s/step-%lld", t->training->checkpoint_dir, (long long)t->best.step));
+    bl_status st = bl_checkpoint_verify(dir, NULL, &state);
+    if (st == BL_OK)
+        st = bl_json_get_int(dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &n_ranks);
+    if (st == BL_OK)
+        st = bl_adapter_export_shards(&job->lora, &job->model->config, dir, (int)n_ranks,
+                                      job->config->output_dir, job->config->model_name_or_path,
+                                      job->config->adapter_dtype == BL_ADAPTER_BF16);
+    json_decref(state);
+    free(dir);
+    return st == BL_ECHECKPOINT ? bl_error_prefix(st, "load_best_model_at_end") : st;
+}
+
+/* Before the files appear. README.md follows when the ranks have ended. */
+static bl_status list_adapter(const bl_trainer *t)
+{
+    static const char *const added[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG,
+                                        BL_OUTPUT_README};
+
+    BL_TRY(bl_output_check_lock(t->output));
+    return bl_output_list(t->config->output_dir, t->output, added, BL_COUNT(added));
+}
+
+bl_status bl_trainer_write_adapter(bl_trainer *t)
+{
+    const bl_job *job = t->job;
+    bool takes_best =
+        t->config->load_best_model_at_end && t->best.step >= 0 && t->best.step != t->steps_done;
+    bl_status st = BL_OK;
+
+    if (t->output) {
+        bl_outcome *outcome = &t->output->outcome;
+        BL_TRY(list_adapter(t));
+        outcome->n_steps = outcome->adapter_step = t->steps_done;
+        if (takes_best) {
+            outcome->adapter_step = t->best.step;
+            outcome->trained.loss = t->best.loss;
+        }
+    }
+    if (!takes_best)
+        st = bl_adapter_state_write_peft(t->rank->state, &job->model->config,
+                                         job->config->output_dir, job->config->model_name_or_path,
+                                         job->config->adapter_dtype == BL_ADAPTER_BF16);
+    else if (t->output)
+        st = export_best(t);
+    return bl_output_failure(t->folder, st);
+}
