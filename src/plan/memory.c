@@ -96,13 +96,6 @@ int64_t bl_plan_communicator_bytes(const bl_topology *topology)
     return topology->n_here < topology->n_ranks ? COMMUNICATOR_BYTES : 0;
 }
 
-/* Of n_communicators with several ranks each. */
-static int64_t sums_bytes(const bl_topology *topology, int n_communicators)
-{
-    return topology->n_here < topology->n_ranks ? n_communicators * (int64_t)BL_NCCL_SCRATCH_BYTES
-                                                : 0;
-}
-
 int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
 {
     return (int)bl_min_i64(config->shard_size, topology->n_ranks);
@@ -248,6 +241,18 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
     out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens + n.feed, tokens + n.host_embeddings};
 }
 
+/* LoRA's communicator sums a layer's gradients at once, the base's only scales. */
+static int64_t sums_bytes(const bl_plan_input *in, bl_device_kind kind)
+{
+    const bl_topology *topology = &in->topology;
+
+    if (topology->n_here == topology->n_ranks) return 0;
+    bl_adapter_bytes lora = bl_adapter_state_measure(
+        kind, in->lora, in->model->n_layers, topology->n_ranks, (int)in->config->ring_depth);
+    return (int64_t)(bl_nccl_scratch_bytes(topology->n_ranks, (size_t)lora.whole) +
+                     bl_nccl_scratch_bytes(bl_plan_n_shards(in->config, topology), 0));
+}
+
 static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
 {
     int64_t thread_bytes = BL_POOL_SCRATCH_BYTES + (kind == BL_DEVICE_CPU ? BLAS_BYTES : 0);
@@ -255,9 +260,8 @@ static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_
     out->item[BL_MEMORY_WORKERS].host = in->config->threads * thread_bytes;
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
-    int n_communicators = bl_plan_n_shards(in->config, &in->topology) > 1 ? 2 : 1;
     out->item[BL_MEMORY_COMMUNICATION].device =
-        bl_plan_communicator_bytes(&in->topology) + sums_bytes(&in->topology, n_communicators);
+        bl_plan_communicator_bytes(&in->topology) + sums_bytes(in, kind);
 }
 
 /* Of a rank, while weights are read: most of the rest is not there yet. */

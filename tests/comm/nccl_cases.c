@@ -11,8 +11,8 @@
 #include "base/sizes.h"
 #include "ring/gather_ring.h"
 
-/* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more than a piece of
- * the scratch for 3 ranks and more. */
+/* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more.
+ * LARGE floats are several pieces of a scratch that was not made for them. */
 static const int64_t lengths[] = {0, 1, 7, 1000, 16384, 16385, 70001};
 enum { LARGE = 5000003 };
 
@@ -216,6 +216,11 @@ static bl_status large(nccl_self *self)
     return check_all_gather(self, self->comm, LARGE, true);
 }
 
+static bl_status sum(nccl_self *self)
+{
+    return check_reduce_scatter(self, self->comm, LARGE / self->n_ranks);
+}
+
 /* 0 + -0 is +0: the sum starts from zero, on every path and with one rank. */
 static bl_status negative_zero(nccl_self *self)
 {
@@ -415,33 +420,35 @@ static bl_status memory(nccl_self *self)
 }
 
 const nccl_case nccl_cases[] = {
-    {"values", values, 60, false, false},
-    {"values_in_windows", values, 60, true, true},
-    {"large", large, 120, true, false},
-    {"negative_zero", negative_zero, 60, true, false},
-    {"split", split_values, 60, false, false},
-    {"layers", visit_layers, 60, true, true},
-    {"layers_compared", visit_layers, 60, false, false},
-    {"memory", memory, 60, true, true},
-    {"memory_plain", memory, 60, true, false},
-    {"other_kind", nccl_fail_other_kind, 60, false, false},
-    {"other_size", nccl_fail_other_size, 60, false, false},
-    {"other_label", nccl_fail_other_label, 60, false, false},
-    {"other_comm", nccl_fail_other_comm, 60, false, false},
-    {"other_trust", nccl_fail_other_trust, 60, false, false},
-    {"hang", nccl_fail_other_comm, NCCL_DEADLINE_S, true, false},
-    {"away", nccl_fail_away, NCCL_DEADLINE_S, true, false},
-    {"away_compared", nccl_fail_away, NCCL_DEADLINE_S, false, false},
-    {"away_in_pair", nccl_fail_away_in_pair, NCCL_DEADLINE_S, false, false},
-    {"own_failure", nccl_fail_own, 0, true, false}, /* no deadline would end it */
-    {"own_failure_idle", nccl_fail_own_idle, 0, true, false},
-    {"idle", nccl_fail_idle, NCCL_DEADLINE_S, true, false},
-    {"rounds", nccl_rounds, NCCL_DEADLINE_S, true, true},
-    {"rounds_late", nccl_rounds_late, NCCL_DEADLINE_S, true, true},
-    {"rounds_of_two", nccl_rounds_of_two, NCCL_DEADLINE_S, true, true},
-    {"pause", nccl_pause, NCCL_DEADLINE_S, true, false},
-    {"crowd_slow", nccl_crowd_slow, NCCL_DEADLINE_S, true, false},
-    {"crowd_first", nccl_fail_crowd_first, NCCL_DEADLINE_S, true, false},
-    {"crowd_last", nccl_fail_crowd_last, NCCL_DEADLINE_S, true, false},
-    {NULL, NULL, 0, false, false},
+    {"values", values, 60, false, false, 0},
+    {"values_in_windows", values, 60, true, true, 0},
+    {"large", large, 120, true, false, 0},
+    {"sum", sum, 60, true, false, 0},
+    {"sum_at_once", sum, 60, true, false, LARGE * sizeof(float)},
+    {"negative_zero", negative_zero, 60, true, false, 0},
+    {"split", split_values, 60, false, false, 0},
+    {"layers", visit_layers, 60, true, true, 0},
+    {"layers_compared", visit_layers, 60, false, false, 0},
+    {"memory", memory, 60, true, true, 0},
+    {"memory_plain", memory, 60, true, false, 0},
+    {"other_kind", nccl_fail_other_kind, 60, false, false, 0},
+    {"other_size", nccl_fail_other_size, 60, false, false, 0},
+    {"other_label", nccl_fail_other_label, 60, false, false, 0},
+    {"other_comm", nccl_fail_other_comm, 60, false, false, 0},
+    {"other_trust", nccl_fail_other_trust, 60, false, false, 0},
+    {"hang", nccl_fail_other_comm, NCCL_DEADLINE_S, true, false, 0},
+    {"away", nccl_fail_away, NCCL_DEADLINE_S, true, false, 0},
+    {"away_compared", nccl_fail_away, NCCL_DEADLINE_S, false, false, 0},
+    {"away_in_pair", nccl_fail_away_in_pair, NCCL_DEADLINE_S, false, false, 0},
+    {"own_failure", nccl_fail_own, 0, true, false, 0}, /* no deadline would end it */
+    {"own_failure_idle", nccl_fail_own_idle, 0, true, false, 0},
+    {"idle", nccl_fail_idle, NCCL_DEADLINE_S, true, false, 0},
+    {"rounds", nccl_rounds, NCCL_DEADLINE_S, true, true, 0},
+    {"rounds_late", nccl_rounds_late, NCCL_DEADLINE_S, true, true, 0},
+    {"rounds_of_two", nccl_rounds_of_two, NCCL_DEADLINE_S, true, true, 0},
+    {"pause", nccl_pause, NCCL_DEADLINE_S, true, false, 0},
+    {"crowd_slow", nccl_crowd_slow, NCCL_DEADLINE_S, true, false, 0},
+    {"crowd_first", nccl_fail_crowd_first, NCCL_DEADLINE_S, true, false, 0},
+    {"crowd_last", nccl_fail_crowd_last, NCCL_DEADLINE_S, true, false, 0},
+    {NULL, NULL, 0, false, false, 0},
 };

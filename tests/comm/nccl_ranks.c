@@ -251,6 +251,7 @@ static bl_status open_and_run(nccl_self *self, const nccl_case *which, bl_wire *
                                .host_memory = self->host_memory,
                                .deadline_s = which->deadline_s,
                                .copy_engines = which->copy_engines,
+                               .sum_bytes = which->sum_bytes,
                                .leave = leave,
                                .leave_user = wire};
     const char *n_gpus = getenv("BALLAST_TEST_GPUS"); /* further ranks have the last one */

@@ -36,6 +36,7 @@ typedef struct nccl_case {
     bl_status (*body)(nccl_self *self);
     double deadline_s;
     bool trusts_order, copy_engines;
+    size_t sum_bytes;
 } nccl_case;
 
 typedef struct nccl_job {

@@ -245,6 +245,27 @@ static void test_what_nccl_is_asked_for(void **state)
     }
 }
 
+/* A sum for which the scratch was made is one exchange, and so one wait for multiprocessors. */
+static void test_a_layers_sum_is_one_exchange(void **state)
+{
+    static const struct {
+        const char *name;
+        int exchanges; /* of 20 MB */
+    } cases[] = {{"sum", 5}, {"sum_at_once", 1}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        nccl_log log;
+        int n = 0;
+
+        log_open(&log);
+        run_fine(cases[i].name, 3, SETTINGS(log.setting));
+        for (const char *at = log_read(&log, 0); (at = strstr(at, " pairs ")); at++) n++;
+        assert_int_equal(n, cases[i].exchanges);
+        log_close(&log, 3);
+    }
+}
+
 /* ---- the library ---- */
 
 static void test_libraries_that_will_not_do(void **state)
@@ -550,6 +571,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_memory_and_paths),
         cmocka_unit_test(test_the_ring_uses_copy_engines),
         cmocka_unit_test(test_what_nccl_is_asked_for),
+        cmocka_unit_test(test_a_layers_sum_is_one_exchange),
         cmocka_unit_test(test_libraries_that_will_not_do),
         cmocka_unit_test(test_two_ranks_with_one_gpu),
         cmocka_unit_test(test_two_hosts_with_one_name),

@@ -15,7 +15,6 @@
 #include "device/cuda/stream.h"
 
 enum {
-    PART_ALIGNMENT = 256,
     /* Multiprocessors that a kernel of NCCL may take from the products beside it, of an H100's 132;
      * NCCL takes 16 to 24. Eight move a layer of 405B in less time than its products take.
      * NCCL_MAX_CTAS overrides it. */
@@ -137,10 +136,11 @@ static bl_status take_memory(comm_nccl *c)
 {
     bl_device *device = c->job->device;
 
-    c->part_bytes = BL_NCCL_SCRATCH_BYTES / (size_t)c->base.size & ~(size_t)(PART_ALIGNMENT - 1);
-    if (c->part_bytes < PART_ALIGNMENT) c->part_bytes = PART_ALIGNMENT;
-    BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, c->part_bytes * (size_t)c->base.size,
-                           "a communicator's sums", (void **)&c->scratch));
+    size_t scratch_bytes =
+        bl_nccl_scratch_bytes(c->base.size, c->number == 0 ? c->job->options.sum_bytes : 0);
+    c->part_bytes = scratch_bytes / (size_t)c->base.size;
+    BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, scratch_bytes, "a communicator's sums",
+                           (void **)&c->scratch));
     BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, BL_NCCL_SMALL_BYTES, "a communicator's staging",
                            &c->staging));
     BL_TRY(bl_event_create(device, &c->down));

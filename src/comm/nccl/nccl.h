@@ -33,10 +33,8 @@ enum {
      * processes takes about 0.1 ms, and so do 64 KiB at the 1 GB/s that a socket moves; from here
      * on the bytes would decide. */
     BL_NCCL_SMALL_BYTES = 64 << 10,
-    /* Device memory that a communicator of several ranks takes for the parts of a sum. Larger sums
-     * are made in pieces: a layer's LoRA gradients at 405B, rank 16, are 19.8 MB in fp32, two
-     * pieces. */
-    BL_NCCL_SCRATCH_BYTES = 16 << 20
+    /* The least device memory that a communicator of several ranks takes for the parts of a sum. */
+    BL_NCCL_SCRATCH_BYTES = 4 << 20
 };
 
 typedef struct bl_nccl_options {
@@ -46,6 +44,11 @@ typedef struct bl_nccl_options {
      * (bl_comm_alloc). Rank 0's log says what was asked for, and why not where the library has no
      * such way. */
     bool copy_engines;
+    /* Bytes of the largest sum of the first communicator that takes one exchange. Of LoRA that is a
+     * layer's gradients: each exchange waits for multiprocessors twice, for NCCL's kernel and for
+     * the sum's. Larger sums, and those of splits beyond BL_NCCL_SCRATCH_BYTES, are made in
+     * pieces. */
+    size_t sum_bytes;
     /* Of the ranks of this host, for their progress: so that a deadline names the one that did not
      * come. Borrowed for the call; NULL: it names the one that waited. */
     bl_host_memory *host_memory;
@@ -64,6 +67,10 @@ typedef struct bl_nccl_options {
  * them have the same GPU. */
 BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
                                      const bl_nccl_options *options, bl_comm **out);
+
+/* Device memory for the sums of a communicator of n_ranks; sum_bytes: as in the options, 0 of a
+ * split. One rank: 0. */
+BL_API size_t bl_nccl_scratch_bytes(int n_ranks, size_t sum_bytes);
 
 /* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the
  * user has set it. Before CUDA starts, and while there is one thread. */

@@ -58,12 +58,17 @@ static void leave(void *user)
  * no multiprocessors from the products. */
 static bl_status connect_gpus(bl_rank *r)
 {
+    const bl_job *job = r->job;
+    bl_adapter_bytes lora =
+        bl_adapter_state_measure(BL_DEVICE_CUDA, &job->lora, job->model->config.n_layers,
+                                 job->topology.n_ranks, (int)job->config->ring_depth);
     bl_nccl_options options = {.name = "ballast",
-                               .deadline_s = r->job->config->step_deadline_s,
+                               .deadline_s = job->config->step_deadline_s,
                                .copy_engines = true,
-                               .host_memory = r->job->host_memory,
+                               .sum_bytes = (size_t)lora.whole,
+                               .host_memory = job->host_memory,
                                .leave = leave,
-                               .leave_user = r->job->launch};
+                               .leave_user = job->launch};
     return bl_comm_create_nccl(r->host_world, r->device, &options, &r->world);
 }
 
