@@ -57,6 +57,7 @@ enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
 static atomic_bool refuses_fp8, refuses_fp8_sums, is_first_slow;
 static atomic_int status_of_fp8_calls; /* 0: they succeed */
+static atomic_int n_multiprocessors; /* of the last product */
 static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
     n_failing_heuristics, n_refused_candidates;
 
@@ -110,6 +111,11 @@ int emulated_cublaslt_fp8_products(void)
     return atomic_load(&n_fp8_products);
 }
 
+int emulated_cublaslt_multiprocessors(void)
+{
+    return atomic_load(&n_multiprocessors);
+}
+
 int emulated_cublaslt_fast_sums(void)
 {
     return atomic_load(&n_fast_sums);
@@ -119,7 +125,7 @@ int emulated_cublaslt_fast_sums(void)
 
 typedef struct lt_operation {
     cublasLtMatmulDesc_t real;
-    int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b;
+    int32_t transpose_a, transpose_b, scale_mode_a, scale_mode_b, multiprocessors;
     const float *scale_a, *scale_b;
     int8_t fast_sums;
 } lt_operation;
@@ -189,6 +195,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t handle,
     } known[] = {
         {CUBLASLT_MATMUL_DESC_TRANSA, &o->transpose_a, sizeof o->transpose_a},
         {CUBLASLT_MATMUL_DESC_TRANSB, &o->transpose_b, sizeof o->transpose_b},
+        {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &o->multiprocessors, sizeof o->multiprocessors},
         {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &o->scale_mode_a, sizeof o->scale_mode_a},
         {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &o->scale_mode_b, sizeof o->scale_mode_b},
         {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &o->scale_a, sizeof o->scale_a},
@@ -451,6 +458,12 @@ static void note_product(const lt_product *p)
 {
     atomic_fetch_add(&n_products, 1);
     emulated_count(is_fp8(&p->a) ? "product:fp8" : "product:bf16", 0);
+    atomic_store(&n_multiprocessors, p->operation.multiprocessors);
+    if (p->operation.multiprocessors > 0) {
+        char what[32];
+        snprintf(what, sizeof what, "product_on:%d", p->operation.multiprocessors);
+        emulated_count(what, 0);
+    }
     if (!is_fp8(&p->a)) return;
     demand((uintptr_t)p->A % 16 == 0 && (uintptr_t)p->B % 16 == 0 && (uintptr_t)p->D % 16 == 0,
            "matrices begin at 16 bytes");

@@ -30,6 +30,7 @@ int emulated_cublaslt_heuristics(void);        /* searches for algorithms, so fa
 int emulated_cublaslt_products(void);          /* so far */
 int emulated_cublaslt_fp8_products(void);      /* of those, in FP8 */
 int emulated_cublaslt_fast_sums(void);         /* of those, with fast sums */
+int emulated_cublaslt_multiprocessors(void);   /* that the last product was for; 0: all */
 void emulated_cublaslt_slow_first(bool slow);  /* the first of three candidates pretends to be */
 int emulated_cublaslt_last_candidate(void);
 /* From now on the toolkit's own library makes every descriptor, layout and preference too, and ends

@@ -96,6 +96,7 @@
 #define EMULATED_LT_ATTRIBUTES(V)                                                                  \
     V(CUBLASLT_MATMUL_DESC_TRANSA, 3)                                                              \
     V(CUBLASLT_MATMUL_DESC_TRANSB, 4)                                                              \
+    V(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 15)                                                    \
     V(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, 17)                                                    \
     V(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, 18)                                                    \
     V(CUBLASLT_MATMUL_DESC_FAST_ACCUM, 25)                                                         \

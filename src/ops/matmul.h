@@ -56,6 +56,11 @@ BL_API bool bl_matmul_has_fp8(int capability);
  * or run. The first of each reason is logged. Zeros on the CPU. From any thread. */
 BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
+/* n of the device's multiprocessors are for kernels that run beside the products, such as those of
+ * collectives: cuBLASLt chooses for the others. Before the device's first product; 0: none, as at
+ * the start. May change which algorithm a product gets, and so its bits. Ignored on the CPU. */
+BL_API bl_status bl_matmul_spare_multiprocessors(bl_device *device, int n);
+
 /* From now on the first product of a shape that the device has not had is a warning, once: CUDA may
  * load its kernel, and wait meanwhile for kernels of collectives that wait for other ranks. */
 BL_API bl_status bl_matmul_end_warm_up(bl_device *device);

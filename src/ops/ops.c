@@ -298,6 +298,11 @@ bl_status bl_matmul_end_warm_up(bl_device *device)
     return ops_of_device(device)->matmul_end_warm_up(device);
 }
 
+bl_status bl_matmul_spare_multiprocessors(bl_device *device, int n)
+{
+    return ops_of_device(device)->matmul_spare_multiprocessors(device, n);
+}
+
 bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     return ops_of_device(device)->matmul_count_fallbacks(device, counts);

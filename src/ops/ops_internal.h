@@ -36,6 +36,7 @@ typedef struct ops_table {
     bl_status (*matmul_weight_is_refused)(bl_stream *stream, const bl_matmul_weight_args *args,
                                           bool *out);
     bl_status (*matmul_end_warm_up)(bl_device *device);
+    bl_status (*matmul_spare_multiprocessors)(bl_device *device, int n);
     bl_status (*matmul_count_fallbacks)(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
     /* The arguments have passed ops.c's checks. The entry queues the op on the stream and
      * returns. */

@@ -236,6 +236,45 @@ static void test_all_is_warm_before_the_first_step(void **state)
                            "per_device_train_batch_size 2 per_device_eval_batch_size 1");
 }
 
+/* Where NCCL gathers by kernels, products leave them their multiprocessors; copy engines take
+ * none. `counted`: what all products are; NULL: for the whole GPU. */
+static void check_products_on(const char *driver, const char *max_ctas, const char *counted)
+{
+    const char *folder = runs_path("room-%s-%s", driver, max_ctas);
+    count all[MAX_COUNTS];
+    char **names;
+    size_t n_names;
+
+    assert_int_equal(bl_dir_create(folder), BL_OK);
+    setenv("BALLAST_EMULATED_COUNTS", runs_path("room-%s-%s/%%p", driver, max_ctas), 1);
+    setenv("BALLAST_EMULATED_DRIVER", driver, 1);
+    setenv("NCCL_MAX_CTAS", max_ctas, 1);
+    train(CHILDREN, 2, runs_path("children"), DEMO);
+    unsetenv("BALLAST_EMULATED_COUNTS");
+    unsetenv("BALLAST_EMULATED_DRIVER");
+    unsetenv("NCCL_MAX_CTAS");
+    assert_int_equal(bl_dir_list(folder, &names, &n_names), BL_OK);
+    assert_int_equal(n_names, 2);
+    for (size_t i = 0; i < n_names; i++) {
+        int n = read_counts(runs_path("room-%s-%s/%s", driver, max_ctas, names[i]), all);
+        unsigned long long n_products = count_of(all, n, "product:bf16"), n_on = 0;
+        for (int k = 0; k < n; k++)
+            if (strncmp(all[k].what, "product_on:", strlen("product_on:")) == 0) n_on += all[k].n;
+        assert_true(n_products > 0);
+        assert_int_equal(n_on, counted ? n_products : 0);
+        if (counted) assert_int_equal(count_of(all, n, counted), n_products);
+    }
+    bl_names_free(names, n_names);
+}
+
+static void test_products_leave_room_for_nccl(void **state)
+{
+    (void)state;
+    check_products_on("13000", "", NULL);
+    check_products_on("13010", "", "product_on:124");
+    check_products_on("13010", "4", "product_on:128");
+}
+
 /* ---- one run in several forms ---- */
 
 /* From each of the forms to each other that follows it here. */
@@ -503,6 +542,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_all_is_warm_before_the_first_step),
+        cmocka_unit_test(test_products_leave_room_for_nccl),
         cmocka_unit_test(test_resumes_in_any_form),
         cmocka_unit_test(test_stops_on_request),
         cmocka_unit_test(test_one_thread_takes_signals),

@@ -7,6 +7,12 @@ bool bl_comm_has_nccl(void)
     return false;
 }
 
+int bl_nccl_multiprocessors(const bl_comm *comm)
+{
+    (void)comm;
+    return 0;
+}
+
 bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
                               const bl_nccl_options *options, bl_comm **out)
 {

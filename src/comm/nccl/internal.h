@@ -108,6 +108,7 @@ typedef struct comm_nccl {
     void *staging; /* BL_NCCL_SMALL_BYTES, pinned */
     bl_event *down, *up;
     comm_nccl_block *blocks;
+    bool lacks_windows; /* asked for, and not served */
     comm_nccl_watch watch;
 } comm_nccl;
 
@@ -170,8 +171,9 @@ void comm_nccl_guard_remove(comm_nccl *c);
 void comm_nccl_guard_count_abort(comm_nccl_job *job, int change); /* 1 begins, -1 ends */
 
 /* memory.c */
-/* Whether gathers in windows are left to the copy engines. */
+/* Whether gathers in windows are left to the copy engines; and whether gathers are in windows. */
 bool comm_nccl_uses_copy_engines(const comm_nccl *c);
+bool comm_nccl_uses_windows(const comm_nccl *c);
 bl_status comm_nccl_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
                           void **out);
 void comm_nccl_free(bl_comm *comm, bl_device *device, void *memory);

@@ -55,6 +55,11 @@ static const char *why_plain(const comm_nccl *c)
     return NULL;
 }
 
+bool comm_nccl_uses_windows(const comm_nccl *c)
+{
+    return !why_plain(c) && !c->lacks_windows;
+}
+
 /* why_plain NULL: in a window. */
 static void log_path(comm_nccl *c, const char *why_plain)
 {
@@ -101,6 +106,7 @@ static bl_status register_block(comm_nccl *c, comm_nccl_block *block)
     BL_TRY(comm_nccl_end(c, st));
     if (atomic_load(&c->watch.is_over))
         return BL_FAIL(BL_ECANCELED, "canceled: %s was ended meanwhile", c->name);
+    c->lacks_windows |= !block->window;
     log_path(c, block->window ? NULL : "this machine has no symmetric windows");
     return BL_OK;
 }

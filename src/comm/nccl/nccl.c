@@ -28,6 +28,17 @@ bool bl_comm_has_nccl(void)
     return true;
 }
 
+int bl_nccl_multiprocessors(const bl_comm *comm)
+{
+    const char *of_user = getenv("NCCL_MAX_CTAS");
+    const comm_nccl *c = (const comm_nccl *)comm;
+
+    if (comm->backend != &backend || comm->size == 1) return 0;
+    if (comm_nccl_uses_copy_engines(c) && comm_nccl_uses_windows(c)) return 0;
+    int n = of_user ? atoi(of_user) : 0;
+    return n > 0 ? n : MAX_CTAS;
+}
+
 bl_status comm_nccl_enter(const comm_nccl *c)
 {
     cudaError_t error = cudaSetDevice(bl_cuda_device_properties(c->job->device)->index);

@@ -68,6 +68,11 @@ typedef struct bl_nccl_options {
 BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
                                      const bl_nccl_options *options, bl_comm **out);
 
+/* Multiprocessors that the communicator's gathers take from the products beside them; 0: one rank,
+ * another kind of communicator, or copy engines gather. Known when its memory has been allocated
+ * (bl_comm_alloc). */
+BL_API int bl_nccl_multiprocessors(const bl_comm *comm);
+
 /* Device memory for the sums of a communicator of n_ranks; sum_bytes: as in the options, 0 of a
  * split. One rank: 0. */
 BL_API size_t bl_nccl_scratch_bytes(int n_ranks, size_t sum_bytes);

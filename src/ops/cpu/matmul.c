@@ -44,6 +44,12 @@ bl_status ops_cpu_matmul_end_warm_up(bl_device *device)
     return BL_OK;
 }
 
+bl_status ops_cpu_matmul_spare_multiprocessors(bl_device *device, int n)
+{
+    (void)device, (void)n;
+    return BL_OK;
+}
+
 bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     (void)device;

@@ -61,6 +61,7 @@ size_t ops_cpu_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
 bl_status ops_cpu_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
                                            bool *out);
 bl_status ops_cpu_matmul_end_warm_up(bl_device *device);
+bl_status ops_cpu_matmul_spare_multiprocessors(bl_device *device, int n);
 bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
 static inline bl_pool *ops_pool(bl_stream *stream)

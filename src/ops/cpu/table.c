@@ -22,5 +22,7 @@ const ops_table ops_cpu_table = {.act = BL_F32,
                                  .matmul_prepared_bytes = ops_cpu_matmul_weight_scratch_bytes,
                                  .matmul_weight_is_refused = ops_cpu_matmul_weight_is_refused,
                                  .matmul_end_warm_up = ops_cpu_matmul_end_warm_up,
+                                 .matmul_spare_multiprocessors =
+                                     ops_cpu_matmul_spare_multiprocessors,
                                  .matmul_count_fallbacks = ops_cpu_matmul_count_fallbacks,
                                  BL_OPS_LIST(ENTRY)};

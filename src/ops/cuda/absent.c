@@ -30,6 +30,12 @@ static bl_status refuse_end_warm_up(bl_device *device)
     return BL_FAIL(BL_ELIMIT, "this build has no CUDA");
 }
 
+static bl_status refuse_spare_multiprocessors(bl_device *device, int n)
+{
+    (void)n;
+    return refuse_end_warm_up(device);
+}
+
 #define ENTRY(op) .op = refuse_##op,
 const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
@@ -38,6 +44,7 @@ const ops_table ops_cuda_table = {.act = BL_BF16,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
                                   .matmul_weight_is_refused = refuse_is_refused,
                                   .matmul_end_warm_up = refuse_end_warm_up,
+                                  .matmul_spare_multiprocessors = refuse_spare_multiprocessors,
                                   .matmul_count_fallbacks = refuse_count_fallbacks,
                                   BL_OPS_LIST(ENTRY)};
 

@@ -46,6 +46,7 @@ typedef struct gemm_state {
     int capability;
     bool by_time;
     bool is_warm, has_warned; /* bl_matmul_end_warm_up */
+    int n_multiprocessors;    /* for products; 0: all, bl_matmul_spare_multiprocessors */
     int64_t n_fallbacks[BL_FALLBACK_COUNT];
     ops_plan_cache plans;
 } gemm_state;
@@ -111,8 +112,10 @@ static bl_status set_operation(cublasLtMatmulDesc_t operation,
     return CHECK(cublasLtMatmulDescSetAttribute(operation, attribute, value, bytes));
 }
 
-static bl_status describe_operation(const ops_plan_key *key, cublasLtMatmulDesc_t operation)
+static bl_status describe_operation(const gemm_state *state, const ops_plan_key *key,
+                                    cublasLtMatmulDesc_t operation)
 {
+    int32_t n_multiprocessors = state->n_multiprocessors;
     int32_t transpose_a = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N,
             transpose_b = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     int8_t fast_sums = (int8_t)key->fast_sums;
@@ -128,6 +131,9 @@ static bl_status describe_operation(const ops_plan_key *key, cublasLtMatmulDesc_
 
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSA, &transpose_a, sizeof transpose_a));
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_TRANSB, &transpose_b, sizeof transpose_b));
+    if (n_multiprocessors > 0)
+        BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &n_multiprocessors,
+                             sizeof n_multiprocessors));
     if (key->kind == OPS_GEMM_BF16) return BL_OK;
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &modes[0], sizeof modes[0]));
     BL_TRY(set_operation(operation, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &modes[1], sizeof modes[1]));
@@ -232,7 +238,7 @@ static bl_status make_plan(const gemm_state *state, const ops_plan_key *key, pla
     p->entry.key = *key;
     BL_TRY_GOTO(st, failed,
                 CHECK(cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F)));
-    BL_TRY_GOTO(st, failed, describe_operation(key, p->operation));
+    BL_TRY_GOTO(st, failed, describe_operation(state, key, p->operation));
     BL_TRY_GOTO(st, failed,
                 describe_matrix(in_type, key->transpose_a, key->m, key->k, key->lda, &p->a));
     BL_TRY_GOTO(st, failed,
@@ -471,6 +477,25 @@ bl_status ops_cuda_matmul_end_warm_up(bl_device *device)
     state->is_warm = true;
     pthread_mutex_unlock(&state->lock);
     return BL_OK;
+}
+
+bl_status ops_cuda_matmul_spare_multiprocessors(bl_device *device, int n)
+{
+    int n_all = bl_cuda_device_properties(device)->n_multiprocessors;
+    void *extension;
+
+    if (n < 0 || n >= n_all)
+        return BL_FAIL(BL_ELIMIT,
+                       "%d multiprocessors for collectives leave none of the GPU's %d to products",
+                       n, n_all);
+    BL_TRY(bl_cuda_device_extension(device, create_state, destroy_state, &extension));
+    gemm_state *state = extension;
+    pthread_mutex_lock(&state->lock);
+    bool is_late = n > 0 && state->plans.n_entries > 0;
+    state->n_multiprocessors = n == 0 ? 0 : n_all - n;
+    pthread_mutex_unlock(&state->lock);
+    return is_late ? BL_FAIL(BL_EINTERNAL, "multiprocessors are spared after the first product")
+                   : BL_OK;
 }
 
 bl_status ops_cuda_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])

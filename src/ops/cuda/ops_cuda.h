@@ -32,6 +32,7 @@ size_t ops_cuda_matmul_prepared_bytes(const bl_matmul_weight_args *args);
 bl_status ops_cuda_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
                                             bool *out);
 bl_status ops_cuda_matmul_end_warm_up(bl_device *device);
+bl_status ops_cuda_matmul_spare_multiprocessors(bl_device *device, int n);
 bl_status ops_cuda_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 /* ops_cuda_matmul_weight with `tokens` (a multiple of 4, or T) at a time. */
 bl_status ops_cuda_matmul_weight_in_pieces(bl_stream *stream, const bl_matmul_weight_args *args,

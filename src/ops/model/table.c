@@ -50,6 +50,12 @@ static bl_status end_warm_up(bl_device *device)
     return BL_OK;
 }
 
+static bl_status spare_multiprocessors(bl_device *device, int n)
+{
+    (void)device, (void)n;
+    return BL_OK;
+}
+
 static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT])
 {
     (void)device;
@@ -61,10 +67,12 @@ static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_C
 const ops_table ops_model_cpu_table = {.act = BL_F32,
                                        .matmul_weight_is_refused = is_refused,
                                        .matmul_end_warm_up = end_warm_up,
+                                       .matmul_spare_multiprocessors = spare_multiprocessors,
                                        .matmul_count_fallbacks = count_fallbacks,
                                        BL_OPS_LIST(ENTRY)},
                 ops_model_cuda_table = {.act = BL_BF16,
                                         .matmul_weight_is_refused = is_refused,
                                         .matmul_end_warm_up = end_warm_up,
+                                        .matmul_spare_multiprocessors = spare_multiprocessors,
                                         .matmul_count_fallbacks = count_fallbacks,
                                         BL_OPS_LIST(ENTRY)};

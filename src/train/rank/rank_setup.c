@@ -145,6 +145,7 @@ bl_status bl_rank_create_pass(bl_rank *r)
 
     options.activations = r->activations;
     options.timeline = r->timeline;
+    BL_TRY(bl_matmul_spare_multiprocessors(r->device, bl_nccl_multiprocessors(r->shard_group)));
     BL_TRY(bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
     if (!r->job->data.validation.set) return BL_OK;
     BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
