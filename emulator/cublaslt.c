@@ -57,7 +57,7 @@ enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
 static atomic_bool refuses_fp8, refuses_fp8_sums, is_first_slow;
 static atomic_int status_of_fp8_calls; /* 0: they succeed */
-static atomic_int n_multiprocessors; /* of the last product */
+static atomic_int n_multiprocessors;   /* of the last product */
 static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
     n_failing_heuristics, n_refused_candidates;
 
