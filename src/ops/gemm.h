@@ -37,6 +37,37 @@ BL_API bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x,
 BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
                                        const bl_weight *w, float beta, float *dx, int64_t lddx);
 
+/* ---- bf16: products of two bf16 numbers, which fp32 holds exactly, summed in fp32 in one order:
+ * the bits of a row of the output depend on that row of the left side, on the right side and on the
+ * shapes N and K alone. C, y, dx are bf16 or fp32, rounded once to it from alpha times the sum plus
+ * beta times what was there. Subnormal numbers may count as zero. These products allocate
+ * nothing. ---- */
+
+/* C (M,N) = alpha op(A) op(B) + beta C, A and B bf16; c_dtype: BL_BF16 or BL_F32, else
+ * BL_EINTERNAL. */
+BL_API bl_status bl_cpu_gemm_bf16(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                                  int64_t K, float alpha, const uint16_t *A, int64_t lda,
+                                  const uint16_t *B, int64_t ldb, float beta, bl_dtype c_dtype,
+                                  void *C, int64_t ldc);
+
+/* y (T,N) = x (T,K) W^T + beta y. FP8 codes are multiplied as they are, since bf16 holds them
+ * exactly; the scale of a row or block multiplies fp32 sums of at most 512 or 128 products. f32 and
+ * f16 weights are rounded to bf16. */
+BL_API bl_status bl_cpu_gemm_bf16_weight_nt(bl_pool *pool, int64_t T, const uint16_t *x,
+                                            int64_t ldx, const bl_weight *w, float beta,
+                                            bl_dtype y_dtype, void *y, int64_t ldy);
+
+/* dx (T,K) = dy (T,N) W + beta dx. fp8_block: as above. fp8_row: the sum runs over rows of
+ * different scales, so dy[t][n] scale[n] is rounded to bf16 first: an error of at most 2^-8 of each
+ * term, as if W were rounded to bf16. */
+BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint16_t *dy,
+                                            int64_t lddy, const bl_weight *w, float beta,
+                                            bl_dtype dx_dtype, void *dx, int64_t lddx);
+
+/* Whether this processor has instructions for it; otherwise the functions above compute the same
+ * bits, slower than fp32. */
+BL_API bool bl_cpu_gemm_has_bf16(void);
+
 /* The library underneath: "onednn" or "openblas". */
 BL_API const char *bl_cpu_gemm_library(void);
 

@@ -14,9 +14,9 @@ extern "C" {
 
 /* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when
  * asked. Leading dimensions are the strides between stored rows. With beta 0 C is overwritten,
- * whatever it held. C overlaps neither A nor B. CPU: all fp32. CUDA: A and B are bf16, C is bf16 or
- * fp32; sums are fp32, rounded once. scratch: BL_MATMUL_SCRATCH_BYTES or nothing (slower for some
- * shapes); ignored on the CPU. 256-byte aligned. */
+ * whatever it held. C overlaps neither A nor B. A and B are bf16 and C is bf16 or fp32, sums are
+ * fp32, rounded once; or, on the CPU, all are fp32. scratch: BL_MATMUL_SCRATCH_BYTES or nothing
+ * (slower for some shapes); ignored on the CPU. 256-byte aligned. */
 enum { BL_MATMUL_SCRATCH_BYTES = 32 << 20 };
 typedef struct bl_matmul_args {
     bool transpose_a, transpose_b;
@@ -28,10 +28,11 @@ typedef struct bl_matmul_args {
 } bl_matmul_args;
 BL_API bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
 
-/* How a product with a frozen matrix is made on CUDA; the CPU's is fp32 always. BF16: the matrix is
- * dequantized to bf16. The reference. FP8: the codes are multiplied as they are with `in` quantized
- * to E4M3 on the fly, a scale per token for fp8_row and a scale per token and 128 channels for
- * fp8_block. Where that cannot be, BF16 all the same: see bl_matmul_fallback. */
+/* How a product with a frozen matrix is made on CUDA; the CPU's is made in the dtype of `in`.
+ * BF16: the matrix is dequantized to bf16. The reference. FP8: the codes are multiplied as they
+ * are with `in` quantized to E4M3 on the fly, a scale per token for fp8_row and a scale per token
+ * and 128 channels for fp8_block. Where that cannot be, BF16 all the same: see
+ * bl_matmul_fallback. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
 /* Why a product that was to be in FP8 is in bf16. */

@@ -53,6 +53,13 @@ static bl_dtype act_or_f32(const ops_table *ops, bl_tensor first)
     return first.dtype == BL_F32 ? BL_F32 : ops->act;
 }
 
+/* The dtype of a product's inputs, when the first is `first`: bf16 everywhere, or fp32 where
+ * activations are. */
+static bl_dtype input_of_product(const ops_table *ops, bl_tensor first)
+{
+    return first.dtype == BL_BF16 ? BL_BF16 : ops->act;
+}
+
 /* ---- norm.h, rope.h ---- */
 
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
@@ -265,15 +272,16 @@ bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
 bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul", ops->act, args->a, args->b));
-    BL_TRY(CHECK_DTYPES("matmul", act_or_f32(ops, args->c), args->c));
+    bl_dtype input = input_of_product(ops, args->a);
+    BL_TRY(CHECK_DTYPES("matmul", input, args->a, args->b));
+    BL_TRY(CHECK_DTYPES("matmul", args->c.dtype == BL_F32 ? BL_F32 : input, args->c));
     return ops->matmul(stream, args);
 }
 
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul_weight", ops->act, args->in, args->out));
+    BL_TRY(CHECK_DTYPES("matmul_weight", input_of_product(ops, args->in), args->in, args->out));
     return ops->matmul_weight(stream, args);
 }
 

@@ -65,7 +65,7 @@ static void scale_tile(float *C, int64_t ldc, int64_t n_rows, int64_t n_cols, fl
         for (int64_t col = 0; col < n_cols; col++) C[col] = beta == 0 ? 0 : beta * C[col];
 }
 
-static bl_status check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld)
+bl_status ops_gemm_check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld)
 {
     if (n_rows < 0 || n_cols < 0 || ld < n_cols)
         return BL_FAIL(BL_EINTERNAL, "GEMM: %s of %lld x %lld with rows %lld apart", name,
@@ -119,9 +119,9 @@ bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, 
                           int64_t K, float alpha, const float *A, int64_t lda, const float *B,
                           int64_t ldb, float beta, float *C, int64_t ldc)
 {
-    BL_TRY(check_matrix("A", trans_a ? K : M, trans_a ? M : K, lda));
-    BL_TRY(check_matrix("B", trans_b ? N : K, trans_b ? K : N, ldb));
-    BL_TRY(check_matrix("C", M, N, ldc));
+    BL_TRY(ops_gemm_check_matrix("A", trans_a ? K : M, trans_a ? M : K, lda));
+    BL_TRY(ops_gemm_check_matrix("B", trans_b ? N : K, trans_b ? K : N, ldb));
+    BL_TRY(ops_gemm_check_matrix("C", M, N, ldc));
     gemm_task task = {trans_a, trans_b, M, N, K, lda,      ldb,      ldc,
                       alpha,   beta,    A, B, C, TILE_MAX, TILE_MAX, false};
     while (count_tiles(M, task.tile_m, N, task.tile_n) < N_ITEMS_WANTED) {
@@ -257,7 +257,7 @@ static bl_status run_weight_tiles(bl_pool *pool, weight_task *t)
     return check_library(&t->out_of_memory);
 }
 
-static bl_status check_weight(const bl_weight *w)
+bl_status ops_gemm_check_weight(const bl_weight *w)
 {
     int64_t rows = 0;
     if (w->n_segments < 0 || w->n_segments > BL_WEIGHT_SEGMENTS_MAX)
@@ -266,15 +266,15 @@ static bl_status check_weight(const bl_weight *w)
     if (rows != w->rows)
         return BL_FAIL(BL_EINTERNAL, "GEMM: segments of %lld rows for a matrix of %lld",
                        (long long)rows, (long long)w->rows);
-    return check_matrix("W", w->rows, w->cols, w->cols);
+    return ops_gemm_check_matrix("W", w->rows, w->cols, w->cols);
 }
 
 bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
                                 const bl_weight *w, float beta, float *y, int64_t ldy)
 {
-    BL_TRY(check_weight(w));
-    BL_TRY(check_matrix("x", T, w->cols, ldx));
-    BL_TRY(check_matrix("y", T, w->rows, ldy));
+    BL_TRY(ops_gemm_check_weight(w));
+    BL_TRY(ops_gemm_check_matrix("x", T, w->cols, ldx));
+    BL_TRY(ops_gemm_check_matrix("y", T, w->rows, ldy));
     weight_task task = {.w = w,
                         .forward = true,
                         .T = T,
@@ -291,9 +291,9 @@ bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_
 bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
                                 const bl_weight *w, float beta, float *dx, int64_t lddx)
 {
-    BL_TRY(check_weight(w));
-    BL_TRY(check_matrix("dy", T, w->rows, lddy));
-    BL_TRY(check_matrix("dx", T, w->cols, lddx));
+    BL_TRY(ops_gemm_check_weight(w));
+    BL_TRY(ops_gemm_check_matrix("dy", T, w->rows, lddy));
+    BL_TRY(ops_gemm_check_matrix("dx", T, w->cols, lddx));
     weight_task task = {.w = w,
                         .T = T,
                         .n_outer = w->cols,

@@ -8,6 +8,10 @@
 
 bl_status ops_cpu_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
+    if (a->a.dtype == BL_BF16)
+        return bl_cpu_gemm_bf16(ops_pool(stream), a->transpose_a, a->transpose_b, a->M, a->N, a->K,
+                                a->alpha, a->a.data, a->lda, a->b.data, a->ldb, a->beta, a->c.dtype,
+                                a->c.data, a->ldc);
     return bl_cpu_gemm_f32(ops_pool(stream), a->transpose_a, a->transpose_b, a->M, a->N, a->K,
                            a->alpha, ops_f32(a->a), a->lda, ops_f32(a->b), a->ldb, a->beta,
                            ops_f32(a->c), a->ldc);
@@ -17,6 +21,10 @@ bl_status ops_cpu_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *
 {
     bl_pool *pool = ops_pool(stream);
     const bl_weight *w = &a->weight;
+    if (a->in.dtype == BL_BF16)
+        return (a->forward ? bl_cpu_gemm_bf16_weight_nt : bl_cpu_gemm_bf16_weight_nn)(
+            pool, a->T, a->in.data, a->forward ? w->cols : w->rows, w, a->beta, a->out.dtype,
+            a->out.data, a->forward ? w->rows : w->cols);
     return a->forward ? bl_cpu_gemm_weight_nt(pool, a->T, ops_f32(a->in), w->cols, w, a->beta,
                                               ops_f32(a->out), w->rows)
                       : bl_cpu_gemm_weight_nn(pool, a->T, ops_f32(a->in), w->rows, w, a->beta,

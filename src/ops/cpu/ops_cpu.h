@@ -64,6 +64,10 @@ bl_status ops_cpu_matmul_end_warm_up(bl_device *device);
 bl_status ops_cpu_matmul_spare_multiprocessors(bl_device *device, int n);
 bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
+/* A matrix of a product: sizes >= 0, rows at least n_cols apart, both within the BLAS's 32 bits. */
+bl_status ops_gemm_check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld);
+bl_status ops_gemm_check_weight(const bl_weight *w);
+
 static inline bl_pool *ops_pool(bl_stream *stream)
 {
     return bl_device_pool(bl_stream_device(stream));

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bf16_emulated.c -- bf16 products on any processor, with the bits of vdpbf16ps: for tests, and for
+ * machines without it. Slower than fp32. */
+#include <string.h>
+
+#include "base/dtype.h"
+#include "ops/cpu/bf16_kernels.h"
+#include "ops/cpu/ops_cpu.h"
+
+enum { LANES = 16 };
+typedef uint32_t vu16 __attribute__((vector_size(64), aligned(4), may_alias));
+_Static_assert(OPS_BF16_PANEL % LANES == 0 && (int)OPS_BF16_NARROW == (int)LANES,
+               "panels are whole vectors");
+
+static void decode(const uint8_t *codes, uint16_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = (uint16_t)(bl_f32_bits(bl_e4m3_to_f32(codes[i])) >> 16);
+}
+
+static void narrow(const float *src, uint16_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) dst[i] = bl_f32_to_bf16(src[i]);
+}
+
+static void copy_rows(const uint16_t *src, int64_t ld, int64_t n_rows, int64_t depth,
+                      const float *scale, uint16_t *dst)
+{
+    for (int64_t i = 0; i < n_rows; i++, src += ld, dst += OPS_BF16_A_STRIDE) {
+        if (scale)
+            for (int64_t k = 0; k < depth; k++)
+                dst[k] = bl_f32_to_bf16(bl_bf16_to_f32(src[k]) * scale[k]);
+        else
+            memcpy(dst, src, (size_t)depth * sizeof *dst);
+        if (depth % 2) dst[depth] = 0;
+    }
+}
+
+static void copy_columns(const uint16_t *src, int64_t ld, int64_t n_rows, int64_t depth,
+                         uint16_t *dst)
+{
+    for (int64_t i = 0; i < n_rows; i++, dst += OPS_BF16_A_STRIDE) {
+        for (int64_t k = 0; k < depth; k++) dst[k] = src[k * ld + i];
+        if (depth % 2) dst[depth] = 0;
+    }
+}
+
+static void pack(const uint16_t *src, int64_t k_stride, int64_t j_stride, int64_t depth,
+                 int64_t n_cols, int64_t width, uint16_t *panel)
+{
+    for (int64_t k = 0; k < depth + depth % 2; k++)
+        for (int64_t j = 0; j < width; j++)
+            panel[(k / 2 * width + j) * 2 + k % 2] =
+                k < depth && j < n_cols ? src[k * k_stride + j * j_stride] : 0;
+}
+
+static void pack_rows(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols, int64_t width,
+                      uint16_t *panel)
+{
+    pack(src, ld, 1, depth, n_cols, width, panel);
+}
+
+static void pack_columns(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols,
+                         int64_t width, uint16_t *panel)
+{
+    pack(src, 1, ld, depth, n_cols, width, panel);
+}
+
+/* sum[j] = sum over k of a[k] b[k][j], one vector of a panel. */
+OPS_CLONES static void sum_emulated(const uint16_t *a, const uint16_t *b, int64_t n_pairs,
+                                    int64_t width, float sum[LANES])
+{
+    vf16 total = {0};
+    for (int64_t p = 0; p < n_pairs; p++) {
+        vu16 pairs = *(const vu16 *)(b + p * width * 2), low = pairs << 16,
+             high = pairs & 0xffff0000u;
+        total += bl_bf16_to_f32(a[2 * p + 1]) * (vf16)high;
+        total += bl_bf16_to_f32(a[2 * p]) * (vf16)low;
+    }
+    memcpy(sum, &total, sizeof total);
+}
+
+static void store(const ops_bf16_step *s, int64_t row, int64_t col, float value)
+{
+    float *sums = s->sums + row * OPS_BF16_SUMS_MAX + col;
+    float total = s->factor[col] * value;
+    if (!s->is_first) total += *sums;
+    if (!s->is_last) {
+        *sums = total;
+    } else if (s->c_is_bf16) {
+        uint16_t *c = (uint16_t *)s->C + row * s->ldc + col;
+        *c = bl_f32_to_bf16(s->beta == 0 ? total : total + s->beta * bl_bf16_to_f32(*c));
+    } else {
+        float *c = (float *)s->C + row * s->ldc + col;
+        *c = s->beta == 0 ? total : total + s->beta * *c;
+    }
+}
+
+static void multiply(const ops_bf16_step *s)
+{
+    const uint16_t *panel = s->b;
+    for (int64_t first = 0; first < s->n_cols;) {
+        int64_t left = s->n_cols - first,
+                width = left > OPS_BF16_NARROW ? OPS_BF16_PANEL : OPS_BF16_NARROW;
+        for (int64_t part = 0; part < bl_min_i64(width, left); part += LANES)
+            for (int64_t row = 0; row < s->n_rows; row++) {
+                float sum[LANES];
+                sum_emulated(s->a + row * OPS_BF16_A_STRIDE, panel + 2 * part, s->n_pairs, width,
+                             sum);
+                for (int64_t j = 0; j < LANES && part + j < left; j++)
+                    store(s, row, first + part + j, sum[j]);
+            }
+        panel += s->n_pairs * width * 2;
+        first += width;
+    }
+}
+
+const ops_bf16_kernels ops_bf16_kernels_emulated = {
+    "emulated", decode, narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply};

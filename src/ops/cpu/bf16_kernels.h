@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bf16_kernels.h -- the inner loops of bf16 products, once for every kind of processor. Internal to
+ * ops/.
+ *
+ * A step of a product multiplies some rows of A with some columns of B over at most OPS_BF16_DEPTH
+ * of the inner dimension, as pairs (2p, 2p + 1): vdpbf16ps multiplies two pairs at once. A is in
+ * rows, OPS_BF16_A_STRIDE elements apart: never a power of two, whose rows would share cache sets.
+ * B is in panels of OPS_BF16_PANEL columns, the last one of OPS_BF16_NARROW if that is enough: a
+ * panel is [n_pairs][its columns][2]. Zeros fill the pair of an odd depth and the columns of a
+ * panel.
+ *
+ * Every element is a sum in one order: sum = 0; for each p: sum += a[2p+1] b[2p+1]; sum += a[2p]
+ * b[2p], each rounded once to fp32. That is what vdpbf16ps computes (Intel, Architecture
+ * Instruction Set Extensions, 319433, VDPBF16PS; AMD's Zen 4 gives the same bits), and what the
+ * emulation computes, too: products of bf16 are exact in fp32. Only where something is subnormal
+ * or overflows may they differ: vdpbf16ps takes subnormals as zero. */
+#ifndef BALLAST_OPS_CPU_BF16_KERNELS_H
+#define BALLAST_OPS_CPU_BF16_KERNELS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum {
+    OPS_BF16_DEPTH = 512,
+    OPS_BF16_A_STRIDE = OPS_BF16_DEPTH + 32,
+    OPS_BF16_PANEL = 32,
+    OPS_BF16_NARROW = 16,
+    OPS_BF16_SUMS_MAX = 128, /* columns of a tile */
+};
+
+/* A step: t[i][j] = factor[j] sum_k A[i][k] B[k][j], plus sums[i][j] unless `is_first`. Not
+ * `is_last`: sums = t. `is_last`: C = t + beta C, rounded once if C is bf16; beta 0 overwrites. */
+typedef struct ops_bf16_step {
+    int64_t n_rows, n_cols, n_pairs;
+    const uint16_t *a, *b;
+    const float *factor; /* padded to whole panels */
+    float *sums;         /* rows are OPS_BF16_SUMS_MAX apart */
+    bool is_first, is_last, c_is_bf16;
+    float beta;
+    void *C;
+    int64_t ldc;
+} ops_bf16_step;
+
+typedef struct ops_bf16_kernels {
+    const char *name;
+    /* dst[i] = bf16(codes[i]), exact */
+    void (*decode)(const uint8_t *codes, uint16_t *dst, int64_t n);
+    /* dst[i] = bf16(src[i]), to nearest even */
+    void (*narrow)(const float *src, uint16_t *dst, int64_t n);
+    /* Rows of A: dst[i][k] = src[i][k], or bf16(src[i][k] scale[k]) where scale is not NULL. */
+    void (*copy_rows)(const uint16_t *src, int64_t ld, int64_t n_rows, int64_t depth,
+                      const float *scale, uint16_t *dst);
+    /* The same of A stored transposed: dst[i][k] = src[k][i]. */
+    void (*copy_columns)(const uint16_t *src, int64_t ld, int64_t n_rows, int64_t depth,
+                         uint16_t *dst);
+    /* One panel of `width` columns of which n_cols are there; src[k][j], rows ld apart. */
+    void (*pack_rows)(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols, int64_t width,
+                      uint16_t *panel);
+    /* The same of B stored transposed: src[j][k]. */
+    void (*pack_columns)(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols,
+                         int64_t width, uint16_t *panel);
+    void (*multiply)(const ops_bf16_step *step);
+} ops_bf16_kernels;
+
+/* The fastest that this processor can run; never NULL. */
+const ops_bf16_kernels *ops_bf16_kernels_best(void);
+
+extern const ops_bf16_kernels ops_bf16_kernels_emulated;
+
+#endif

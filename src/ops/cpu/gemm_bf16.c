@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gemm_bf16.c -- products of bf16 with fp32 sums. The output is cut into tiles, one pool item each.
+ * A tile walks along the inner dimension in steps: copy the tile's part of A, pack that of B, of
+ * FP8 codes decoded to bf16, which is exact, and multiply. Both stay in the second-level cache,
+ * where the kernel reads them again and again. Scales never meet the codes: those that are common
+ * to a column of a step multiply its sums, those of W's rows in dx = dy W multiply dy.
+ *
+ * Where steps begin depends on K and the formats alone, so the bits of a row of C depend neither on
+ * the number of threads nor on the other rows. */
+#include "ops/gemm.h"
+
+#include <string.h>
+
+#include "ops/cpu/bf16_kernels.h"
+#include "ops/cpu/ops_cpu.h"
+
+enum {
+    TILE_M = 512,
+    TILE_N = OPS_BF16_SUMS_MAX,
+    TILE_M_MIN = 64,
+    TILE_N_MIN = 2 * OPS_BF16_PANEL,
+    N_ITEMS_WANTED = 16, /* enough to keep some cores evenly busy, where shapes allow */
+    STRIP_ROWS = 32, /* of W decoded at a time, then packed: they stay in the first-level cache */
+};
+
+/* A worker's scratch. */
+typedef struct bf16_scratch {
+    uint16_t a[TILE_M * OPS_BF16_A_STRIDE];
+    uint16_t b[OPS_BF16_DEPTH * TILE_N];
+    float sums[TILE_M * OPS_BF16_SUMS_MAX];
+    uint16_t strip[STRIP_ROWS * OPS_BF16_A_STRIDE];
+    float row_scale[OPS_BF16_DEPTH]; /* of W's rows, in dx = dy W */
+    float factor[TILE_N];
+} bf16_scratch;
+_Static_assert(sizeof(bf16_scratch) <= BL_POOL_SCRATCH_BYTES, "a step fits the scratch");
+_Static_assert((int)STRIP_ROWS >= (int)OPS_BF16_PANEL && (int)OPS_BF16_A_STRIDE >= (int)TILE_N,
+               "a strip holds a panel's columns of W^T, and rows of W as wide as a tile");
+
+typedef struct bf16_task {
+    const ops_bf16_kernels *kernels;
+    int64_t M, N, K, tile_m, tile_n;
+    bool trans_a, trans_b;
+    const uint16_t *A, *B;
+    int64_t lda, ldb, ldc;
+    float alpha, beta;
+    const bl_weight *w; /* in place of B; trans_b: its transpose */
+    bool has_row_scales, has_blocks;
+    bool c_is_bf16;
+    void *C;
+} bf16_task;
+
+/* ---- the frozen matrix ---- */
+
+/* The segment that holds a row of W; *first: its first row. */
+static const bl_weight_segment *find_segment(const bl_weight *w, int64_t row, int64_t *first)
+{
+    int s = 0;
+    *first = 0;
+    while (s + 1 < w->n_segments && row >= *first + w->segment[s].rows)
+        *first += w->segment[s++].rows;
+    return &w->segment[s];
+}
+
+/* dst[i][j] = bf16(W[row + i][col + j]) without scales. */
+static void decode_rows(const bf16_task *t, int64_t row, int64_t n_rows, int64_t col,
+                        int64_t n_cols, uint16_t *dst, int64_t ld)
+{
+    for (int64_t i = 0; i < n_rows; i++, dst += ld) {
+        int64_t first;
+        const bl_weight_segment *s = find_segment(t->w, row + i, &first);
+        int64_t at = (row + i - first) * t->w->cols + col;
+        float wide[OPS_BF16_DEPTH];
+        switch (s->format) {
+        case BL_FORMAT_FP8_ROW:
+        case BL_FORMAT_FP8_BLOCK:
+            t->kernels->decode((const uint8_t *)s->codes + at, dst, n_cols);
+            break;
+        case BL_FORMAT_BF16:
+            memcpy(dst, (const uint16_t *)s->codes + at, (size_t)n_cols * sizeof *dst);
+            break;
+        case BL_FORMAT_F32:
+            t->kernels->narrow((const float *)s->codes + at, dst, n_cols);
+            break;
+        case BL_FORMAT_F16:
+            bl_dtype_to_f32(BL_F16, (const uint16_t *)s->codes + at, wide, (size_t)n_cols);
+            t->kernels->narrow(wide, dst, n_cols);
+            break;
+        case BL_FORMAT_COUNT: /* no default: a new format without a case does not compile */
+            break;
+        }
+    }
+}
+
+static int64_t panel_width(int64_t n_cols)
+{
+    return n_cols > OPS_BF16_NARROW ? OPS_BF16_PANEL : OPS_BF16_NARROW;
+}
+
+/* Panels of columns [n, n + n_cols) of W^T. */
+static void pack_weight_nt(const bf16_task *t, int64_t k, int64_t depth, int64_t n, int64_t n_cols,
+                           bf16_scratch *s)
+{
+    uint16_t *panel = s->b;
+    for (int64_t col = 0; col < n_cols;) {
+        int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+        decode_rows(t, n + col, n_there, k, depth, s->strip, OPS_BF16_A_STRIDE);
+        t->kernels->pack_columns(s->strip, OPS_BF16_A_STRIDE, depth, n_there, width, panel);
+        panel += (depth + depth % 2) * width;
+        col += width;
+    }
+}
+
+/* Panels of columns [n, n + n_cols) of W. */
+static void pack_weight_nn(const bf16_task *t, int64_t k, int64_t depth, int64_t n, int64_t n_cols,
+                           bf16_scratch *s)
+{
+    for (int64_t row = 0; row < depth; row += STRIP_ROWS) {
+        int64_t n_rows = bl_min_i64(STRIP_ROWS, depth - row);
+        uint16_t *panel = s->b;
+        decode_rows(t, k + row, n_rows, n, n_cols, s->strip, OPS_BF16_A_STRIDE);
+        for (int64_t col = 0; col < n_cols;) {
+            int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+            t->kernels->pack_rows(s->strip + col, OPS_BF16_A_STRIDE, n_rows, n_there, width,
+                                  panel + row * width);
+            panel += (depth + depth % 2) * width;
+            col += width;
+        }
+    }
+}
+
+/* What the sums of the step at k are multiplied with, per column. */
+static void set_factors(const bf16_task *t, int64_t k, int64_t n, int64_t n_cols, float *factor)
+{
+    for (int64_t j = 0; j < TILE_N; j++) factor[j] = j < n_cols ? t->alpha : 0;
+    for (int64_t j = 0; t->w && t->K > 0 && j < n_cols; j++) {
+        int64_t row = t->trans_b ? n + j : k, col = t->trans_b ? k : n + j, first;
+        const bl_weight_segment *s = find_segment(t->w, row, &first);
+        if (s->format == BL_FORMAT_FP8_BLOCK)
+            factor[j] =
+                s->scales[(row - first) / BL_FP8_BLOCK * bl_ceil_div(t->w->cols, BL_FP8_BLOCK) +
+                          col / BL_FP8_BLOCK];
+        else if (s->format == BL_FORMAT_FP8_ROW && t->trans_b)
+            factor[j] = s->scales[row - first];
+    }
+}
+
+/* The scales of rows [k, k + depth) of W, which multiply the columns of dy; NULL: none. */
+static const float *row_scales(const bf16_task *t, int64_t k, int64_t depth, float *scale)
+{
+    if (!t->has_row_scales || t->trans_b) return NULL;
+    for (int64_t i = 0; i < depth; i++) {
+        int64_t first;
+        const bl_weight_segment *s = find_segment(t->w, k + i, &first);
+        scale[i] = s->format == BL_FORMAT_FP8_ROW ? s->scales[k + i - first] : 1;
+    }
+    return scale;
+}
+
+/* ---- steps and tiles ---- */
+
+/* Where the step that begins at k ends: a step sees one row or column of blocks. */
+static int64_t end_of_step(const bf16_task *t, int64_t k)
+{
+    int64_t end = bl_min_i64(k + OPS_BF16_DEPTH, t->K), first;
+    if (!t->has_blocks) return end;
+    if (t->trans_b) return bl_min_i64(end, (k / BL_FP8_BLOCK + 1) * BL_FP8_BLOCK);
+    const bl_weight_segment *s = find_segment(t->w, k, &first);
+    if (s->format == BL_FORMAT_FP8_BLOCK)
+        end = bl_min_i64(end, first + ((k - first) / BL_FP8_BLOCK + 1) * BL_FP8_BLOCK);
+    return bl_min_i64(end, first + s->rows);
+}
+
+static void pack_plain(const bf16_task *t, int64_t k, int64_t depth, int64_t n, int64_t n_cols,
+                       uint16_t *panel)
+{
+    for (int64_t col = 0; col < n_cols;) {
+        int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+        if (t->trans_b)
+            t->kernels->pack_columns(t->B + (n + col) * t->ldb + k, t->ldb, depth, n_there, width,
+                                     panel);
+        else
+            t->kernels->pack_rows(t->B + k * t->ldb + n + col, t->ldb, depth, n_there, width,
+                                  panel);
+        panel += (depth + depth % 2) * width;
+        col += width;
+    }
+}
+
+static void pack_step(const bf16_task *t, int64_t k, int64_t depth, int64_t n, int64_t n_cols,
+                      bf16_scratch *s)
+{
+    if (!t->w)
+        pack_plain(t, k, depth, n, n_cols, s->b);
+    else if (t->trans_b)
+        pack_weight_nt(t, k, depth, n, n_cols, s);
+    else
+        pack_weight_nn(t, k, depth, n, n_cols, s);
+}
+
+static void bf16_tile(void *arg, int64_t index, void *scratch)
+{
+    const bf16_task *t = arg;
+    bf16_scratch *s = scratch;
+    int64_t n_across = bl_ceil_div(t->N, t->tile_n), m = index / n_across * t->tile_m,
+            n = index % n_across * t->tile_n, k = 0;
+    int64_t c_bytes = t->c_is_bf16 ? 2 : 4;
+    ops_bf16_step step = {.n_rows = bl_min_i64(t->tile_m, t->M - m),
+                          .n_cols = bl_min_i64(t->tile_n, t->N - n),
+                          .a = s->a,
+                          .b = s->b,
+                          .factor = s->factor,
+                          .sums = s->sums,
+                          .is_first = true,
+                          .c_is_bf16 = t->c_is_bf16,
+                          .beta = t->beta,
+                          .C = (char *)t->C + (m * t->ldc + n) * c_bytes,
+                          .ldc = t->ldc};
+    do { /* once for K = 0, too: C = beta C */
+        int64_t end = end_of_step(t, k), depth = end - k;
+        if (t->trans_a)
+            t->kernels->copy_columns(t->A + k * t->lda + m, t->lda, step.n_rows, depth, s->a);
+        else
+            t->kernels->copy_rows(t->A + m * t->lda + k, t->lda, step.n_rows, depth,
+                                  row_scales(t, k, depth, s->row_scale), s->a);
+        pack_step(t, k, depth, n, step.n_cols, s);
+        set_factors(t, k, n, step.n_cols, s->factor);
+        step.n_pairs = bl_ceil_div(depth, 2);
+        step.is_last = end == t->K;
+        t->kernels->multiply(&step);
+        step.is_first = false;
+        k = end;
+    } while (k < t->K);
+}
+
+static int64_t count_tiles(const bf16_task *t)
+{
+    return bl_ceil_div(t->M, t->tile_m) * bl_ceil_div(t->N, t->tile_n);
+}
+
+static void run_tiles(bl_pool *pool, bf16_task *t)
+{
+    t->kernels = ops_bf16_kernels_best();
+    t->tile_m = TILE_M;
+    t->tile_n = TILE_N;
+    while (count_tiles(t) < N_ITEMS_WANTED) {
+        bool m_is_longer = bl_min_i64(t->tile_m, t->M) > bl_min_i64(t->tile_n, t->N);
+        if (m_is_longer && t->tile_m > TILE_M_MIN)
+            t->tile_m /= 2;
+        else if (t->tile_n > TILE_N_MIN)
+            t->tile_n /= 2;
+        else
+            break;
+    }
+    bl_pool_run(pool, count_tiles(t), bf16_tile, t);
+}
+
+/* ---- gemm.h ---- */
+
+static bl_status check_output(bl_dtype dtype)
+{
+    if (dtype == BL_F32 || dtype == BL_BF16) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "GEMM: a bf16 product into %s", bl_dtype_name(dtype));
+}
+
+bl_status bl_cpu_gemm_bf16(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                           int64_t K, float alpha, const uint16_t *A, int64_t lda,
+                           const uint16_t *B, int64_t ldb, float beta, bl_dtype c_dtype, void *C,
+                           int64_t ldc)
+{
+    BL_TRY(ops_gemm_check_matrix("A", trans_a ? K : M, trans_a ? M : K, lda));
+    BL_TRY(ops_gemm_check_matrix("B", trans_b ? N : K, trans_b ? K : N, ldb));
+    BL_TRY(ops_gemm_check_matrix("C", M, N, ldc));
+    BL_TRY(check_output(c_dtype));
+    bf16_task task = {.M = M,
+                      .N = N,
+                      .K = K,
+                      .trans_a = trans_a,
+                      .trans_b = trans_b,
+                      .A = A,
+                      .B = B,
+                      .lda = lda,
+                      .ldb = ldb,
+                      .ldc = ldc,
+                      .alpha = alpha,
+                      .beta = beta,
+                      .c_is_bf16 = c_dtype == BL_BF16,
+                      .C = C};
+    run_tiles(pool, &task);
+    return BL_OK;
+}
+
+static bl_status multiply_weight(bl_pool *pool, bool forward, int64_t T, const uint16_t *in,
+                                 int64_t ld_in, const bl_weight *w, float beta, bl_dtype dtype,
+                                 void *out, int64_t ld_out)
+{
+    BL_TRY(ops_gemm_check_weight(w));
+    BL_TRY(ops_gemm_check_matrix(forward ? "x" : "dy", T, forward ? w->cols : w->rows, ld_in));
+    BL_TRY(ops_gemm_check_matrix(forward ? "y" : "dx", T, forward ? w->rows : w->cols, ld_out));
+    BL_TRY(check_output(dtype));
+    bf16_task task = {.M = T,
+                      .N = forward ? w->rows : w->cols,
+                      .K = forward ? w->cols : w->rows,
+                      .trans_b = forward,
+                      .w = w,
+                      .A = in,
+                      .lda = ld_in,
+                      .ldc = ld_out,
+                      .alpha = 1,
+                      .beta = beta,
+                      .c_is_bf16 = dtype == BL_BF16,
+                      .C = out};
+    for (int s = 0; s < w->n_segments; s++) {
+        task.has_row_scales |= w->segment[s].rows > 0 && w->segment[s].format == BL_FORMAT_FP8_ROW;
+        task.has_blocks |= w->segment[s].rows > 0 && w->segment[s].format == BL_FORMAT_FP8_BLOCK;
+    }
+    run_tiles(pool, &task);
+    return BL_OK;
+}
+
+bl_status bl_cpu_gemm_bf16_weight_nt(bl_pool *pool, int64_t T, const uint16_t *x, int64_t ldx,
+                                     const bl_weight *w, float beta, bl_dtype y_dtype, void *y,
+                                     int64_t ldy)
+{
+    return multiply_weight(pool, true, T, x, ldx, w, beta, y_dtype, y, ldy);
+}
+
+bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint16_t *dy, int64_t lddy,
+                                     const bl_weight *w, float beta, bl_dtype dx_dtype, void *dx,
+                                     int64_t lddx)
+{
+    return multiply_weight(pool, false, T, dy, lddy, w, beta, dx_dtype, dx, lddx);
+}
+
+bool bl_cpu_gemm_has_bf16(void)
+{
+    return ops_bf16_kernels_best() != &ops_bf16_kernels_emulated;
+}
