@@ -89,7 +89,9 @@ int64_t bl_arch_layer_weights(const bl_model_config *config)
 
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 {
-    bl_peft_modules modules = {.layers = arch->layers, .n = arch->n_projections};
+    bl_peft_modules modules = {.layers = arch->peft_layers ? arch->peft_layers : arch->layers,
+                               .is_part = arch->skipped != NULL,
+                               .n = arch->n_projections};
 
     for (int p = 0; p < arch->n_projections; p++) modules.path[p] = arch->projections[p].module;
     return modules;

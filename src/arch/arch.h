@@ -57,6 +57,7 @@ typedef struct bl_model_config {
     int64_t max_position_embeddings;
     double rms_norm_eps; /* of LayerNorm, where the entry has it */
     bool tie_word_embeddings;
+    bool is_untied_by_head; /* that was not given: a head that is stored is not tied */
 
     double rope_theta;
     bl_rope_kind rope_kind;
@@ -154,12 +155,16 @@ struct bl_arch {
 
     /* The checkpoint. A tensor's name is a module's with ".weight" behind it. */
     const char *layers;               /* "model.layers" */
+    const char *peft_layers;          /* as PEFT names them; NULL: as `layers` */
     const char *final_norm;           /* "model.norm" */
     const char *embedding;            /* "model.embed_tokens" */
     const char *head;                 /* "lm_head" */
     const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
     int n_projections;
     bl_vector vectors[BL_LAYER_VECTORS];
+    /* Beginnings of names of tensors that are not read, NULL-terminated: the model is part of a
+     * larger one. NULL: there are none. */
+    const char *const *skipped;
 
     /* The layer (arch/block.h). */
     bool has_layer_norm; /* LayerNorm with biases, also at the end; else RMSNorm */

@@ -84,7 +84,7 @@ done:
     return st;
 }
 
-bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
+static bl_status fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
 {
     const bl_arch *arch = config->arch;
     char name[BL_TENSOR_NAME_BYTES];
@@ -103,6 +103,15 @@ bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_mode
                        k->name, k->shape[0], config->head_dim, config->n_heads);
     config->n_kv_heads = n_kv_heads;
     return BL_OK;
+}
+
+bl_status bl_model_config_fit(bl_model_config *config, const bl_hf_model *model)
+{
+    char head[BL_TENSOR_NAME_BYTES];
+
+    bl_arch_module_tensor(config->arch->head, head);
+    if (config->is_untied_by_head && bl_hf_find(model, head)) config->tie_word_embeddings = false;
+    return fit_kv_heads(config, model);
 }
 
 bl_status bl_model_config_describe(const bl_model_config *c, json_t **out)

@@ -21,10 +21,11 @@ bl_status bl_model_config_load(const char *path, bl_model_config *out);
  * hyphen behind the family (llama-3.1-8b). BL_EUSAGE for another name, listing them. */
 bl_status bl_model_config_preset(const char *name, bl_model_config *out);
 
-/* Old 405B files say num_key_value_heads 16 over weights of 8, or the reverse: k_proj of layer 0
- * decides. Sets n_kv_heads by its rows. BL_EINPUT when they are no number of heads that divides
- * n_heads. A model without that tensor is left to the check of all tensors. */
-bl_status bl_model_config_fit_kv_heads(bl_model_config *config, const bl_hf_model *model);
+/* What the tensors decide. n_kv_heads: old 405B files say num_key_value_heads 16 over weights of 8,
+ * or the reverse; it is set by the rows of k_proj of layer 0. BL_EINPUT when they are no number of
+ * heads that divides n_heads. A model without that tensor is left to the check of all tensors.
+ * tie_word_embeddings: false with is_untied_by_head and a stored head. */
+bl_status bl_model_config_fit(bl_model_config *config, const bl_hf_model *model);
 
 /* All that config.json says and a result depends on, by its newest key:
  * {"rope_theta": 500000.0, ...}; two of them are json_equal when the configurations mean the same.

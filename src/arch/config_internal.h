@@ -10,6 +10,6 @@ bool arch_reads(const bl_arch *arch, const char *key);
 
 /* BL_EINPUT names the first key with a value that the family's forward pass lacks; unknown keys are
  * one warning. */
-bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root);
+bl_status arch_check_keys(const bl_arch *arch, const char *file, const json_t *root);
 
 #endif

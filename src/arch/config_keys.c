@@ -189,14 +189,14 @@ static bool is_known(const bl_arch *arch, const char *key)
     return false;
 }
 
-static void warn_of_unknown(const bl_arch *arch, const char *file, json_t *root)
+static void warn_of_unknown(const bl_arch *arch, const char *file, const json_t *root)
 {
     char names[512] = "";
     const char *key;
     json_t *value;
     size_t used = 0;
 
-    json_object_foreach(root, key, value)
+    json_object_foreach((json_t *)root, key, value)
     {
         if (json_is_null(value) || is_known(arch, key) || used >= sizeof names) continue;
         used +=
@@ -211,7 +211,7 @@ static void warn_of_unknown(const bl_arch *arch, const char *file, json_t *root)
 }
 
 /* Keys that the architecture lists and no reader reads: they act in other programs' training. */
-static void warn_of_dropouts(const bl_arch *arch, const char *file, json_t *root)
+static void warn_of_dropouts(const bl_arch *arch, const char *file, const json_t *root)
 {
     static const char *const names[] = {"attention_dropout", "residual_dropout", "hidden_dropout"};
 
@@ -224,7 +224,7 @@ static void warn_of_dropouts(const bl_arch *arch, const char *file, json_t *root
     }
 }
 
-bl_status arch_check_keys(const bl_arch *arch, const char *file, json_t *root)
+bl_status arch_check_keys(const bl_arch *arch, const char *file, const json_t *root)
 {
     BL_TRY(check_changing(arch, file, root));
     warn_of_dropouts(arch, file, root);

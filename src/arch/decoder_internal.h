@@ -34,10 +34,14 @@ bl_status arch_read_rest(const char *file, const json_t *root, bl_model_config *
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config);
 json_t *arch_describe_decoder(const bl_model_config *config);
 
-/* Members of an entry whose tensors are named as Llama's (arch/llama.h). */
-#define BL_DECODER_MEMBERS                                                                         \
-    .read = arch_read_decoder, .describe = arch_describe_decoder, .layers = "model.layers",        \
-    .final_norm = "model.norm", .embedding = "model.embed_tokens", .head = "lm_head",              \
+/* Members of an entry whose tensors are named as Llama's (arch/llama.h): of the whole model, and
+ * in a layer. */
+#define BL_DECODER_MEMBERS BL_DECODER_NAMES, BL_DECODER_LAYER
+#define BL_DECODER_NAMES                                                                           \
+    .layers = "model.layers", .final_norm = "model.norm", .embedding = "model.embed_tokens",       \
+    .head = "lm_head"
+#define BL_DECODER_LAYER                                                                           \
+    .read = arch_read_decoder, .describe = arch_describe_decoder,                                  \
     .projections = bl_llama_projections, .n_projections = BL_PROJECTIONS
 #define BL_DECODER_NORMS                                                                           \
     [BL_ATTENTION_NORM] = {"input_layernorm.weight", BL_EXTENT_HIDDEN},                            \

@@ -10,6 +10,7 @@
     ENTRY(bl_arch_llama)                                                                           \
     ENTRY(bl_arch_mistral)                                                                         \
     ENTRY(bl_arch_ministral3)                                                                      \
+    ENTRY(bl_arch_mistral3)                                                                        \
     ENTRY(bl_arch_qwen2)                                                                           \
     ENTRY(bl_arch_qwen3)                                                                           \
     ENTRY(bl_arch_seed_oss)                                                                        \

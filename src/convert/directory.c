@@ -498,7 +498,7 @@ bl_status bl_conversion_open(bl_conversion *c, bl_shard_plan_fn plan)
 
     BL_TRY(bl_model_config_load(c->source, &config));
     BL_TRY(bl_hf_open(c->source, &c->model));
-    BL_TRY(bl_model_config_fit_kv_heads(&config, c->model));
+    BL_TRY(bl_model_config_fit(&config, c->model));
     BL_TRY(bl_model_check_tensors(&config, c->model));
     c->config = config;
     BL_TRY(bl_model_open_io_files(c->model, true, &c->files));

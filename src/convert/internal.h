@@ -77,7 +77,7 @@ bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
 bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_conversion *c,
                             const bl_shard_plan *plan, const char *path);
 
-/* quantize.c: config.json of compressed-tensors. head: the module that stays as it is. */
-json_t *bl_quantization_config(bl_format format, const char *head);
+/* quantize.c: config.json of compressed-tensors. */
+json_t *bl_quantization_config(bl_format format, const bl_arch *arch);
 
 #endif

@@ -94,7 +94,7 @@ static bl_status change_config(void *user, const char *path, json_t *config)
         json_object_set_new(config, key, json_string("bfloat16"));
     }
     if (!is_fp8) return BL_OK;
-    json_t *added = bl_quantization_config(m->format, m->conversion.config.arch->head);
+    json_t *added = bl_quantization_config(m->format, m->conversion.config.arch);
     return added && json_object_set_new(config, "quantization_config", added) == 0
                ? BL_OK
                : BL_FAIL(BL_ENOMEM, "%s", path);

@@ -2,6 +2,8 @@
 /* quantize.c -- the conversion of a model to FP8: rejected sources, and config.json. */
 #include "convert/quantize.h"
 
+#include <stdio.h>
+
 #include "base/sizes.h"
 #include "convert/internal.h"
 
@@ -10,8 +12,24 @@ typedef struct quantization {
     bl_conversion conversion;
 } quantization;
 
+/* Modules that stay as they are: the head; of a model that is part of a larger one, whose modules
+ * other programs name in their own ways, patterns of the head and the other parts. */
+static json_t *ignored_modules(const bl_arch *arch)
+{
+    char text[BL_TENSOR_NAME_BYTES];
+
+    if (!arch->skipped) return json_pack("[s]", arch->head);
+    snprintf(text, sizeof text, "re:.*%s", bl_peft_last_name(arch->head));
+    json_t *list = json_pack("[s]", text);
+    for (const char *const *part = arch->skipped; list && *part; part++) {
+        snprintf(text, sizeof text, "re:.*%s*", *part); /* "vision_tower." and "*" */
+        json_array_append_new(list, json_string(text));
+    }
+    return list;
+}
+
 /* As llm-compressor writes FP8_DYNAMIC and FP8_BLOCK. */
-json_t *bl_quantization_config(bl_format format, const char *head)
+json_t *bl_quantization_config(bl_format format, const bl_arch *arch)
 {
     bool is_block = format == BL_FORMAT_FP8_BLOCK;
     json_t *weights = json_pack("{s:n, s:n, s:b, s:n, s:i, s:s, s:{}, s:s, s:b, s:s}", "actorder",
@@ -27,11 +45,11 @@ json_t *bl_quantization_config(bl_format format, const char *head)
                             json_pack("[i, i]", BL_FP8_BLOCK, BL_FP8_BLOCK));
         json_object_set_new(inputs, "group_size", json_integer(BL_FP8_BLOCK));
     }
-    return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:[s], s:n, s:s, s:s}", "config_groups",
+    return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:o, s:n, s:s, s:s}", "config_groups",
                      "group_0", "input_activations", inputs, "output_activations", "targets",
-                     "Linear", "weights", weights, "format", "float-quantized", "ignore", head,
-                     "kv_cache_scheme", "quant_method", "compressed-tensors", "quantization_status",
-                     "compressed");
+                     "Linear", "weights", weights, "format", "float-quantized", "ignore",
+                     ignored_modules(arch), "kv_cache_scheme", "quant_method", "compressed-tensors",
+                     "quantization_status", "compressed");
 }
 
 static bl_status plan_shard(void *user, const bl_safetensors *source, bl_shard_plan *out)
@@ -50,7 +68,7 @@ static bl_status write_shard(void *user, size_t index, const char *path, json_t 
 static bl_status change_config(void *user, const char *path, json_t *config)
 {
     quantization *q = user;
-    json_t *added = bl_quantization_config(q->options->format, q->conversion.config.arch->head);
+    json_t *added = bl_quantization_config(q->options->format, q->conversion.config.arch);
 
     if (!added || json_object_set_new(config, "quantization_config", added) != 0)
         return BL_FAIL(BL_ENOMEM, "%s", path);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "arch/rope.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "model/weights.h"
@@ -44,7 +45,7 @@ bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *mo
         tensors[i] = bl_arch_tensor_at(c, (int64_t)i);
         expected[i] = expect(c, model, &tensors[i]);
     }
-    if (st == BL_OK) st = bl_hf_check(model, expected, n);
+    if (st == BL_OK) st = bl_hf_check(model, expected, n, c->arch->skipped);
     free(expected);
     free(tensors);
     return st;
@@ -64,7 +65,7 @@ static bl_status projection_weight(const bl_model_config *c, const bl_hf_model *
 
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 {
-    BL_TRY(bl_model_config_fit_kv_heads(config, model));
+    BL_TRY(bl_model_config_fit(config, model));
     BL_TRY(bl_model_check_tensors(config, model));
     for (int64_t i = 0; i < config->n_layers * config->arch->n_projections; i++) {
         bl_hf_weight w;
@@ -194,6 +195,17 @@ static bl_status check_sequences(const char *dir, const bl_model *model)
     return BL_OK;
 }
 
+/* Of a model that is part of a larger one. */
+static void report_skipped(const char *dir, const bl_model *model)
+{
+    int64_t n_bytes;
+    size_t n = bl_hf_count_skipped(model->files, model->config.arch->skipped, &n_bytes);
+
+    if (n > 0)
+        bl_log_info("%s: text only: %zu tensors (%.1f MB) of vision are not read", dir, n,
+                    (double)n_bytes / 1e6);
+}
+
 static bl_status open_headers(const char *dir, bl_base_format format, bl_model *model)
 {
     BL_TRY(bl_model_config_load(dir, &model->config));
@@ -201,6 +213,7 @@ static bl_status open_headers(const char *dir, bl_base_format format, bl_model *
     BL_TRY(bl_hf_open(dir, &model->files));
     BL_TRY(bl_model_check(&model->config, model->files));
     BL_TRY(bl_model_set_format(model, format));
+    report_skipped(dir, model);
     const bl_stored_tensor *head = find_module(model, model->config.arch->head);
     model->embedding_dtype = find_embedding(model)->dtype;
     model->head_dtype =

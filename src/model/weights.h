@@ -59,7 +59,7 @@ typedef struct bl_model {
 } bl_model;
 
 /* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales;
- * reads no weights. Sets config->n_kv_heads as bl_model_config_fit_kv_heads. BL_EINPUT lists all
+ * reads no weights. Sets config->n_kv_heads as bl_model_config_fit. BL_EINPUT lists all
  * that is wrong. */
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model);
 

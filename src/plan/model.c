@@ -41,6 +41,7 @@ static const struct {
     {.name = "mistral-7b-v0.3", .shape = "mistral-7b-v0.3"},
     {.name = "mistral-large-123b", .shape = "mistral-large-123b"},
     {.name = "devstral-2-123b", .shape = "devstral-2-123b", .storage = FP8_ALL},
+    {.name = "mistral-medium-3.5-128b", .shape = "mistral-medium-3.5-128b", .storage = FP8_ALL},
     {.name = "qwen2.5-7b", .shape = "qwen2.5-7b"},
     {.name = "qwen2.5-32b", .shape = "qwen2.5-32b"},
     {.name = "qwen2.5-72b", .shape = "qwen2.5-72b"},

@@ -300,6 +300,26 @@ static bool is_ignored(const char *name)
     return false;
 }
 
+static bool is_skipped(const char *name, const char *const *skipped)
+{
+    for (; skipped && *skipped; skipped++)
+        if (strncmp(name, *skipped, strlen(*skipped)) == 0) return true;
+    return false;
+}
+
+size_t bl_hf_count_skipped(const bl_hf_model *model, const char *const *skipped, int64_t *n_bytes)
+{
+    size_t n = 0;
+
+    *n_bytes = 0;
+    for (size_t i = 0; i < model->n_tensors; i++) {
+        if (!is_skipped(model->tensors[i]->name, skipped)) continue;
+        *n_bytes += model->tensors[i]->n_bytes;
+        n++;
+    }
+    return n;
+}
+
 static void check_one(const bl_hf_model *model, const bl_hf_expected *expected,
                       bl_problems *problems)
 {
@@ -330,7 +350,8 @@ static int compare_expected(const void *a, const void *b)
                   (*(const bl_hf_expected *const *)b)->name);
 }
 
-bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected)
+bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected,
+                      const char *const *skipped)
 {
     bl_problems problems = {0};
     const bl_hf_expected **by_name = calloc(n_expected + 1, sizeof *by_name);
@@ -343,7 +364,7 @@ bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, 
     qsort(by_name, n_expected, sizeof *by_name, compare_expected);
     for (size_t i = 0; i < model->n_tensors; i++) {
         const bl_hf_expected wanted = {.name = model->tensors[i]->name}, *key = &wanted;
-        if (!is_ignored(wanted.name) &&
+        if (!is_ignored(wanted.name) && !is_skipped(wanted.name, skipped) &&
             !bsearch(&key, by_name, n_expected, sizeof *by_name, compare_expected))
             bl_problems_add(&problems, "unexpected %s", wanted.name);
     }

@@ -91,7 +91,12 @@ typedef struct bl_hf_expected {
 
 /* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and
  * wrong-dtype tensor. Not extra: the scales of FP8 weights, and tensors that inference adds
- * (input_scale, activation_scale, weight_zero_point, k_scale, rotary_emb.inv_freq and others). */
-bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected);
+ * (input_scale, activation_scale, weight_zero_point, k_scale, rotary_emb.inv_freq and others), and
+ * names that begin with one of `skipped`, NULL-terminated (NULL: none). */
+bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, size_t n_expected,
+                      const char *const *skipped);
+
+/* Tensors whose names begin with one of `skipped` (NULL: none), and their bytes. */
+size_t bl_hf_count_skipped(const bl_hf_model *model, const char *const *skipped, int64_t *n_bytes);
 
 #endif

@@ -24,7 +24,10 @@ typedef struct bl_peft_modules {
     const char *layers; /* "model.layers" */
     int n;
     const char *path[BL_PEFT_MAX_MODULES]; /* in a layer: "self_attn.q_proj" */
-} bl_peft_modules;                         /* the texts are borrowed, by open adapters too */
+    /* Of a larger model, whose other modules may have the same last names: target_modules is
+     * written as a pattern of whole paths. */
+    bool is_part;
+} bl_peft_modules; /* the texts are borrowed, by open adapters too */
 
 enum { BL_PEFT_NAME_BYTES = 128 };
 /* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight" */

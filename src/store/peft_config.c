@@ -180,6 +180,28 @@ static json_t *json_alpha(double alpha)
                                                        : json_real(alpha);
 }
 
+/* The last names, or a pattern of whole paths: "model.layers.[0-9]+.(mlp.up_proj|...)". */
+static json_t *json_targets(const bl_peft_modules *modules, uint32_t targets)
+{
+    json_t *list = json_array(), *pattern = NULL;
+    char text[1024];
+    size_t used = (size_t)snprintf(text, sizeof text, "%s.[0-9]+.(", modules->layers);
+    const char *between = "";
+
+    for (int m = 0; m < modules->n; m++) {
+        if (!(targets >> m & 1)) continue;
+        json_array_append_new(list, json_string(bl_peft_last_name(modules->path[m])));
+        used +=
+            (size_t)snprintf(text + used, sizeof text - used, "%s%s", between, modules->path[m]);
+        between = "|";
+    }
+    snprintf(text + used, sizeof text - used, ")");
+    if (!modules->is_part) return list;
+    pattern = json_string(text);
+    json_decref(list);
+    return pattern;
+}
+
 bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
                                const bl_peft_config *config, const char *base_name)
 {
@@ -187,10 +209,7 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     char *path = NULL, *text = NULL;
 
     bl_json_watch_memory();
-    json_t *targets = json_array();
-    for (int m = 0; m < modules->n; m++)
-        if (config->targets >> m & 1)
-            json_array_append_new(targets, json_string(bl_peft_last_name(modules->path[m])));
+    json_t *targets = json_targets(modules, config->targets);
     /* Without exclude_modules and lora_bias, at which PEFT before 0.14 stops: absent means off. */
     json_t *root = json_pack(
         "{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "

@@ -25,13 +25,13 @@ static void read_factors(const bl_peft_adapter *adapter, const bl_peft_base *bas
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
 {
     const bl_peft_base base = {
-        {"model.layers",
-         7,
-         {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}},
-        2,
-        {8, 8, 8, 8, 8, 8, 12},
-        {8, 4, 4, 8, 12, 12, 8}};
+        .modules = {.layers = "model.layers",
+                    .n = 7,
+                    .path = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                             "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}},
+        .n_layers = 2,
+        .in_features = {8, 8, 8, 8, 8, 8, 12},
+        .out_features = {8, 4, 4, 8, 12, 12, 8}};
     fuzz_input input = {.bytes = bytes, .n_bytes = n_bytes};
     bl_peft_config config;
     bl_peft_adapter *adapter = NULL;

@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t n_bytes)
     }
     fuzz_check(bl_hf_open(fuzz_folder(), &files));
     if (files) {
-        if (st == BL_OK) fuzz_check(bl_model_config_fit_kv_heads(&config, files));
+        if (st == BL_OK) fuzz_check(bl_model_config_fit(&config, files));
         read_weights(files);
     }
     bl_hf_close(files);

@@ -456,7 +456,7 @@ static void test_check_lists_everything(void **state)
         "\"extra\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]}}",
         15);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
-    assert_int_equal(bl_hf_check(model, expected, BL_COUNT(expected)), BL_EINPUT);
+    assert_int_equal(bl_hf_check(model, expected, BL_COUNT(expected), NULL), BL_EINPUT);
     const char *list = strstr(bl_error_text(), ": ");
     assert_non_null(list);
     assert_string_equal(list,
@@ -467,7 +467,32 @@ static void test_check_lists_everything(void **state)
     put_safetensors("m/model.safetensors",
                     "{\"good\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
-    assert_int_equal(bl_hf_check(model, expected, 1), BL_OK);
+    assert_int_equal(bl_hf_check(model, expected, 1, NULL), BL_OK);
+    bl_hf_close(model);
+}
+
+/* Of a model that is part of a larger one. */
+static void test_skipped_tensors(void **state)
+{
+    static const bl_hf_expected expected = {"a.weight", 1, {1}, BL_DTYPE_BIT(BL_F32), false};
+    static const char *const skipped[] = {"vision.", "audio.", NULL};
+    bl_hf_model *model;
+    int64_t n_bytes;
+
+    (void)state;
+    tmp_subdir("m");
+    put_safetensors("m/model.safetensors",
+                    "{\"a.weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                    "\"audio.w\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[4,7]},"
+                    "\"vision.w\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[7,15]},"
+                    "\"visions\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[15,16]}}",
+                    16);
+    assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
+    assert_int_equal(bl_hf_check(model, &expected, 1, skipped), BL_EINPUT);
+    assert_string_equal(strstr(bl_error_text(), ": "), ": unexpected visions");
+    assert_int_equal(bl_hf_count_skipped(model, skipped, &n_bytes), 2);
+    assert_int_equal(n_bytes, 11);
+    assert_int_equal(bl_hf_count_skipped(model, NULL, &n_bytes), 0);
     bl_hf_close(model);
 }
 
@@ -488,7 +513,7 @@ static void test_a_cut_list_is_a_prefix(void **state)
     tmp_subdir("m");
     put_safetensors("m/model.safetensors", "{}", 0);
     assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
-    assert_int_equal(bl_hf_check(model, expected, 4), BL_EINPUT);
+    assert_int_equal(bl_hf_check(model, expected, 4, NULL), BL_EINPUT);
     assert_error_has("; missing bbbb");
     assert_error_has("bbb (and 2 more)");
     assert_null(strstr(bl_error_text(), "short"));
@@ -536,6 +561,7 @@ int main(void)
         cmocka_unit_test(test_fp8_refusals),
         cmocka_unit_test(test_quantization_refusals),
         cmocka_unit_test(test_check_lists_everything),
+        cmocka_unit_test(test_skipped_tensors),
         cmocka_unit_test(test_a_cut_list_is_a_prefix),
         cmocka_unit_test(test_real_models),
     };

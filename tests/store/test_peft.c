@@ -113,6 +113,29 @@ static void test_config_text(void **state)
     free(text);
 }
 
+/* Of a larger model, whose other modules have such names, too. */
+static void test_targets_of_a_part(void **state)
+{
+    bl_peft_base part = base;
+    bl_peft_config read;
+    fill_arg arg = {&qv, 0, -1};
+    char *text;
+    size_t n_bytes;
+
+    (void)state;
+    part.modules.is_part = true;
+    assert_int_equal(bl_peft_write(tmp_subdir("a"), &qv, &part, "X", BL_F32, fill, &arg), BL_OK);
+    assert_int_equal(
+        bl_file_read_all(tmp_path("a/adapter_config.json"), 10000, (void **)&text, &n_bytes),
+        BL_OK);
+    assert_non_null(strstr(text, "\"target_modules\": "
+                                 "\"model.layers.[0-9]+.(self_attn.q_proj|self_attn.v_proj)\""));
+    free(text);
+    assert_int_equal(bl_peft_load_config(tmp_path("a"), &part.modules, base.n_layers, &read),
+                     BL_OK);
+    assert_int_equal(read.targets, qv.targets);
+}
+
 static void round_trip(const bl_peft_config *config, bl_dtype dtype)
 {
     bl_peft_adapter *adapter;
@@ -404,6 +427,7 @@ int main(void)
         cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_large_factor),
         cmocka_unit_test(test_writing_fails_cleanly),
+        cmocka_unit_test(test_targets_of_a_part),
         cmocka_unit_test(test_target_modules),
         cmocka_unit_test(test_unsupported_features),
         cmocka_unit_test(test_tensors_are_compared_with_the_base),

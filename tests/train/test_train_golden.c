@@ -188,6 +188,8 @@ static void test_same_bits(void **state)
     static const char *const names[] = {"tiny-ranks",
                                         "tiny-llama3-rope",
                                         "../../families/cases/qwen3-tied",
+                                        "../../families/cases/mistral-window",
+                                        "../../fp8/cases/static-tower",
                                         "../../families/cases/granite",
                                         "../../families/cases/falcon-180b",
                                         "../../fp8/cases/mixed",

@@ -6,7 +6,7 @@ import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 sys.path.insert(0, os.path.join(ROOT, 'tools', 'golden', 'families'))
-from make_golden import FALCON_TARGETS, LLAMA_TARGETS, without  # noqa: E402
+from make_golden import FALCON_TARGETS, LLAMA_TARGETS, TOWER_TARGETS, without  # noqa: E402
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 POSITIONS, ORIGINAL = 256, 96   # rows of ROW_LENGTHS are on both sides of ORIGINAL, a prompt and its answer below
@@ -24,6 +24,8 @@ FAMILIES = {
     'mistral': ('Mistral', {**DECODER, 'sliding_window': None}, LLAMA_TARGETS),
     'mistral, window': ('Mistral', {**DECODER, 'sliding_window': 9}, LLAMA_TARGETS),
     'ministral3': ('Ministral3', DECODER, LLAMA_TARGETS),
+    'mistral3, mistral': ('Mistral3', {**DECODER, 'model_type': 'mistral', 'sliding_window': None}, TOWER_TARGETS),
+    'mistral3, ministral3': ('Mistral3', {**DECODER, 'model_type': 'ministral3'}, TOWER_TARGETS),
     'qwen2': ('Qwen2', without(DECODER, 'head_dim') | {'hidden_size': 32}, LLAMA_TARGETS),
     'qwen2, windows': ('Qwen2', {**without(DECODER, 'head_dim'), 'hidden_size': 32, 'use_sliding_window': True,
                                  'sliding_window': 9, 'max_window_layers': 1}, LLAMA_TARGETS),
@@ -47,10 +49,10 @@ ROPES = {
 }
 
 
-def rope_parameters(kind, rope):
+def rope_parameters(family, rope):
     """As the family's files have them: Ministral 3 scales its queries with every type."""
     parameters = {'rope_type': rope, 'rope_theta': 1e4, **ROPES[rope]}
-    if kind == 'Ministral3':
+    if 'ministral3' in family:
         parameters |= {'llama_4_scaling_beta': 0.1, 'original_max_position_embeddings': ORIGINAL}
     return parameters
 
@@ -77,7 +79,7 @@ def quick(tokenizers):
 REJECTED_TYPES = ('ApertusConfig', 'ArceeConfig', 'BloomConfig', 'CohereConfig', 'Cohere2Config', 'DeepseekV3Config', 'Exaone4Config',
                   'FalconMambaConfig', 'GemmaConfig', 'Gemma2Config', 'Gemma3TextConfig', 'GlmConfig', 'Glm4Config',
                   'GPT2Config', 'GPTNeoXConfig', 'GptOssConfig', 'GraniteMoeConfig', 'HunYuanDenseV1Config', 'InternLM3Config',
-                  'Llama4TextConfig', 'MambaConfig', 'MiniMaxM2Config', 'Mistral3Config', 'MixtralConfig', 'MptConfig',
+                  'Llama4TextConfig', 'MambaConfig', 'MiniMaxM2Config', 'MixtralConfig', 'MptConfig',
                   'NemotronConfig', 'OlmoConfig', 'Olmo2Config', 'Olmo3Config', 'OPTConfig', 'PhiConfig', 'Phi3Config',
                   'PhimoeConfig', 'Qwen2MoeConfig', 'Qwen3MoeConfig', 'Qwen3NextConfig', 'SmolLM3Config', 'StableLmConfig',
                   'Starcoder2Config')

@@ -7,7 +7,7 @@ usage: make.py [--ballast PROGRAM] [--processes N] [--check]
 --check writes nothing: it runs one combination per family and every rejection, and compares with the page. Exit 77: a library is
 missing, or the page is of another version of transformers.
 
-Made with Python 3.11.2, torch 2.15.0, transformers 5.23.0, peft 0.21.2, tokenizers 0.23.3.
+Made with Python 3.11.2, torch 2.15.0, transformers 5.24.0, peft 0.21.2, tokenizers 0.23.3.
 """
 import argparse
 import collections
@@ -63,10 +63,10 @@ def float64():
 def write_model(directory, family, rope, dtype, tied, tokenizer, seed):
     kind, settings, _ = FAMILIES[family]
     tokens = tokenizers_of.make(tokenizer)
-    config = getattr(transformers, kind + 'Config')(
-        **settings, vocab_size=len(tokens), bos_token_id=tokens.bos_token_id, eos_token_id=tokens.eos_token_id, pad_token_id=None,
-        tie_word_embeddings=tied, rope_parameters=cases.rope_parameters(kind, rope))
-    model = getattr(transformers, kind + 'ForCausalLM')(config)
+    config = make_golden.config_of(kind, {
+        **settings, 'vocab_size': len(tokens), 'bos_token_id': tokens.bos_token_id, 'eos_token_id': tokens.eos_token_id,
+        'pad_token_id': None, 'tie_word_embeddings': tied, 'rope_parameters': cases.rope_parameters(family, rope)})
+    model = make_golden.class_of(kind)(config)
     with torch.no_grad():
         values = make_golden.make_weights(model, seed)
         for name, p in model.named_parameters():
@@ -76,14 +76,14 @@ def write_model(directory, family, rope, dtype, tied, tokenizer, seed):
     return tokens
 
 
-def load_float64(directory):
+def load_float64(directory, kind):
     """The model of the written files."""
     config = transformers.AutoConfig.from_pretrained(directory)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager', dtype=torch.float64)
+    model = make_golden.class_of(kind)._from_config(config, attn_implementation='eager', dtype=torch.float64)
     stored = checkpoint.read_safetensors(os.path.join(directory, 'model.safetensors'))
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.copy_(torch.from_numpy(checkpoint.widen(*stored[name]).astype(np.float64)))
+            p.copy_(torch.from_numpy(checkpoint.widen(*stored[make_golden.stored_name(kind, name)]).astype(np.float64)))
     return model.double().eval()
 
 
@@ -105,7 +105,7 @@ def greedy(model, ids):
         if top.values[0] - top.values[1] < TIE * logits.abs().max():
             break
         out.append(int(top.indices[0]))
-        if out[-1] == model.config.eos_token_id:
+        if out[-1] == model.config.get_text_config().eos_token_id:
             break
     return out
 
@@ -144,7 +144,7 @@ def compare(directory, combination, seed):
     tokens = write_model(directory, family, rope, dtype, tied, tokenizer, seed)
     rows = write_rows(os.path.join(directory, 'rows.jsonl'), len(tokens), seed)
     with float64():
-        model = load_float64(directory)
+        model = load_float64(directory, FAMILIES[family][0])
         prompt = tokens(PROMPT)['input_ids']
         with torch.no_grad():
             expected = greedy(model, prompt)

@@ -6,13 +6,14 @@ The files are those of tests/golden/train (../train/README.md), whose reader and
 relative to tests/golden/train, as the tests read them. The model is transformers' own class, the adapter PEFT's.
 Everything is computed in float64: where transformers asks for float32 (norms, RoPE, softmax) it gets float64.
 
-Made with Python 3.11.2, torch 2.15.0, transformers 5.23.0, peft, numpy; other versions of transformers are refused.
+Made with Python 3.11.2, torch 2.15.0, transformers 5.24.0, peft, numpy; other versions of transformers are refused.
 
 usage: make_golden.py [--out DIR] [--only CASE ...]
 """
 import argparse
 import json
 import os
+import re
 import sys
 
 import numpy as np
@@ -24,7 +25,7 @@ import checkpoint  # noqa: E402
 import inputs  # noqa: E402
 import reference  # noqa: E402
 
-TRANSFORMERS = '5.23.0'
+TRANSFORMERS = '5.24.0'
 VOCAB, R, ALPHA, STEPS = 64, 4, 8, 3
 SIZES = {'vocab_size': VOCAB, 'hidden_size': 24, 'num_hidden_layers': 2, 'num_attention_heads': 4, 'bos_token_id': 1,
          'eos_token_id': 2, 'pad_token_id': None, 'max_position_embeddings': 64}
@@ -43,6 +44,10 @@ LONGROPE = {'rope_type': 'longrope', 'rope_theta': 1e4, 'original_max_position_e
 
 FALCON = {**SIZES, 'num_kv_heads': 2, 'ffn_hidden_size': 40}
 FALCON_TARGETS = ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h']
+
+VISION = {'model_type': 'pixtral', 'hidden_size': 16, 'intermediate_size': 16, 'num_hidden_layers': 1, 'num_attention_heads': 2,
+          'head_dim': 8, 'image_size': 28, 'patch_size': 14}
+TOWER_TARGETS = r'model\.language_model\.layers\.\d+\..*_proj'   # the vision tower has modules of these names, too
 
 #  name: (class, configuration, targets)
 CASES = {
@@ -63,6 +68,8 @@ CASES = {
     'falcon-7b': ('Falcon', {**without(FALCON, 'ffn_hidden_size'), 'multi_query': True}, FALCON_TARGETS),
     'falcon-sequence': ('Falcon', {**without(FALCON, 'num_kv_heads'), 'multi_query': False, 'parallel_attn': False,
                                    'bias': True}, FALCON_TARGETS),
+    'mistral3': ('Mistral3', {**DECODER, 'model_type': 'ministral3', 'rope_parameters': {**YARN, 'llama_4_scaling_beta': 0.1}},
+                 TOWER_TARGETS),
 }
 
 CONFIG = {
@@ -106,17 +113,43 @@ def make_weights(model, seed):
     return weights
 
 
+def config_of(kind, settings):
+    if kind != 'Mistral3':
+        return getattr(transformers, kind + 'Config')(**settings)
+    text = without(settings, 'tie_word_embeddings')
+    return transformers.Mistral3Config(text_config=text, vision_config=VISION,
+                                       tie_word_embeddings=settings.get('tie_word_embeddings', False))
+
+
+def class_of(kind):
+    return getattr(transformers, kind + ('ForConditionalGeneration' if kind == 'Mistral3' else 'ForCausalLM'))
+
+
+def targets_of(kind):
+    return TOWER_TARGETS if kind == 'Mistral3' else LLAMA_TARGETS
+
+
+def stored_name(kind, name):
+    """Of a parameter, in the files that transformers writes."""
+    if kind != 'Mistral3':
+        return name
+    name = re.sub(r'^lm_head', 'language_model.lm_head', name)
+    name = re.sub(r'^model\.language_model', 'language_model.model', name)
+    return re.sub(r'^model\.(vision_tower|multi_modal_projector)', r'\1', name)
+
+
 def write_model(directory, kind, settings, seed):
     """The model, with the weights and config.json that were written."""
     os.makedirs(directory, exist_ok=True)
-    config = getattr(transformers, kind + 'Config')(**settings, architectures=[kind + 'ForCausalLM'])
-    model = getattr(transformers, kind + 'ForCausalLM')._from_config(config, attn_implementation='eager').double().eval()
+    config = config_of(kind, settings)
+    config.architectures = [class_of(kind).__name__]
+    model = class_of(kind)._from_config(config, attn_implementation='eager').double().eval()
     weights = {n: checkpoint.bf16_encode(w) for n, w in make_weights(model, seed).items()}
     state = {n: torch.from_numpy(checkpoint.widen('BF16', w).astype(np.float64)) for n, w in weights.items()}
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(state[name])
-    checkpoint.write_safetensors(os.path.join(directory, 'model.safetensors'), {n: ('BF16', w) for n, w in weights.items()})
+    checkpoint.write_safetensors(os.path.join(directory, 'model.safetensors'), {stored_name(kind, n): ('BF16', w) for n, w in weights.items()})
     text = {k: v for k, v in config.to_dict().items() if k not in ('dtype', '_name_or_path')}
     inputs.write_json(os.path.join(directory, 'config.json'), text)
     return model
@@ -140,7 +173,7 @@ def write_adapter(directory, name, model, targets, seed):
     inputs.write_json(os.path.join(directory, 'adapter_config.json'), {
         'base_model_name_or_path': name, 'bias': 'none', 'fan_in_fan_out': False, 'inference_mode': True,
         'init_lora_weights': True, 'lora_alpha': ALPHA, 'lora_dropout': 0.0, 'modules_to_save': None, 'peft_type': 'LORA',
-        'r': R, 'target_modules': sorted(targets), 'task_type': 'CAUSAL_LM', 'use_dora': False, 'use_rslora': False})
+        'r': R, 'target_modules': targets if isinstance(targets, str) else sorted(targets), 'task_type': 'CAUSAL_LM', 'use_dora': False, 'use_rslora': False})
     return model
 
 
@@ -184,6 +217,8 @@ def write_case(out, name, about, model, targets, seed, rows, here):
     expect = {'first_loss': steps[0]['loss'], 'steps': steps, 'gradients': summary(first), 'final_adapter': summary(final),
               'final_adapter_norm': norm(np.concatenate([a.ravel() for a in final.values()])),
               'adapter_change_norm': norm(np.concatenate([(final[n] - start[n]).ravel() for n in final]))}
+    if isinstance(targets, str):
+        targets = ['all-linear']
     config = {**CONFIG, 'init_adapter': here + 'adapters/' + name, 'train_file': here + 'tokens/rows.jsonl', 'lora_r': R,
               'lora_alpha': ALPHA, 'lora_target_modules': targets}
     os.makedirs(os.path.join(out, 'cases', name), exist_ok=True)

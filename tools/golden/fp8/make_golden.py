@@ -5,7 +5,7 @@
 Codes and scales are made by transformers' Fp8Quantize and compressed-tensors' MXFP8 compressor where these write the kind.
 The reference model has float64 weights, code * scale. The rest is ../families/make_golden.py.
 
-Made with Python 3.11.2, torch 2.15.0, transformers 5.23.0, compressed-tensors 0.20.0, safetensors 0.8.0, peft 0.21.2.
+Made with Python 3.11.2, torch 2.15.0, transformers 5.24.0, compressed-tensors 0.20.0, safetensors 0.8.0, peft 0.21.2.
 
 Layouts: mistralai/Devstral-2-123B-Instruct-2512 (scalar weight_scale_inv, activation_scale, lm_head in BF16);
 deepseek-ai/DeepSeek-V3.1 (scale_fmt ue8m0) with F8_E8M0 scales as transformers' FP8Linear has them; NVIDIA Model Optimizer's
@@ -96,24 +96,34 @@ CASES = {
     'ct-mxfp8': ('Llama', WIDE, {'quant_method': 'compressed-tensors', 'format': 'mxfp8-quantized', 'ignore': ['lm_head'],
                                  'config_groups': {'group_0': {'targets': ['Linear'], 'weights': MXFP8_ARGS}}}, mxfp8),
     'mixed': ('Mistral', {**DECODER, 'sliding_window': None}, {'quant_method': 'modelopt', 'quant_algo': 'FP8'}, mixed),
+    'static-tower': ('Mistral3', {**DECODER, 'model_type': 'ministral3',
+                                  'rope_parameters': {**families.YARN, 'llama_4_scaling_beta': 0.0}},
+                     {**FP8, 'modules_to_not_convert': ['vision_tower', 'multi_modal_projector', 'lm_head'],
+                      'activation_scheme': 'static', 'weight_block_size': None, 'dequantize': False}, static),
 }
 
 
 def make_model(kind, settings):
-    config = getattr(transformers, kind + 'Config')(**settings, architectures=[kind + 'ForCausalLM'])
-    return getattr(transformers, kind + 'ForCausalLM')._from_config(config, attn_implementation='eager').eval()
+    config = families.config_of(kind, settings)
+    config.architectures = [families.class_of(kind).__name__]
+    return families.class_of(kind)._from_config(config, attn_implementation='eager').eval()
+
+
+def is_converted(name):
+    return checkpoint.is_projection(name.replace('model.language_model.', 'model.'))
 
 
 def write_checkpoint(directory, name, seed):
     """Before use_float64: in torch's own dtypes."""
     kind, settings, quantization, tensors_of = CASES[name]
     model, tensors = make_model(kind, settings), {}
-    for n, bits in families.make_weights(model, seed).items():
-        w = torch.from_numpy(checkpoint.widen('BF16', bits)).to(torch.bfloat16)
-        if checkpoint.is_projection(n):
-            tensors.update({n[:-len('weight')] + part: t for part, t in tensors_of(n, w).items()})
+    for n, values_of in families.make_weights(model, seed).items():
+        w = torch.from_numpy(checkpoint.widen('BF16', checkpoint.bf16_encode(values_of))).to(torch.bfloat16)
+        stored = families.stored_name(kind, n)
+        if is_converted(n):
+            tensors.update({stored[:-len('weight')] + part: t for part, t in tensors_of(n, w).items()})
         else:
-            tensors[n] = w
+            tensors[stored] = w
     os.makedirs(directory, exist_ok=True)
     save_file(tensors, os.path.join(directory, 'model.safetensors'), {'format': 'pt'})
     config = {k: v for k, v in model.config.to_dict().items() if k not in ('dtype', '_name_or_path')}
@@ -137,7 +147,7 @@ def values(directory, quantization):
     size = quantization.get('weight_block_size') or ((1, 32) if 'config_groups' in quantization else (128, 128))
     for n, t in tensors.items():
         scale = tensors.get(n + '_scale', tensors.get(n + '_scale_inv'))
-        if not n.endswith('.weight'):
+        if n.endswith(('_scale', '_scale_inv')):
             continue
         weights[n] = t.double()
         if scale is not None:
@@ -165,8 +175,8 @@ def main():
         model = make_model(kind, settings).double()
         with torch.no_grad():
             for n, parameter in model.named_parameters():
-                parameter.copy_(weights[name][n])
-        families.write_case(a.out, name, kind, model, families.LLAMA_TARGETS, 2100 + seed, rows, '../fp8/')
+                parameter.copy_(weights[name][families.stored_name(kind, n)])
+        families.write_case(a.out, name, kind, model, families.targets_of(kind), 2100 + seed, rows, '../fp8/')
     inputs.write_json(os.path.join(a.out, 'index.json'), {'cases': ['../../fp8/cases/' + n for n in sorted(CASES)]})
 
 
