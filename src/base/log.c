@@ -20,6 +20,8 @@ static atomic_bool is_silent;
 static atomic_bool own_line;
 static atomic_bool *is_line_open = &own_line;
 
+static _Thread_local const char *own_label;
+
 _Static_assert(sizeof(atomic_bool) == 1 && ATOMIC_BOOL_LOCK_FREE == 2, "processes share it");
 
 /* Text that erases the progress line, if it is shown; the line is drawn again below the message.
@@ -47,13 +49,21 @@ static void break_line(char *line, int columns)
 static void write_line(const char *kind, const char *format, va_list args)
 {
     char line[2048];
-    int used = snprintf(line, sizeof line, "%s", kind), columns = bl_log_columns();
+    bool has_label = own_label && strncmp(format, BL_LOG_VERBATIM, strlen(BL_LOG_VERBATIM)) != 0;
+    int used = snprintf(line, sizeof line, "%s%.200s%s", kind, has_label ? own_label : "",
+                        has_label ? ": " : ""),
+        columns = bl_log_columns();
     if (atomic_load_explicit(&is_silent, memory_order_relaxed)) return;
     vsnprintf(line + used, sizeof line - (size_t)used, format, args);
     if (columns > 0) break_line(line, columns);
     flockfile(stderr);
     fprintf(stderr, "%s%s\n", end_of_line(), line); /* one call, one write */
     funlockfile(stderr);
+}
+
+void bl_log_set_label(const char *label)
+{
+    own_label = label;
 }
 
 void bl_log_info(const char *format, ...)
@@ -92,7 +102,7 @@ void bl_log_progress(const char *format, ...)
     va_list args;
     int columns = bl_log_columns();
 
-    if (columns == 0) return;
+    if (columns == 0 || own_label) return;
     va_start(args, format);
     vsnprintf(line, sizeof line, format, args);
     va_end(args);

@@ -14,6 +14,11 @@
 void bl_log_info(const char *format, ...) BL_PRINTF(1, 2);
 void bl_log_warning(const char *format, ...) BL_PRINTF(1, 2); /* "warning: " before it */
 
+/* From now on, each line that this thread logs by these two begins with "LABEL: ", after the
+ * warning's word; the thread's progress is not drawn. Borrowed until the next call; NULL: no label,
+ * as at the start. */
+void bl_log_set_label(const char *label);
+
 /* Columns of the terminal on stderr whose line bl_log_progress rewrites, as wide as it is now; 0:
  * there is none, nor under mpirun. */
 int bl_log_columns(void);

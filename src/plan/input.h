@@ -19,6 +19,13 @@ typedef struct bl_plan_rows {
     double label_part;      /* of the tokens that carry loss: 0..1 */
 } bl_plan_rows;
 
+/* Another training over the same base, in the same visits. */
+typedef struct bl_plan_run {
+    const bl_train_config *config;
+    const bl_lora_layout *lora;
+    int64_t longest_train_row, longest_validation_row; /* as bl_plan_input's */
+} bl_plan_run;
+
 /* Borrowed: the pointers' targets outlive the input and the plan. */
 typedef struct bl_plan_input {
     const bl_train_config *config; /* resolved and valid */
@@ -37,6 +44,10 @@ typedef struct bl_plan_input {
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
     int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
     int64_t data_bytes;                                /* of the data sets' index; 0: not known */
+    /* Of a training: the runs beside this one. rows, data_bytes and tokenizer_bytes are of all;
+     * times are this run's alone. */
+    const bl_plan_run *others;
+    int n_others;
     int64_t tokenizer_bytes; /* of a process, with what reading the data left there; 0: none */
     bl_plan_rows rows;
 

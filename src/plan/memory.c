@@ -107,12 +107,28 @@ int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
  * evaluation. */
 static int64_t train_tokens(const bl_plan_input *in)
 {
-    return in->config->per_device_train_batch_size * in->longest_train_row;
+    int64_t most = in->config->per_device_train_batch_size * in->longest_train_row;
+    for (int i = 0; i < in->n_others; i++)
+        most = bl_max_i64(most, in->others[i].config->per_device_train_batch_size *
+                                    in->others[i].longest_train_row);
+    return most;
 }
 
 static int64_t evaluation_tokens(const bl_plan_input *in)
 {
-    return in->config->per_device_eval_batch_size * in->longest_validation_row;
+    int64_t most = in->config->per_device_eval_batch_size * in->longest_validation_row;
+    for (int i = 0; i < in->n_others; i++)
+        most = bl_max_i64(most, in->others[i].config->per_device_eval_batch_size *
+                                    in->others[i].longest_validation_row);
+    return most;
+}
+
+/* Micro-batches of a step of each run. */
+static int64_t count_micro(const bl_plan_input *in)
+{
+    int64_t n = in->config->gradient_accumulation_steps;
+    for (int i = 0; i < in->n_others; i++) n += in->others[i].config->gradient_accumulation_steps;
+    return n;
 }
 
 /* Micro-batches per visit: visit_tokens, or as many as make a gather worth its while. The same on
@@ -123,7 +139,21 @@ static int64_t visit_group(const bl_plan_input *in)
     const bl_train_config *c = in->config;
     int64_t micro_tokens = bl_max_i64(1, train_tokens(in));
     int64_t wanted = c->visit_tokens == BL_OPTION_AUTO ? AUTO_TOKENS : c->visit_tokens;
-    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), c->gradient_accumulation_steps);
+    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), count_micro(in));
+}
+
+static int64_t largest_r(const bl_plan_input *in)
+{
+    int64_t r = in->lora->options.r;
+    for (int i = 0; i < in->n_others; i++) r = bl_max_i64(r, in->others[i].lora->options.r);
+    return r;
+}
+
+static bool some_drop(const bl_plan_input *in)
+{
+    bool drops = in->lora->options.dropout > 0;
+    for (int i = 0; i < in->n_others; i++) drops |= in->others[i].lora->options.dropout > 0;
+    return drops;
 }
 
 bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
@@ -139,8 +169,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .ring_depth = (int)c->ring_depth,
         .save = save,
         .training = in->is_training,
-        .lora_r = in->lora->options.r,
-        .lora_dropout = in->lora->options.dropout > 0,
+        .lora_r = largest_r(in),
+        .lora_dropout = some_drop(in),
         .offload_activations = c->activation_offload && in->is_training,
         .pin = true};
 }
@@ -170,8 +200,9 @@ bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
 /* In device memory, and the same in host memory. */
 static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
 {
-    int64_t n_train = in->is_training ? 2 * in->config->gradient_accumulation_steps : 0,
+    int64_t n_train = in->is_training ? 2 * count_micro(in) : 0,
             n_evaluation = in->longest_validation_row > 0 ? 1 : 0;
+    for (int i = 0; i < in->n_others; i++) n_evaluation += in->others[i].longest_validation_row > 0;
     return (n_train + n_evaluation) * bl_batches_micro_bytes(T_max);
 }
 
@@ -211,16 +242,17 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     return BL_OK;
 }
 
-static void add_adapter(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
+static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_device_kind kind,
+                        bl_memory_ledger *out)
 {
-    if (in->lora->n_floats == 0) return;
+    if (lora->n_floats == 0) return;
     bl_adapter_bytes n = bl_adapter_state_measure(
-        kind, in->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
-    out->item[BL_MEMORY_LORA].device = n.shard + n.copy;
-    out->item[BL_MEMORY_ADAM].device = 2 * n.shard;
-    out->item[BL_MEMORY_GRADIENTS].device = n.shard + n.part + 2 * n.whole;
-    out->item[BL_MEMORY_LORA_RING].device = n.ring;
-    out->item[BL_MEMORY_STAGING].host = n.staging;
+        kind, lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
+    out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
+    out->item[BL_MEMORY_ADAM].device += 2 * n.shard;
+    out->item[BL_MEMORY_GRADIENTS].device += n.shard + n.part + 2 * n.whole;
+    out->item[BL_MEMORY_LORA_RING].device += n.ring;
+    out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
 static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64_t T_train,
@@ -291,7 +323,8 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
                               .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
-    add_adapter(in, pass->kind, out);
+    add_adapter(in, in->lora, pass->kind, out);
+    for (int i = 0; i < in->n_others; i++) add_adapter(in, in->others[i].lora, pass->kind, out);
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

@@ -17,9 +17,11 @@ typedef struct bl_identity {
     uint64_t model, train, validation;
 } bl_identity;
 
-/* Ranks have it const: nothing of it changes while they run. */
+/* Ranks have it const: nothing of it changes while they run. Of several runs over one base each has
+ * a job; all but the first have borrowed everything that is not a run's (bl_job_borrow). */
 typedef struct bl_job {
     const bl_train_config *config;
+    const struct bl_job *lead;          /* the job whose base this run uses; NULL: this one's */
     const struct bl_pager_hooks *hooks; /* of bl_train_run */
     bl_launch *launch;                  /* NULL: all ranks are this process's */
     bl_topology topology;
@@ -46,9 +48,13 @@ typedef struct bl_job {
 
 /* Which ranks there are, and which of them are this process's. */
 bl_status bl_job_place_ranks(bl_job *job);
+/* Gives `job` all of `lead` that is not a run's: ranks, communicators, model, plan, trace. The
+ * members are lead's, which outlives it. Again after lead has more of them. */
+void bl_job_borrow(bl_job *job, const bl_job *lead);
 /* The model, by job->config. */
 bl_status bl_job_open_model(bl_job *job);
-/* After job->data are open: the model's tables are as long as the longest row. */
+/* After job->data are open: the model's tables are as long as the longest row; of several runs, the
+ * lead's first. */
 void bl_job_measure_rows(bl_job *job);
 /* Logs how the base is stored and held; `where`, as in "fp8_row in memory". */
 void bl_job_print_base_formats(const bl_job *job, const char *where);

@@ -9,9 +9,11 @@
 #include "train/job.h"
 #include "train/talk.h"
 
-/* Its own thread's, while that runs. */
+/* Its own thread's, while that runs. Of several runs over one base each has a bl_rank here; all but
+ * the first have borrowed everything but `job`, `state` to `adapter` and `evaluation`, `sums`. */
 typedef struct bl_rank {
     const bl_job *job;
+    const struct bl_rank *lead; /* the rank whose base this run uses; NULL: this one's */
     int index;
     bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
     /* Asked while the base is loaded; true ends that with BL_ESTOPPED. NULL: never. */
@@ -33,8 +35,8 @@ typedef struct bl_rank {
     bl_trace_rank trace_lane;
     bl_model_weights *weights;
     bl_base *base;
-    bl_adapter_state *state; /* NULL: no adapter */
     bl_pass *pass;
+    bl_adapter_state *state; /* NULL: no adapter */
     bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
     bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
     bl_twin *sums;           /* [2] doubles: loss and labels of an evaluation */
@@ -51,7 +53,13 @@ bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
-bl_status bl_rank_create_pass(bl_rank *rank); /* and the objects of an evaluation */
+bl_status bl_rank_create_pass(bl_rank *rank);
+bl_status bl_rank_create_evaluation(bl_rank *rank); /* nothing without validation data */
+/* Another run's rank over the base of `lead`, which has its pass and outlives it: needs a separate
+ * adapter and evaluation. bl_rank_close_run ends it. */
+void bl_rank_borrow(bl_rank *rank, const bl_rank *lead, const bl_job *job);
+/* Frees what is a run's; the streams are idle. */
+void bl_rank_close_run(bl_rank *rank);
 /* warm_up.c: after create_pass, with an evaluation's rows. Where GPUs of several processes work
  * together, all that an evaluation runs has then run once, while no rank waited for another;
  * elsewhere nothing happens. Collective over the job. */

@@ -26,6 +26,14 @@ struct bl_pager_hooks;
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
                        const struct bl_pager_hooks *hooks);
 
+/* The same for configs[n], borrowed, over one base, whose keys they share
+ * (bl_train_configs_load): in a job's rounds each run makes one step, and each layer's
+ * frozen weights serve the micro-batches of all. Run i writes configs[i]->output_dir with the bits
+ * that it has alone. BL_ENUMERIC: the loss of some run was not finite; the others have ended well.
+ */
+bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_launch *launch,
+                           const struct bl_pager_hooks *hooks);
+
 typedef struct bl_eval_result {
     double loss; /* mean of -log p over the labels */
     int64_t label_tokens, rows;

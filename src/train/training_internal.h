@@ -33,6 +33,7 @@ typedef struct bl_start {
 /* Trainers have it const: nothing of it changes while the ranks run. */
 typedef struct bl_training {
     const bl_train_config *config; /* the job's */
+    const char *name;              /* among the runs of a job; borrowed */
     bl_job job;
     int64_t total_steps;
     bl_start start;
@@ -158,8 +159,16 @@ bl_status bl_products_compare(const bl_job *job, const char *checkpoint, const j
 typedef struct bl_peak_memory {
     int64_t host, gpu, on_host;
 } bl_peak_memory;
-/* stop.c: runs the ranks of this process to their end and returns the failure that came first.
- * While they run, signals stop the training. */
-bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak);
+/* A run of a job: of several, the first one's job is the lead (bl_job_borrow). */
+typedef struct bl_train_run_state {
+    bl_training training;
+    bl_output output;
+    /* Once the ranks have ended: BL_ENUMERIC, if this run of several failed alone. */
+    bl_status status;
+} bl_train_run_state;
+
+/* stop.c: trains runs[n] by the ranks of this process to their ends and returns the failure that
+ * came first. While they run, signals stop the trainings. */
+bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory *peak);
 
 #endif

@@ -146,10 +146,35 @@ bl_status bl_rank_create_pass(bl_rank *r)
     options.activations = r->activations;
     options.timeline = r->timeline;
     BL_TRY(bl_matmul_spare_multiprocessors(r->device, bl_nccl_multiprocessors(r->shard_group)));
-    BL_TRY(bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass));
+    return bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass);
+}
+
+bl_status bl_rank_create_evaluation(bl_rank *r)
+{
     if (!r->job->data.validation.set) return BL_OK;
-    BL_TRY(bl_batches_create(r->device, 1, options.T_max, &r->evaluation));
+    BL_TRY(bl_batches_create(r->device, 1, r->job->plan.pass.T_max, &r->evaluation));
     return bl_twin_create(r->device, 2 * sizeof(double), "sums of an evaluation", &r->sums);
+}
+
+void bl_rank_borrow(bl_rank *r, const bl_rank *lead, const bl_job *job)
+{
+    *r = *lead;
+    r->job = job;
+    r->lead = lead;
+    r->state = NULL;
+    r->adapter = (bl_pass_adapter){0};
+    r->evaluation = NULL;
+    r->sums = NULL;
+}
+
+void bl_rank_close_run(bl_rank *r)
+{
+    bl_batches_destroy(r->evaluation);
+    bl_twin_destroy(r->sums);
+    bl_adapter_state_destroy(r->state);
+    r->evaluation = NULL;
+    r->sums = NULL;
+    r->state = NULL;
 }
 
 void bl_rank_drain(bl_rank *r)
@@ -162,10 +187,8 @@ void bl_rank_drain(bl_rank *r)
 void bl_rank_close(bl_rank *r)
 {
     bl_rank_drain(r);
-    bl_batches_destroy(r->evaluation);
-    bl_twin_destroy(r->sums);
     bl_pass_destroy(r->pass);
-    bl_adapter_state_destroy(r->state);
+    bl_rank_close_run(r);
     bl_base_destroy(r->base);
     bl_model_weights_free(r->weights);
     bl_timeline_collect(r->timeline);

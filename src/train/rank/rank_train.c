@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rank_train.c -- the training loop of one rank.
- *
- * A step: count the labels of all ranks; forward, loss and backward, group by group; sum loss and
- * gradient norm; check them; AdamW. While a step runs, the rows of the next one are read and
- * tokenized: some before each visit of its passes. */
+/* rank_train.c -- one run's part of the training loop of a rank (round.c): its rows and
+ * micro-batches before the passes; after them the sum of loss and gradient norm, their check,
+ * AdamW, evaluations and checkpoints. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,8 +41,7 @@ static bl_status fill_row(bl_trainer *t, int64_t index)
                              job->data.train.first + row, sample);
 }
 
-/* At most n rows. */
-static void fill_rows(bl_trainer *t, int64_t n)
+void bl_trainer_fill(bl_trainer *t, int64_t n)
 {
     bl_fill *f = &t->fill;
 
@@ -57,75 +54,68 @@ static void fill_rows(bl_trainer *t, int64_t n)
     }
 }
 
-static bl_status end_fill(bl_trainer *t)
+bl_status bl_trainer_end_fill(bl_trainer *t)
 {
-    fill_rows(t, t->fill.n_rows);
+    if (t->fill.n_rows == 0) return BL_OK;
+    bl_trainer_fill(t, t->fill.n_rows);
     if (t->fill.error.status != BL_OK) return bl_error_restore(&t->fill.error);
     return bl_batches_upload(batches_of(t, t->fill.step), t->rank->compute);
 }
 
-/* Labels and tokens of the step over all ranks, and whether any rank wants to stop. */
-static bl_status count_step(bl_trainer *t, const bl_batches *batches, int64_t totals[3])
+bl_batches *bl_trainer_batches(const bl_trainer *t)
 {
-    totals[0] = batches->n_labels;
-    totals[1] = batches->n_tokens;
-    totals[2] = atomic_load(&t->control->stop);
-    return bl_talk_sum(&t->rank->talk, totals, 3);
+    return batches_of(t, t->steps_done);
 }
 
-/* Before a visit, while the one before it runs: its share of the next step's rows. */
-static bool before_visit(void *user)
+int64_t bl_trainer_rows_to_fill(const bl_trainer *t)
 {
-    bl_trainer *t = user;
-    int64_t n_groups = bl_ceil_div(t->batches[0]->n_micro, t->job->plan.pass.max_group),
-            n_visits = n_groups * (2 * t->job->model->config.n_layers + 1);
-
-    if (atomic_load(&t->control->abandon) != 0) return true;
-    fill_rows(t, bl_ceil_div(t->fill.n_rows, n_visits));
-    return false;
+    return t->fill.n_rows;
 }
 
-/* Leaves the last group in *input. */
-static bl_status run_groups(bl_trainer *t, const bl_batches *batches, int64_t step,
-                            int64_t n_labels, bl_pass_input *input)
+bl_status bl_trainer_begin_step(bl_trainer *t, int64_t n_labels, bl_pass_micro *micro)
 {
-    int64_t group = t->job->plan.pass.max_group;
+    const bl_batches *batches = bl_trainer_batches(t);
 
+    if (n_labels == 0)
+        return BL_FAIL(BL_EINPUT,
+                       "%s: step %lld has no label that carries loss: all its labels are masked",
+                       t->config->train_file, (long long)t->steps_done + 1);
+    t->started_s = bl_now_s();
     t->rank->adapter.dropout = (bl_lora_dropout){.p = (float)t->job->lora.options.dropout,
                                                  .seed = (uint64_t)t->config->seed,
-                                                 .step = (uint64_t)step};
-    *input = (bl_pass_input){.micro = t->micro, .stop = before_visit, .stop_user = t};
-    for (int64_t first = 0; first < batches->n_micro; first += group) {
-        input->n_micro = (int)bl_min_i64(group, batches->n_micro - first);
-        for (int m = 0; m < input->n_micro; m++)
-            t->micro[m] = (bl_pass_micro){.batch = batches->micro + first + m,
-                                          .adapter = &t->rank->adapter,
-                                          .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
-                                          .gradients = bl_adapter_state_sink(t->rank->state),
-                                          .loss_scale = 1.0 / (double)n_labels};
-        BL_TRY(bl_pass_run(t->rank->pass, input));
-    }
+                                                 .step = (uint64_t)t->steps_done};
+    for (int m = 0; m < batches->n_micro; m++)
+        micro[m] = (bl_pass_micro){.batch = batches->micro + m,
+                                   .adapter = &t->rank->adapter,
+                                   .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
+                                   .gradients = bl_adapter_state_sink(t->rank->state),
+                                   .loss_scale = 1.0 / (double)n_labels};
+    if (t->steps_done + 1 < t->training->total_steps)
+        begin_fill(t, t->steps_done + 1);
+    else
+        t->fill = (bl_fill){.step = t->steps_done + 1};
     return BL_OK;
 }
 
 /* The first tensor at fault among those of the last group, which are still there. */
 static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *name, size_t n_bytes)
 {
-    const bl_micro_batch *first = batches_of(t, t->steps_done)->micro;
+    const bl_micro_batch *first = bl_trainer_batches(t)->micro;
     int64_t layer;
     int micro;
 
-    t->rank->is_at_fault = bl_pass_find_bad(t->rank->pass, input, &layer, &micro);
+    t->rank->is_at_fault = bl_pass_find_bad(t->rank->pass, input, &layer, &micro) &&
+                           input->micro[micro].adapter == &t->rank->adapter;
     if (!t->rank->is_at_fault)
         snprintf(name, n_bytes,
                  "not among the outputs of the layers: the logits, a gradient, or an earlier "
                  "micro-batch");
     else if (layer < 0)
         snprintf(name, n_bytes, "the embedding, micro-batch %d",
-                 (int)(input->micro->batch - first) + micro);
+                 (int)(input->micro[micro].batch - first));
     else
         snprintf(name, n_bytes, "the output of layer %lld, micro-batch %d", (long long)layer,
-                 (int)(input->micro->batch - first) + micro);
+                 (int)(input->micro[micro].batch - first));
 }
 
 /* BL_ENUMERIC with the step, the samples and the first tensor at fault. */
@@ -152,8 +142,7 @@ static bl_status report_not_finite(bl_trainer *t, int64_t step, double loss, dou
         used >= (int)sizeof rows - 32 ? ", ..." : "");
 }
 
-/* The totals of this rank's lanes since the last call. */
-static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
+void bl_trainer_count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
 {
     bl_timeline_totals before = t->counted, *now = &t->counted;
 
@@ -165,8 +154,7 @@ static void count_lanes(bl_trainer *t, bl_lane_totals lanes[BL_N_LANES])
                                     .n_bytes = now->lane[i].n_bytes - before.lane[i].n_bytes};
 }
 
-/* Of this rank since the last call; -1: the run is not in FP8. */
-static bl_status count_fallbacks(bl_trainer *t, int64_t *n)
+bl_status bl_trainer_count_fallbacks(bl_trainer *t, int64_t *n)
 {
     int64_t counts[BL_FALLBACK_COUNT], sum = 0;
 
@@ -184,67 +172,58 @@ bl_status bl_trainer_forget_counts(bl_trainer *t)
     bl_lane_totals of_no_step[BL_N_LANES];
     int64_t n_fallbacks;
 
-    count_lanes(t, of_no_step);
-    return count_fallbacks(t, &n_fallbacks);
+    bl_trainer_count_lanes(t, of_no_step);
+    return bl_trainer_count_fallbacks(t, &n_fallbacks);
 }
 
-static bl_status report_step(bl_trainer *t, int64_t step, double loss, double grad_norm,
-                             const int64_t totals[3], double started, const bl_lane_totals *lanes)
+static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals *totals,
+                             const bl_step_result *result)
 {
     const bl_train_config *c = t->config;
     const bl_job *job = t->job;
     int64_t n = job->data.train.n, end = bl_train_position(c, n, step + 1);
-    if (step == 0) t->output->outcome.first_loss = loss;
-    t->output->outcome.last_loss = loss;
+    if (step == 0) t->output->outcome.first_loss = result->loss;
+    t->output->outcome.last_loss = result->loss;
     bl_step_metrics metrics = {
         .step = step + 1,
         .total_steps = t->training->total_steps,
-        .loss = loss,
-        .grad_norm = grad_norm,
+        .loss = result->loss,
+        .grad_norm = result->grad_norm,
         .learning_rate = bl_train_learning_rate(c, step, t->training->total_steps),
         .epoch = (double)end / (double)n,
-        .tokens = totals[1],
-        .label_tokens = totals[0],
-        .step_s = bl_now_s() - started,
+        .tokens = totals->n_tokens,
+        .label_tokens = totals->n_labels,
+        .step_s = bl_now_s() - t->started_s,
         .flops = bl_arch_step_flops(
-            &job->model->config, (double)job->lora.n_floats, (double)totals[1],
-            (double)totals[1] / (double)(end - bl_train_position(c, n, step)), (double)totals[0]),
+            &job->model->config, (double)job->lora.n_floats, (double)totals->n_tokens,
+            (double)totals->n_tokens / (double)(end - bl_train_position(c, n, step)),
+            (double)totals->n_labels),
+        .n_fallbacks = result->n_fallbacks,
         .peak_flops = t->peak_flops * job->topology.n_ranks};
-    memcpy(metrics.lanes, lanes, sizeof metrics.lanes);
-    BL_TRY(count_fallbacks(t, &metrics.n_fallbacks));
+    memcpy(metrics.lanes, result->lanes, sizeof metrics.lanes);
     BL_TRY(bl_output_check_lock(t->output));
     return bl_metrics_step(t->output->metrics, &metrics);
 }
 
-static bl_status train_step(bl_trainer *t, int64_t step, const int64_t totals[3])
+bl_status bl_trainer_end_step(bl_trainer *t, const bl_round_totals *totals,
+                              const bl_pass_input *last_group, bl_step_result *result)
 {
     const bl_train_config *c = t->config;
     const bl_training *training = t->training;
-    double started = bl_now_s(), loss_sum, grad_norm;
-    bool is_last = step + 1 == training->total_steps;
-    bl_lane_totals lanes[BL_N_LANES];
+    int64_t step = t->steps_done;
+    double loss_sum;
 
-    if (totals[0] == 0)
-        return BL_FAIL(BL_EINPUT,
-                       "%s: step %lld has no label that carries loss: all its labels are masked",
-                       c->train_file, (long long)step + 1);
-    bl_pass_input input;
-    if (!is_last) begin_fill(t, step + 1);
-    BL_TRY(run_groups(t, batches_of(t, step), step, totals[0], &input));
-    if (!is_last) BL_TRY(end_fill(t));
-    BL_TRY(bl_adapter_state_join(t->rank->state));
-    count_lanes(t, lanes);
-    BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &grad_norm, lanes));
-    double loss = loss_sum / (double)totals[0];
-    if (!isfinite(loss) || !isfinite(grad_norm))
-        return report_not_finite(t, step, loss, grad_norm, &input);
+    BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &result->grad_norm, result->lanes));
+    result->loss = loss_sum / (double)totals->n_labels;
+    if (!isfinite(result->loss) || !isfinite(result->grad_norm))
+        return report_not_finite(t, step, result->loss, result->grad_norm, last_group);
     if (c->dump_gradients && step == training->start.step)
         BL_TRY(bl_adapter_state_write_gradients(t->rank->state, c->dump_gradients));
     BL_TRY(bl_adapter_state_update(
         t->rank->state, step + 1, bl_train_learning_rate(c, step, training->total_steps),
         c->adam_beta1, c->adam_beta2, c->adam_epsilon, c->weight_decay, c->max_grad_norm));
     t->steps_done = step + 1;
-    return t->output ? report_step(t, step, loss, grad_norm, totals, started, lanes) : BL_OK;
+    return t->output ? report_step(t, step, totals, result) : BL_OK;
 }
 
 static bool due(int64_t step, int64_t every)
@@ -285,11 +264,9 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
     const bl_train_config *c = t->config;
     double started = bl_now_s();
     bl_eval_result result;
-    bl_lane_totals of_no_step[BL_N_LANES];
 
     if (t->evaluated_step >= step || !evaluation_is_due(t, step)) return BL_OK;
     BL_TRY(bl_rank_evaluate(t->rank, &result));
-    count_lanes(t, of_no_step);
     if (step > 0) bl_trainer_note_loss(t, step, result.loss);
     if (t->output) {
         bool compares = c->load_best_model_at_end || c->early_stopping_patience > 0;
@@ -313,18 +290,20 @@ static bl_status verify_base(bl_trainer *t)
     return bl_base_verify(t->rank->base);
 }
 
-/* The work due after `step` steps: evaluation, checkpoint. */
-static bl_status after_step(bl_trainer *t, int64_t step)
+bl_status bl_trainer_after_step(bl_trainer *t)
 {
+    int64_t step = t->steps_done;
+
     BL_TRY(evaluate_if_due(t, step));
     if (!save_is_due(t, step)) return BL_OK;
     BL_TRY(verify_base(t));
     return bl_trainer_save(t, step);
 }
 
-static bool goes_on(const bl_trainer *t, int64_t step)
+bool bl_trainer_goes_on(const bl_trainer *t)
 {
-    return step < t->training->total_steps && !bl_trainer_stops_early(t);
+    return t->status == BL_OK && t->steps_done < t->training->total_steps &&
+           !bl_trainer_stops_early(t);
 }
 
 /* Before the first step; or an evaluation that a stop cut short. The best step
@@ -340,42 +319,40 @@ static bl_status evaluate_start(bl_trainer *t)
     return bl_trainer_save(t, step);
 }
 
-bl_status bl_trainer_run(bl_trainer *t)
+bl_status bl_trainer_start(bl_trainer *t)
 {
-    const bl_training *training = t->training;
-    const bl_start *start = &training->start;
-    int64_t totals[3];
+    const bl_start *start = &t->training->start;
 
     t->steps_done = start->step;
     t->saved_step = start->is_saved && !t->start_differs ? start->step : -1;
     t->evaluated_step = start->evaluated_step;
     t->best = start->best;
     BL_TRY(evaluate_start(t));
-    if (goes_on(t, start->step)) {
-        begin_fill(t, start->step);
-        BL_TRY(end_fill(t));
-    }
-    for (int64_t step = start->step; goes_on(t, step); step++) {
-        BL_TRY(count_step(t, batches_of(t, step), totals));
-        if (totals[2] > 0) {
-            atomic_store(&t->is_saving, true);
-            BL_TRY(verify_base(t));
-            BL_TRY(bl_trainer_save(t, step));
-            return BL_FAIL(BL_ESTOPPED,
-                           "stopped on request after step %lld of %lld; resume with "
-                           "--resume_from_checkpoint true",
-                           (long long)step, (long long)training->total_steps);
-        }
-        atomic_store(&t->is_saving, false);
-        BL_TRY(train_step(t, step, totals));
-        BL_TRY(after_step(t, step + 1));
-        /* The collectives of a step, and all before it, have been the same on all ranks. */
-        if (step == start->step) BL_TRY(bl_comm_trust_order(t->rank->world));
-    }
-    if (t->output && t->steps_done < training->total_steps)
+    if (!bl_trainer_goes_on(t)) return BL_OK;
+    begin_fill(t, start->step);
+    return bl_trainer_end_fill(t);
+}
+
+bl_status bl_trainer_stop(bl_trainer *t)
+{
+    atomic_store(&t->is_saving, true);
+    BL_TRY(verify_base(t));
+    BL_TRY(bl_trainer_save(t, t->steps_done));
+    return BL_FAIL(BL_ESTOPPED,
+                   "stopped on request after step %lld of %lld; resume with "
+                   "--resume_from_checkpoint true",
+                   (long long)t->steps_done, (long long)t->training->total_steps);
+}
+
+bl_status bl_trainer_end(bl_trainer *t)
+{
+    int64_t total = t->training->total_steps;
+
+    t->has_ended = true;
+    if (t->output && t->steps_done < total)
         bl_log_info("stopped early after step %lld of %lld: %lld evaluations in a row without a "
                     "better loss (early_stopping_patience); the lowest is %.4f, of step %lld",
-                    (long long)t->steps_done, (long long)training->total_steps,
-                    (long long)t->best.n_stale, t->best.loss, (long long)t->best.step);
+                    (long long)t->steps_done, (long long)total, (long long)t->best.n_stale,
+                    t->best.loss, (long long)t->best.step);
     return bl_trainer_write_adapter(t);
 }

@@ -35,10 +35,21 @@ static bl_status fill_adapter(bl_trainer *t)
     return bl_output_failure(t->folder, st); /* it is usually in output_dir */
 }
 
-bl_status bl_trainer_setup(bl_trainer *t)
+/* What is a run's besides its adapter. */
+static bl_status create_run(bl_trainer *t)
 {
     const bl_job *job = t->job;
-    const bl_pass_options *pass = &job->plan.pass;
+
+    BL_TRY(bl_rank_create_evaluation(t->rank));
+    for (int i = 0; i < 2; i++)
+        BL_TRY(bl_batches_create(t->rank->device, (int)job->config->gradient_accumulation_steps,
+                                 job->plan.pass.T_max, &t->batches[i]));
+    t->files = calloc((size_t)job->topology.n_ranks, sizeof *t->files);
+    return t->files ? BL_OK : BL_FAIL(BL_ENOMEM, "checkpoint files");
+}
+
+bl_status bl_trainer_setup(bl_trainer *t, int64_t n_micro)
+{
     bl_rank *r = t->rank;
 
     BL_TRY(bl_rank_open(r));
@@ -47,19 +58,25 @@ bl_status bl_trainer_setup(bl_trainer *t)
     BL_TRY(bl_trainer_check_weights(t));
     BL_TRY(bl_rank_create_adapter(r));
     BL_TRY(fill_adapter(t));
-    t->micro = calloc((size_t)pass->max_group, sizeof *t->micro);
+    t->micro = calloc((size_t)n_micro, sizeof *t->micro);
     if (!t->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
     BL_TRY(bl_rank_create_pass(r));
-    for (int i = 0; i < 2; i++)
-        BL_TRY(bl_batches_create(r->device, (int)job->config->gradient_accumulation_steps,
-                                 pass->T_max, &t->batches[i]));
-    t->files = calloc((size_t)job->topology.n_ranks, sizeof *t->files);
-    return t->files ? BL_OK : BL_FAIL(BL_ENOMEM, "checkpoint files");
+    return create_run(t);
+}
+
+bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead)
+{
+    bl_rank_borrow(t->rank, lead->rank, t->job);
+    t->peak_flops = lead->peak_flops;
+    BL_TRY(bl_trainer_check_weights(t));
+    BL_TRY(bl_rank_create_adapter(t->rank));
+    BL_TRY(fill_adapter(t));
+    return create_run(t);
 }
 
 void bl_trainer_free(bl_trainer *t)
 {
-    bl_rank_drain(t->rank);
+    if (t->rank->lead) bl_rank_close_run(t->rank);
     for (int i = 0; i < 2; i++) bl_batches_destroy(t->batches[i]);
     free(t->files);
     free(t->micro);

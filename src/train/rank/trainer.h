@@ -32,39 +32,87 @@ typedef struct bl_trainer {
     const bl_output *folder; /* the same, or this process's view of it; all check its lock */
     bl_rank *rank;
 
-    double peak_flops;          /* of a plain GEMM; 0: unknown */
-    bl_timeline_totals counted; /* the part of the timeline's that metrics have had */
-    int64_t counted_fallbacks;  /* the same of products in bf16 instead of FP8 */
-    bl_pass_micro *micro;       /* [plan.pass.max_group]: of the pass under way */
-    bl_batches *batches[2];     /* the step under way and the next one */
-    bl_fill fill;               /* of the next one */
-    bl_checkpoint_file *files;  /* [n_ranks]: the files that they wrote into a checkpoint */
-    bool start_differs;         /* from the checkpoint that was resumed: in its weights */
-    int64_t steps_done;         /* optimizer steps in the adapter's state */
-    int64_t saved_step;         /* of the newest checkpoint of this run; -1: none */
-    int64_t evaluated_step;     /* of the newest evaluation; -1: none */
-    bl_best best;               /* of the evaluations so far; the same on all ranks */
-    atomic_bool is_set_up;      /* as all ranks of the job are before one counts its first step */
+    double peak_flops; /* of a plain GEMM; 0: unknown */
+    /* The lead's: the part of the timeline's that metrics have had, and the same of products in
+     * bf16 instead of FP8. */
+    bl_timeline_totals counted;
+    int64_t counted_fallbacks;
+    bl_pass_micro *micro;      /* the lead's: of a round of all runs */
+    bl_batches *batches[2];    /* the step under way and the next one */
+    bl_fill fill;              /* of the next one */
+    bl_checkpoint_file *files; /* [n_ranks]: the files that they wrote into a checkpoint */
+    bool start_differs;        /* from the checkpoint that was resumed: in its weights */
+    double started_s;          /* of the step under way */
+    int64_t steps_done;        /* optimizer steps in the adapter's state */
+    int64_t saved_step;        /* of the newest checkpoint of this run; -1: none */
+    int64_t evaluated_step;    /* of the newest evaluation; -1: none */
+    bl_best best;              /* of the evaluations so far; the same on all ranks */
+    bool has_ended;            /* its adapter is written */
+    /* Of a run of several that has failed alone, the same on all ranks; BL_OK: it has not. */
+    bl_status status;
+    bl_error error;
+    atomic_bool is_set_up; /* as all ranks of the job are before one counts its first step */
     /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
     atomic_bool is_saving;
 } bl_trainer;
 
-/* trainer.c: everything that the rank needs, and its end, before that of the rank. */
-bl_status bl_trainer_setup(bl_trainer *trainer);
+/* trainer.c: everything that the rank needs, and its end, before that of the rank. n_micro: the
+ * micro-batches of a round of all runs. beside: another run's trainer over the base of `lead`. */
+bl_status bl_trainer_setup(bl_trainer *trainer, int64_t n_micro);
+bl_status bl_trainer_setup_beside(bl_trainer *trainer, const bl_trainer *lead);
 void bl_trainer_free(bl_trainer *trainer);
 
-/* warm_up.c: after setup. As bl_rank_warm_up, of all that a step runs; the adapter's state and what
- * is counted are as before. BL_ESTOPPED: the grace after a signal is over. */
-bl_status bl_trainer_warm_up(bl_trainer *trainer);
+/* warm_up.c: after setup, of all runs of a rank. As bl_rank_warm_up, of all that a step runs; the
+ * adapters' states and what is counted are as before. BL_ESTOPPED: the grace after a signal is
+ * over. */
+bl_status bl_trainers_warm_up(bl_trainer **trainers, int n);
 
-/* rank_train.c: resets the counts of lanes and products; those so far belong to no step. */
+/* ---- rank_train.c: a run's part of a round (round.c), in this order; collective over the job ----
+ */
+
+/* Sums over the ranks, of a run's step. */
+typedef struct bl_round_totals {
+    int64_t n_labels, n_tokens;
+} bl_round_totals;
+
+/* lanes and n_fallbacks are the round's. */
+typedef struct bl_step_result {
+    double loss, grad_norm;
+    bl_lane_totals lanes[BL_N_LANES];
+    int64_t n_fallbacks;
+} bl_step_result;
+
+/* From the run's start: its first evaluation, the rows of its first step. */
+bl_status bl_trainer_start(bl_trainer *trainer);
+/* Whether a step follows. */
+bool bl_trainer_goes_on(const bl_trainer *trainer);
+/* The micro-batches of the step under way, or to come. */
+bl_batches *bl_trainer_batches(const bl_trainer *trainer);
+/* Lists the step's micro-batches in micro[gradient_accumulation_steps] and begins to fill the next
+ * step's. BL_EINPUT: the step has no label. */
+bl_status bl_trainer_begin_step(bl_trainer *trainer, int64_t n_labels, bl_pass_micro *micro);
+/* While the passes run: at most n rows of the next step, of bl_trainer_rows_to_fill in all; errors
+ * come at the end. */
+void bl_trainer_fill(bl_trainer *trainer, int64_t n);
+int64_t bl_trainer_rows_to_fill(const bl_trainer *trainer);
+bl_status bl_trainer_end_fill(bl_trainer *trainer);
+/* After the state's join: sums, checks, update, metrics. result->lanes: this rank's, they become
+ * all ranks'. BL_ENUMERIC: a loss that is not finite; last_group is still in the pass. */
+bl_status bl_trainer_end_step(bl_trainer *trainer, const bl_round_totals *totals,
+                              const bl_pass_input *last_group, bl_step_result *result);
+/* The work due after a step: evaluation, checkpoint. */
+bl_status bl_trainer_after_step(bl_trainer *trainer);
+/* In place of a step: saves; BL_ESTOPPED. */
+bl_status bl_trainer_stop(bl_trainer *trainer);
+/* After the last step: the adapter. */
+bl_status bl_trainer_end(bl_trainer *trainer);
+
+/* Of the lead: this rank's lanes, and products in bf16 instead of FP8 (-1: the run is not in FP8),
+ * since the last call. */
+void bl_trainer_count_lanes(bl_trainer *trainer, bl_lane_totals lanes[BL_N_LANES]);
+bl_status bl_trainer_count_fallbacks(bl_trainer *trainer, int64_t *n);
+/* Those so far belong to no step. */
 bl_status bl_trainer_forget_counts(bl_trainer *trainer);
-
-/* rank_train.c: the steps from the start on, evaluations and checkpoints when they are due, and at
- * the end the adapter. After setup; collective over the ranks of the job. BL_ESTOPPED: a signal; a
- * checkpoint is saved. BL_ENUMERIC: a loss that is not finite. BL_EINPUT: rows that changed or
- * cannot be used. Else the error of a device, a file or another rank. */
-bl_status bl_trainer_run(bl_trainer *trainer);
 
 /* best.c */
 

@@ -43,30 +43,28 @@ static void fill(const bl_rank *r, bl_batches *batches, int index, int64_t T)
 }
 
 /* Of the first n_filled micro-batches, as often as n_micro takes them. */
-static bl_status run_group(bl_trainer *t, int n_micro, int n_filled)
+static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int n_filled)
 {
     bl_rank *r = t->rank;
     const bl_job *job = t->job;
-    bl_pass_input input = {.n_micro = n_micro,
-                           .micro = t->micro,
-                           .stop = is_abandoned,
-                           .stop_user = (void *)t->control};
+    bl_pass_input input = {
+        .n_micro = n_micro, .micro = micro, .stop = is_abandoned, .stop_user = (void *)t->control};
 
     r->adapter.dropout = (bl_lora_dropout){.p = (float)job->lora.options.dropout,
                                            .seed = (uint64_t)job->config->seed};
     for (int m = 0; m < input.n_micro; m++)
-        t->micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro + m % n_filled,
-                                      .adapter = &r->adapter,
-                                      .loss_sum = bl_adapter_state_loss_sum(r->state),
-                                      .gradients = bl_adapter_state_sink(r->state),
-                                      .loss_scale = 0.0};
+        micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro + m % n_filled,
+                                   .adapter = &r->adapter,
+                                   .loss_sum = bl_adapter_state_loss_sum(r->state),
+                                   .gradients = bl_adapter_state_sink(r->state),
+                                   .loss_scale = 0.0};
     BL_TRY(bl_pass_run(r->pass, &input));
     r->adapter.dropout = (bl_lora_dropout){0};
     return BL_OK;
 }
 
 /* All numbers of tokens but the largest, as many in a group as there is room for. */
-static bl_status run_shorter(bl_trainer *t)
+static bl_status run_shorter(bl_trainer *t, bl_pass_micro *micro)
 {
     bl_rank *r = t->rank;
     bl_batches *batches = t->batches[0];
@@ -79,7 +77,7 @@ static bl_status run_shorter(bl_trainer *t)
         bl_batches_clear(batches);
         for (; n < most && T < T_max; n++, T += step) fill(r, batches, n, T);
         BL_TRY(bl_batches_upload(batches, r->compute));
-        BL_TRY(run_group(t, n, n));
+        BL_TRY(run_group(t, micro, n, n));
     }
     return BL_OK;
 }
@@ -133,23 +131,32 @@ bl_status bl_rank_warm_up(bl_rank *r)
     return bl_talk_meet(&r->talk);
 }
 
-bl_status bl_trainer_warm_up(bl_trainer *t)
+/* micro: room for a group. */
+static bl_status warm_up(bl_trainer *t, bl_pass_micro *micro)
 {
     bl_rank *r = t->rank;
 
-    if (!is_needed(r)) return BL_OK;
-    int64_t before = free_bytes(r);
-    BL_TRY(bl_talk_meet(&r->talk));
     if (r->evaluation) BL_TRY(run_forward(r, t->job->plan.pass.T_max));
     bl_batches_clear(t->batches[0]);
     fill(r, t->batches[0], 0, t->job->plan.pass.T_max);
     BL_TRY(bl_batches_upload(t->batches[0], r->compute));
-    BL_TRY(run_group(t, t->job->plan.pass.max_group, 1));
-    BL_TRY(run_shorter(t));
+    BL_TRY(run_group(t, micro, t->job->plan.pass.max_group, 1));
+    BL_TRY(run_shorter(t, micro));
     BL_TRY(bl_adapter_state_join(r->state));
     BL_TRY(bl_adapter_state_warm_up(r->state));
-    BL_TRY(synchronize(r));
-    BL_TRY(bl_trainer_forget_counts(t));
+    return synchronize(r);
+}
+
+bl_status bl_trainers_warm_up(bl_trainer **trainers, int n)
+{
+    bl_trainer *lead = trainers[0];
+    bl_rank *r = lead->rank;
+
+    if (!is_needed(r)) return BL_OK;
+    int64_t before = free_bytes(r);
+    BL_TRY(bl_talk_meet(&r->talk));
+    for (int i = 0; i < n; i++) BL_TRY(warm_up(trainers[i], lead->micro));
+    BL_TRY(bl_trainer_forget_counts(lead));
     BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);
     return bl_talk_meet(&r->talk);

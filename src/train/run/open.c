@@ -49,6 +49,24 @@ bl_status bl_job_place_ranks(bl_job *job)
     return open_host_memory(job);
 }
 
+void bl_job_borrow(bl_job *job, const bl_job *lead)
+{
+    job->lead = lead;
+    job->hooks = lead->hooks;
+    job->launch = lead->launch;
+    job->topology = lead->topology;
+    job->gpu = lead->gpu;
+    job->host_world = lead->host_world;
+    job->host_ranks = lead->host_ranks;
+    job->host_memory = lead->host_memory;
+    job->model = lead->model;
+    job->base_formats = lead->base_formats;
+    job->plan = lead->plan;
+    job->expected = lead->expected;
+    job->bf16_matrices = lead->bf16_matrices;
+    job->trace = lead->trace;
+}
+
 bl_status bl_job_open_model(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -69,8 +87,8 @@ bl_status bl_job_open_model(bl_job *job)
 void bl_job_measure_rows(bl_job *job)
 {
     const bl_run_data *data = &job->data;
-    job->model->n_positions =
-        bl_max_i64(1, bl_max_i64(data->train.longest, data->validation.longest));
+    job->model->n_positions = bl_max_i64(job->lead ? job->model->n_positions : 1,
+                                         bl_max_i64(data->train.longest, data->validation.longest));
 }
 
 void bl_job_print_base_formats(const bl_job *job, const char *where)
@@ -137,11 +155,12 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
 
 void bl_job_close(bl_job *job)
 {
+    bl_run_data_close(&job->data);
+    if (job->lead) return;
     bl_host_memory_close(job->host_memory);
     bl_comm_destroy(job->host_ranks);
     bl_comm_destroy(job->host_world);
     (void)bl_trace_close(job->trace);
-    bl_run_data_close(&job->data);
     bl_model_close(job->model);
     free(job->bf16_matrices);
 }

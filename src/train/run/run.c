@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run.c -- a training, from its configuration to its end. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,11 @@
 #include "train/report/events.h"
 #include "train/training_internal.h"
 
+static double trainable_m(const bl_job *job)
+{
+    return (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6;
+}
+
 static bl_status print_model(const bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -24,10 +30,16 @@ static bl_status print_model(const bl_job *job)
                 "%lld thread%s, shards of %lld",
                 (double)bl_model_config_n_params(&job->model->config) * 1e-6,
                 (long long)job->model->config.n_layers, (long long)job->lora.options.r,
-                (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6,
-                job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
-                c->threads == 1 ? "" : "s", (long long)c->shard_size);
+                trainable_m(job), job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s",
+                (long long)c->threads, c->threads == 1 ? "" : "s", (long long)c->shard_size);
     return BL_OK;
+}
+
+/* What follows in the log is of that run, if there are several. */
+static bl_train_run_state *enter(bl_train_run_state *runs, int n, int i)
+{
+    bl_log_set_label(n > 1 && i >= 0 ? runs[i].training.name : NULL);
+    return i >= 0 ? &runs[i] : NULL;
 }
 
 /* The event files of a run that is resumed stay: TensorBoard drops their later steps. */
@@ -113,7 +125,6 @@ static bl_status prepare_output(bl_training *training, bl_output *output)
     BL_TRY(bl_output_failure(output, bl_training_prepare_resume(training, output)));
     training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
     if (job->topology.first_here == 0) print_short_steps(training);
-    BL_TRY(open_trace(training));
     /* After this meeting no rank can reject the run: an overwritten run may be removed. */
     if (job->launch) BL_TRY(bl_job_meet(job));
     if (job->topology.first_here > 0)
@@ -186,17 +197,14 @@ static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
     return bl_output_failure(output, st);
 }
 
-static bl_status open_job(bl_job *job)
+static bl_status open_rows(bl_job *job)
 {
     const bl_train_config *c = job->config;
 
-    BL_TRY(bl_job_open_model(job));
     BL_TRY(bl_run_data_open_training(c, &job->model->config, job->host_memory, job->topology.n_here,
                                      &job->data));
     bl_job_measure_rows(job);
-    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
-    bl_job_print_base_formats(job, "training");
-    return BL_OK;
+    return bl_adapter_choose_lora(c, &job->model->config, true, &job->lora);
 }
 
 /* The plan has room for micro-batches as long as the longest row allows. */
@@ -211,18 +219,62 @@ static void print_expected(const bl_job *job, const bl_plan_rows *rows)
                     (long long)job->plan.pass.T_max);
 }
 
-static bl_status plan(bl_job *job)
+static bl_plan_run plan_run(const bl_job *job)
+{
+    return (bl_plan_run){.config = job->config,
+                         .lora = &job->lora,
+                         .longest_train_row = job->data.train.longest,
+                         .longest_validation_row = job->data.validation.longest};
+}
+
+/* others[n_others], borrowed by the input. */
+static bl_plan_input training_input(const bl_job *job, const bl_plan_run *others, int n_others)
 {
     bl_plan_input input = bl_job_plan_input(job);
 
     input.is_training = true;
     input.rows = bl_run_data_measure(job->config, &job->data);
+    input.others = others;
+    input.n_others = n_others;
+    return input;
+}
+
+/* The base is placed, and the pass sized, for all runs. */
+static bl_status plan_runs(bl_train_run_state *runs, int n, bl_plan_run *others)
+{
+    bl_job *job = &runs[0].training.job;
+
+    for (int i = 1; i < n; i++) others[i - 1] = plan_run(&runs[i].training.job);
+    bl_plan_input input = training_input(job, others, n - 1);
+    for (int i = 1; i < n; i++) {
+        const bl_job *other = &runs[i].training.job;
+        bl_plan_rows rows = bl_run_data_measure(other->config, &other->data);
+        input.rows.largest = rows.largest == 0 || input.rows.largest == 0
+                                 ? 0
+                                 : bl_max_i64(input.rows.largest, rows.largest);
+        input.data_bytes += bl_run_data_bytes(&other->data);
+        input.tokenizer_bytes += other->data.tokenizer_bytes;
+    }
     BL_TRY(bl_job_choose_plan(job, &input));
     BL_TRY(bl_plan_expect_memory(&input, &job->plan.placement, &job->plan.pass, &job->expected));
     BL_TRY(print_model(job));
+    for (int i = 1; i < n; i++)
+        bl_log_info("%s: LoRA r %lld, %.2f M trainable", runs[i].training.name,
+                    (long long)runs[i].training.job.lora.options.r,
+                    trainable_m(&runs[i].training.job));
     bl_plan_print(&input, &job->plan);
     print_expected(job, &input.rows);
     return bl_plan_check(&input, &job->plan);
+}
+
+static bl_status plan(bl_train_run_state *runs, int n)
+{
+    bl_plan_run *others = calloc((size_t)n, sizeof *others);
+
+    if (!others) return BL_FAIL(BL_ENOMEM, "%d runs", n);
+    bl_status st = plan_runs(runs, n, others);
+    free(others);
+    return st;
 }
 
 static void print_memory(const bl_job *job, const bl_peak_memory *peak)
@@ -257,24 +309,53 @@ static bl_status print_next(const bl_job *job)
     return BL_OK;
 }
 
-static bl_status train(bl_training *training, bl_output *output)
+/* The model, and the rows and the adapter's sizes of each run. */
+static bl_status open_runs(bl_train_run_state *runs, int n)
 {
-    bl_job *job = &training->job;
-    const char *dir = job->config->output_dir;
-    bl_peak_memory peak = {0};
+    bl_job *lead = &runs[0].training.job;
 
-    BL_TRY(bl_cpu_gemm_prepare());
-    BL_TRY(bl_job_place_ranks(job));
-    BL_TRY(bl_job_check_paths(job));
-    if (job->topology.first_here == 0) BL_TRY(bl_output_open(dir, output));
-    BL_TRY(open_job(job));
-    BL_TRY(compare_processes(job, output));
-    BL_TRY(plan(job));
-    BL_TRY(prepare_output(training, output));
-    bl_status st = bl_training_run_ranks(training, output, &peak);
-    print_memory(job, &peak);
-    if (st == BL_OK) st = close_trace(job);
-    if (st != BL_OK || job->topology.first_here > 0) return st;
+    BL_TRY(bl_job_place_ranks(lead));
+    for (int i = 0; i < n; i++) {
+        bl_job *job = &enter(runs, n, i)->training.job;
+        if (i > 0) bl_job_borrow(job, lead);
+        BL_TRY(bl_job_check_paths(job));
+        if (job->topology.first_here == 0)
+            BL_TRY(bl_output_open(job->config->output_dir, &runs[i].output));
+    }
+    enter(runs, n, -1);
+    BL_TRY(bl_job_open_model(lead));
+    for (int i = 0; i < n; i++) {
+        bl_job *job = &enter(runs, n, i)->training.job;
+        if (i > 0) bl_job_borrow(job, lead);
+        BL_TRY(open_rows(job));
+    }
+    enter(runs, n, -1);
+    bl_job_print_base_formats(lead, "training");
+    return BL_OK;
+}
+
+static bl_status prepare_runs(bl_train_run_state *runs, int n)
+{
+    bl_job *lead = &runs[0].training.job;
+
+    for (int i = 0; i < n; i++)
+        BL_TRY(compare_processes(&enter(runs, n, i)->training.job, &runs[i].output));
+    enter(runs, n, -1);
+    BL_TRY(plan(runs, n));
+    BL_TRY(open_trace(&runs[0].training));
+    for (int i = 0; i < n; i++) {
+        if (i > 0) bl_job_borrow(&runs[i].training.job, lead);
+        BL_TRY(prepare_output(&enter(runs, n, i)->training, &runs[i].output));
+    }
+    enter(runs, n, -1);
+    return BL_OK;
+}
+
+/* In the process of rank 0, after the ranks have ended. */
+static bl_status finish_run(bl_training *training, bl_output *output)
+{
+    const char *dir = training->config->output_dir;
+
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
     bl_metrics_print_end(output->metrics);
@@ -283,23 +364,127 @@ static bl_status train(bl_training *training, bl_output *output)
                     (long long)output->outcome.adapter_step, dir);
     else
         bl_log_info("adapter written to %s", dir);
-    BL_TRY(evaluate_stored_base(training, output));
-    return print_next(job);
+    return BL_OK;
+}
+
+/* "out/a   100 steps  loss 1.2345  validation 1.3456", the lowest validation loss, or else the
+ * lowest training loss, marked. */
+static void print_table(const bl_train_run_state *runs, int n)
+{
+    int best = -1, width = 0;
+    double least = INFINITY;
+
+    for (int i = 0; i < n; i++) {
+        const bl_outcome *o = &runs[i].output.outcome;
+        bool is_validated = runs[i].training.job.data.validation.set != NULL;
+        double loss = is_validated ? o->trained.loss : o->last_loss;
+        width = (int)bl_max_i64(width, (int64_t)strlen(runs[i].training.name));
+        if (runs[i].status != BL_OK || !(loss < least)) continue;
+        least = loss;
+        best = i;
+    }
+    for (int i = 0; i < n; i++) {
+        const bl_outcome *o = &runs[i].output.outcome;
+        char validation[64] = "";
+        if (runs[i].training.job.data.validation.set)
+            snprintf(validation, sizeof validation, "  validation %.4f", o->trained.loss);
+        if (runs[i].status != BL_OK)
+            bl_log_info(BL_LOG_VERBATIM "%-*s  failed", width, runs[i].training.name);
+        else
+            bl_log_info(BL_LOG_VERBATIM "%-*s  %lld steps  loss %.4f%s%s", width,
+                        runs[i].training.name, (long long)o->n_steps, o->last_loss, validation,
+                        i == best ? "  lowest" : "");
+    }
+}
+
+static bl_status finish_runs(bl_train_run_state *runs, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (runs[i].status != BL_OK) continue;
+        BL_TRY(finish_run(&enter(runs, n, i)->training, &runs[i].output));
+        BL_TRY(evaluate_stored_base(&runs[i].training, &runs[i].output));
+    }
+    enter(runs, n, -1);
+    if (n == 1) return print_next(&runs[0].training.job);
+    print_table(runs, n);
+    return BL_OK;
+}
+
+/* After a run of several has failed, the others have ended well. */
+static bool has_results(const bl_train_run_state *runs, int n, bl_status st)
+{
+    bool has_failure = false;
+    for (int i = 0; i < n; i++) has_failure |= runs[i].status != BL_OK;
+    return st == BL_OK || (n > 1 && st == BL_ENUMERIC && has_failure);
+}
+
+static bl_status train(bl_train_run_state *runs, int n)
+{
+    bl_job *lead = &runs[0].training.job;
+    bl_peak_memory peak = {0};
+    bl_error error;
+
+    BL_TRY(bl_cpu_gemm_prepare());
+    BL_TRY(open_runs(runs, n));
+    BL_TRY(prepare_runs(runs, n));
+    bl_status st = bl_training_run_ranks(runs, n, &peak);
+    print_memory(lead, &peak);
+    if (!has_results(runs, n, st)) return st;
+    bl_error_save(&error, st);
+    BL_TRY(close_trace(lead));
+    if (lead->topology.first_here == 0) BL_TRY(finish_runs(runs, n));
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+}
+
+static void close_run(bl_train_run_state *run)
+{
+    bl_job_close(&run->training.job);
+    bl_output_close(&run->output); /* the lock last */
+    free(run->training.start.dir);
+    free(run->training.checkpoint_dir);
+}
+
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+/* The last part of each output_dir, if no two are the same. */
+static void name_runs(bl_train_run_state *runs, int n)
+{
+    bool are_distinct = true;
+
+    for (int i = 0; i < n; i++) {
+        runs[i].training.name = last_part(runs[i].training.config->output_dir);
+        for (int k = 0; k < i; k++)
+            are_distinct &= strcmp(runs[i].training.name, runs[k].training.name) != 0;
+    }
+    for (int i = 0; i < n && !are_distinct; i++)
+        runs[i].training.name = runs[i].training.config->output_dir;
+}
+
+bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_launch *launch,
+                           const struct bl_pager_hooks *hooks)
+{
+    bl_train_run_state *runs = calloc((size_t)n, sizeof *runs);
+    bl_error error;
+
+    if (!runs) return BL_FAIL(BL_ENOMEM, "%d runs", n);
+    for (int i = 0; i < n; i++)
+        runs[i].training = (bl_training){
+            .config = configs[i], .job = {.config = configs[i], .launch = launch, .hooks = hooks}};
+    name_runs(runs, n);
+    bl_status st = train(runs, n);
+    bl_error_save(&error, st);
+    bl_log_set_label(NULL);
+    for (int i = n - 1; i >= 0; i--) close_run(&runs[i]); /* the lead last */
+    free(runs);
+    return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
 bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
                        const struct bl_pager_hooks *hooks)
 {
-    bl_training training = {.config = config,
-                            .job = {.config = config, .launch = launch, .hooks = hooks}};
-    bl_output output = {0};
-
-    bl_status st = train(&training, &output);
-    bl_error error;
-    bl_error_save(&error, st);
-    bl_job_close(&training.job);
-    bl_output_close(&output); /* the lock last */
-    free(training.start.dir);
-    free(training.checkpoint_dir);
-    return st == BL_OK ? BL_OK : bl_error_restore(&error);
+    return bl_train_run_all(&config, 1, launch, hooks);
 }

@@ -12,7 +12,7 @@
 #include "base/signals.h"
 #include "base/sizes.h"
 #include "train/rank/ranks.h"
-#include "train/rank/trainer.h"
+#include "train/rank/round.h"
 
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;
@@ -28,21 +28,29 @@ static void give_back(const sigset_t *signals, int signal_number)
 
 /* The ranks of this process, and when they were asked to stop. */
 typedef struct supervisor {
-    const bl_training *training;
-    bl_ranks ranks;
-    bl_trainer *trainers; /* [n_here] */
+    bl_train_run_state *runs;
+    int n_runs;
+    bl_ranks ranks;       /* the lead's */
+    bl_rank *borrowed;    /* [n_runs - 1][n_here]: those of the other runs */
+    bl_trainer *trainers; /* [n_runs][n_here] */
     bl_control control;
     bool is_child;         /* of a parent, which has the second request for itself */
     double asked_s;        /* 0: not yet */
     bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
 } supervisor;
 
+static int count_trainers(const supervisor *s)
+{
+    return s->n_runs * s->ranks.n_here;
+}
+
 /* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which
  * need all of them: there is nothing to lose. */
 static bool is_before_steps(const supervisor *s)
 {
     bool is_before = false;
-    for (int i = 0; i < s->ranks.n_here; i++) is_before |= !atomic_load(&s->trainers[i].is_set_up);
+    for (int i = 0; i < count_trainers(s); i++)
+        is_before |= !atomic_load(&s->trainers[i].is_set_up);
     return is_before;
 }
 
@@ -56,7 +64,7 @@ static bl_status say_before_steps(void)
 static bool is_saving(const supervisor *s)
 {
     bool saves = false;
-    for (int i = 0; i < s->ranks.n_here; i++) saves |= atomic_load(&s->trainers[i].is_saving);
+    for (int i = 0; i < count_trainers(s); i++) saves |= atomic_load(&s->trainers[i].is_saving);
     return saves;
 }
 
@@ -70,7 +78,7 @@ static void abandon(supervisor *s)
     else
         snprintf(error.text, sizeof error.text,
                  "stopped inside a step; the newest checkpoint in %s stands",
-                 s->training->checkpoint_dir);
+                 s->runs[0].training.checkpoint_dir);
     atomic_store(&s->control.abandon, 1);
     bl_comm_abort(s->ranks.rank[0].host_world, &error);
 }
@@ -81,7 +89,7 @@ static void abandon(supervisor *s)
  * processes at once: from the sender, and passed on by the parent. */
 static void take_signal(supervisor *s, const sigset_t *signals, int signal_number)
 {
-    double grace_s = s->training->config->grace_s;
+    double grace_s = s->runs[0].training.config->grace_s;
     bool is_repeated = s->asked_s > 0.0 && (s->is_child || bl_stop_signal_repeats(signal_number) ||
                                             bl_now_s() - s->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
@@ -103,31 +111,46 @@ static void take_signal(supervisor *s, const sigset_t *signals, int signal_numbe
     s->ranks.is_cleaning_up = is_over && is_before_steps(s) && bl_now_s() - s->asked_s < CLEAN_UP_S;
 }
 
-/* After the grace was over: the state of the last completed step, if all ranks agree which one that
- * is. Processes cannot agree on anything any more: their communicator went with the step. */
-static bl_status save_abandoned(supervisor *s, bl_output *output)
+/* After the grace was over: the state of a run's last completed step, if all ranks agree which one
+ * that is. Processes cannot agree on anything any more: their communicator went with the step. */
+static bl_status save_abandoned_run(supervisor *s, int run)
 {
-    const bl_training *training = s->training;
-    bl_trainer *first = &s->trainers[0];
-    int64_t step = first->steps_done;
+    const bl_training *training = &s->runs[run].training;
+    bl_trainer *trainers = s->trainers + run * s->ranks.n_here;
+    int64_t step = trainers->steps_done;
     bool agreed = !training->job.launch;
 
-    if (is_before_steps(s)) return say_before_steps();
-    for (int i = 0; agreed && i < s->ranks.n_here; i++) agreed = s->trainers[i].steps_done == step;
+    for (int i = 0; agreed && i < s->ranks.n_here; i++) agreed = trainers[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
                        "stopped on request inside a step, which is lost; the newest checkpoint in "
                        "%s stands: resume with "
                        "--resume_from_checkpoint true",
                        training->checkpoint_dir);
-    /* Its error is the abandoned step's; AdamW of `step` ran before it. */
-    for (int i = 0; i < s->ranks.n_here; i++) (void)bl_stream_synchronize(s->ranks.rank[i].compute);
-    bl_output_abort_saving(output); /* one that was under way when the grace ended */
-    if (first->saved_step != step) BL_TRY(bl_trainers_save(s->trainers, step));
+    bl_output_abort_saving(&s->runs[run].output); /* one that was under way when the grace ended */
+    if (trainers->saved_step != step) BL_TRY(bl_trainers_save(trainers, step));
     return BL_FAIL(BL_ESTOPPED,
                    "stopped on request inside step %lld; saved after step %lld: resume with "
                    "--resume_from_checkpoint true",
                    (long long)step + 1, (long long)step);
+}
+
+/* Of runs that were not done; the message is the first one's. */
+static bl_status save_abandoned(supervisor *s)
+{
+    bl_error error = {.status = BL_OK};
+
+    if (is_before_steps(s)) return say_before_steps();
+    /* Its error is the abandoned step's; AdamW of the last step ran before it. */
+    for (int i = 0; i < s->ranks.n_here; i++) (void)bl_stream_synchronize(s->ranks.rank[i].compute);
+    for (int run = 0; run < s->n_runs; run++) {
+        const bl_trainer *first = &s->trainers[run * s->ranks.n_here];
+        if (first->has_ended || first->status != BL_OK) continue;
+        bl_status st = save_abandoned_run(s, run);
+        if (st != BL_ESTOPPED) return st;
+        if (error.status == BL_OK) bl_error_save(&error, st);
+    }
+    return bl_error_restore(&error);
 }
 
 static int64_t gpu_peak_bytes(const bl_ranks *ranks)
@@ -166,15 +189,36 @@ static bl_status share_peak(supervisor *s, const bl_rank *rank)
     return st;
 }
 
+static int64_t count_micro(const supervisor *s)
+{
+    int64_t n = 0;
+    for (int run = 0; run < s->n_runs; run++)
+        n += s->runs[run].training.config->gradient_accumulation_steps;
+    return n;
+}
+
+static bl_status set_up_trainers(supervisor *s, bl_trainer **trainers)
+{
+    BL_TRY(bl_trainer_setup(trainers[0], count_micro(s)));
+    for (int run = 1; run < s->n_runs; run++)
+        BL_TRY(bl_trainer_setup_beside(trainers[run], trainers[0]));
+    for (int run = 0; run < s->n_runs; run++) atomic_store(&trainers[run]->is_set_up, true);
+    BL_TRY(bl_trainers_warm_up(trainers, s->n_runs));
+    return bl_round_run(trainers, s->n_runs);
+}
+
 static bl_status train_rank(bl_rank *rank, void *user)
 {
     supervisor *s = user;
-    bl_trainer *t = &s->trainers[rank->index - rank->job->topology.first_here];
+    int here = rank->index - rank->job->topology.first_here;
+    bl_trainer **trainers = calloc((size_t)s->n_runs, sizeof *trainers);
 
-    BL_TRY(bl_trainer_setup(t));
-    atomic_store(&t->is_set_up, true);
-    BL_TRY(bl_trainer_warm_up(t));
-    BL_TRY(bl_trainer_run(t));
+    if (!trainers) return BL_FAIL(BL_ENOMEM, "%d runs", s->n_runs);
+    for (int run = 0; run < s->n_runs; run++)
+        trainers[run] = &s->trainers[run * s->ranks.n_here + here];
+    bl_status st = set_up_trainers(s, trainers);
+    free(trainers);
+    if (st != BL_OK) return st;
     return rank->job->launch ? share_peak(s, rank) : BL_OK;
 }
 
@@ -184,31 +228,42 @@ static bool is_abandoned(void *user)
     return atomic_load(&control->abandon) != 0;
 }
 
-static bl_status create_supervisor(bl_training *training, bl_output *output, supervisor *s)
+static void create_trainer(supervisor *s, int run, int i)
+{
+    bl_train_run_state *state = &s->runs[run];
+    bl_rank *lead = &s->ranks.rank[i],
+            *rank = run == 0 ? lead : &s->borrowed[(run - 1) * s->ranks.n_here + i];
+
+    if (run == 0) {
+        rank->stop = is_abandoned;
+        rank->stop_user = &s->control;
+    }
+    s->trainers[run * s->ranks.n_here + i] =
+        (bl_trainer){.training = &state->training,
+                     .job = &state->training.job,
+                     .config = state->training.config,
+                     .control = &s->control,
+                     .output = lead->index == 0 ? &state->output : NULL,
+                     .folder = &state->output,
+                     .rank = rank};
+}
+
+static bl_status create_supervisor(bl_train_run_state *runs, int n, supervisor *s)
 {
     bl_launch_info info;
 
     bl_launch_read(&info);
-    *s = (supervisor){.training = training, .is_child = info.kind == BL_LAUNCH_CHILD};
-    BL_TRY(bl_ranks_create(&training->job, &s->ranks));
-    s->trainers = calloc((size_t)s->ranks.n_here, sizeof *s->trainers);
-    if (!s->trainers) return BL_FAIL(BL_ENOMEM, "%d trainers", s->ranks.n_here);
-    for (int i = 0; i < s->ranks.n_here; i++) {
-        bl_rank *rank = &s->ranks.rank[i];
-        rank->stop = is_abandoned;
-        rank->stop_user = &s->control;
-        s->trainers[i] = (bl_trainer){.training = training,
-                                      .job = &training->job,
-                                      .config = training->config,
-                                      .control = &s->control,
-                                      .output = rank->index == 0 ? output : NULL,
-                                      .folder = output,
-                                      .rank = rank};
-    }
+    *s = (supervisor){.runs = runs, .n_runs = n, .is_child = info.kind == BL_LAUNCH_CHILD};
+    BL_TRY(bl_ranks_create(&runs[0].training.job, &s->ranks));
+    s->trainers = calloc((size_t)count_trainers(s), sizeof *s->trainers);
+    s->borrowed = calloc((size_t)count_trainers(s), sizeof *s->borrowed);
+    if (!s->trainers || !s->borrowed) return BL_FAIL(BL_ENOMEM, "%d trainers", count_trainers(s));
+    for (int run = 0; run < n; run++)
+        for (int i = 0; i < s->ranks.n_here; i++) create_trainer(s, run, i);
     return BL_OK;
 }
 
-static bl_status run_to_end(supervisor *s, bl_output *output, const sigset_t *signals)
+static bl_status run_to_end(supervisor *s, const sigset_t *signals)
 {
     int signal_number;
 
@@ -216,27 +271,39 @@ static bl_status run_to_end(supervisor *s, bl_output *output, const sigset_t *si
     while (bl_ranks_wait(&s->ranks, signals, &signal_number))
         take_signal(s, signals, signal_number);
     st = bl_ranks_join(&s->ranks, st);
+    for (int run = 0; run < s->n_runs; run++)
+        s->runs[run].status = s->trainers[run * s->ranks.n_here].status;
     if (atomic_load(&s->control.abandon) && (st == BL_ESTOPPED || st == BL_ECANCELED))
-        return save_abandoned(s, output);
+        return save_abandoned(s);
     return st;
 }
 
-bl_status bl_training_run_ranks(bl_training *training, bl_output *output, bl_peak_memory *peak)
+static void free_supervisor(supervisor *s)
+{
+    /* On a GPU a rank's copies read the others' memory. */
+    for (int i = 0; s->ranks.rank && i < s->ranks.n_here; i++) bl_rank_drain(&s->ranks.rank[i]);
+    for (int i = 0; s->trainers && i < count_trainers(s); i++)
+        if (s->trainers[i].rank) bl_trainer_free(&s->trainers[i]);
+    free(s->trainers);
+    free(s->borrowed);
+    bl_ranks_free(&s->ranks);
+}
+
+bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory *peak)
 {
     sigset_t signals, old;
     supervisor s;
 
     bl_stop_signals_list(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
-    bl_status st = create_supervisor(training, output, &s);
-    if (st == BL_OK) st = run_to_end(&s, output, &signals);
+    bl_status st = create_supervisor(runs, n, &s);
+    if (st == BL_OK) st = run_to_end(&s, &signals);
     *peak = s.of_job.host > 0 ? s.of_job : own_peak(&s.ranks);
     bl_error error; /* freeing meets the streams' own errors */
     bl_error_save(&error, st);
-    for (int i = 0; s.trainers && i < s.ranks.n_here; i++) bl_trainer_free(&s.trainers[i]);
-    free(s.trainers);
-    bl_ranks_free(&s.ranks);
+    free_supervisor(&s);
     bl_stop_signals_discard_repeated(&signals);
-    if (!(training->job.launch && st == BL_ESTOPPED)) pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (!(runs[0].training.job.launch && st == BL_ESTOPPED))
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* round.c -- the training loop of one rank, for all runs over its base.
+ *
+ * A round is one optimizer step of each run that still trains: count the labels of all ranks;
+ * forward, loss and backward of all runs' micro-batches, group by group, so that each layer's
+ * frozen weights are brought once per group whosever micro-batches it has; then run by run the sum
+ * of loss and gradients and AdamW; then run by run evaluations and checkpoints. While a round runs,
+ * the rows of the next one are read and tokenized: some before each visit of its passes.
+ *
+ * A run has the bits that it has alone: micro-batches do not mix, a run's come in their order, and
+ * each has its run's adapter, gradients and loss (model/pass.h).
+ *
+ * Of several runs, one whose loss is not finite ends alone: all ranks see that sum. Any other
+ * failure ends the job. */
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "train/rank/round.h"
+
+typedef struct bl_round {
+    bl_trainer **trainers; /* of this rank, a run each */
+    int n_trainers;
+    int64_t *counts; /* [2 n_trainers + 1] */
+    bool *stepped;   /* [n_trainers]: in the round under way */
+    int64_t n_visits;
+} bl_round;
+
+static bl_trainer *lead_of(const bl_round *r)
+{
+    return r->trainers[0];
+}
+
+static int64_t count_live(const bl_round *r)
+{
+    int64_t n = 0;
+    for (int i = 0; i < r->n_trainers; i++) n += bl_trainer_goes_on(r->trainers[i]);
+    return n;
+}
+
+/* What follows in the log is of that run, if there are several. */
+static bl_trainer *enter(const bl_round *r, int i)
+{
+    bl_log_set_label(r->n_trainers > 1 ? r->trainers[i]->training->name : NULL);
+    return r->trainers[i];
+}
+
+/* Before a visit, while the one before it runs: its share of the next round's rows. */
+static bool before_visit(void *user)
+{
+    bl_round *r = user;
+
+    if (atomic_load(&lead_of(r)->control->abandon) != 0) return true;
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = r->trainers[i];
+        if (bl_trainer_goes_on(t))
+            bl_trainer_fill(t, bl_ceil_div(bl_trainer_rows_to_fill(t), r->n_visits));
+    }
+    return false;
+}
+
+/* Labels and tokens of each run's step over all ranks, and whether any rank wants to stop. */
+static bl_status count_round(bl_round *r, bool *stops)
+{
+    bl_trainer *lead = lead_of(r);
+    int n = r->n_trainers;
+
+    for (int i = 0; i < n; i++) {
+        const bl_trainer *t = r->trainers[i];
+        const bl_batches *batches = bl_trainer_batches(t);
+        bool is_live = bl_trainer_goes_on(t);
+        r->counts[2 * i] = is_live ? batches->n_labels : 0;
+        r->counts[2 * i + 1] = is_live ? batches->n_tokens : 0;
+    }
+    r->counts[2 * n] = atomic_load(&lead->control->stop);
+    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, (size_t)(2 * n + 1)));
+    *stops = r->counts[2 * n] > 0;
+    return BL_OK;
+}
+
+static bl_round_totals totals_of(const bl_round *r, int i)
+{
+    return (bl_round_totals){.n_labels = r->counts[2 * i], .n_tokens = r->counts[2 * i + 1]};
+}
+
+/* Micro-batches of all runs, those of a run one after the other. */
+static bl_status begin_steps(bl_round *r, int64_t *n_micro)
+{
+    *n_micro = 0;
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = enter(r, i);
+        if (!bl_trainer_goes_on(t)) continue;
+        BL_TRY(bl_trainer_begin_step(t, totals_of(r, i).n_labels, lead_of(r)->micro + *n_micro));
+        *n_micro += bl_trainer_batches(t)->n_micro;
+    }
+    return BL_OK;
+}
+
+/* Leaves the last group in *input. */
+static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
+{
+    const bl_job *job = lead_of(r)->job;
+    int64_t group = job->plan.pass.max_group;
+
+    r->n_visits = bl_ceil_div(n_micro, group) * (2 * job->model->config.n_layers + 1);
+    *input = (bl_pass_input){.stop = before_visit, .stop_user = r};
+    for (int64_t first = 0; first < n_micro; first += group) {
+        input->micro = lead_of(r)->micro + first;
+        input->n_micro = (int)bl_min_i64(group, n_micro - first);
+        BL_TRY(bl_pass_run(lead_of(r)->rank->pass, input));
+    }
+    return BL_OK;
+}
+
+/* A run of several that cannot go on leaves the others. */
+static bl_status note_failure(const bl_round *r, bl_trainer *t, bl_status st)
+{
+    if (st != BL_ENUMERIC || r->n_trainers == 1) return st;
+    t->status = st;
+    bl_error_save(&t->error, st);
+    if (t->output) bl_log_warning("this run ends here, the others go on: %s", t->error.text);
+    return BL_OK;
+}
+
+static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
+{
+    bl_trainer *lead = lead_of(r);
+    bl_lane_totals lanes[BL_N_LANES];
+    bl_step_result result;
+    bl_status st = BL_OK;
+
+    for (int i = 0; i < r->n_trainers; i++) {
+        if (!bl_trainer_goes_on(r->trainers[i])) continue;
+        BL_TRY(bl_trainer_end_fill(enter(r, i)));
+        BL_TRY(bl_adapter_state_join(r->trainers[i]->rank->state));
+    }
+    bl_trainer_count_lanes(lead, lanes);
+    BL_TRY(bl_trainer_count_fallbacks(lead, &result.n_fallbacks));
+    for (int i = 0; i < r->n_trainers && st == BL_OK; i++) {
+        bl_trainer *t = enter(r, i);
+        bl_round_totals totals = totals_of(r, i);
+        if (!bl_trainer_goes_on(t)) continue;
+        for (int lane = 0; lane < BL_N_LANES; lane++) result.lanes[lane] = lanes[lane];
+        st = note_failure(r, t, bl_trainer_end_step(t, &totals, last_group, &result));
+    }
+    return st;
+}
+
+/* After a step, or before the first one: a run that has done all its steps writes its adapter,
+ * whatever the others have still to do. */
+static bl_status end_run(const bl_round *r, bl_trainer *t)
+{
+    (void)r;
+    if (t->has_ended || t->status != BL_OK || bl_trainer_goes_on(t)) return BL_OK;
+    return bl_trainer_end(t);
+}
+
+/* Evaluations and checkpoints that are due. Lanes count steps alone. */
+static bl_status after_steps(bl_round *r, const bool *stepped)
+{
+    bool evaluated = false;
+
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = enter(r, i);
+        if (!stepped[i] || t->status != BL_OK) continue;
+        BL_TRY(note_failure(r, t, bl_trainer_after_step(t)));
+        evaluated |= t->evaluated_step == t->steps_done;
+    }
+    if (evaluated) {
+        bl_lane_totals of_no_step[BL_N_LANES];
+        bl_trainer_count_lanes(lead_of(r), of_no_step);
+    }
+    return BL_OK;
+}
+
+static bl_status run_round(bl_round *r)
+{
+    bl_pass_input input;
+    int64_t n_micro;
+
+    for (int i = 0; i < r->n_trainers; i++) r->stepped[i] = bl_trainer_goes_on(r->trainers[i]);
+    BL_TRY(begin_steps(r, &n_micro));
+    BL_TRY(run_groups(r, n_micro, &input));
+    BL_TRY(end_steps(r, &input));
+    BL_TRY(after_steps(r, r->stepped));
+    for (int i = 0; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
+    return BL_OK;
+}
+
+/* All runs that still train are saved; the message is the first one's. */
+static bl_status stop_runs(bl_round *r)
+{
+    bl_error error = {.status = BL_OK};
+
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = enter(r, i);
+        if (!bl_trainer_goes_on(t)) continue;
+        bl_status st = bl_trainer_stop(t);
+        if (st != BL_ESTOPPED) return st;
+        if (error.status == BL_OK) bl_error_save(&error, st);
+    }
+    return bl_error_restore(&error);
+}
+
+static bl_status start_runs(bl_round *r)
+{
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = enter(r, i);
+        BL_TRY(note_failure(r, t, bl_trainer_start(t)));
+    }
+    bl_lane_totals of_no_step[BL_N_LANES];
+    bl_trainer_count_lanes(lead_of(r), of_no_step);
+    for (int i = 0; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
+    return BL_OK;
+}
+
+static bl_status run_rounds(bl_round *r)
+{
+    bool stops;
+
+    BL_TRY(start_runs(r));
+    for (bool is_first = true; count_live(r) > 0; is_first = false) {
+        BL_TRY(count_round(r, &stops));
+        if (stops) return stop_runs(r);
+        for (int i = 0; i < r->n_trainers; i++) atomic_store(&r->trainers[i]->is_saving, false);
+        BL_TRY(run_round(r));
+        /* The collectives of a round, and all before it, have been the same on all ranks. */
+        if (is_first) BL_TRY(bl_comm_trust_order(lead_of(r)->rank->world));
+    }
+    return BL_OK;
+}
+
+/* The first run that failed alone; after all ranks have ended their work for the others. */
+static bl_status first_failure(const bl_round *r)
+{
+    for (int i = 0; i < r->n_trainers; i++) {
+        if (r->trainers[i]->status == BL_OK) continue;
+        lead_of(r)->rank->is_at_fault = r->trainers[i]->rank->is_at_fault;
+        BL_TRY(bl_talk_meet(&lead_of(r)->rank->talk));
+        return bl_error_restore(&r->trainers[i]->error);
+    }
+    return BL_OK;
+}
+
+bl_status bl_round_run(bl_trainer **trainers, int n)
+{
+    bl_round r = {.trainers = trainers,
+                  .n_trainers = n,
+                  .counts = calloc((size_t)(2 * n + 1), sizeof *r.counts),
+                  .stepped = calloc((size_t)n, sizeof *r.stepped)};
+
+    bl_status st =
+        r.counts && r.stepped ? run_rounds(&r) : BL_FAIL(BL_ENOMEM, "the counts of %d runs", n);
+    if (st == BL_OK) st = first_failure(&r);
+    bl_log_set_label(NULL);
+    free(r.counts);
+    free(r.stepped);
+    return st;
+}
