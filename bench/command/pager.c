@@ -21,12 +21,12 @@
 #include "offload/pager.h"
 #include "train/train.h"
 
-typedef enum question { OVERLAP, STALL, RATIO } question;
+typedef enum question { OVERLAP, STALL, RATIO, RUNS } question;
 
 typedef struct pager_options {
     question question;
     bl_tier tier; /* BL_TIER_HOST, BL_TIER_DISK */
-    int64_t layers, hidden, tokens, micro_batches, steps, rounds, ranks, threads, ring_depth;
+    int64_t layers, hidden, tokens, micro_batches, steps, rounds, ranks, threads, ring_depth, runs;
     double part;
     char *device, *dir;
 } pager_options;
@@ -36,10 +36,11 @@ typedef struct pager_options {
     .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(question, ENUM), .names = "overlap|stall|ratio", .default_text = "overlap",
+    {OPTION(question, ENUM), .names = "overlap|stall|ratio|runs", .default_text = "overlap",
      .help = "overlap: step times against those without offloading; stall: seconds that "
              "micro-batches wait when 1 to 8 of them share a "
-             "visit; ratio: tokens per second for offload_ratio 0 to 1"},
+             "visit; ratio: tokens per second for offload_ratio 0 to 1; runs: a round of --runs "
+             "runs over one base against a step of one run"},
     {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
      .help = "tier of offloaded pages: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
@@ -58,6 +59,8 @@ static const bl_option table[] = {
      .help = "tokens per micro-batch"},
     {OPTION(micro_batches, INT), .default_text = "1", .min = 1, .max = 64,
      .help = "micro-batches per step (stall: 8)"},
+    {OPTION(runs, INT), .default_text = "4", .min = 2, .max = 16,
+     .help = "question runs: how many share a base, with --micro_batches each"},
     {OPTION(steps, INT), .default_text = "8", .min = 3, .max = 10000,
      .help = "steps per run; the first two do not count"},
     {OPTION(rounds, INT), .default_text = "3", .min = 1, .max = 100,
@@ -67,7 +70,7 @@ static const bl_option table[] = {
      .help = "directory for a scratch directory, removed at the end"},
 };
 
-enum { N_WARM = 2, MAX_RANKS = 16, PATH_BYTES = 512, MAX_VALUES = 4096 };
+enum { N_WARM = 2, MAX_RANKS = 16, MAX_RUNS = 16, PATH_BYTES = 512, MAX_VALUES = 4096 };
 
 /* ---- pacing ---- */
 
@@ -140,7 +143,7 @@ static double median(double *values, int64_t n)
     return n > 0 ? bl_bench_summarize(values, n).median_s : 0;
 }
 
-static bl_status configure(const pager_bench *b, const contender *c, bool traces,
+static bl_status configure(const pager_bench *b, const contender *c, bool traces, int run,
                            bl_train_config **out)
 {
     const pager_options *o = b->options;
@@ -149,7 +152,8 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
     if (!a) return BL_FAIL(BL_ENOMEM, "the configuration of a training");
     bl_bench_add(a, "model_name_or_path", "%s/model", b->scratch);
     bl_bench_add(a, "train_file", "%s/train.jsonl", b->scratch);
-    bl_bench_add(a, "output_dir", "%s/run", b->scratch);
+    bl_bench_add(a, "output_dir", "%s/run%d", b->scratch, run);
+    bl_bench_add(a, "seed", "%d", run + 1);
     bl_bench_add(a, "overwrite_output_dir", "true");
     bl_bench_add(a, "data_format", "tokens");
     bl_bench_add(a, "max_seq_length", "%lld", (long long)o->tokens);
@@ -180,7 +184,7 @@ static bl_status read_metrics(const pager_bench *b, outcome *out)
     double step_s[MAX_VALUES], tokens_per_s[MAX_VALUES], stall_s[MAX_VALUES];
     int64_t n = 0, n_lines = 0;
 
-    snprintf(path, sizeof path, "%s/run/metrics.jsonl", b->scratch);
+    snprintf(path, sizeof path, "%s/run0/metrics.jsonl", b->scratch);
     FILE *file = fopen(path, "re");
     if (!file) return bl_fail_errno(BL_EIO, "open %s", path);
     while (fgets(line, sizeof line, file) && n < MAX_VALUES) {
@@ -229,18 +233,27 @@ static bl_status read_trace(const pager_bench *b, int64_t visit_micro, outcome *
     return n[0] > 0 && n[1] > 0 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s holds no visits", path);
 }
 
-static bl_status train(pager_bench *b, const contender *c, bool traces, outcome *out)
+/* n_runs over one base; the outcome is the first one's, whose steps are the rounds of all. */
+static bl_status train_runs(pager_bench *b, const contender *c, bool traces, int n_runs,
+                            outcome *out)
 {
     bl_pager_hooks hooks = {
         .pace = pace, .pace_user = &b->pacer, .is_synchronous = c->is_synchronous};
-    bl_train_config *config = NULL;
+    bl_train_config *configs[MAX_RUNS] = {NULL};
+    bl_status st = BL_OK;
 
     b->pacer.n_threads = 0; /* the last training's are gone */
-    BL_TRY(configure(b, c, traces, &config));
-    bl_status st = bl_train_run(config, NULL, &hooks);
-    bl_train_config_free(config);
+    for (int i = 0; i < n_runs && st == BL_OK; i++) st = configure(b, c, traces, i, &configs[i]);
+    if (st == BL_OK)
+        st = bl_train_run_all((const bl_train_config *const *)configs, n_runs, NULL, &hooks);
+    for (int i = 0; i < n_runs; i++) bl_train_config_free(configs[i]);
     if (st == BL_OK) st = read_metrics(b, out);
     return st == BL_OK && traces ? read_trace(b, c->visit_micro, out) : st;
+}
+
+static bl_status train(pager_bench *b, const contender *c, bool traces, outcome *out)
+{
+    return train_runs(b, c, traces, 1, out);
 }
 
 /* ---- the three questions ---- */
@@ -333,9 +346,44 @@ static bl_status ask_ratio(pager_bench *b)
     return BL_OK;
 }
 
+/* A round of several runs, whose micro-batches share visits, against a step of one run: with the
+ * base offloaded, and resident, where sharing can only cost. */
+static bl_status ask_runs(pager_bench *b)
+{
+    const pager_options *o = b->options;
+    int64_t together = o->runs * o->micro_batches;
+    double offloaded[100], resident[100];
+
+    for (int64_t round = 0; round < o->rounds; round++) {
+        outcome plain, one, all, resident_one, resident_all;
+        contender alone = {.ratio = 1, .visit_micro = o->micro_batches},
+                  shared = {.ratio = 1, .visit_micro = together};
+        BL_TRY(calibrate(b, &plain));
+        BL_TRY(train(b, &alone, false, &one));
+        BL_TRY(train_runs(b, &shared, false, (int)o->runs, &all));
+        alone.ratio = shared.ratio = 0;
+        BL_TRY(train(b, &alone, false, &resident_one));
+        BL_TRY(train_runs(b, &shared, false, (int)o->runs, &resident_all));
+        offloaded[round] = all.step_s / one.step_s;
+        resident[round] = resident_all.step_s / resident_one.step_s / (double)o->runs;
+        printf("{\"bench\":\"pager\",\"question\":\"runs\",\"tier\":\"%s\",\"part\":%g,"
+               "\"runs\":%lld,\"round\":%lld,\"step_s\":%.6f,\"offloaded_step_s\":%.6f,"
+               "\"offloaded\":%.4f,\"resident_in_turn\":%.4f}\n",
+               bl_tier_name(o->tier), o->part, (long long)o->runs, (long long)round + 1,
+               resident_one.step_s, one.step_s, offloaded[round], resident[round]);
+        fflush(stdout);
+    }
+    printf("{\"bench\":\"pager\",\"question\":\"runs\",\"tier\":\"%s\",\"part\":%g,\"runs\":%lld,"
+           "\"offloaded_median\":%.4f,\"resident_in_turn_median\":%.4f}\n",
+           bl_tier_name(o->tier), o->part, (long long)o->runs,
+           bl_bench_summarize(offloaded, o->rounds).median_s,
+           bl_bench_summarize(resident, o->rounds).median_s);
+    return BL_OK;
+}
+
 static bl_status run(const void *values)
 {
-    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio};
+    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio, ask_runs};
     pager_options options = *(const pager_options *)values;
     const pager_options *o = &options;
 
@@ -375,6 +423,9 @@ const bl_bench bl_bench_pager = {
                "offloaded and loaded on demand. Tiers are paced to the compute measured in the "
                "same run. JSON lines;\n"
                "overlapped and synchronous are step times (question ratio: tokens per second) "
-               "relative to the first way's.\n",
+               "relative to the first way's.\n"
+               "Question runs: offloaded is the time of a round of all runs relative to a step of "
+               "one; resident_in_turn the\n"
+               "same without offloading, relative to the runs one after the other.\n",
     .run = run,
 };

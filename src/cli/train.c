@@ -2,6 +2,7 @@
 /* ballast train and ballast eval: two commands over one table of options. */
 #include <math.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -42,18 +43,31 @@ static void leave_with(bl_status st)
 }
 
 /* The work of a process that is a rank, or has the ranks as threads. */
-typedef bl_status (*job_fn)(const bl_train_config *config, bl_launch *launch, void *user);
+typedef bl_status (*job_fn)(const bl_train_configs *configs, bl_launch *launch, void *user);
 
-static bl_status run_config(const bl_train_config *config, bl_launch *launch, const char *command,
-                            int argc, char *const *argv, job_fn run, void *user)
+static bl_status run_configs(const bl_train_configs *configs, bl_launch *launch,
+                             const char *command, int argc, char *const *argv, job_fn run,
+                             void *user)
 {
+    const bl_train_config *config = configs->run[0]; /* of execution all have the same keys */
     int n_started = bl_train_config_starts_ranks(config);
 
     BL_TRY(bl_launch_agree(launch, n_started));
     if (n_started > 0)
         return bl_cli_start_ranks(launch, n_started, command, argc, argv,
                                   strcmp(command, "train") == 0, config->step_deadline_s);
-    return run(config, launch, user);
+    return run(configs, launch, user);
+}
+
+static bl_status load_configs(bl_config_command which, int argc, char *const *argv,
+                              bl_train_configs *out)
+{
+    if (which == BL_CONFIG_TRAIN) return bl_train_configs_load(argc, argv, out);
+    *out = (bl_train_configs){.run = calloc(1, sizeof *out->run)};
+    if (!out->run) return BL_FAIL(BL_ENOMEM, "a configuration");
+    bl_status st = bl_train_config_load(which, NULL, argc, argv, &out->run[0]);
+    out->n = st == BL_OK;
+    return st;
 }
 
 /* One job: an error of its configuration is printed once, too, however many processes it has. The
@@ -61,31 +75,31 @@ static bl_status run_config(const bl_train_config *config, bl_launch *launch, co
 static bl_status run_job(bl_config_command which, const char *command, int argc, char *const *argv,
                          job_fn run, void *user)
 {
-    bl_train_config *config = NULL;
+    bl_train_configs configs;
     bl_launch *launch;
     bl_error error;
 
-    bl_status st = bl_train_config_load(which, NULL, argc, argv, &config);
+    bl_status st = load_configs(which, argc, argv, &configs);
     bl_error_save(&error, st);
     bl_launch_options options = {.leave = leave_with, .has_failed = st != BL_OK};
-    if (st == BL_OK && which == BL_CONFIG_TRAIN) options.secret_dir = config->output_dir;
+    if (st == BL_OK && which == BL_CONFIG_TRAIN) options.secret_dir = configs.run[0]->output_dir;
     bl_status opened = bl_launch_open(&options, &launch);
     if (opened != BL_OK) {
-        bl_train_config_free(config);
+        bl_train_configs_free(&configs);
         return st == BL_OK ? opened : bl_error_restore(&error);
     }
     if (bl_launch_size(launch) > 1 && which == BL_CONFIG_TRAIN)
         bl_stop_signals_handle(leave_silently);
-    st = st == BL_OK ? run_config(config, launch, command, argc, argv, run, user)
+    st = st == BL_OK ? run_configs(&configs, launch, command, argc, argv, run, user)
                      : bl_error_restore(&error);
-    bl_train_config_free(config);
+    bl_train_configs_free(&configs);
     return bl_launch_close(launch, st);
 }
 
-static bl_status train(const bl_train_config *config, bl_launch *launch, void *user)
+static bl_status train(const bl_train_configs *configs, bl_launch *launch, void *user)
 {
     (void)user;
-    return bl_train_run(config, launch, NULL);
+    return bl_train_run_all((const bl_train_config *const *)configs->run, configs->n, launch, NULL);
 }
 
 /* While there are no threads, and before CUDA starts. */
@@ -108,14 +122,17 @@ static bl_status run_train(int argc, char *const *argv)
 
 const bl_command bl_command_train = {
     .name = "train",
-    .arguments = "CONFIG.yaml [--key value ...]",
-    .summary = "fine-tune: write a PEFT adapter",
+    .arguments = "CONFIG.yaml [CONFIG.yaml ...] [--key value ...]",
+    .summary = "fine-tune: write a PEFT adapter, or several over one base",
     .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
                "checkpoints and "
                "a README.md\n"
                "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the "
                "step (exit 75);\n"
-               "resume with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n",
+               "resume with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n"
+               "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
+               "are several runs\n"
+               "in the same visits of the base (docs/several-runs.md).\n",
     .print_options = print_train_options,
     .is_job = true,
     .run = run_train,
@@ -147,11 +164,11 @@ typedef struct evaluation {
     bool is_here; /* rank 0 is this process's */
 } evaluation;
 
-static bl_status evaluate(const bl_train_config *config, bl_launch *launch, void *user)
+static bl_status evaluate(const bl_train_configs *configs, bl_launch *launch, void *user)
 {
     evaluation *e = user;
     e->is_here = bl_launch_rank(launch) == 0;
-    return bl_eval_run(config, launch, &e->result);
+    return bl_eval_run(configs->run[0], launch, &e->result);
 }
 
 static bl_status run_eval(int argc, char *const *argv)

@@ -92,13 +92,14 @@ static bl_status warn_of_ignored(const bl_string_list *ignored)
 }
 
 static bl_status read_words(bl_options *options, const char *yaml_path, int argc, char *const *argv,
-                            bl_train_config *config)
+                            config_choice *choice, bl_train_config *config)
 {
-    const char *word = NULL;
-    int n_words = 0;
+    const char *words[CONFIG_MAX_FILES] = {NULL};
+    int n_words = 0, most = yaml_path ? 0 : choice ? CONFIG_MAX_FILES : 1;
 
-    BL_TRY(bl_options_read_line(options, argc, argv, yaml_path ? 0 : 1, &word, &n_words));
-    if (n_words == 1) yaml_path = word;
+    BL_TRY(bl_options_read_line(options, argc, argv, most, words, &n_words));
+    if (choice) choice->n_files = n_words;
+    if (n_words > 0) yaml_path = words[choice ? choice->file : 0];
     if (yaml_path) {
         bl_status st = bl_options_read_yaml(options, yaml_path);
         BL_TRY(report_rejected(options, yaml_path, st));
@@ -110,14 +111,16 @@ static bl_status read_words(bl_options *options, const char *yaml_path, int argc
 
 /* Reads the file and the command line. needs_all: with all keys that the command requires. */
 static bl_status read_given(bl_config_command command, bool needs_all, const char *yaml_path,
-                            int argc, char *const *argv, bl_train_config *config)
+                            int argc, char *const *argv, config_choice *choice,
+                            bl_train_config *config)
 {
     bl_options options = config_bind(command, config);
     bl_options_report report = {.keys = {0}};
 
     options.report = &report;
+    options.sweep = choice ? &choice->sweep : NULL;
     bl_status st = bl_options_init(&options);
-    if (st == BL_OK) st = read_words(&options, yaml_path, argc, argv, config);
+    if (st == BL_OK) st = read_words(&options, yaml_path, argc, argv, choice, config);
     bl_options_report_clear(&report);
     if (st != BL_OK || !needs_all) return st;
     if (argc == 0 && !config->source.file)
@@ -343,21 +346,23 @@ static bl_status validate(bl_config_command command, const bl_train_config *conf
 }
 
 static bl_status load(bl_config_command command, const bl_config_machine *machine,
-                      const char *yaml_path, int argc, char *const *argv, bl_train_config *config)
+                      const char *yaml_path, int argc, char *const *argv, config_choice *choice,
+                      bl_train_config *config)
 {
-    BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, config));
+    BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, choice, config));
     BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
     return validate(command, config);
 }
 
 static bl_status create(bl_config_command command, const bl_config_machine *machine,
-                        const char *yaml_path, int argc, char *const *argv, bl_train_config **out)
+                        const char *yaml_path, int argc, char *const *argv, config_choice *choice,
+                        bl_train_config **out)
 {
     bl_train_config *config = calloc(1, sizeof *config);
 
     *out = NULL;
     if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
-    bl_status st = load(command, machine, yaml_path, argc, argv, config);
+    bl_status st = load(command, machine, yaml_path, argc, argv, choice, config);
     if (st == BL_OK)
         *out = config;
     else
@@ -368,13 +373,19 @@ static bl_status create(bl_config_command command, const bl_config_machine *mach
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
                                char *const *argv, bl_train_config **out)
 {
-    return create(command, NULL, yaml_path, argc, argv, out);
+    return create(command, NULL, yaml_path, argc, argv, NULL, out);
+}
+
+bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
+                             config_choice *choice, bl_train_config **out)
+{
+    return create(command, NULL, NULL, argc, argv, choice, out);
 }
 
 bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
                                    bl_train_config **out)
 {
-    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, out);
+    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, NULL, out);
 }
 
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out)
@@ -383,7 +394,7 @@ bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out
 
     *out = NULL;
     if (!config) return BL_FAIL(BL_ENOMEM, "configuration: %zu bytes", sizeof *config);
-    bl_status st = read_given(BL_CONFIG_TRAIN, false, yaml_path, 0, NULL, config);
+    bl_status st = read_given(BL_CONFIG_TRAIN, false, yaml_path, 0, NULL, NULL, config);
     if (st == BL_OK)
         *out = config;
     else

@@ -174,6 +174,20 @@ bl_status bl_config_find_gpu(bl_gpu_info *gpu, int *index);
  * *out with bl_train_config_free; NULL after a failure. BL_EUSAGE names the file, line and key. */
 bl_status bl_train_config_load(bl_config_command command, const char *yaml_path, int argc,
                                char *const *argv, bl_train_config **out);
+
+/* The runs of one `ballast train`: a file each, in the order of argv, and of a file in which keys
+ * have sequences of values (bl_options_sweep) one for each combination of them, the last key's
+ * values changing first. Such a run's output_dir is below the file's, named after its values:
+ * "learning_rate-1e-4_lora_r-8". The line's keys hold for all. BL_EUSAGE also: runs that do not fit
+ * together over one base (model_name_or_path, max_seq_length, trace and the keys of execution are
+ * the same for all), or write to the same place. */
+typedef struct bl_train_configs {
+    bl_train_config **run; /* [n] */
+    int n;
+} bl_train_configs;
+bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *out);
+void bl_train_configs_free(bl_train_configs *configs); /* zeros are fine */
+
 /* A machine to plan for, which need not be this one. */
 typedef struct bl_config_machine {
     bool has_gpus;

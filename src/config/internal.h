@@ -8,6 +8,19 @@
 /* config.c: the tables and the struct they fill. */
 bl_options config_bind(bl_config_command command, const bl_train_config *config);
 
+/* What one of several runs takes of the words and the files. */
+typedef struct config_choice {
+    int file;               /* which of the line's files */
+    int n_files;            /* found */
+    bl_options_sweep sweep; /* of that file */
+} config_choice;
+
+enum { CONFIG_MAX_FILES = 64 };
+
+/* config.c: bl_train_config_load of that file; NULL: of the only one, without sweeps. */
+bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
+                             config_choice *choice, bl_train_config **out);
+
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 

@@ -112,6 +112,18 @@ typedef struct bl_options_report {
     bl_string_list ignored;  /* names of other programs that set nothing */
 } bl_options_report;
 
+/* A file read for one of several runs that differ in some keys: where an int, real, bool or enum is
+ * expected, a sequence has the values of that key, of which one is taken. Zero-initialized
+ * except `choice`; bl_string_list_clear frees `chosen`. */
+enum { BL_OPTIONS_MAX_SWEPT = 8 };
+typedef struct bl_options_sweep {
+    int64_t choice[BL_OPTIONS_MAX_SWEPT]; /* of the keys in the file's order: which value to take */
+    int n_keys;                           /* found, with more than one value */
+    const bl_option *key[BL_OPTIONS_MAX_SWEPT];
+    int64_t n_values[BL_OPTIONS_MAX_SWEPT];
+    bl_string_list chosen; /* the text of each key's value */
+} bl_options_sweep;
+
 /* A table and the struct it fills. Plain data, borrowed: the caller keeps all of it alive. */
 typedef struct bl_options {
     const bl_option *table;
@@ -120,6 +132,9 @@ typedef struct bl_options {
     size_t n_aliases;
     const char *tool;          /* the program whose file is read; NULL: Ballast's own */
     bl_options_report *report; /* bl_options_read_yaml needs it */
+    /* NULL: a sequence is a list's alone. A key that the command line sets is not swept: read the
+     * line first. */
+    bl_options_sweep *sweep;
     /* The bit of the command that reads: an option of other commands is rejected on its command
      * line. */
     unsigned command;

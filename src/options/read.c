@@ -201,12 +201,49 @@ static bl_status fail_given(const reader *r, const char *where, const char *name
                    is_row ? r->options->table[meaning->index].key : name, (long long)before);
 }
 
+/* The row that a name means, whatever its value; NULL: none. */
+static const bl_option *find_row(const bl_options *options, const char *name)
+{
+    char key[BL_OPTION_KEY_BYTES];
+
+    bl_option_normalize(name, key);
+    const bl_option_alias *alias = bl_options_find_alias(options, key);
+    return bl_options_find(options, alias && alias->key ? alias->key : key);
+}
+
+/* In a sweep: of a sequence where one value is expected, the chosen item. */
+static bl_status take_choice(const reader *r, const char *where, const char *name,
+                             bl_option_value *value)
+{
+    bl_options_sweep *sweep = r->options->sweep;
+    const bl_option *row = sweep ? find_row(r->options, name) : NULL;
+    int64_t taken = 0;
+
+    if (!row || !value->is_sequence || value->is_nested || value->n_items == 0 ||
+        row->type == BL_OPTION_LIST || row->type == BL_OPTION_STRING || row->type == BL_OPTION_PATH)
+        return BL_OK;
+    if (value->n_items > 1 && bl_options_origin(r->options, row->key) != BL_FROM_LINE) {
+        if (sweep->n_keys == BL_OPTIONS_MAX_SWEPT)
+            return BL_FAIL(BL_EUSAGE, "%s%s: more than %d keys have several values", where, name,
+                           BL_OPTIONS_MAX_SWEPT);
+        taken = sweep->choice[sweep->n_keys];
+        sweep->key[sweep->n_keys] = row;
+        sweep->n_values[sweep->n_keys++] = (int64_t)value->n_items;
+        BL_TRY(bl_string_list_add(&sweep->chosen, value->items[taken]));
+    }
+    value->items += taken;
+    value->n_items = 1;
+    value->is_sequence = false;
+    return BL_OK;
+}
+
 /* Resolves a name and its value, and sets the option. */
 static bl_status set_value(reader *r, const char *where, const char *name, int64_t line,
                            bl_option_value *value)
 {
     bl_option_meaning meaning;
 
+    BL_TRY(take_choice(r, where, name, value));
     BL_TRY(bl_options_resolve(r->options, where, name, value, &meaning));
     if (meaning.is_ignored) BL_TRY(bl_string_list_add(&r->options->report->ignored, name));
     int64_t before = note_given(r->options, r->lines, &meaning, value->is_null ? 0 : line);
