@@ -99,6 +99,12 @@ BL_API void bl_fp8_dequantize_tile(bl_format format, const void *codes, const fl
 BL_API void bl_fp8_dequantize(bl_pool *pool, bl_format format, const void *codes,
                               const float *scales, int64_t rows, int64_t cols, float *dst);
 
+/* dst[(row - row_begin) * ld + col - col_begin] = the code at (row, col) of an FP8 matrix of `cols`
+ * columns as bf16, without its scale: exact. ld >= col_end - col_begin. */
+BL_API void bl_fp8_decode_bf16_tile(const uint8_t *codes, int64_t cols, int64_t row_begin,
+                                    int64_t row_end, int64_t col_begin, int64_t col_end,
+                                    uint16_t *dst, int64_t ld);
+
 /* dst[cols][rows] = src[rows][cols], codes of one byte. */
 BL_API void bl_fp8_transpose(bl_pool *pool, const uint8_t *src, int64_t rows, int64_t cols,
                              uint8_t *dst);

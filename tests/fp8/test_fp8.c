@@ -183,6 +183,11 @@ static void check_decode(const bl_fp8_kernels *kernels)
                 assert_same_bits(values[code], (float)value_of(code) * scales[s]);
         }
     }
+    uint16_t halves[256];
+    kernels->decode(codes + 1, 1, values, 256);
+    kernels->decode_bf16(codes + 1, halves, 256);
+    for (unsigned code = 0; code < 256; code++)
+        assert_same_bits(bl_bf16_to_f32(halves[code]), values[code]);
 }
 
 static void check_widen_all_halves(const bl_fp8_kernels *kernels)
@@ -251,6 +256,9 @@ static void check_tails(const bl_fp8_kernels *kernels)
             assert_memory_equal(codes[0], codes[1], sizeof codes[0]);
             bl_fp8_kernels_scalar.decode(codes[0], 0.3f, decoded[0], n);
             kernels->decode(codes[1], 0.3f, decoded[1], n);
+            assert_memory_equal(decoded[0], decoded[1], sizeof decoded[0]);
+            bl_fp8_kernels_scalar.decode_bf16(codes[0], (uint16_t *)decoded[0], n);
+            kernels->decode_bf16(codes[1], (uint16_t *)decoded[1], n);
             assert_memory_equal(decoded[0], decoded[1], sizeof decoded[0]);
             bl_fp8_kernels_scalar.widen(source_dtypes[d], source, decoded[0], n);
             kernels->widen(source_dtypes[d], source, decoded[1], n);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dequantize.c -- codes and scales to fp32, by runs of a row; and the transpose of FP8 codes by
- * cache-line tiles. */
+/* dequantize.c -- codes and scales to fp32, codes to bf16, by runs of a row; and the transpose of
+ * FP8 codes by cache-line tiles. */
 #include "fp8/fp8.h"
 
 #include "base/sizes.h"
@@ -67,6 +67,14 @@ void bl_fp8_dequantize_tile(bl_format format, const void *codes, const float *sc
         }
         dequantize_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
     }
+}
+
+void bl_fp8_decode_bf16_tile(const uint8_t *codes, int64_t cols, int64_t row_begin, int64_t row_end,
+                             int64_t col_begin, int64_t col_end, uint16_t *dst, int64_t ld)
+{
+    const bl_fp8_kernels *kernels = bl_fp8_kernels_best();
+    for (int64_t row = row_begin; row < row_end; row++, dst += ld)
+        kernels->decode_bf16(codes + row * cols + col_begin, dst, col_end - col_begin);
 }
 
 typedef struct dequantize_task {

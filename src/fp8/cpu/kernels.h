@@ -21,6 +21,8 @@ typedef struct bl_fp8_kernels {
     void (*encode)(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n);
     /* dst[i] = value(codes[i]) * scale */
     void (*decode)(const uint8_t *codes, float scale, float *dst, int64_t n);
+    /* dst[i] = value(codes[i]) as bf16, which holds every value of E4M3 */
+    void (*decode_bf16)(const uint8_t *codes, uint16_t *dst, int64_t n);
     /* dst[i] = (float)src[i]; dtype: F32, BF16, F16 */
     void (*widen)(bl_dtype dtype, const void *src, float *dst, int64_t n);
 } bl_fp8_kernels;

@@ -158,4 +158,10 @@ TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
     }
 }
 
-const bl_fp8_kernels bl_fp8_kernels_avx2 = {"avx2", absmax, encode, decode, widen};
+/* Only products on processors with vdpbf16ps need it fast, and those have VBMI. */
+static void decode_bf16(const uint8_t *codes, uint16_t *dst, int64_t n)
+{
+    bl_fp8_kernels_scalar.decode_bf16(codes, dst, n);
+}
+
+const bl_fp8_kernels bl_fp8_kernels_avx2 = {"avx2", absmax, encode, decode, decode_bf16, widen};

@@ -150,7 +150,13 @@ TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
     }
 }
 
-const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, widen};
+/* Only products on processors with vdpbf16ps need it fast, and those have VBMI. */
+static void decode_bf16(const uint8_t *codes, uint16_t *dst, int64_t n)
+{
+    bl_fp8_kernels_scalar.decode_bf16(codes, dst, n);
+}
+
+const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, decode_bf16, widen};
 
 /* ---- with VBMI, which looks 64 bytes up in a table of 128 at once. Every E4M3 value is a bf16, so
  * a code becomes two bytes: they are interleaved to bf16 and then, with zeros, to fp32. ---- */
@@ -202,5 +208,25 @@ VBMI static void decode_vbmi(const uint8_t *codes, float scale, float *dst, int6
     decode(codes + i, scale, dst + i, n - i);
 }
 
-const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {"avx512_vbmi", absmax, encode, decode_vbmi,
-                                                   widen};
+/* As above, one interleaving less: here the halves of a lane are eight codes each. */
+VBMI static void decode_bf16_vbmi(const uint8_t *codes, uint16_t *dst, int64_t n)
+{
+    const __m512i high_0 = _mm512_loadu_si512(high_bytes),
+                  high_1 = _mm512_loadu_si512(high_bytes + 64);
+    const __m512i low_0 = _mm512_loadu_si512(low_bytes), low_1 = _mm512_loadu_si512(low_bytes + 64);
+    const __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7),
+                  sign_bit = _mm512_set1_epi8(INT8_MIN);
+    for (int64_t i = 0; i < n; i += 4 * LANES) {
+        __mmask64 there = n - i >= 4 * LANES ? ~0ull : (1ull << (n - i)) - 1;
+        __m512i run = _mm512_permutexvar_epi64(order, _mm512_maskz_loadu_epi8(there, codes + i));
+        __m512i high = _mm512_permutex2var_epi8(high_0, run, high_1),
+                low = _mm512_permutex2var_epi8(low_0, run, low_1);
+        high = _mm512_or_si512(high, _mm512_and_si512(run, sign_bit));
+        _mm512_mask_storeu_epi16(dst + i, (__mmask32)there, _mm512_unpacklo_epi8(low, high));
+        _mm512_mask_storeu_epi16(dst + i + 2 * LANES, (__mmask32)(there >> 32),
+                                 _mm512_unpackhi_epi8(low, high));
+    }
+}
+
+const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {"avx512_vbmi", absmax,           encode,
+                                                   decode_vbmi,   decode_bf16_vbmi, widen};

@@ -35,9 +35,15 @@ static void decode(const uint8_t *codes, float scale, float *dst, int64_t n)
     for (int64_t i = 0; i < n; i++) dst[i] = bl_e4m3_decode(codes[i], scale);
 }
 
+static void decode_bf16(const uint8_t *codes, uint16_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = (uint16_t)(bl_f32_bits(bl_e4m3_to_f32(codes[i])) >> 16);
+}
+
 static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
 {
     bl_dtype_to_f32(dtype, src, dst, (size_t)n);
 }
 
-const bl_fp8_kernels bl_fp8_kernels_scalar = {"scalar", absmax, encode, decode, widen};
+const bl_fp8_kernels bl_fp8_kernels_scalar = {"scalar", absmax, encode, decode, decode_bf16, widen};
