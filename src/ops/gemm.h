@@ -65,7 +65,7 @@ BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint
                                             bl_dtype dx_dtype, void *dx, int64_t lddx);
 
 /* Whether this processor has instructions for it; otherwise the functions above compute the same
- * bits, slower than fp32. */
+ * bits, slower than fp32. The environment variable BALLAST_CPU_BF16=emulated hides them. */
 BL_API bool bl_cpu_gemm_has_bf16(void);
 
 /* The library underneath: "onednn" or "openblas". */

@@ -12,12 +12,6 @@ typedef uint32_t vu16 __attribute__((vector_size(64), aligned(4), may_alias));
 _Static_assert(OPS_BF16_PANEL % LANES == 0 && (int)OPS_BF16_NARROW == (int)LANES,
                "panels are whole vectors");
 
-static void decode(const uint8_t *codes, uint16_t *dst, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        dst[i] = (uint16_t)(bl_f32_bits(bl_e4m3_to_f32(codes[i])) >> 16);
-}
-
 static void narrow(const float *src, uint16_t *dst, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) dst[i] = bl_f32_to_bf16(src[i]);
@@ -80,9 +74,9 @@ OPS_CLONES static void sum_emulated(const uint16_t *a, const uint16_t *b, int64_
     memcpy(sum, &total, sizeof total);
 }
 
-static void store(const ops_bf16_step *s, int64_t row, int64_t col, float value)
+static void store(const ops_bf16_block *s, int64_t row, int64_t col, float value)
 {
-    float *sums = s->sums + row * OPS_BF16_SUMS_MAX + col;
+    float *sums = s->sums + row * s->sums_ld + col;
     float total = s->factor[col] * value;
     if (!s->is_first) total += *sums;
     if (!s->is_last) {
@@ -96,24 +90,18 @@ static void store(const ops_bf16_step *s, int64_t row, int64_t col, float value)
     }
 }
 
-static void multiply(const ops_bf16_step *s)
+static void multiply(const ops_bf16_block *s)
 {
-    const uint16_t *panel = s->b;
-    for (int64_t first = 0; first < s->n_cols;) {
-        int64_t left = s->n_cols - first,
-                width = left > OPS_BF16_NARROW ? OPS_BF16_PANEL : OPS_BF16_NARROW;
-        for (int64_t part = 0; part < bl_min_i64(width, left); part += LANES)
-            for (int64_t row = 0; row < s->n_rows; row++) {
-                float sum[LANES];
-                sum_emulated(s->a + row * OPS_BF16_A_STRIDE, panel + 2 * part, s->n_pairs, width,
-                             sum);
-                for (int64_t j = 0; j < LANES && part + j < left; j++)
-                    store(s, row, first + part + j, sum[j]);
-            }
-        panel += s->n_pairs * width * 2;
-        first += width;
-    }
+    int64_t width = ops_bf16_panel_width(s->n_cols);
+    for (int64_t first = 0; first < s->n_cols; first += LANES)
+        for (int64_t row = 0; row < s->n_rows; row++) {
+            float sum[LANES];
+            sum_emulated(s->a + row * OPS_BF16_A_STRIDE, s->panel + 2 * first, s->n_pairs, width,
+                         sum);
+            for (int64_t j = 0; j < LANES && first + j < s->n_cols; j++)
+                store(s, row, first + j, sum[j]);
+        }
 }
 
 const ops_bf16_kernels ops_bf16_kernels_emulated = {
-    "emulated", decode, narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply};
+    "emulated", narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply};

@@ -2,12 +2,11 @@
 /* bf16_kernels.h -- the inner loops of bf16 products, once for every kind of processor. Internal to
  * ops/.
  *
- * A step of a product multiplies some rows of A with some columns of B over at most OPS_BF16_DEPTH
- * of the inner dimension, as pairs (2p, 2p + 1): vdpbf16ps multiplies two pairs at once. A is in
- * rows, OPS_BF16_A_STRIDE elements apart: never a power of two, whose rows would share cache sets.
- * B is in panels of OPS_BF16_PANEL columns, the last one of OPS_BF16_NARROW if that is enough: a
- * panel is [n_pairs][its columns][2]. Zeros fill the pair of an odd depth and the columns of a
- * panel.
+ * A block is at most OPS_BF16_ROWS rows of A times one panel of B, over at most OPS_BF16_DEPTH of
+ * the inner dimension, which is taken as pairs (2p, 2p + 1): vdpbf16ps multiplies two pairs at
+ * once. A is in rows, OPS_BF16_A_STRIDE elements apart: never a power of two, whose rows would
+ * share cache sets. A panel of B is [n_pairs][OPS_BF16_PANEL columns][2], or OPS_BF16_NARROW
+ * columns where that is enough. Zeros fill the pair of an odd depth and the columns of a panel.
  *
  * Every element is a sum in one order: sum = 0; for each p: sum += a[2p+1] b[2p+1]; sum += a[2p]
  * b[2p], each rounded once to fp32. That is what vdpbf16ps computes (Intel, Architecture
@@ -23,28 +22,33 @@
 enum {
     OPS_BF16_DEPTH = 512,
     OPS_BF16_A_STRIDE = OPS_BF16_DEPTH + 32,
+    OPS_BF16_ROWS = 14,
     OPS_BF16_PANEL = 32,
     OPS_BF16_NARROW = 16,
-    OPS_BF16_SUMS_MAX = 128, /* columns of a tile */
 };
 
-/* A step: t[i][j] = factor[j] sum_k A[i][k] B[k][j], plus sums[i][j] unless `is_first`. Not
- * `is_last`: sums = t. `is_last`: C = t + beta C, rounded once if C is bf16; beta 0 overwrites. */
-typedef struct ops_bf16_step {
+/* t[i][j] = factor[j] sum_k A[i][k] B[k][j], plus sums[i][j] unless `is_first`. Not `is_last`: sums
+ * = t. `is_last`: C = t + beta C, rounded once if C is bf16; beta 0 overwrites. */
+typedef struct ops_bf16_block {
     int64_t n_rows, n_cols, n_pairs;
-    const uint16_t *a, *b;
-    const float *factor; /* padded to whole panels */
-    float *sums;         /* rows are OPS_BF16_SUMS_MAX apart */
+    const uint16_t *a, *panel;
+    const float *factor; /* as many as the panel has columns, and so is a row of sums */
+    float *sums;
+    int64_t sums_ld;
     bool is_first, is_last, c_is_bf16;
     float beta;
     void *C;
     int64_t ldc;
-} ops_bf16_step;
+} ops_bf16_block;
+
+/* Columns of a panel of which n_cols are used. */
+static inline int64_t ops_bf16_panel_width(int64_t n_cols)
+{
+    return n_cols > OPS_BF16_NARROW ? OPS_BF16_PANEL : OPS_BF16_NARROW;
+}
 
 typedef struct ops_bf16_kernels {
     const char *name;
-    /* dst[i] = bf16(codes[i]), exact */
-    void (*decode)(const uint8_t *codes, uint16_t *dst, int64_t n);
     /* dst[i] = bf16(src[i]), to nearest even */
     void (*narrow)(const float *src, uint16_t *dst, int64_t n);
     /* Rows of A: dst[i][k] = src[i][k], or bf16(src[i][k] scale[k]) where scale is not NULL. */
@@ -59,12 +63,13 @@ typedef struct ops_bf16_kernels {
     /* The same of B stored transposed: src[j][k]. */
     void (*pack_columns)(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols,
                          int64_t width, uint16_t *panel);
-    void (*multiply)(const ops_bf16_step *step);
+    void (*multiply)(const ops_bf16_block *block);
 } ops_bf16_kernels;
 
-/* The fastest that this processor can run; never NULL. */
+/* Those with the processor's instructions for it; the emulation where there are none, or where the
+ * environment variable BALLAST_CPU_BF16 is "emulated". Never NULL. */
 const ops_bf16_kernels *ops_bf16_kernels_best(void);
 
-extern const ops_bf16_kernels ops_bf16_kernels_emulated;
+extern const ops_bf16_kernels ops_bf16_kernels_emulated, ops_bf16_kernels_avx512;
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gemm_bf16.c -- products of bf16 with fp32 sums. The output is cut into tiles, one pool item each.
- * A tile walks along the inner dimension in steps: copy the tile's part of A, pack that of B, of
- * FP8 codes decoded to bf16, which is exact, and multiply. Both stay in the second-level cache,
- * where the kernel reads them again and again. Scales never meet the codes: those that are common
- * to a column of a step multiply its sums, those of W's rows in dx = dy W multiply dy.
+ * A tile walks along the inner dimension in steps. It packs the step of B, of FP8 codes decoded to
+ * bf16, which is exact, into the second-level cache; then, for a few rows of A after the other, it
+ * copies them into the first-level cache and multiplies. Meanwhile it prefetches the next rows of A
+ * and the next step of B. Scales never meet the codes: those that are common to a column of a step
+ * multiply its sums, those of W's rows in dx = dy W multiply dy.
  *
  * Where steps begin depends on K and the formats alone, so the bits of a row of C depend neither on
  * the number of threads nor on the other rows. */
@@ -15,24 +16,25 @@
 #include "ops/cpu/ops_cpu.h"
 
 enum {
-    TILE_M = 512,
-    TILE_N = OPS_BF16_SUMS_MAX,
-    TILE_M_MIN = 64,
+    TILE_M = 37 * OPS_BF16_ROWS, /* 518: 512 tokens, too */
+    TILE_N = 8 * OPS_BF16_PANEL,
+    TILE_M_MIN = 8 * OPS_BF16_ROWS,
     TILE_N_MIN = 2 * OPS_BF16_PANEL,
     N_ITEMS_WANTED = 16, /* enough to keep some cores evenly busy, where shapes allow */
     STRIP_ROWS = 32, /* of W decoded at a time, then packed: they stay in the first-level cache */
+    CACHE_LINE_BYTES = 64
 };
 
 /* A worker's scratch. */
 typedef struct bf16_scratch {
-    uint16_t a[TILE_M * OPS_BF16_A_STRIDE];
     uint16_t b[OPS_BF16_DEPTH * TILE_N];
-    float sums[TILE_M * OPS_BF16_SUMS_MAX];
+    uint16_t a[OPS_BF16_ROWS * OPS_BF16_A_STRIDE];
+    float sums[TILE_M * TILE_N];
     uint16_t strip[STRIP_ROWS * OPS_BF16_A_STRIDE];
     float row_scale[OPS_BF16_DEPTH]; /* of W's rows, in dx = dy W */
     float factor[TILE_N];
 } bf16_scratch;
-_Static_assert(sizeof(bf16_scratch) <= BL_POOL_SCRATCH_BYTES, "a step fits the scratch");
+_Static_assert(sizeof(bf16_scratch) <= BL_POOL_SCRATCH_BYTES, "a tile fits the scratch");
 _Static_assert((int)STRIP_ROWS >= (int)OPS_BF16_PANEL && (int)OPS_BF16_A_STRIDE >= (int)TILE_N,
                "a strip holds a panel's columns of W^T, and rows of W as wide as a tile");
 
@@ -44,7 +46,8 @@ typedef struct bf16_task {
     int64_t lda, ldb, ldc;
     float alpha, beta;
     const bl_weight *w; /* in place of B; trans_b: its transpose */
-    bool has_row_scales, has_blocks;
+    bool scales_rows;   /* dx = dy W with fp8_row in W */
+    bool has_blocks;
     bool c_is_bf16;
     void *C;
 } bf16_task;
@@ -61,39 +64,38 @@ static const bl_weight_segment *find_segment(const bl_weight *w, int64_t row, in
     return &w->segment[s];
 }
 
+/* dst[i] = bf16(src[i]) of a stored format. */
+static void narrow_run(const ops_bf16_kernels *kernels, bl_format format, const void *codes,
+                       int64_t at, uint16_t *dst, int64_t n)
+{
+    float wide[OPS_BF16_DEPTH];
+    if (format == BL_FORMAT_F32) {
+        kernels->narrow((const float *)codes + at, dst, n);
+    } else if (format == BL_FORMAT_F16) {
+        bl_dtype_to_f32(BL_F16, (const uint16_t *)codes + at, wide, (size_t)n);
+        kernels->narrow(wide, dst, n);
+    } else {
+        memcpy(dst, (const uint16_t *)codes + at, (size_t)n * sizeof *dst);
+    }
+}
+
 /* dst[i][j] = bf16(W[row + i][col + j]) without scales. */
 static void decode_rows(const bf16_task *t, int64_t row, int64_t n_rows, int64_t col,
                         int64_t n_cols, uint16_t *dst, int64_t ld)
 {
-    for (int64_t i = 0; i < n_rows; i++, dst += ld) {
-        int64_t first;
-        const bl_weight_segment *s = find_segment(t->w, row + i, &first);
-        int64_t at = (row + i - first) * t->w->cols + col;
-        float wide[OPS_BF16_DEPTH];
-        switch (s->format) {
-        case BL_FORMAT_FP8_ROW:
-        case BL_FORMAT_FP8_BLOCK:
-            t->kernels->decode((const uint8_t *)s->codes + at, dst, n_cols);
-            break;
-        case BL_FORMAT_BF16:
-            memcpy(dst, (const uint16_t *)s->codes + at, (size_t)n_cols * sizeof *dst);
-            break;
-        case BL_FORMAT_F32:
-            t->kernels->narrow((const float *)s->codes + at, dst, n_cols);
-            break;
-        case BL_FORMAT_F16:
-            bl_dtype_to_f32(BL_F16, (const uint16_t *)s->codes + at, wide, (size_t)n_cols);
-            t->kernels->narrow(wide, dst, n_cols);
-            break;
-        case BL_FORMAT_COUNT: /* no default: a new format without a case does not compile */
-            break;
-        }
+    for (int64_t end = row + n_rows; row < end;) {
+        int64_t first, cols = t->w->cols;
+        const bl_weight_segment *s = find_segment(t->w, row, &first);
+        int64_t begin = row - first, n = bl_min_i64(end - row, s->rows - begin);
+        if (bl_format_is_fp8(s->format))
+            bl_fp8_decode_bf16_tile(s->codes, cols, begin, begin + n, col, col + n_cols, dst, ld);
+        else
+            for (int64_t i = 0; i < n; i++)
+                narrow_run(t->kernels, s->format, s->codes, (begin + i) * cols + col, dst + i * ld,
+                           n_cols);
+        row += n;
+        dst += n * ld;
     }
-}
-
-static int64_t panel_width(int64_t n_cols)
-{
-    return n_cols > OPS_BF16_NARROW ? OPS_BF16_PANEL : OPS_BF16_NARROW;
 }
 
 /* Panels of columns [n, n + n_cols) of W^T. */
@@ -102,7 +104,8 @@ static void pack_weight_nt(const bf16_task *t, int64_t k, int64_t depth, int64_t
 {
     uint16_t *panel = s->b;
     for (int64_t col = 0; col < n_cols;) {
-        int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+        int64_t width = ops_bf16_panel_width(n_cols - col),
+                n_there = bl_min_i64(width, n_cols - col);
         decode_rows(t, n + col, n_there, k, depth, s->strip, OPS_BF16_A_STRIDE);
         t->kernels->pack_columns(s->strip, OPS_BF16_A_STRIDE, depth, n_there, width, panel);
         panel += (depth + depth % 2) * width;
@@ -119,7 +122,8 @@ static void pack_weight_nn(const bf16_task *t, int64_t k, int64_t depth, int64_t
         uint16_t *panel = s->b;
         decode_rows(t, k + row, n_rows, n, n_cols, s->strip, OPS_BF16_A_STRIDE);
         for (int64_t col = 0; col < n_cols;) {
-            int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+            int64_t width = ops_bf16_panel_width(n_cols - col),
+                    n_there = bl_min_i64(width, n_cols - col);
             t->kernels->pack_rows(s->strip + col, OPS_BF16_A_STRIDE, n_rows, n_there, width,
                                   panel + row * width);
             panel += (depth + depth % 2) * width;
@@ -144,19 +148,17 @@ static void set_factors(const bf16_task *t, int64_t k, int64_t n, int64_t n_cols
     }
 }
 
-/* The scales of rows [k, k + depth) of W, which multiply the columns of dy; NULL: none. */
-static const float *row_scales(const bf16_task *t, int64_t k, int64_t depth, float *scale)
+/* The scales of rows [k, k + depth) of W, which multiply the columns of dy. */
+static void set_row_scales(const bf16_task *t, int64_t k, int64_t depth, float *scale)
 {
-    if (!t->has_row_scales || t->trans_b) return NULL;
-    for (int64_t i = 0; i < depth; i++) {
+    for (int64_t i = 0; t->scales_rows && i < depth; i++) {
         int64_t first;
         const bl_weight_segment *s = find_segment(t->w, k + i, &first);
         scale[i] = s->format == BL_FORMAT_FP8_ROW ? s->scales[k + i - first] : 1;
     }
-    return scale;
 }
 
-/* ---- steps and tiles ---- */
+/* ---- steps ---- */
 
 /* Where the step that begins at k ends: a step sees one row or column of blocks. */
 static int64_t end_of_step(const bf16_task *t, int64_t k)
@@ -174,7 +176,8 @@ static void pack_plain(const bf16_task *t, int64_t k, int64_t depth, int64_t n, 
                        uint16_t *panel)
 {
     for (int64_t col = 0; col < n_cols;) {
-        int64_t width = panel_width(n_cols - col), n_there = bl_min_i64(width, n_cols - col);
+        int64_t width = ops_bf16_panel_width(n_cols - col),
+                n_there = bl_min_i64(width, n_cols - col);
         if (t->trans_b)
             t->kernels->pack_columns(t->B + (n + col) * t->ldb + k, t->ldb, depth, n_there, width,
                                      panel);
@@ -197,37 +200,141 @@ static void pack_step(const bf16_task *t, int64_t k, int64_t depth, int64_t n, i
         pack_weight_nn(t, k, depth, n, n_cols, s);
 }
 
+/* ---- prefetching ---- */
+
+/* Runs of bytes to prefetch, cache line by cache line. */
+typedef struct ahead {
+    const bf16_task *t;
+    bool is_b;
+    int64_t first, n_runs; /* rows of A or of B as stored */
+    int64_t begin, n;      /* elements of a row */
+    int64_t run, offset_bytes;
+} ahead;
+
+static const char *find_run(const ahead *p, int64_t *n_bytes)
+{
+    const bf16_task *t = p->t;
+    int64_t row = p->first + p->run, first, bytes = 2;
+    const char *base;
+
+    if (!p->is_b) {
+        base = (const char *)(t->A + row * t->lda);
+    } else if (!t->w) {
+        base = (const char *)(t->B + row * t->ldb);
+    } else {
+        const bl_weight_segment *s = find_segment(t->w, row, &first);
+        bytes = (int64_t)bl_format_code_bytes(s->format);
+        base = (const char *)s->codes + (row - first) * t->w->cols * bytes;
+    }
+    *n_bytes = p->n * bytes;
+    return base + p->begin * bytes;
+}
+
+/* The next n_lines lines, into the second-level cache. */
+static void prefetch(ahead *p, int64_t n_lines)
+{
+    while (n_lines > 0 && p->run < p->n_runs) {
+        int64_t n_bytes;
+        const char *run = find_run(p, &n_bytes);
+        for (; n_lines > 0 && p->offset_bytes < n_bytes;
+             n_lines--, p->offset_bytes += CACHE_LINE_BYTES)
+            __builtin_prefetch(run + p->offset_bytes, 0, 2);
+        if (p->offset_bytes < n_bytes) return;
+        p->offset_bytes = 0;
+        p->run++;
+    }
+}
+
+/* Lines of `n_elements` bf16 numbers, per one of n_calls. */
+static int64_t lines_per_call(int64_t n_elements, int64_t n_calls)
+{
+    return bl_ceil_div(bl_ceil_div(n_elements * 2, CACHE_LINE_BYTES), bl_max_i64(n_calls, 1)) + 1;
+}
+
+/* ---- tiles ---- */
+
+typedef struct tile {
+    const bf16_task *t;
+    bf16_scratch *s;
+    int64_t m, n, n_rows, n_cols;
+    ahead next_b;
+    int64_t b_lines; /* to prefetch per block */
+    ops_bf16_block block;
+} tile;
+
+/* The rows of A from `row` of the tile on, times all panels. */
+static void multiply_rows(tile *x, int64_t k, int64_t depth, int64_t row)
+{
+    const bf16_task *t = x->t;
+    ops_bf16_block *b = &x->block;
+    int64_t m = x->m + row, left = x->n_rows - row;
+    ahead next_a = {.t = t,
+                    .first = m + OPS_BF16_ROWS,
+                    .n_runs = t->trans_a ? 0 : bl_min_i64(left - OPS_BF16_ROWS, OPS_BF16_ROWS),
+                    .begin = k,
+                    .n = depth};
+    int64_t a_lines = lines_per_call(depth * OPS_BF16_ROWS, bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
+
+    b->n_rows = bl_min_i64(left, OPS_BF16_ROWS);
+    if (t->trans_a)
+        t->kernels->copy_columns(t->A + k * t->lda + m, t->lda, b->n_rows, depth, x->s->a);
+    else
+        t->kernels->copy_rows(t->A + m * t->lda + k, t->lda, b->n_rows, depth,
+                              t->scales_rows ? x->s->row_scale : NULL, x->s->a);
+    b->panel = x->s->b;
+    for (int64_t col = 0; col < x->n_cols; col += OPS_BF16_PANEL) {
+        b->n_cols = bl_min_i64(OPS_BF16_PANEL, x->n_cols - col);
+        b->factor = x->s->factor + col;
+        b->sums = x->s->sums + row * TILE_N + col;
+        b->C = (char *)t->C + (m * t->ldc + x->n + col) * (t->c_is_bf16 ? 2 : 4);
+        t->kernels->multiply(b);
+        b->panel += 2 * b->n_pairs * ops_bf16_panel_width(b->n_cols);
+        prefetch(&next_a, a_lines);
+        prefetch(&x->next_b, x->b_lines);
+    }
+}
+
+/* The step of B that begins at k, to be prefetched while the one before is multiplied. */
+static void look_ahead(tile *x, int64_t k)
+{
+    const bf16_task *t = x->t;
+    int64_t depth = k < t->K ? end_of_step(t, k) - k : 0;
+
+    x->next_b = t->trans_b ? (ahead){t, true, x->n, depth > 0 ? x->n_cols : 0, k, depth, 0, 0}
+                           : (ahead){t, true, k, depth, x->n, x->n_cols, 0, 0};
+    x->b_lines = lines_per_call(depth * x->n_cols, bl_ceil_div(x->n_rows, OPS_BF16_ROWS) *
+                                                       bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
+}
+
 static void bf16_tile(void *arg, int64_t index, void *scratch)
 {
     const bf16_task *t = arg;
     bf16_scratch *s = scratch;
     int64_t n_across = bl_ceil_div(t->N, t->tile_n), m = index / n_across * t->tile_m,
             n = index % n_across * t->tile_n, k = 0;
-    int64_t c_bytes = t->c_is_bf16 ? 2 : 4;
-    ops_bf16_step step = {.n_rows = bl_min_i64(t->tile_m, t->M - m),
-                          .n_cols = bl_min_i64(t->tile_n, t->N - n),
-                          .a = s->a,
-                          .b = s->b,
-                          .factor = s->factor,
-                          .sums = s->sums,
-                          .is_first = true,
-                          .c_is_bf16 = t->c_is_bf16,
-                          .beta = t->beta,
-                          .C = (char *)t->C + (m * t->ldc + n) * c_bytes,
-                          .ldc = t->ldc};
+    tile x = {.t = t,
+              .s = s,
+              .m = m,
+              .n = n,
+              .n_rows = bl_min_i64(t->tile_m, t->M - m),
+              .n_cols = bl_min_i64(t->tile_n, t->N - n),
+              .block = {.a = s->a,
+                        .sums_ld = TILE_N,
+                        .is_first = true,
+                        .c_is_bf16 = t->c_is_bf16,
+                        .beta = t->beta,
+                        .ldc = t->ldc}};
     do { /* once for K = 0, too: C = beta C */
         int64_t end = end_of_step(t, k), depth = end - k;
-        if (t->trans_a)
-            t->kernels->copy_columns(t->A + k * t->lda + m, t->lda, step.n_rows, depth, s->a);
-        else
-            t->kernels->copy_rows(t->A + m * t->lda + k, t->lda, step.n_rows, depth,
-                                  row_scales(t, k, depth, s->row_scale), s->a);
-        pack_step(t, k, depth, n, step.n_cols, s);
-        set_factors(t, k, n, step.n_cols, s->factor);
-        step.n_pairs = bl_ceil_div(depth, 2);
-        step.is_last = end == t->K;
-        t->kernels->multiply(&step);
-        step.is_first = false;
+        pack_step(t, k, depth, n, x.n_cols, s);
+        set_factors(t, k, n, x.n_cols, s->factor);
+        set_row_scales(t, k, depth, s->row_scale);
+        look_ahead(&x, end);
+        x.block.n_pairs = bl_ceil_div(depth, 2);
+        x.block.is_last = end == t->K;
+        for (int64_t row = 0; row < x.n_rows; row += OPS_BF16_ROWS)
+            multiply_rows(&x, k, depth, row);
+        x.block.is_first = false;
         k = end;
     } while (k < t->K);
 }
@@ -237,17 +344,27 @@ static int64_t count_tiles(const bf16_task *t)
     return bl_ceil_div(t->M, t->tile_m) * bl_ceil_div(t->N, t->tile_n);
 }
 
+/* The side of `n` tiles of equal size, in whole units. */
+static int64_t tile_side(int64_t size, int64_t n, int64_t unit)
+{
+    return bl_ceil_div(bl_ceil_div(size, n), unit) * unit;
+}
+
 static void run_tiles(bl_pool *pool, bf16_task *t)
 {
+    int64_t n_m = bl_max_i64(bl_ceil_div(t->M, TILE_M), 1),
+            n_n = bl_max_i64(bl_ceil_div(t->N, TILE_N), 1);
     t->kernels = ops_bf16_kernels_best();
-    t->tile_m = TILE_M;
-    t->tile_n = TILE_N;
-    while (count_tiles(t) < N_ITEMS_WANTED) {
-        bool m_is_longer = bl_min_i64(t->tile_m, t->M) > bl_min_i64(t->tile_n, t->N);
-        if (m_is_longer && t->tile_m > TILE_M_MIN)
-            t->tile_m /= 2;
+    for (;;) {
+        t->tile_m = bl_max_i64(tile_side(t->M, n_m, OPS_BF16_ROWS), OPS_BF16_ROWS);
+        t->tile_n = bl_max_i64(tile_side(t->N, n_n, OPS_BF16_PANEL), OPS_BF16_PANEL);
+        if (count_tiles(t) >= N_ITEMS_WANTED) break;
+        if (t->tile_m > t->tile_n && t->tile_m > TILE_M_MIN)
+            n_m++;
         else if (t->tile_n > TILE_N_MIN)
-            t->tile_n /= 2;
+            n_n++;
+        else if (t->tile_m > TILE_M_MIN)
+            n_m++;
         else
             break;
     }
@@ -310,7 +427,8 @@ static bl_status multiply_weight(bl_pool *pool, bool forward, int64_t T, const u
                       .c_is_bf16 = dtype == BL_BF16,
                       .C = out};
     for (int s = 0; s < w->n_segments; s++) {
-        task.has_row_scales |= w->segment[s].rows > 0 && w->segment[s].format == BL_FORMAT_FP8_ROW;
+        task.scales_rows |=
+            !forward && w->segment[s].rows > 0 && w->segment[s].format == BL_FORMAT_FP8_ROW;
         task.has_blocks |= w->segment[s].rows > 0 && w->segment[s].format == BL_FORMAT_FP8_BLOCK;
     }
     run_tiles(pool, &task);
