@@ -31,7 +31,7 @@ typedef struct bl_comm_label {
     char text[BL_COMM_LABEL_BYTES];
 } bl_comm_label;
 
-/* A collective of a rank. All ranks must agree on everything except the label. */
+/* A collective of a rank. All ranks must agree on everything except the number. */
 typedef struct bl_comm_call {
     bl_comm_kind kind;
     int detail; /* element type or root */

@@ -4,6 +4,7 @@
 #include "comm/backend.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "comm/sum_internal.h"
@@ -41,7 +42,9 @@ bl_status bl_comm_verify_calls(int rank_a, const bl_comm_call *a, int rank_b, co
 {
     char a_name[BL_COMM_CALL_TEXT_BYTES], b_name[BL_COMM_CALL_TEXT_BYTES];
 
-    if (a->kind == b->kind && a->bytes == b->bytes && a->detail == b->detail) return BL_OK;
+    if (a->kind == b->kind && a->bytes == b->bytes && a->detail == b->detail &&
+        strncmp(a->label.text, b->label.text, BL_COMM_LABEL_BYTES) == 0)
+        return BL_OK;
     return BL_FAIL(
         BL_EINTERNAL,
         "ranks %d and %d call different collectives: %s, %zu bytes (%d), and %s, %zu bytes (%d)",

@@ -10,8 +10,8 @@
  * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits
  * for a rank, and every later one, on any rank of the job then ends with BL_ECANCELED (sticky on
  * its stream). A rank that does not arrive within the deadline makes its group fail with BL_ERANK,
- * naming it by its rank in the job, and aborts the job. Ranks that call different collectives or
- * sizes all get BL_EINTERNAL, which aborts the job as well. */
+ * naming it by its rank in the job, and aborts the job. Ranks whose calls differ in kind, size or
+ * label all get BL_EINTERNAL, which aborts the job as well. */
 #ifndef BALLAST_COMM_COMM_H
 #define BALLAST_COMM_COMM_H
 
@@ -31,11 +31,11 @@ typedef struct bl_comm bl_comm;
 BL_API int bl_comm_rank(const bl_comm *comm);
 BL_API int bl_comm_size(const bl_comm *comm);
 
-/* What later collectives of this rank are of, for errors: with ("layer", 17) a deadline says "rank
- * 3 did not reach all_gather of layer 17". The text (at most 47 characters) is copied; index < 0:
- * no number; what NULL: of nothing in particular. For the thread that calls the collectives; it
- * costs some hundred nanoseconds. Ranks need not agree, except where a communicator compares calls
- * before it launches them (bl_comm_trust_order): there another label is another call. */
+/* What later collectives of this rank are of: with ("layer", 17) a deadline says "rank 3 did not
+ * reach all_gather of layer 17". The text (at most 47 characters) is copied; index < 0: no number;
+ * what NULL: of nothing in particular. For the thread that calls the collectives; it costs some
+ * hundred nanoseconds. Labels are compared like kinds and sizes: ranks that gather two layers of
+ * equal size in different orders get BL_EINTERNAL, which names both. */
 BL_API void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
 
 /* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank *

@@ -18,7 +18,8 @@
  * what followed a call the last time. In the first pass it expects layers to go up and then down
  * (forward, backward; with forward_only: up, and again from the start). Another order is right,
  * too, but waits for its gathers; bl_linear_stack_get_stats counts them. Ranks of a group make the
- * same calls in the same order.
+ * same calls in the same order; where they gather different layers, all get BL_EINTERNAL, which
+ * names both.
  *
  * Nothing is allocated after creation, except by bl_linear_stack_verify; with max_tokens 0, by
  * calls with more tokens than all before; and on the CPU by the first call with bf16 tensors. One

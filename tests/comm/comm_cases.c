@@ -497,6 +497,16 @@ bl_status comm_case_labels_disagree(test_rank *self)
     return bl_stream_synchronize(self->stream);
 }
 
+bl_status comm_case_other_label(test_rank *self)
+{
+    unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);
+    bl_comm_set_label(self->comm, "layer", self->rank == 1 ? 5 : 4);
+    bl_comm_all_gather(self->comm, self->stream, recv, recv, 100);
+    bl_status st = bl_stream_synchronize(self->stream);
+    free(recv);
+    return st;
+}
+
 bl_status comm_case_other_size(test_rank *self)
 {
     unsigned char *recv = alloc_bytes((size_t)self->n_ranks * 100);

@@ -39,6 +39,7 @@ bl_status comm_case_labeled_rank_stays_away(test_rank *self);
 bl_status comm_case_labels_disagree(test_rank *self);
 
 /* One rank calls something else: BL_EINTERNAL on all. */
+bl_status comm_case_other_label(test_rank *self); /* layer 5 on rank 1, 4 on the others */
 bl_status comm_case_other_size(test_rank *self);
 bl_status comm_case_other_kind(test_rank *self);
 bl_status comm_case_other_root(test_rank *self);

@@ -163,6 +163,13 @@ static void test_labels(void **state)
         bl_error_text(),
         "ranks 0 and 1 call different collectives: broadcast of layer 3, 8 bytes (0), and "
         "all_reduce of the head, 8 bytes (0)");
+    bl_error errors[3];
+    assert_int_equal(test_ranks_run(3, 1, 60, comm_case_other_label, NULL, errors), BL_EINTERNAL);
+    for (int r = 0; r < 3; r++)
+        assert_string_equal(
+            errors[r].text,
+            "ranks 0 and 1 call different collectives: all_gather of layer 4, 100 bytes (0), and "
+            "all_gather of layer 5, 100 bytes (0)");
 }
 
 static void test_mismatch(void **state)

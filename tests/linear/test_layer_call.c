@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Calls of a layer with the caller's A and B: the bits of a stack's own, added to gradients,
- * biases, any number of tokens, bf16 tensors on the CPU, the learned order and refusals. */
+ * biases, any number of tokens, bf16 tensors on the CPU, the learned order, ranks that call layers
+ * in different orders, and refusals. */
 #include "layer_problem.h"
+#include "test_ranks.h"
 
 #include "../store/tmp_dir.h"
 
@@ -292,6 +294,46 @@ static void test_resident_layers_are_not_gathered(void **state)
     test_device_destroy(d);
 }
 
+/* Layers of equal size, so that only their names differ: rank 1 calls layer 2 where rank 0 calls
+ * layer 1. */
+static bl_status call_in_another_order(test_rank *self)
+{
+    enum { N = 16, N_LAYERS = 3 };
+    static const float w[N * N], x[T * N];
+    const bl_linear_spec spec = {
+        .rows = N, .cols = N, .dtype = BL_F32, .format = BL_FORMAT_F32, .weight = w};
+    const bl_linear_spec specs[N_LAYERS] = {spec, spec, spec};
+    const int orders[2][N_LAYERS] = {{0, 1, 2}, {0, 2, 1}};
+    bl_linear_options o = {.device = self->device, .comm = self->comm, .ring_depth = 1};
+    bl_linear_stack *stack = NULL;
+    float y[T * N];
+
+    BL_TRY(bl_linear_stack_create(&o, N_LAYERS, specs, &stack));
+    bl_status st = BL_OK;
+    for (int i = 0; i < N_LAYERS && st == BL_OK; i++)
+        st = bl_linear_layer_forward(bl_linear_stack_layer(stack, orders[self->rank % 2][i]),
+                                     self->stream, T, bl_tensor_f32((float *)x), bl_tensor_f32(y));
+    if (st == BL_OK) st = bl_stream_synchronize(self->stream);
+    bl_error error;
+    bl_error_save(&error, st);
+    if (st != BL_OK) bl_comm_abort(self->comm, &error);
+    bl_linear_stack_destroy(stack);
+    return bl_error_restore(&error);
+}
+
+static void test_ranks_in_different_orders(void **state)
+{
+    bl_error errors[3];
+    (void)state;
+
+    assert_int_equal(test_ranks_run(3, 1, 60, call_in_another_order, NULL, errors), BL_EINTERNAL);
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(errors[r].status, BL_EINTERNAL);
+        assert_non_null(strstr(errors[r].text, "all_gather of layer 1,"));
+        assert_non_null(strstr(errors[r].text, "all_gather of layer 2,"));
+    }
+}
+
 static void expect_refusal(bl_linear_layer *layer, bl_stream *stream, bl_linear_call call,
                            const char *text)
 {
@@ -346,6 +388,7 @@ int main(void)
         cmocka_unit_test(test_bf16_and_bias),
         cmocka_unit_test(test_order_is_learned),
         cmocka_unit_test(test_resident_layers_are_not_gathered),
+        cmocka_unit_test(test_ranks_in_different_orders),
         cmocka_unit_test(test_rejected_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -142,6 +142,7 @@ static const rank_case cases[] = {
     {"deadline_of_group", comm_case_split_rank_stays_away, COMM_CASE_DEADLINE_S},
     {"label", comm_case_labeled_rank_stays_away, COMM_CASE_DEADLINE_S},
     {"labels_disagree", comm_case_labels_disagree, 60},
+    {"other_label", comm_case_other_label, 0},
     {"other_size", comm_case_other_size, 0},
     {"other_kind", comm_case_other_kind, 0},
     {"other_root", comm_case_other_root, 0},

@@ -103,6 +103,8 @@ static const struct {
     {"label", 3, 7, "error: rank 1 did not reach all_gather of layer 17 within 2.0 s"},
     {"labels_disagree", 2, 1,
      "broadcast of layer 3, 8 bytes (0), and all_reduce of the head, 8 bytes (0)"},
+    {"other_label", 3, 1,
+     "all_gather of layer 4, 100 bytes (0), and all_gather of layer 5, 100 bytes (0)"},
     {"other_size", 3, 1, "ranks 0 and 2 call different collectives"},
     {"other_kind", 3, 1, "ranks 0 and 1 call different collectives"},
     {"other_root", 3, 1, "ranks 0 and 1 call different collectives"},

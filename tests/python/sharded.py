@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of test_processes.py: trains a model over a sharded base and prints its losses, exactly.
+ORDERS: calls layers of equal size in an order of its own and prints the error.
 
-usage: torchrun ... sharded.py ALONE|SHARDED TIER RATIO DIR [VICTIM]
+usage: torchrun ... sharded.py ALONE|SHARDED|ORDERS TIER RATIO DIR [VICTIM]
 """
 import json
 import os
@@ -22,6 +23,26 @@ victim = int(sys.argv[5]) if len(sys.argv) > 5 else -1
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
+
+
+def call_in_an_own_order():
+    """What rank 1 and the others raise, where it calls layer 2 and they call layer 1."""
+    layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+    base = bt.Base(format="fp8_row", tier=tier, offload_ratio=float(ratio), dir=folder, threads=1,
+                   shard_group="world", ring_depth=1)
+    bt.convert(layers, base=base, lora=bt.LoRA(r=4))
+    try:
+        for index in (0, 2, 1, 3) if rank == 1 else (0, 1, 2, 3):
+            layers[index](torch.ones(3, 32))
+    except RuntimeError as failure:
+        return str(failure)
+    return "none"
+
+
+if group == "ORDERS":
+    os.write(1, (json.dumps({"error": call_in_an_own_order()}) + "\n").encode())
+    dist.barrier()
+    sys.exit(0)
 model = nn.Sequential(nn.Linear(70, 130), nn.ReLU(), nn.Linear(130, 90), nn.ReLU(), nn.Linear(90, 8))
 base = bt.Base(format="fp8_block", tier=tier, offload_ratio=float(ratio), dir=folder, threads=1,
                shard_group="world" if group == "SHARDED" else None)

@@ -62,6 +62,16 @@ class Processes(unittest.TestCase):
                         alone = want["stats"]["frozen_bytes"]
                         self.assertLess(here, alone / n_ranks + 16384)  # of pages: whole sectors
 
+    def test_layers_in_different_orders(self):
+        """Layers of equal size on ranks that call them in different orders: an error that names
+        both, on every rank, instead of another layer's rows."""
+        for n_ranks, tier, ratio in ((2, "device", "0"), (3, "host", "1")):
+            with self.subTest(n_ranks=n_ranks, tier=tier), tempfile.TemporaryDirectory() as pages:
+                for got in self.results(n_ranks, "ORDERS", tier, ratio, pages):
+                    self.assertIn("ranks 0 and 1 call different collectives", got["error"])
+                    self.assertIn("all_gather of layer 1,", got["error"])
+                    self.assertIn("all_gather of layer 2,", got["error"])
+
     def killed_s(self, folder):
         """When the victim killed itself."""
         return float(Path(folder, "killed").read_text())
