@@ -9,7 +9,7 @@ import ctypes
 import os
 from pathlib import Path
 from ctypes import (POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64,
-                    c_size_t, c_uint16, c_uint64, c_void_p)
+                    c_size_t, c_uint, c_uint16, c_uint64, c_void_p)
 
 ABI = "0.1"  # MAJOR.MINOR of the library: its SONAME
 
@@ -17,6 +17,7 @@ DTYPES = {"float16": 8, "bfloat16": 9, "float32": 12}  # bl_dtype
 FORMATS = ("fp8_row", "fp8_block", "f32", "f16", "bf16")  # bl_format, in order
 TIERS = ("device", "host", "disk")  # bl_tier, in order
 
+PARALLEL = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_uint, c_uint)  # bl_parallel_fn
 READ_ROWS = ctypes.CFUNCTYPE(c_int, c_void_p, c_int64, c_int64, c_void_p)
 
 
@@ -75,6 +76,7 @@ _FUNCTIONS = {
     "bl_error_text": (c_char_p, []),
     "bl_status_name": (c_char_p, [c_int]),
     "bl_device_create_cpu": (_STATUS, [c_int, POINTER(c_void_p)]),
+    "bl_device_create_cpu_over": (_STATUS, [c_int, PARALLEL, POINTER(c_void_p)]),
     "bl_device_create_cuda": (_STATUS, [c_int, POINTER(c_void_p)]),
     "bl_device_destroy": (None, [c_void_p]),
     "bl_device_bytes": (c_size_t, [c_void_p]),

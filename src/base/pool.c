@@ -2,7 +2,10 @@
 /* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open,
  * and the caller closes it as soon as no item is left: a worker that wakes up late, because other
  * ranks hold the cores, is not waited for. Idle workers look around for a few microseconds (the
- * next loop of a step usually follows at once), then sleep. */
+ * next loop of a step usually follows at once), then sleep.
+ *
+ * Over a runtime of the caller's, n_joined counts the threads that the runtime has sent into the
+ * loop, each of which takes another worker's scratch. */
 #include "base/pool.h"
 
 #include <errno.h>
@@ -23,8 +26,9 @@ typedef struct worker {
 
 struct bl_pool {
     int n_threads;
-    worker *workers;      /* [0]: the calling thread */
-    pthread_mutex_t turn; /* held by the thread whose loop runs */
+    worker *workers;         /* [0]: the calling thread */
+    bl_parallel_fn parallel; /* the runtime whose threads run loops; NULL: the pool's own do */
+    pthread_mutex_t turn;    /* held by the thread whose loop runs */
     /* Guards the fields below; the atomics are changed under it and peeked at without. */
     pthread_mutex_t lock;
     pthread_cond_t wake, idle;
@@ -88,7 +92,7 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-bl_status bl_pool_create(int n_threads, bl_pool **out)
+static bl_status create(int n_threads, bl_parallel_fn parallel, bl_pool **out)
 {
     *out = NULL;
     if (n_threads < 1)
@@ -99,6 +103,7 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
         free(pool);
         return BL_FAIL(BL_ENOMEM, "a worker pool of %d threads", n_threads);
     }
+    pool->parallel = parallel;
     pthread_mutex_init(&pool->turn, NULL);
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
@@ -107,9 +112,9 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
         worker *w = &pool->workers[i];
         w->pool = pool;
         w->scratch = aligned_alloc(64, BL_POOL_SCRATCH_BYTES);
-        int refused = !w->scratch ? ENOMEM
-                      : i > 0     ? bl_thread_create(&w->thread, worker_main, w)
-                                  : 0;
+        int refused = !w->scratch          ? ENOMEM
+                      : i > 0 && !parallel ? bl_thread_create(&w->thread, worker_main, w)
+                                           : 0;
         if (refused) {
             free(w->scratch);
             bl_pool_destroy(pool);
@@ -122,6 +127,18 @@ bl_status bl_pool_create(int n_threads, bl_pool **out)
     return BL_OK;
 }
 
+bl_status bl_pool_create(int n_threads, bl_pool **out)
+{
+    return create(n_threads, NULL, out);
+}
+
+bl_status bl_pool_create_over(int n_threads, bl_parallel_fn parallel, bl_pool **out)
+{
+    *out = NULL;
+    if (!parallel) return BL_FAIL(BL_EUSAGE, "a worker pool over a runtime: parallel is NULL");
+    return create(n_threads, parallel, out);
+}
+
 void bl_pool_destroy(bl_pool *pool)
 {
     if (!pool) return;
@@ -130,7 +147,7 @@ void bl_pool_destroy(bl_pool *pool)
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
     for (int i = 0; i < pool->n_threads; i++) {
-        if (i > 0) pthread_join(pool->workers[i].thread, NULL);
+        if (i > 0 && !pool->parallel) pthread_join(pool->workers[i].thread, NULL);
         free(pool->workers[i].scratch);
     }
     pthread_cond_destroy(&pool->idle);
@@ -146,12 +163,37 @@ int bl_pool_threads(const bl_pool *pool)
     return pool->n_threads;
 }
 
+static void run_as_member(void *argument)
+{
+    bl_pool *pool = argument;
+    int place = atomic_fetch_add_explicit(&pool->n_joined, 1, memory_order_relaxed);
+
+    if (place < pool->n_threads) run_items(pool, pool->workers[place].scratch);
+}
+
+/* Under `turn`. */
+static void run_over_runtime(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg)
+{
+    pool->fn = fn;
+    pool->arg = arg;
+    pool->n_items = n_items;
+    atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool->n_joined, 0, memory_order_relaxed);
+    /* Always of one size: a runtime ends and starts threads where regions differ. */
+    pool->parallel(run_as_member, pool, (unsigned)pool->n_threads, 0);
+}
+
 void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg)
 {
     if (n_items <= 0) return;
     pthread_mutex_lock(&pool->turn);
     if (n_items == 1 || pool->n_threads == 1) {
         for (int64_t i = 0; i < n_items; i++) fn(arg, i, pool->workers[0].scratch);
+        pthread_mutex_unlock(&pool->turn);
+        return;
+    }
+    if (pool->parallel) {
+        run_over_runtime(pool, n_items, fn, arg);
         pthread_mutex_unlock(&pool->turn);
         return;
     }

@@ -28,6 +28,17 @@ typedef void (*bl_pool_fn)(void *arg, int64_t index, void *scratch);
 /* n_threads >= 1 counts the caller of bl_pool_run: n_threads - 1 threads are started. Owned by the
  * caller. */
 BL_API bl_status bl_pool_create(int n_threads, bl_pool **out);
+/* A runtime's parallel region: calls fn(data) on n_threads threads, the caller among them, or on
+ * fewer, and returns when all calls have. flags: 0. It is the type of GOMP_parallel, which GNU's,
+ * LLVM's and Intel's OpenMP export. */
+typedef void (*bl_parallel_fn)(void (*fn)(void *data), void *data, unsigned n_threads,
+                               unsigned flags);
+
+/* A pool without threads: bl_pool_run takes at most n_threads of the runtime's. For a process whose
+ * runtime keeps its threads spinning after a region, as OpenMP's do for milliseconds: on as many
+ * cores, others of the pool's own would share the cores with them. `parallel` is callable until the
+ * pool is destroyed. */
+BL_API bl_status bl_pool_create_over(int n_threads, bl_parallel_fn parallel, bl_pool **out);
 BL_API void bl_pool_destroy(bl_pool *pool); /* NULL is fine */
 BL_API int bl_pool_threads(const bl_pool *pool);
 

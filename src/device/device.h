@@ -53,6 +53,8 @@ enum { BL_STREAM_ARGS_BYTES = 256, BL_STREAM_DEPTH = 256, BL_DEVICE_ALIGNMENT_BY
 /* A CPU device whose worker pool has n_threads (>= 1) threads, the compute stream's own among
  * them. */
 BL_API bl_status bl_device_create_cpu(int n_threads, bl_device **out);
+/* The same with a pool over the threads of the caller's runtime (bl_pool_create_over). */
+BL_API bl_status bl_device_create_cpu_over(int n_threads, bl_parallel_fn parallel, bl_device **out);
 
 BL_API bool bl_device_has_cuda(void); /* this build; there may be no GPU */
 

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pool.c -- every item of a loop runs once, each worker has separate scratch, and callers take
- * turns. */
+ * turns; the same over a parallel region of the caller's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -168,6 +169,90 @@ static void test_callers_take_turns(void **state)
     bl_pool_destroy(t.pool);
 }
 
+/* ---- over a runtime of the caller's ---- */
+
+typedef struct region {
+    void (*fn)(void *data);
+    void *data;
+} region;
+
+static atomic_int n_regions;
+
+static void *enter(void *argument)
+{
+    const region *r = argument;
+    r->fn(r->data);
+    return NULL;
+}
+
+/* A parallel region, as an OpenMP runtime makes one. */
+static void run_region(void (*fn)(void *data), void *data, unsigned n_threads, unsigned flags)
+{
+    region r = {fn, data};
+    pthread_t threads[8];
+
+    assert_int_equal(flags, 0);
+    assert_true(n_threads >= 1 && n_threads <= BL_COUNT(threads));
+    atomic_fetch_add(&n_regions, 1);
+    for (unsigned i = 1; i < n_threads; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, enter, &r), 0);
+    fn(data);
+    for (unsigned i = 1; i < n_threads; i++) pthread_join(threads[i], NULL);
+}
+
+/* A nested region has the caller alone. */
+static void run_serial_region(void (*fn)(void *data), void *data, unsigned n_threads,
+                              unsigned flags)
+{
+    (void)n_threads, (void)flags;
+    fn(data);
+}
+
+static void count_threads(void *arg, int64_t index, void *scratch)
+{
+    (void)index, (void)scratch;
+    atomic_int *n = arg;
+    DIR *tasks = opendir("/proc/self/task");
+    int found = 0;
+    for (struct dirent *entry; tasks && (entry = readdir(tasks));) found += entry->d_name[0] != '.';
+    if (tasks) closedir(tasks);
+    if (found > atomic_load(n)) atomic_store(n, found);
+}
+
+static void test_over_a_runtime(void **state)
+{
+    bl_parallel_fn ways[] = {run_region, run_serial_region};
+    bl_pool *pool;
+    (void)state;
+
+    for (size_t way = 0; way < BL_COUNT(ways); way++)
+        for (size_t t = 0; t < BL_COUNT(thread_counts); t++) {
+            int visits[64] = {0};
+            assert_int_equal(bl_pool_create_over(thread_counts[t], ways[way], &pool), BL_OK);
+            assert_int_equal(bl_pool_threads(pool), thread_counts[t]);
+            for (int loop = 0; loop < 20; loop++) bl_pool_run(pool, 64 - loop, count_visit, visits);
+            for (int i = 0; i < 64; i++) assert_int_equal(visits[i], i < 45 ? 20 : 64 - i);
+            bl_pool_destroy(pool);
+        }
+    /* Every thread has separate scratch, and the pool starts none. */
+    meeting m = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+    atomic_int n_threads = 0;
+    assert_int_equal(bl_pool_create_over(3, run_region, &pool), BL_OK);
+    count_threads(&n_threads, 0, NULL);
+    assert_int_equal(n_threads, 1);
+    int before = n_regions;
+    bl_pool_run(pool, 3, meet_others, &m);
+    assert_int_equal(n_regions, before + 1);
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < BL_POOL_SCRATCH_BYTES; k++)
+            assert_int_equal(((unsigned char *)m.scratches[i])[k], i + 1);
+    bl_pool_run(pool, 1, count_threads, &n_threads); /* one item: no region */
+    assert_int_equal(n_regions, before + 1);
+    bl_pool_destroy(pool);
+    assert_int_equal(bl_pool_create_over(2, NULL, &pool), BL_EUSAGE);
+    assert_int_equal(bl_pool_create_over(0, run_region, &pool), BL_EUSAGE);
+}
+
 static void test_bad_arguments(void **state)
 {
     (void)state;
@@ -182,7 +267,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_item_once),      cmocka_unit_test(test_many_short_loops),
         cmocka_unit_test(test_threads_and_scratch), cmocka_unit_test(test_callers_take_turns),
-        cmocka_unit_test(test_waits_for_workers),   cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_waits_for_workers),   cmocka_unit_test(test_over_a_runtime),
+        cmocka_unit_test(test_bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -567,6 +567,7 @@ static void test_bad_arguments(void **state)
     (void)state;
     bl_device *device = NULL;
     assert_int_equal(bl_device_create_cpu(0, &device), BL_EUSAGE);
+    assert_int_equal(bl_device_create_cpu_over(2, NULL, &device), BL_EUSAGE);
     assert_null(device);
     bl_device_destroy(NULL);
     bl_stream_destroy(NULL);

@@ -6,6 +6,7 @@ import pickle
 import tempfile
 import threading
 import unittest
+from unittest import mock
 
 import torch
 from torch import nn
@@ -183,6 +184,24 @@ class Layer(unittest.TestCase):
         for module in copies[1:]:
             for a, b in zip(module.parameters(), copies[0].parameters()):
                 self.assertTrue(torch.equal(a.grad, b.grad))
+
+    def test_products_run_on_the_threads_of_torch(self):
+        """A base without `threads` starts none for its products; bits do not depend on whose
+        threads run them."""
+        x, layers, found, started = torch.randn(600, 96), [], [], []
+        with mock.patch.object(torch, "get_num_threads", lambda: 3):
+            layers.append(layer_of())
+            layers[0](x)  # the runtime's three threads are there
+            for keys in ({}, {"threads": 3}, {"threads": 1}):
+                before = len(os.listdir("/proc/self/task"))
+                layer = layer_of(**keys)
+                started.append(len(os.listdir("/proc/self/task")) - before)
+                layers.append(layer)
+                torch.manual_seed(2)
+                nn.init.normal_(layer.lora_A.weight)
+                found.append(layer(x).detach())
+        self.assertEqual([n - started[2] for n in started], [0, 2, 0])
+        self.assertTrue(torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]))
 
     def test_fork(self):
         # A child has none of the base's threads, and its lock as another thread left it.

@@ -19,7 +19,8 @@ class Base:
     shard_group: None: every process stores all rows. "world", or a torch.distributed group: each
         of its processes stores 1/n of the rows of every matrix, and calls gather them.
     ring_depth: layers gathered at a time, the current one included; 0: 2.
-    threads: CPU threads of products; 0: torch.get_num_threads().
+    threads: CPU threads of products, the base's own; 0: those of torch's OpenMP runtime, as many
+        as torch.get_num_threads().
     pin: pin the host tier's memory.
     deadline_s: how long a rank waits for another inside one gather; 0: without limit.
     """

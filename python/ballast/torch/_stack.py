@@ -2,6 +2,7 @@
 """A stack of frozen layers of the library, and the devices, streams and communicators under it."""
 import contextlib
 import ctypes
+import functools
 import itertools
 import os
 import secrets
@@ -41,6 +42,19 @@ def _format(base: Base, dtype: torch.dtype) -> int:
     return lib.FORMATS.index(_STORED[dtype] if base.format == "stored" else base.format)
 
 
+@functools.lru_cache(maxsize=None)
+def _parallel_region() -> Optional[Any]:
+    """GOMP_parallel of the OpenMP runtime that torch's CPU products use: its threads, which spin
+    for milliseconds after each product of torch's, then run the library's loops as well. None:
+    torch has none, and the library starts threads of its own."""
+    try:
+        torch_cpu = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+        loaded = ctypes.CDLL(torch_cpu, mode=os.RTLD_NOLOAD | os.RTLD_LOCAL | os.RTLD_LAZY)
+        return ctypes.cast(loaded.GOMP_parallel, lib.PARALLEL)
+    except (OSError, AttributeError):
+        return None
+
+
 class _Device:
     """A device of the library and a stream on it."""
 
@@ -48,8 +62,13 @@ class _Device:
         library = lib.load()
         self.where, self._device, self._streams = where, c_void_p(), {}
         if where.type == "cpu":
-            lib.check(library.bl_device_create_cpu(threads or torch.get_num_threads(),
-                                                   byref(self._device)))
+            parallel = None if threads else _parallel_region()
+            if parallel is None:
+                lib.check(library.bl_device_create_cpu(threads or torch.get_num_threads(),
+                                                       byref(self._device)))
+            else:
+                lib.check(library.bl_device_create_cpu_over(torch.get_num_threads(), parallel,
+                                                            byref(self._device)))
             stream = c_void_p()  # a caller waits in any case: without a thread of its own
             lib.check(library.bl_stream_create_inline(self._device, byref(stream)))
             self._streams[None] = stream

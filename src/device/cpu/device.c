@@ -157,13 +157,16 @@ static const bl_device_backend cpu_backend = {
     .stamp_elapsed_s = bl_cpu_stamp_elapsed_s,
 };
 
-static bl_status create(int n_threads, bool guards, bl_device **out)
+/* parallel NULL: its own threads. */
+static bl_status create(int n_threads, bl_parallel_fn parallel, bool guards, bl_device **out)
 {
     *out = NULL;
     cpu_device *self = calloc(1, sizeof *self);
     if (!self) return BL_FAIL(BL_ENOMEM, "CPU device");
     bl_status st = guards ? bl_cpu_guard_create(&self->guard) : BL_OK;
-    if (st == BL_OK) st = bl_pool_create(n_threads, &self->pool);
+    if (st == BL_OK)
+        st = parallel ? bl_pool_create_over(n_threads, parallel, &self->pool)
+                      : bl_pool_create(n_threads, &self->pool);
     if (st != BL_OK) {
         bl_cpu_guard_destroy(self->guard);
         free(self);
@@ -176,10 +179,17 @@ static bl_status create(int n_threads, bool guards, bl_device **out)
 
 bl_status bl_device_create_cpu(int n_threads, bl_device **out)
 {
-    return create(n_threads, bl_cpu_guard_is_asked_for(), out);
+    return create(n_threads, NULL, bl_cpu_guard_is_asked_for(), out);
+}
+
+bl_status bl_device_create_cpu_over(int n_threads, bl_parallel_fn parallel, bl_device **out)
+{
+    *out = NULL;
+    if (!parallel) return BL_FAIL(BL_EUSAGE, "CPU device: parallel is NULL");
+    return create(n_threads, parallel, bl_cpu_guard_is_asked_for(), out);
 }
 
 bl_status bl_device_create_cpu_guarded(int n_threads, bl_device **out)
 {
-    return create(n_threads, true, out);
+    return create(n_threads, NULL, true, out);
 }
