@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "base/svg.h"
 #include "plan/report.h"
-#include "plan/svg_internal.h"
 
 enum { TITLE_BYTES = 128 };
 
@@ -173,7 +173,7 @@ static void draw(const void *user, FILE *out)
     int n = make_bars(r, bars);
 
     write_title(r, title);
-    plan_svg_begin(out, WIDTH, TOP + n * ROW + LEGEND + 3 * 24, title, ": what lies where");
+    bl_svg_begin(out, WIDTH, TOP + n * ROW + LEGEND + 3 * 24, title, ": what lies where");
     for (int i = 0; i < n; i++) draw_bar(out, &bars[i], TOP + i * ROW);
     draw_legend(out, bars, n, TOP + n * ROW + 10.0);
     fputs("</svg>\n", out);
@@ -181,7 +181,7 @@ static void draw(const void *user, FILE *out)
 
 bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path)
 {
-    return plan_svg_write(path, draw, report);
+    return bl_svg_write(path, draw, report);
 }
 
 bl_status bl_plan_draw_streams(const bl_plan_report *report, const char *path)

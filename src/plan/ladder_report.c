@@ -5,7 +5,7 @@
 #include <math.h>
 
 #include "base/sizes.h"
-#include "plan/svg_internal.h"
+#include "base/svg.h"
 
 static const double GB = 1e9;
 
@@ -162,7 +162,7 @@ static void draw(const void *user, FILE *out)
     char title[256];
 
     snprintf(title, sizeof title, "%.120s on %s", c->model_name, c->hardware->name);
-    plan_svg_begin(out, WIDTH, bottom + BOTTOM, title, ": memory of a GPU by strategy");
+    bl_svg_begin(out, WIDTH, bottom + BOTTOM, title, ": memory of a GPU by strategy");
     draw_grid(&s, bottom, out);
     for (size_t i = 0; i < bl_ladder_length; i++) draw_rung(c, &s, i, out);
     fprintf(
@@ -176,7 +176,7 @@ static void draw(const void *user, FILE *out)
 
 bl_status bl_ladder_draw(const bl_ladder_case *c, const char *path)
 {
-    return plan_svg_write(path, draw, c);
+    return bl_svg_write(path, draw, c);
 }
 
 /* ---- a family ---- */

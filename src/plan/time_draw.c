@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "plan/svg_internal.h"
+#include "base/svg.h"
 #include "plan/time.h"
 
 enum {
@@ -198,7 +198,7 @@ static void draw(const void *user, FILE *out)
     forward.y = TOP;
     backward.y = TOP + panel_height(&forward);
     double legend = backward.y + panel_height(&backward);
-    plan_svg_begin(out, WIDTH, legend + 24, pic->title, ": the streams of a rank");
+    bl_svg_begin(out, WIDTH, legend + 24, pic->title, ": the streams of a rank");
     draw_panel(out, &forward, s, pic->n_layers);
     draw_panel(out, &backward, s, pic->n_layers);
     fprintf(out,
@@ -213,7 +213,7 @@ bl_status bl_time_draw(const bl_time_input *input, const char *title, const char
     bl_status st = bl_time_trace(input, false, keep, &pic.spans);
 
     if (st == BL_OK && pic.spans.ran_out) st = BL_FAIL(BL_ENOMEM, "the picture %s", path);
-    if (st == BL_OK) st = plan_svg_write(path, draw, &pic);
+    if (st == BL_OK) st = bl_svg_write(path, draw, &pic);
     free(pic.spans.span);
     return st;
 }

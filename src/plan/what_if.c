@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "base/svg.h"
 #include "plan/case.h"
-#include "plan/svg_internal.h"
 
 enum { KEY_BYTES = BL_WHAT_IF_VALUE_BYTES };
 
@@ -251,7 +251,7 @@ static void draw_bars(const bl_what_if *w, FILE *out)
                     "fit</text>\n",
                     x, bottom - 8);
         fprintf(out, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">", x, bottom + 20);
-        plan_svg_text(out, r->value);
+        bl_svg_text(out, r->value);
         fputs("</text>\n", out);
     }
 }
@@ -260,16 +260,16 @@ static void draw(const void *user, FILE *out)
 {
     const bl_what_if *w = user;
 
-    plan_svg_begin(out, WIDTH, HEIGHT, w->title, "");
+    bl_svg_begin(out, WIDTH, HEIGHT, w->title, "");
     fprintf(out, "<text x=\"%d\" y=\"48\" text-anchor=\"end\">tokens/s</text>\n", LEFT - 8);
     draw_bars(w, out);
     fprintf(out, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">", (LEFT + WIDTH - RIGHT) / 2,
             HEIGHT - 16);
-    plan_svg_text(out, w->key);
+    bl_svg_text(out, w->key);
     fputs("</text>\n</svg>\n", out);
 }
 
 bl_status bl_what_if_draw(const bl_what_if *what_if, const char *path)
 {
-    return plan_svg_write(path, draw, what_if);
+    return bl_svg_write(path, draw, what_if);
 }
