@@ -21,6 +21,7 @@ struct bl_file_list {
     char *prefix; /* of the paths: the directory and "/" */
     char *path;   /* of the list */
     char **paths;
+    char *reserved; /* a path that is kept without its file; NULL: none */
     size_t n, capacity;
     bool was_there;
 };
@@ -134,6 +135,7 @@ void bl_file_list_close(bl_file_list *list)
     bl_names_free(list->paths, list->n);
     free(list->prefix);
     free(list->path);
+    free(list->reserved);
     free(list);
 }
 
@@ -169,6 +171,11 @@ bl_status bl_file_list_check(const bl_file_list *list, const char *path)
     return st;
 }
 
+static bool is_reserved(const bl_file_list *list, const char *path)
+{
+    return list->reserved && strcmp(list->reserved, path) == 0;
+}
+
 /* Drops names without files. */
 static bl_status drop_absent(bl_file_list *list)
 {
@@ -179,7 +186,7 @@ static bl_status drop_absent(bl_file_list *list)
         BL_TRY(find_covered(list->paths[i], &found));
         char *path = list->paths[i];
         list->paths[i] = NULL;
-        if (found)
+        if (found || is_reserved(list, path))
             list->paths[n++] = path;
         else
             free(path);
@@ -211,4 +218,11 @@ bl_status bl_file_list_add(bl_file_list *list, const char *const *paths, size_t 
     BL_TRY(drop_absent(list));
     for (size_t i = 0; i < n_paths; i++) BL_TRY(bl_file_list_adopt(list, paths[i]));
     return write_list(list);
+}
+
+bl_status bl_file_list_reserve(bl_file_list *list, const char *path)
+{
+    free(list->reserved);
+    list->reserved = NULL;
+    return bl_text_format(&list->reserved, "%s", path);
 }

@@ -5,7 +5,8 @@
  *
  * A name is listed durably before its file appears. A crash therefore leaves listed names without
  * files, and never an unlisted file. A name NAME covers NAME.tmp and NAME.old.tmp, the names of
- * incomplete files. Names without files are dropped when the list is written again.
+ * incomplete files. Names without files, except a reserved one, are dropped when the list is
+ * written again.
  *
  * Paths are those of bl_path_join with DIR as given to bl_file_list_open; other paths are never
  * listed. The caller holds DIR's lock (files.h); one thread per list. */
@@ -32,6 +33,10 @@ bool bl_file_list_has(const bl_file_list *list, const char *path);
 bl_status bl_file_list_check(const bl_file_list *list, const char *path);
 /* Checks the paths, lists them and writes the list; it is on stable storage when this returns. */
 bl_status bl_file_list_add(bl_file_list *list, const char *const *paths, size_t n_paths);
+/* Of a file that another thread may write at any time: from the next add on, which has this path,
+ * the name stays listed until the list is closed, whether the file is there or not. One path per
+ * list. */
+bl_status bl_file_list_reserve(bl_file_list *list, const char *path);
 /* Lists a file that is there, unchecked: the caller knows that this program wrote it. Written by
  * the next add. */
 bl_status bl_file_list_adopt(bl_file_list *list, const char *path);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* signals.c -- the one list of signals that ask a run to stop. */
+/* signals.c -- the one list of signals that ask a run to stop, and the one that asks for a
+ * report. */
 #include "base/signals.h"
 
 #include <stddef.h>
@@ -37,6 +38,29 @@ void bl_stop_signals_handle(void (*handler)(int signal_number))
 bool bl_stop_signal_repeats(int signal_number)
 {
     return signal_number == SIGXCPU || signal_number == SIGHUP;
+}
+
+static void only_report_signal(sigset_t *signals)
+{
+    sigemptyset(signals);
+    sigaddset(signals, BL_REPORT_SIGNAL);
+}
+
+void bl_report_signal_block(void)
+{
+    sigset_t signals;
+
+    only_report_signal(&signals);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+}
+
+void bl_report_signal_discard(void)
+{
+    const struct timespec now = {0};
+    sigset_t signals;
+
+    only_report_signal(&signals);
+    while (sigtimedwait(&signals, NULL, &now) > 0) continue;
 }
 
 void bl_stop_signals_discard_repeated(const sigset_t *signals)

@@ -113,6 +113,7 @@ static bl_status run_train(int argc, char *const *argv)
 {
     bl_launch_info info;
 
+    bl_report_signal_block(); /* while there are no threads */
     BL_TRY(bl_launch_begin(&info));
     prepare_environment(&info);
     bool is_one_of_several = info.kind == BL_LAUNCH_CHILD || info.n_processes > 1;
@@ -125,11 +126,12 @@ const bl_command bl_command_train = {
     .arguments = "CONFIG.yaml [CONFIG.yaml ...] [--key value ...]",
     .summary = "fine-tune: write a PEFT adapter, or several over one base",
     .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
-               "checkpoints and "
-               "a README.md\n"
-               "into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the "
-               "step (exit 75);\n"
-               "resume with --resume_from_checkpoint true. Under nohup SIGHUP does nothing.\n"
+               "report.svg, checkpoints\n"
+               "and a README.md into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop "
+               "it after the step\n"
+               "(exit 75); resume with --resume_from_checkpoint true. Under nohup SIGHUP does "
+               "nothing. SIGUSR2 writes\n"
+               "report.svg while the run continues.\n"
                "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
                "are several runs\n"
                "in the same visits of the base (docs/several-runs.md).\n",

@@ -129,8 +129,9 @@ typedef struct bl_launch_ranks {
     int n_here;        /* ranks of this host; with `launch`, of each host */
     char *const *argv; /* of every child, NULL-terminated: this program again */
     /* Signals that ask to stop (SIGTERM, SIGINT, SIGUSR1, SIGXCPU, SIGHUP) go to the ranks; a
-     * second one, later than BL_LAUNCH_ONE_REQUEST_S, ends them, and the call, at once. false: they
-     * end this process, and the ranks with it. */
+     * second one, later than BL_LAUNCH_ONE_REQUEST_S, ends them, and the call, at once. So does
+     * BL_REPORT_SIGNAL, which ends nothing. false: they end this process, and the ranks with
+     * it. */
     bool takes_requests;
     /* Of the ranks' communicator; 0: none. A rank that runs on for so long, plus the time in which
      * the others find that out, after another has ended well, is killed. */

@@ -49,7 +49,9 @@ bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, i
 /* The end of a run: its steps, tokens, duration and speed. */
 void bl_metrics_print_end(const bl_metrics *metrics);
 bl_status bl_metrics_sync(bl_metrics *metrics,
-                          int64_t *bytes);  /* durable; *bytes = length so far */
+                          int64_t *bytes); /* durable; *bytes = length so far */
+/* Of its complete lines, those of the run so far; any thread. */
+int64_t bl_metrics_bytes(const bl_metrics *metrics);
 void bl_metrics_close(bl_metrics *metrics); /* NULL is fine */
 
 #endif

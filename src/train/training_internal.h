@@ -59,6 +59,7 @@ typedef struct bl_outcome {
 #define BL_OUTPUT_README         "README.md"
 #define BL_OUTPUT_METRICS        "metrics.jsonl"
 #define BL_OUTPUT_CONFIG         "config.resolved.yaml"
+#define BL_OUTPUT_REPORT         "report.svg"
 #define BL_OUTPUT_CHECKPOINTS    "checkpoints"
 #define BL_OUTPUT_RUNS           "runs" /* event files, without logging_dir */
 
@@ -90,6 +91,13 @@ bl_status bl_output_open_events(const bl_train_config *config, bl_output *output
                                 int64_t first_step, struct bl_events **events);
 /* adopt.c: lists the files of runs that kept no list. */
 bl_status bl_output_adopt(const char *dir, bl_file_list *files);
+/* Once bl_output_list has listed report.svg, it stays listed: the thread that takes signals may
+ * write it. BL_ENOMEM. */
+bl_status bl_output_reserve_report(const char *dir, bl_output *output);
+/* Draws report.svg from the metrics so far; *is_written false: there is no step yet. In rank 0's
+ * process, any thread, while ranks run, too. BL_EUSAGE, BL_EIO, BL_ELIMIT, BL_ENOMEM. */
+bl_status bl_training_write_report(const bl_training *training, const bl_output *output,
+                                   bool *is_written);
 /* BL_EIO when output_dir, removed or made again, does not belong to this run anymore. Before each
  * write into it. */
 bl_status bl_output_check_lock(const bl_output *output);

@@ -77,6 +77,16 @@ static void test_file_list(void **state)
     assert_int_equal(unlink(in_dir("late.tmp")), 0);
     list_file(list, mine);
     assert_false(bl_file_list_has(list, late));
+    /* A reserved name stays without its file, until the list is closed. */
+    assert_int_equal(bl_file_list_reserve(list, late), BL_OK);
+    assert_false(bl_file_list_has(list, late));
+    list_file(list, late);
+    list_file(list, mine);
+    assert_true(bl_file_list_has(list, late));
+    bl_file_list_close(list);
+    assert_int_equal(bl_file_list_open(dir, &list), BL_OK);
+    list_file(list, mine);
+    assert_false(bl_file_list_has(list, late));
     bl_file_list_close(list);
 
     static const char outside[] = "# Files that Ballast wrote here. It replaces and deletes only "

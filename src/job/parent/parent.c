@@ -83,7 +83,10 @@ static bl_status stop_all_hosts(const parent *p)
 static void list_signals(bool takes_requests, sigset_t *signals)
 {
     sigemptyset(signals);
-    if (takes_requests) bl_stop_signals_list(signals);
+    if (takes_requests) {
+        bl_stop_signals_list(signals);
+        sigaddset(signals, BL_REPORT_SIGNAL);
+    }
     sigaddset(signals, SIGCHLD);
     sigaddset(signals, SIGTSTP);
     sigaddset(signals, SIGCONT);
@@ -145,8 +148,8 @@ static void take_signals(parent *p)
         int number = numbers[i];
         if (number == SIGTSTP)
             stop_and_continue(p);
-        else if (number == SIGCONT)
-            job_children_signal(&p->children, SIGCONT);
+        else if (number == SIGCONT || number == BL_REPORT_SIGNAL)
+            job_children_signal(&p->children, number);
         else if (number != SIGCHLD)
             take_request(p, number, now_s);
     }

@@ -7,6 +7,7 @@
  *   metrics.jsonl                        is empty, or begins with a step or an evaluation as
  *                                        Ballast logs them
  *   README.md                            says "Trained with Ballast: " where Ballast writes it
+ *   report.svg                           is a picture as Ballast draws them
  *   adapter_model.safetensors,
  *   adapter_config.json                  next to such a README.md
  *   checkpoints/step-N, .tmp, .old.tmp   directories with no other files than a checkpoint has */
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
+#include "base/svg.h"
 #include "train/training_internal.h"
 
 enum { HEAD_BYTES = 4096 };
@@ -54,6 +56,11 @@ static bool is_log(char *head)
 static bool is_readme(char *head)
 {
     return strncmp(head, "---\nbase_model: ", 16) == 0 && strstr(head, "\nTrained with Ballast: ");
+}
+
+static bool is_report(char *head)
+{
+    return strstr(head, BL_SVG_MARK) != NULL;
 }
 
 static bool is_of_checkpoint(const char *name)
@@ -141,6 +148,7 @@ bl_status bl_output_adopt(const char *dir, bl_file_list *files)
     BL_TRY(adopt_if(dir, BL_OUTPUT_CONFIG, is_config, files, &adopted));
     BL_TRY(adopt_if(dir, BL_OUTPUT_METRICS, is_log, files, &adopted));
     BL_TRY(adopt_if(dir, BL_OUTPUT_README, is_readme, files, &has_readme));
+    BL_TRY(adopt_if(dir, BL_OUTPUT_REPORT, is_report, files, &adopted));
     if (has_readme) {
         BL_TRY(adopt_if(dir, BL_OUTPUT_ADAPTER, NULL, files, &adopted));
         BL_TRY(adopt_if(dir, BL_OUTPUT_ADAPTER_CONFIG, NULL, files, &adopted));

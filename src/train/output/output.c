@@ -5,10 +5,11 @@
 
 #include "base/sizes.h"
 #include "train/report/events.h"
+#include "train/report/report.h"
 #include "train/training_internal.h"
 
 static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
-                                    BL_OUTPUT_METRICS, BL_OUTPUT_CONFIG};
+                                    BL_OUTPUT_METRICS, BL_OUTPUT_CONFIG,         BL_OUTPUT_REPORT};
 
 const char *bl_output_name(size_t index)
 {
@@ -75,6 +76,35 @@ done:
     free(path);
     free(dir);
     return st;
+}
+
+bl_status bl_output_reserve_report(const char *dir, bl_output *output)
+{
+    char *path;
+
+    BL_TRY(bl_path_join(dir, BL_OUTPUT_REPORT, &path));
+    bl_status st = bl_file_list_reserve(output->files, path);
+    free(path);
+    return st;
+}
+
+bl_status bl_training_write_report(const bl_training *training, const bl_output *output,
+                                   bool *is_written)
+{
+    const bl_train_config *c = training->config;
+    const bl_report report = {.model = c->model_name_or_path, .total_steps = training->total_steps};
+    char *log = NULL, *path = NULL;
+    bl_status st;
+
+    *is_written = false;
+    BL_TRY(bl_output_check_lock(output));
+    BL_TRY_GOTO(st, done, bl_path_join(c->output_dir, BL_OUTPUT_METRICS, &log));
+    BL_TRY_GOTO(st, done, bl_path_join(c->output_dir, BL_OUTPUT_REPORT, &path));
+    st = bl_report_write(log, bl_metrics_bytes(output->metrics), &report, path, is_written);
+done:
+    free(path);
+    free(log);
+    return bl_output_failure(output, st);
 }
 
 bl_status bl_output_check_lock(const bl_output *output)

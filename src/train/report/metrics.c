@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +25,8 @@ struct bl_metrics {
     bl_events *events; /* NULL: none */
     int fd;
     char *path;
-    int64_t bytes, logging_steps;
+    int64_t logging_steps;
+    _Atomic int64_t bytes;     /* complete lines; changed by one thread */
     bool is_cut;               /* the file ends at `bytes` */
     double mean_step_s;        /* smoothed, for the time left */
     double begun_s;            /* when it was opened */
@@ -147,17 +149,7 @@ static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes
     }
 }
 
-enum { TIME_BYTES = 24, PART_BYTES = 96, MAX_PARTS = 8 };
-
-/* 1:23, or 2:01:23 from an hour on. */
-static void print_time(double seconds, char text[TIME_BYTES])
-{
-    long long s = seconds < 0 ? 0 : (long long)(seconds + 0.5), hours = s / 3600;
-    if (hours > 0)
-        snprintf(text, TIME_BYTES, "%lld:%02lld:%02lld", hours, s / 60 % 60, s % 60);
-    else
-        snprintf(text, TIME_BYTES, "%lld:%02lld", s / 60, s % 60);
-}
+enum { PART_BYTES = 96, MAX_PARTS = 8 };
 
 static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line_bytes)
 {
@@ -187,9 +179,10 @@ static void print_step(const bl_metrics *m, const bl_step_metrics *s, int column
 {
     enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS };
     static const int dispensable[] = {STALLS, LEFT, GRAD_NORM, SPEED, RATE, LOSS};
-    char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES], left[TIME_BYTES];
+    char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES],
+         left[BL_CLOCK_TEXT_BYTES];
 
-    print_time(m->mean_step_s * (double)(s->total_steps - s->step), left);
+    bl_clock_text(m->mean_step_s * (double)(s->total_steps - s->step), left);
     snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
              (long long)s->total_steps);
     snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
@@ -221,10 +214,10 @@ static void draw_progress(const bl_metrics *m, const bl_step_metrics *s, int col
     enum { STEP, PERCENT, BAR, TIMES, LOSS, RATE, SPEED, MEMORY };
     static const int dispensable[] = {MEMORY, SPEED, RATE, TIMES, LOSS, PERCENT};
     char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES];
-    char elapsed[TIME_BYTES], left[TIME_BYTES];
+    char elapsed[BL_CLOCK_TEXT_BYTES], left[BL_CLOCK_TEXT_BYTES];
 
-    print_time(bl_now_s() - m->begun_s, elapsed);
-    print_time(m->mean_step_s * (double)(s->total_steps - s->step), left);
+    bl_clock_text(bl_now_s() - m->begun_s, elapsed);
+    bl_clock_text(m->mean_step_s * (double)(s->total_steps - s->step), left);
     snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
              (long long)s->total_steps);
     snprintf(part[PERCENT], PART_BYTES, "%d%%",
@@ -277,9 +270,9 @@ static bl_status add_eval_event(const bl_metrics *m, int64_t step, double loss, 
 void bl_metrics_print_end(const bl_metrics *m)
 {
     double seconds = bl_now_s() - m->begun_s;
-    char duration[TIME_BYTES];
+    char duration[BL_CLOCK_TEXT_BYTES];
 
-    print_time(seconds, duration);
+    bl_clock_text(seconds, duration);
     bl_log_info("trained %lld step%s, %lld tokens in %s: %.0f tokens/s", (long long)m->n_steps,
                 m->n_steps == 1 ? "" : "s", (long long)m->n_tokens, duration,
                 seconds > 0 ? (double)m->n_tokens / seconds : 0.0);
@@ -334,6 +327,11 @@ bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t
              (long long)step, eval_loss, (long long)label_tokens, seconds, of_best);
     BL_TRY(append(m, line));
     return add_eval_event(m, step, eval_loss, seconds);
+}
+
+int64_t bl_metrics_bytes(const bl_metrics *m)
+{
+    return atomic_load(&m->bytes);
 }
 
 bl_status bl_metrics_sync(bl_metrics *m, int64_t *bytes)

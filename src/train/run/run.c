@@ -60,9 +60,10 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     const bl_train_config *c = job->config;
     char *path = NULL;
 
-    static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS};
+    static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS, BL_OUTPUT_REPORT};
 
     BL_TRY(bl_training_start_over(training, output));
+    BL_TRY(bl_output_reserve_report(c->output_dir, output));
     BL_TRY(bl_output_list(c->output_dir, output, added, BL_COUNT(added)));
     BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_CONFIG, &path));
     bl_status st = bl_train_config_write_resolved(c, path);
@@ -355,9 +356,11 @@ static bl_status prepare_runs(bl_train_run_state *runs, int n)
 static bl_status finish_run(bl_training *training, bl_output *output)
 {
     const char *dir = training->config->output_dir;
+    bool is_written;
 
     BL_TRY(bl_output_check_lock(output));
     BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
+    BL_TRY(bl_training_write_report(training, output, &is_written));
     bl_metrics_print_end(output->metrics);
     if (output->outcome.adapter_step < output->outcome.n_steps)
         bl_log_info("adapter of step %lld, which had the lowest validation loss, written to %s",
@@ -418,6 +421,20 @@ static bool has_results(const bl_train_run_state *runs, int n, bl_status st)
     return st == BL_OK || (n > 1 && st == BL_ENUMERIC && has_failure);
 }
 
+/* Of each run; returns the failure that this thread has. */
+static bl_status report_stopped(bl_train_run_state *runs, int n)
+{
+    bl_error error;
+    bool is_written;
+
+    bl_error_save(&error, BL_ESTOPPED);
+    for (int i = 0; i < n; i++)
+        if (runs[i].output.metrics &&
+            bl_training_write_report(&runs[i].training, &runs[i].output, &is_written) != BL_OK)
+            bl_log_warning("no report: %s", bl_error_text());
+    return bl_error_restore(&error);
+}
+
 static bl_status train(bl_train_run_state *runs, int n)
 {
     bl_job *lead = &runs[0].training.job;
@@ -429,6 +446,7 @@ static bl_status train(bl_train_run_state *runs, int n)
     BL_TRY(prepare_runs(runs, n));
     bl_status st = bl_training_run_ranks(runs, n, &peak);
     print_memory(lead, &peak);
+    if (st == BL_ESTOPPED) return report_stopped(runs, n);
     if (!has_results(runs, n, st)) return st;
     bl_error_save(&error, st);
     BL_TRY(close_trace(lead));

@@ -2,7 +2,7 @@
 /* stop.c -- the ranks of a training while they run, and the signals that end it: at once while
  * ranks are set up, then after the step, or inside it once the grace is over. A save is not ended
  * by that: ending the process inside a save leaves the previous checkpoint, and only the end of the
- * save keeps the step. */
+ * save keeps the step. And the signal that asks for a report. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -81,6 +81,24 @@ static void abandon(supervisor *s)
                  s->runs[0].training.checkpoint_dir);
     atomic_store(&s->control.abandon, 1);
     bl_comm_abort(s->ranks.rank[0].host_world, &error);
+}
+
+/* Drawn from the logs: the ranks run on. */
+static void report_now(const supervisor *s)
+{
+    bool is_written;
+
+    for (int run = 0; run < s->n_runs; run++) {
+        const bl_training *training = &s->runs[run].training;
+        const bl_output *output = &s->runs[run].output;
+        if (!output->metrics) continue; /* rank 0's process has it */
+        if (bl_training_write_report(training, output, &is_written) != BL_OK)
+            bl_log_warning("no report: %s", bl_error_text());
+        else if (is_written)
+            bl_log_info("report written to %s/" BL_OUTPUT_REPORT, training->config->output_dir);
+        else
+            bl_log_info("no report yet: no step has been made");
+    }
 }
 
 /* The first signal asks the ranks to stop after their step, and inside it once grace_s is over, but
@@ -265,11 +283,15 @@ static bl_status create_supervisor(bl_train_run_state *runs, int n, supervisor *
 
 static bl_status run_to_end(supervisor *s, const sigset_t *signals)
 {
+    sigset_t awaited = *signals;
     int signal_number;
 
+    sigaddset(&awaited, BL_REPORT_SIGNAL);
     bl_status st = bl_ranks_start(&s->ranks, train_rank, s);
-    while (bl_ranks_wait(&s->ranks, signals, &signal_number))
-        take_signal(s, signals, signal_number);
+    while (bl_ranks_wait(&s->ranks, &awaited, &signal_number)) {
+        if (signal_number == BL_REPORT_SIGNAL) report_now(s);
+        take_signal(s, signals, signal_number == BL_REPORT_SIGNAL ? 0 : signal_number);
+    }
     st = bl_ranks_join(&s->ranks, st);
     for (int run = 0; run < s->n_runs; run++)
         s->runs[run].status = s->trainers[run * s->ranks.n_here].status;
@@ -296,6 +318,7 @@ bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory 
 
     bl_stop_signals_list(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
+    bl_report_signal_block();
     bl_status st = create_supervisor(runs, n, &s);
     if (st == BL_OK) st = run_to_end(&s, &signals);
     *peak = s.of_job.host > 0 ? s.of_job : own_peak(&s.ranks);
@@ -303,6 +326,7 @@ bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory 
     bl_error_save(&error, st);
     free_supervisor(&s);
     bl_stop_signals_discard_repeated(&signals);
+    bl_report_signal_discard();
     if (!(runs[0].training.job.launch && st == BL_ESTOPPED))
         pthread_sigmask(SIG_SETMASK, &old, NULL);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
