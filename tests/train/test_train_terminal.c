@@ -12,7 +12,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
+#include "train/metrics.h"
 
 enum { EXIT_STOPPED = 75, MAX_ROWS = 400, MAX_COLUMNS = 256, MAX_BYTES = 1 << 20 };
 
@@ -79,6 +81,7 @@ static void put(terminal *t, char c)
         t->at_row++;
     }
     assert_true(t->at_row < MAX_ROWS);
+    assert_true(c != '\033'); /* no colors: NO_COLOR changes nothing */
     char *row = t->row[t->at_row];
     for (int i = (int)strlen(row); i < t->at_column; i++) row[i] = ' ';
     row[t->at_column++] = c;
@@ -93,7 +96,7 @@ static void play(terminal *t)
         else if (*c == '\n')
             t->at_row++;
         else if (strncmp(c, "\033[K", 3) == 0) {
-            if (t->at_column < t->columns) t->row[t->at_row][t->at_column] = '\0';
+            memset(t->row[t->at_row] + t->at_column, 0, (size_t)(MAX_COLUMNS - t->at_column));
             c += 2;
         } else
             put(t, *c);
@@ -174,7 +177,7 @@ static void test_steps_stay_above_progress(void **state)
         {80,
          {"  loss ", "  grad_norm ", "  lr ", " tokens/s"},
          "stalls",
-         {"  87%  ", "<", "  loss ", "  lr ", " tokens/s"},
+         {"<", "  loss ", " tokens/s"},
          NULL},
         {40, {"  loss ", "  lr "}, "grad_norm", {"  87%  ", "<", "  loss "}, "  lr "},
         {20, {""}, "  loss", {""}, "  loss"},
@@ -206,6 +209,138 @@ static void test_steps_stay_above_progress(void **state)
         free(t.output);
         golden_args_free(&args);
     }
+}
+
+/* ---- in this process ---- */
+
+/* The screen, all that was written so far. */
+static void look(terminal *t)
+{
+    struct pollfd ready = {.fd = t->master, .events = POLLIN};
+
+    while (poll(&ready, 1, 0) > 0 && read_some(t)) continue;
+    memset(t->row, 0, sizeof t->row);
+    t->at_row = t->at_column = 0;
+    play(t);
+}
+
+static void step_to(bl_metrics *metrics, int64_t step, double disk_s, double gather_s)
+{
+    bl_step_metrics s = {.step = step,
+                         .total_steps = 5000,
+                         .loss = 1.25,
+                         .grad_norm = 0.5,
+                         .learning_rate = 1e-4,
+                         .tokens = 123450,
+                         .step_s = 10,
+                         .n_fallbacks = -1};
+
+    s.lanes[BL_LANE_DISK].stall_s = disk_s;
+    s.lanes[BL_LANE_GATHER].stall_s = gather_s;
+    assert_int_equal(bl_metrics_step(metrics, &s), BL_OK);
+}
+
+/* The last two rows after each of these: a step, a warning, a step, one without stalls, the end. */
+enum { N_LOOKS = 5 };
+typedef struct looks {
+    char above[N_LOOKS][MAX_COLUMNS + 1], last[N_LOOKS][MAX_COLUMNS + 1];
+} looks;
+
+static void keep_look(terminal *t, looks *all, int i)
+{
+    look(t);
+    snprintf(all->last[i], sizeof all->last[i], "%s", t->row[t->at_row]);
+    snprintf(all->above[i], sizeof all->above[i], "%s", t->at_row ? t->row[t->at_row - 1] : "");
+}
+
+/* stderr is the terminal meanwhile: nothing is asserted. */
+static bl_status look_at_steps(terminal *t, looks *all, const char *log)
+{
+    bl_metrics *metrics;
+    int saved = dup(STDERR_FILENO);
+
+    dup2(t->slave, STDERR_FILENO);
+    bl_status st = bl_metrics_open(log, 0, 1000000, &metrics);
+    if (st == BL_OK) {
+        step_to(metrics, 1234, 1.2, 0.05);
+        keep_look(t, all, 0);
+        bl_log_warning("it is so");
+        keep_look(t, all, 1);
+        step_to(metrics, 1235, 1.2, 0.5);
+        keep_look(t, all, 2);
+        step_to(metrics, 1236, 0, 0);
+        keep_look(t, all, 3);
+        bl_metrics_close(metrics);
+        keep_look(t, all, 4);
+    }
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    return st;
+}
+
+/* Long numbers. The most important parts are shown at 80 columns, all at 120. A warning and the end
+ * of a run take the line away, and it returns below the warning. */
+static void test_progress_line(void **state)
+{
+    static const struct {
+        int columns;
+        const char *with[4], *without;
+    } cases[] = {
+        {60, {"step 1234/5000  0:00<10:27:40  loss 1.2500  12345 tokens/s"}, "stalls"},
+        {80,
+         {"step 1234/5000  0:00<10:27:40  loss 1.2500  12345 tokens/s  stalls: disk 12 %"},
+         "GB"},
+        {120,
+         {"step 1234/5000  24%  [", "  0:00<10:27:40  loss 1.2500  lr 1.0e-04  12345 tokens/s",
+          "  stalls: disk 12 %"},
+         NULL},
+    };
+    static const char WARNING[] = "warning: it is so";
+
+    (void)state;
+    setenv("TERM", "xterm", 1);
+    unsetenv("OMPI_COMM_WORLD_RANK");
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        struct winsize size = {.ws_row = 24, .ws_col = (unsigned short)cases[i].columns};
+        terminal t = {.columns = cases[i].columns, .output = calloc(1, MAX_BYTES)};
+        static looks all;
+        assert_non_null(t.output);
+        assert_int_equal(openpty(&t.master, &t.slave, NULL, NULL, &size), 0);
+        assert_int_equal(look_at_steps(&t, &all, runs_path("line-%zu", i)), BL_OK);
+        close(t.slave);
+        close(t.master);
+        free(t.output);
+        expect_parts(all.last[0], cases[i].columns, cases[i].with, cases[i].without);
+        assert_string_equal(all.above[1], WARNING);
+        assert_string_equal(all.last[1], "");
+        assert_string_equal(all.above[2], WARNING);
+        assert_non_null(strstr(all.last[2], "step 1235/5000  "));
+        if (cases[i].columns >= 80) assert_non_null(strstr(all.last[2], "  stalls: 17 %"));
+        assert_non_null(strstr(all.last[3], "step 1236/5000  "));
+        assert_null(strstr(all.last[3], "stalls"));
+        assert_string_equal(all.last[4], "");
+        assert_string_equal(all.above[4], WARNING);
+    }
+}
+
+/* Without a terminal: whole lines, and nothing that moves a cursor. */
+static void test_plain_lines(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    keys(&args, runs_path("plain"));
+    runs_set(&args, "logging_steps", "4");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    char *log = runs_read(child.log, NULL);
+    assert_null(strpbrk(log, "\r\033"));
+    assert_non_null(strstr(log, "\nstep 4/8  loss "));
+    assert_non_null(strstr(log, "\nstep 8/8  loss "));
+    assert_null(strstr(log, "step 7/8"));
+    free(log);
+    golden_args_free(&args);
 }
 
 /* No word of the log is broken at the edge: every row is as long as its words allow. */
@@ -265,6 +400,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps_stay_above_progress),
+        cmocka_unit_test(test_progress_line),
+        cmocka_unit_test(test_plain_lines),
         cmocka_unit_test(test_lines_break_between_words),
         cmocka_unit_test(test_ctrl_c),
     };

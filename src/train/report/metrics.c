@@ -132,8 +132,16 @@ static bl_status append(bl_metrics *m, const char *line)
 static const bl_lane moving_lanes[] = {BL_LANE_GATHER, BL_LANE_COPY, BL_LANE_DISK,
                                        BL_LANE_ACTIVATIONS, BL_LANE_LORA};
 
-/* "stalls: disk 12 %": the lanes that compute waited for longer than a hundredth of the step; ""
- * without any. */
+/* The part of the step that compute waited for a lane. */
+static double stalled_part(const bl_step_metrics *s, size_t moving)
+{
+    return s->lanes[moving_lanes[moving]].stall_s / s->step_s;
+}
+
+static const double SHOWN_STALL = 0.01;
+
+/* "stalls: gather 3 %, disk 12 %": the lanes that compute waited for longer than a hundredth of the
+ * step; "" without any. */
 static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes)
 {
     size_t used = 0;
@@ -141,15 +149,32 @@ static void print_stalls(const bl_step_metrics *s, char *text, size_t text_bytes
 
     text[0] = '\0';
     for (size_t i = 0; i < BL_COUNT(moving_lanes) && used < text_bytes; i++) {
-        double part = s->lanes[moving_lanes[i]].stall_s / s->step_s;
-        if (part < 0.01) continue;
+        double part = stalled_part(s, i);
+        if (part < SHOWN_STALL) continue;
         used += (size_t)snprintf(text + used, text_bytes - used, "%s%s %.0f %%", before,
                                  bl_lane_name(moving_lanes[i]), 100 * part);
         before = ", ";
     }
 }
 
-enum { PART_BYTES = 96, MAX_PARTS = 8 };
+/* For a short line: of several lanes, their sum. */
+static void print_stall_sum(const bl_step_metrics *s, char *text, size_t text_bytes)
+{
+    double sum = 0;
+    int n = 0;
+
+    for (size_t i = 0; i < BL_COUNT(moving_lanes); i++) {
+        if (stalled_part(s, i) < SHOWN_STALL) continue;
+        sum += stalled_part(s, i);
+        n++;
+    }
+    if (n < 2)
+        print_stalls(s, text, text_bytes);
+    else
+        snprintf(text, text_bytes, "stalls: %.0f %%", 100 * sum);
+}
+
+enum { PART_BYTES = 96, MAX_PARTS = 9 };
 
 static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line_bytes)
 {
@@ -162,23 +187,28 @@ static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line
                 (size_t)snprintf(line + used, line_bytes - used, "%s%s", used ? "  " : "", part[i]);
 }
 
-/* Leaves out parts, in the order of dispensable[], until the line has less than `columns`; 0: all
- * fits. */
-static void fit_parts(char part[MAX_PARTS][PART_BYTES], const int *dispensable, size_t n,
-                      int columns, char *line, size_t line_bytes)
+/* Keeps parts in the order of important[], each if it fits into less than `columns` with those kept
+ * before; the first always; 0 columns: all. */
+static void fit_parts(char part[MAX_PARTS][PART_BYTES], const int *important, size_t n, int columns,
+                      char *line, size_t line_bytes)
 {
-    join_parts(part, line, line_bytes);
-    for (size_t i = 0; i < n && columns > 0 && strlen(line) >= (size_t)columns; i++) {
-        part[dispensable[i]][0] = '\0';
-        join_parts(part, line, line_bytes);
+    size_t used = strlen(part[important[0]]);
+
+    for (size_t i = 1; i < n && columns > 0; i++) {
+        size_t more = strlen(part[important[i]]) + 2;
+        if (used + more < (size_t)columns)
+            used += more;
+        else
+            part[important[i]][0] = '\0';
     }
+    join_parts(part, line, line_bytes);
 }
 
 /* A line of the log, which stays. */
 static void print_step(const bl_metrics *m, const bl_step_metrics *s, int columns)
 {
     enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS };
-    static const int dispensable[] = {STALLS, LEFT, GRAD_NORM, SPEED, RATE, LOSS};
+    static const int important[] = {STEP, LOSS, RATE, SPEED, GRAD_NORM, LEFT, STALLS};
     char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES],
          left[BL_CLOCK_TEXT_BYTES];
 
@@ -191,7 +221,7 @@ static void print_step(const bl_metrics *m, const bl_step_metrics *s, int column
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
     snprintf(part[LEFT], PART_BYTES, "%s left", left);
     print_stalls(s, part[STALLS], PART_BYTES);
-    fit_parts(part, dispensable, BL_COUNT(dispensable), columns, line, sizeof line);
+    fit_parts(part, important, BL_COUNT(important), columns, line, sizeof line);
     bl_log_info("%s", line);
 }
 
@@ -211,8 +241,8 @@ static void print_bar(const bl_step_metrics *s, int n_free, char bar[PART_BYTES]
 /* The line below the log, which is drawn again and again. */
 static void draw_progress(const bl_metrics *m, const bl_step_metrics *s, int columns)
 {
-    enum { STEP, PERCENT, BAR, TIMES, LOSS, RATE, SPEED, MEMORY };
-    static const int dispensable[] = {MEMORY, SPEED, RATE, TIMES, LOSS, PERCENT};
+    enum { STEP, PERCENT, BAR, TIMES, LOSS, RATE, SPEED, STALLS, MEMORY };
+    static const int important[] = {STEP, LOSS, TIMES, SPEED, STALLS, PERCENT, RATE, MEMORY};
     char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES];
     char elapsed[BL_CLOCK_TEXT_BYTES], left[BL_CLOCK_TEXT_BYTES];
 
@@ -226,8 +256,9 @@ static void draw_progress(const bl_metrics *m, const bl_step_metrics *s, int col
     snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
     snprintf(part[RATE], PART_BYTES, "lr %.1e", s->learning_rate);
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
+    print_stall_sum(s, part[STALLS], PART_BYTES);
     snprintf(part[MEMORY], PART_BYTES, "%.1f GB", (double)bl_memory_anonymous_bytes() * 1e-9);
-    fit_parts(part, dispensable, BL_COUNT(dispensable), columns, line, sizeof line);
+    fit_parts(part, important, BL_COUNT(important), columns, line, sizeof line);
     print_bar(s, columns - 1 - (int)strlen(line), part[BAR]);
     join_parts(part, line, sizeof line);
     bl_log_progress("%s", line);
