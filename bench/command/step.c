@@ -51,7 +51,7 @@ static const bl_option table[] = {
     {OPTION(offload_ratio, REAL), .default_text = "0", .min = 0, .max = 1,
      .help = "fraction of the base in pinned host memory"},
     {OPTION(activation_checkpointing, STRING), .default_text = "full",
-     .help = "none, selective or full"},
+     .help = "none, mlp, selective or full"},
     {OPTION(activation_offload, BOOL), .default_text = "false",
      .help = "keep saved activations in host memory"},
     {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,

@@ -56,6 +56,7 @@ typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tie
 typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
     BL_RECOMPUTE_NONE,
+    BL_RECOMPUTE_MLP,
     BL_RECOMPUTE_SELECTIVE,
     BL_RECOMPUTE_FULL,
     BL_RECOMPUTE_AUTO
@@ -147,6 +148,8 @@ typedef struct bl_train_config {
     int64_t ring_depth;
     bl_io_engine io_engine;
     bl_activation_checkpointing activation_checkpointing;
+    /* BL_OPTION_AUTO, or the layers that it applies to; others save everything. */
+    int64_t activation_checkpointing_layers;
     bool activation_offload;
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: no timeout */

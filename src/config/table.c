@@ -239,9 +239,14 @@ const bl_option bl_train_options[] = {
     {KEY(io_engine, ENUM), .commands = BOTH, .names = "auto|uring|pread", .default_text = "auto",
      .help = "engine for reading the model's files; auto: io_uring, or pread where it is "
              "refused"},
-    {KEY(activation_checkpointing, ENUM), .commands = TRAIN, .names = "none|selective|full|auto",
-     .default_text = "auto", .true_name = "full",
-     .help = "activations to save; the rest are recomputed; true: full"},
+    {KEY(activation_checkpointing, ENUM), .commands = TRAIN,
+     .names = "none|mlp|selective|full|auto", .default_text = "auto", .true_name = "full",
+     .help = "what backward recomputes: nothing; gate and up projections; also q, k and v; also "
+             "attention and o; true: full"},
+    {KEY(activation_checkpointing_layers, INT), RANGE(0, NO_MAX), .has_auto = true,
+     .commands = TRAIN, .default_text = "auto",
+     .help = "layers that activation_checkpointing applies to, spread evenly; the others recompute "
+             "nothing; auto: all, or chosen with activation_checkpointing auto"},
     {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "keep saved activations in host memory"},
     {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH,

@@ -58,11 +58,12 @@ struct bl_pass {
     bl_arena *arena; /* host memory, all of it; NULL without offload */
     /* Entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden]. */
     bl_spill *inputs;
-    /* Entry l: what layer l's forward keeps, [rows * saved_bytes]; NULL without training. */
+    /* Entry l: what layer l's forward keeps, rows of saved_rows; NULL without training. */
     bl_spill *saved;
     bl_tensor d; /* [rows][hidden]: gradient of the boundary between two layers */
     void *logits;
-    int64_t saved_bytes;
+    size_t input_row_bytes; /* of the stack of inputs; the stack of saved tensors: */
+    model_saved_rows saved_rows;
     int64_t *first_row; /* [max_group + 1]: of each micro-batch, each of bl_feed_rows */
     /* [max_group]: the adapters of the pass under way, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
@@ -78,21 +79,27 @@ struct bl_pass {
     bl_block_workspace workspace;
 };
 
-static bl_status create_stack(const bl_pass *pass, const model_stack_size *size, int item,
-                              void *slots, void *host, bl_spill **out)
+/* item: 0 of inputs, 1 of saved tensors. */
+static bl_status create_stack(const bl_pass *pass, const model_pass_size *m, int item, void *slots,
+                              void *host, bl_spill **out)
 {
-    return bl_spill_create(&(bl_spill_options){.device = pass->device,
-                                               .compute = pass->compute,
-                                               .copy = pass->options.activations,
-                                               .n_entries = size->n_entries,
-                                               .n_slots = size->n_slots,
-                                               .n_host = size->n_host,
-                                               .entry_bytes = (size_t)size->entry_bytes,
-                                               .slots = slots,
-                                               .host = host,
-                                               .timeline = pass->options.timeline,
-                                               .item = item},
-                           out);
+    const model_stack_size *size = item == 0 ? &m->inputs : &m->saved;
+    const void *inputs = &pass->input_row_bytes, *saved = &pass->saved_rows;
+    return bl_spill_create(
+        &(bl_spill_options){.device = pass->device,
+                            .compute = pass->compute,
+                            .copy = pass->options.activations,
+                            .n_entries = size->n_entries,
+                            .n_slots = size->n_slots,
+                            .n_host = size->n_host,
+                            .n_rows = m->rows,
+                            .row_bytes = item == 0 ? model_input_row_bytes : model_saved_row_bytes,
+                            .user = item == 0 ? inputs : saved,
+                            .slots = slots,
+                            .host = host,
+                            .timeline = pass->options.timeline,
+                            .item = item},
+        out);
 }
 
 /* All memory and the stacks in it. */
@@ -114,8 +121,8 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
         host = bl_arena_take(pass->arena, n_host);
     }
     const bl_block_dims *dims = &pass->dims;
-    char *d = pass->memory + model_stack_bytes(&m->inputs), *saved = d + m->d,
-         *logits = saved + model_stack_bytes(&m->saved), *feed = logits + m->logits;
+    char *d = pass->memory + m->inputs.slots_bytes, *saved = d + m->d,
+         *logits = saved + m->saved.slots_bytes, *feed = logits + m->logits;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
@@ -123,10 +130,9 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
     bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
     BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, o->max_group, feed, &pass->feed));
     for (int i = 0; i < RUN_AHEAD; i++) BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
-    BL_TRY(create_stack(pass, &m->inputs, 0, pass->memory, host, &pass->inputs));
+    BL_TRY(create_stack(pass, m, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
-    return create_stack(pass, &m->saved, 1, saved,
-                        host ? host + model_stack_host_bytes(&m->inputs) : NULL, &pass->saved);
+    return create_stack(pass, m, 1, saved, host ? host + m->inputs.host_bytes : NULL, &pass->saved);
 }
 
 bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_base *base,
@@ -153,9 +159,10 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .first_row = calloc(n_max + 1, sizeof *pass->first_row),
                       .batches = calloc(n_max, sizeof *pass->batches),
                       .adapters = calloc(n_max, sizeof *pass->adapters),
-                      .lora_weights = calloc(n_max, sizeof *pass->lora_weights),
-                      .saved_bytes = bl_block_saved_bytes(&weights->dims, options->save)};
+                      .lora_weights = calloc(n_max, sizeof *pass->lora_weights)};
     pass->dims.rope = weights->dims.rope;
+    pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->dims.act);
+    pass->saved_rows = model_pass_saved_rows(config, &pass->dims, &pass->options);
     bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
@@ -201,10 +208,11 @@ static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *i
                                      int m)
 {
     bl_block_tensors t = {0};
-    if (input->micro[m].gradients && pass->saved_bytes > 0)
+    size_t row_bytes = model_saved_row_bytes(&pass->saved_rows, layer);
+    if (input->micro[m].gradients && row_bytes > 0)
         bl_block_place_saved(
-            &pass->dims, pass->options.save, pass->batches[m].T,
-            (char *)bl_spill_at(pass->saved, layer) + pass->first_row[m] * pass->saved_bytes, &t);
+            &pass->dims, bl_pass_save_of(&pass->options, pass->n_layers, layer), pass->batches[m].T,
+            (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
     t.x = boundary(pass, layer, m);
@@ -297,8 +305,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
             pass->first_row[m] + bl_feed_rows(pass->feed, input->micro[m].batch->T);
         has_backward = has_backward || input->micro[m].gradients;
     }
-    size_t n_rows = (size_t)pass->first_row[input->n_micro],
-           row_bytes = bl_tensor_bytes(pass->d, pass->hidden);
+    int64_t n_rows = pass->first_row[input->n_micro];
 
     pass->head = pass->weights->tied_head;
     pass->schedule = (bl_schedule){.n_layers = pass->n_layers,
@@ -306,8 +313,8 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .ring_depth = pass->options.ring_depth,
                                    .has_backward = has_backward,
                                    .head_is_tied = pass->head.rows > 0};
-    BL_TRY(bl_spill_begin(pass->inputs, n_rows * row_bytes, has_backward));
-    if (has_backward) BL_TRY(bl_spill_begin(pass->saved, n_rows * (size_t)pass->saved_bytes, true));
+    BL_TRY(bl_spill_begin(pass->inputs, n_rows, has_backward));
+    if (has_backward) BL_TRY(bl_spill_begin(pass->saved, n_rows, true));
     BL_TRY(bl_feed_begin(pass->feed));
     for (int m = 0; m < input->n_micro; m++)
         BL_TRY(bl_feed_pad(pass->feed, pass->compute, m, input->micro[m].batch, &pass->batches[m]));

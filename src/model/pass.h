@@ -65,8 +65,9 @@ typedef struct bl_pass_options {
     int64_t T_max;  /* tokens of the largest micro-batch */
     int max_group;  /* micro-batches visited together, >= 1 */
     int ring_depth; /* how far to look ahead */
-    unsigned save;  /* bl_save */
-    bool training;  /* false: forward only, two layer inputs are kept */
+    unsigned save;  /* bl_save, of all layers but n_saving_all, which are spread evenly: these */
+    int64_t n_saving_all; /* keep BL_SAVE_S4 */
+    bool training;        /* false: forward only, two layer inputs are kept */
     /* Layer inputs and saved tensors go to host memory and back; nothing without training. */
     bool offload_activations;
     bool pin;          /* that memory, where the system allows it (offload/arena.h) */
@@ -80,6 +81,9 @@ typedef struct bl_pass_options {
 } bl_pass_options;
 
 typedef struct bl_pass bl_pass;
+
+/* bl_save of a layer. */
+unsigned bl_pass_save_of(const bl_pass_options *options, int64_t n_layers, int64_t layer);
 
 /* Takes all the memory the pass will ever need. weights, base, streams and timeline are
  * borrowed. */

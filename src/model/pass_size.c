@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/sizes.h"
 #include "offload/arena.h"
+#include "offload/spill.h"
 #include "ops/loss_head.h"
 
 enum {
@@ -23,74 +24,106 @@ bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_optio
     return dims;
 }
 
+unsigned bl_pass_save_of(const bl_pass_options *o, int64_t n_layers, int64_t layer)
+{
+    /* Spread evenly: their transfers, too. */
+    bool saves_all = (layer + 1) * o->n_saving_all / n_layers > layer * o->n_saving_all / n_layers;
+    return saves_all ? BL_SAVE_S4 : o->save;
+}
+
+model_saved_rows model_pass_saved_rows(const bl_model_config *config, const bl_block_dims *dims,
+                                       const bl_pass_options *o)
+{
+    return (model_saved_rows){o, config->n_layers, (size_t)bl_block_saved_bytes(dims, o->save),
+                              (size_t)bl_block_saved_bytes(dims, BL_SAVE_S4)};
+}
+
+size_t model_input_row_bytes(const void *user, int64_t entry)
+{
+    (void)entry;
+    return *(const size_t *)user;
+}
+
+size_t model_saved_row_bytes(const void *user, int64_t layer)
+{
+    const model_saved_rows *rows = user;
+    bool is_all = bl_pass_save_of(rows->options, rows->n_layers, layer) == BL_SAVE_S4;
+    return is_all ? rows->all : rows->light;
+}
+
+static void measure_stack(int64_t n_rows, size_t (*row_bytes)(const void *, int64_t),
+                          const void *user, model_stack_size *s)
+{
+    bl_spill_bytes n = bl_spill_measure(&(bl_spill_options){.n_entries = s->n_entries,
+                                                            .n_slots = s->n_slots,
+                                                            .n_host = s->n_host,
+                                                            .n_rows = n_rows,
+                                                            .row_bytes = row_bytes,
+                                                            .user = user});
+    s->slots_bytes = (int64_t)n.slots;
+    s->host_bytes = (int64_t)n.host;
+}
+
 model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = model_pass_dims(config, o);
     int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
-    int64_t boundary_bytes = rows * dims.hidden * (int64_t)bl_dtype_bytes(dims.act);
+    size_t row_bytes = (size_t)dims.hidden * bl_dtype_bytes(dims.act);
     size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
-    model_pass_size m = {
-        .inputs = {.n_entries = L + 1, .n_slots = 2, .entry_bytes = boundary_bytes}};
+    model_pass_size m = {.rows = rows, .inputs = {.n_entries = L + 1, .n_slots = 2}};
 
     m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
     m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
-    if (!o->training) return m;
-    m.d = boundary_bytes;
-    m.saved = (model_stack_size){
-        .n_entries = L, .n_slots = L, .entry_bytes = rows * bl_block_saved_bytes(&dims, o->save)};
-    m.inputs.n_slots = L + 1;
-    if (o->offload_activations) {
+    if (o->training) {
+        m.d = rows * (int64_t)row_bytes;
+        m.saved = (model_stack_size){.n_entries = L, .n_slots = L};
+        m.inputs.n_slots = L + 1;
+    }
+    if (o->training && o->offload_activations) {
         m.inputs.n_slots = bl_min_i64(OFFLOAD_SLOTS, L + 1);
         m.inputs.n_host = L + 1; /* all: find_bad looks at them */
         m.saved.n_slots = bl_min_i64(OFFLOAD_SLOTS, L);
         m.saved.n_host = L - m.saved.n_slots;
     }
+    model_saved_rows saved = model_pass_saved_rows(config, &dims, o);
+    measure_stack(rows, model_input_row_bytes, &row_bytes, &m.inputs);
+    measure_stack(rows, model_saved_row_bytes, &saved, &m.saved);
     return m;
-}
-
-int64_t model_stack_bytes(const model_stack_size *s)
-{
-    return s->n_slots * s->entry_bytes;
-}
-
-int64_t model_stack_host_bytes(const model_stack_size *s)
-{
-    return s->n_host * s->entry_bytes;
 }
 
 int64_t model_pass_device_bytes(const model_pass_size *m)
 {
-    return model_stack_bytes(&m->inputs) + m->d + model_stack_bytes(&m->saved) + m->logits +
-           m->feed.device_bytes + m->workspace;
+    return m->inputs.slots_bytes + m->d + m->saved.slots_bytes + m->logits + m->feed.device_bytes +
+           m->workspace;
 }
 
 int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
 {
-    return model_stack_host_bytes(&m->inputs) + model_stack_host_bytes(&m->saved);
+    return m->inputs.host_bytes + m->saved.host_bytes;
 }
 
 bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_options *options)
 {
     model_pass_size m = model_pass_measure(config, options);
-    return (bl_pass_bytes){.inputs = model_stack_bytes(&m.inputs),
-                           .saved = model_stack_bytes(&m.saved),
+    return (bl_pass_bytes){.inputs = m.inputs.slots_bytes,
+                           .saved = m.saved.slots_bytes,
                            .boundary = m.d,
                            .logits = m.logits,
                            .workspace = m.workspace,
                            .feed = m.feed.device_bytes,
-                           .host_inputs = model_stack_host_bytes(&m.inputs),
-                           .host_saved = model_stack_host_bytes(&m.saved),
+                           .host_inputs = m.inputs.host_bytes,
+                           .host_saved = m.saved.host_bytes,
                            .host_embeddings = m.feed.host_bytes};
 }
 
-/* Of n buffers of `size` bytes each, of which the first `used` are written: where they begin in a
- * page is chance, and so they reach a page more. */
+/* Of n buffers of `size` bytes together, of which `used` are written, the first of each: where they
+ * begin in a page is chance, and so each reaches a page more. */
 static int64_t touched(int64_t n, int64_t size, int64_t used)
 {
     if (used <= 0) return 0;
-    return n * bl_min_i64(size, used + bl_memory_touched_page_bytes());
+    return bl_min_i64(size, used + n * bl_memory_touched_page_bytes());
 }
 
 /* Rows of micro-batches are contiguous from the beginning of each buffer. The workspace has room
@@ -111,17 +144,19 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
     if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
     model_pass_size full = model_pass_measure(config, options),
                     *longer = T_train > T_evaluation ? &train : &evaluation;
-    int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, options->save);
+    unsigned always = options->n_saving_all < config->n_layers ? options->save : BL_SAVE_S4;
+    int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, always);
     int64_t float_bytes = (int64_t)sizeof(float),
             n_logits = config->vocab_size + config->hidden_size;
     bl_pass_bytes all = bl_pass_measure(config, options);
 
-    all.inputs = touched(full.inputs.n_slots, full.inputs.entry_bytes,
-                         bl_max_i64(train.inputs.entry_bytes, evaluation.inputs.entry_bytes));
-    all.saved = touched(full.saved.n_slots, full.saved.entry_bytes, train.saved.entry_bytes);
+    all.inputs = touched(full.inputs.n_slots, full.inputs.slots_bytes,
+                         bl_max_i64(train.inputs.slots_bytes, evaluation.inputs.slots_bytes));
+    all.saved = touched(full.saved.n_slots, full.saved.slots_bytes, train.saved.slots_bytes);
     all.boundary = touched(1, full.d, train.d);
-    all.workspace = bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS, full.workspace,
-                                                      workspace / BL_BLOCK_SCRATCH_BUFFERS));
+    all.workspace =
+        bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS,
+                                          BL_BLOCK_SCRATCH_BUFFERS * full.workspace, workspace));
     if (longer->workspace == full.workspace) all.workspace = workspace;
     all.logits = bl_min_i64(all.logits, T * n_logits * float_bytes);
     return all;

@@ -11,6 +11,7 @@ enum { NO_ENTRY = -1 };
 typedef enum slot_state { EMPTY, OPEN, KEPT, COMING, TAKEN } slot_state;
 
 typedef struct spill_slot {
+    char *memory;
     slot_state state;
     int64_t entry;   /* whose bytes are or will be here, or NO_ENTRY */
     bool is_moving;  /* compute has not waited for `moved` since it was recorded */
@@ -20,17 +21,53 @@ typedef struct spill_slot {
 
 struct bl_spill {
     bl_spill_options options;
-    size_t n_bytes; /* of each entry, in this round */
+    int64_t n_rows; /* of each entry, in this round */
     bool keep;
     bool is_falling; /* an entry has been taken in this round */
     int64_t top;     /* entries put and not dropped */
     int64_t n_out;   /* entries copied out in this round: 0..n_out - 1 */
     spill_slot *slots;
+    size_t *host_offset; /* [n_host] */
 };
 
 static spill_slot *slot_of(const bl_spill *spill, int64_t entry)
 {
     return &spill->slots[entry % spill->options.n_slots];
+}
+
+static size_t entry_bytes(const bl_spill_options *o, int64_t entry)
+{
+    return (size_t)o->n_rows * o->row_bytes(o->user, entry);
+}
+
+/* Of the largest of its entries. */
+static size_t slot_bytes(const bl_spill_options *o, int64_t slot)
+{
+    size_t most = 0;
+    for (int64_t e = slot; e < o->n_entries; e += o->n_slots)
+        if (entry_bytes(o, e) > most) most = entry_bytes(o, e);
+    return most;
+}
+
+bl_spill_bytes bl_spill_measure(const bl_spill_options *o)
+{
+    bl_spill_bytes n = {0, 0};
+
+    for (int64_t s = 0; s < o->n_slots; s++) n.slots += slot_bytes(o, s);
+    for (int64_t e = 0; e < o->n_host; e++) n.host += entry_bytes(o, e);
+    return n;
+}
+
+/* Slots and host copies, one after the other. */
+static void place(bl_spill *spill)
+{
+    const bl_spill_options *o = &spill->options;
+    size_t at = 0;
+
+    for (int64_t s = 0; s < o->n_slots; at += slot_bytes(o, s++))
+        spill->slots[s].memory = (char *)o->slots + at;
+    at = 0;
+    for (int64_t e = 0; e < o->n_host; at += entry_bytes(o, e++)) spill->host_offset[e] = at;
 }
 
 bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out)
@@ -48,7 +85,8 @@ bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out)
     if (!spill) return BL_FAIL(BL_ENOMEM, "a spill");
     spill->options = *o;
     spill->slots = calloc((size_t)o->n_slots, sizeof *spill->slots);
-    if (!spill->slots) {
+    spill->host_offset = calloc((size_t)o->n_host + 1, sizeof *spill->host_offset);
+    if (!spill->slots || !spill->host_offset) {
         st = BL_FAIL(BL_ENOMEM, "a spill of %lld slots", (long long)o->n_slots);
         goto done;
     }
@@ -57,6 +95,7 @@ bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out)
         BL_TRY_GOTO(st, done, bl_event_create(o->device, &spill->slots[s].used));
         BL_TRY_GOTO(st, done, bl_event_create(o->device, &spill->slots[s].moved));
     }
+    place(spill);
     *out = spill;
     spill = NULL;
 done:
@@ -72,6 +111,7 @@ void bl_spill_destroy(bl_spill *spill)
         bl_event_destroy(spill->slots[s].moved);
     }
     free(spill->slots);
+    free(spill->host_offset);
     free(spill);
 }
 
@@ -118,12 +158,13 @@ static void check_state(const bl_spill *spill)
     (void)spill;
 }
 
-bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
+bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep)
 {
     const bl_spill_options *o = &spill->options;
 
-    if (n_bytes > o->entry_bytes)
-        return BL_FAIL(BL_EINTERNAL, "spill: %zu bytes of entries of %zu", n_bytes, o->entry_bytes);
+    if (n_rows > o->n_rows)
+        return BL_FAIL(BL_EINTERNAL, "spill: %lld rows in entries of %lld", (long long)n_rows,
+                       (long long)o->n_rows);
     if (keep && o->n_host < o->n_entries - o->n_slots)
         return BL_FAIL(BL_EINTERNAL, "spill: %lld slots cannot keep %lld entries",
                        (long long)o->n_slots, (long long)o->n_entries);
@@ -132,7 +173,7 @@ bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
         spill->slots[s].state = EMPTY;
         spill->slots[s].entry = NO_ENTRY;
     }
-    spill->n_bytes = n_bytes;
+    spill->n_rows = n_rows;
     spill->keep = keep;
     spill->is_falling = false;
     spill->top = spill->n_out = 0;
@@ -142,13 +183,12 @@ bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep)
 
 void *bl_spill_at(const bl_spill *spill, int64_t entry)
 {
-    return (char *)spill->options.slots +
-           (size_t)(entry % spill->options.n_slots) * spill->options.entry_bytes;
+    return slot_of(spill, entry)->memory;
 }
 
 static char *host_copy(const bl_spill *spill, int64_t entry)
 {
-    return (char *)spill->options.host + (size_t)entry * spill->options.entry_bytes;
+    return (char *)spill->options.host + spill->host_offset[entry];
 }
 
 static bl_status wrong_entry(const bl_spill *spill, const char *verb, int64_t entry)
@@ -163,15 +203,16 @@ static bl_status transfer(bl_spill *spill, int64_t entry, bool out)
     const bl_spill_options *o = &spill->options;
     spill_slot *slot = slot_of(spill, entry);
     void *device = bl_spill_at(spill, entry), *host = host_copy(spill, entry);
+    size_t n_bytes = (size_t)spill->n_rows * o->row_bytes(o->user, entry);
     int span;
 
-    if (spill->n_bytes == 0) return BL_OK;
+    if (n_bytes == 0) return BL_OK;
     BL_TRY(bl_event_record(slot->used, o->compute));
     BL_TRY(bl_stream_wait(o->copy, slot->used));
     BL_TRY(bl_timeline_begin(o->timeline, BL_LANE_ACTIVATIONS, out ? "out" : "back", entry, o->item,
                              o->copy, &span));
-    BL_TRY(bl_stream_copy(o->copy, out ? host : device, out ? device : host, spill->n_bytes));
-    BL_TRY(bl_timeline_end(o->timeline, span, o->copy, (int64_t)spill->n_bytes));
+    BL_TRY(bl_stream_copy(o->copy, out ? host : device, out ? device : host, n_bytes));
+    BL_TRY(bl_timeline_end(o->timeline, span, o->copy, (int64_t)n_bytes));
     slot->is_moving = true;
     return bl_event_record(slot->moved, o->copy);
 }

@@ -8,9 +8,9 @@
  * none is requested.
  *
  * A transfer is queued when its slot is left and must have ended when the slot is wanted again.
- * With two slots, entries of equal size and one entry per visit, that is one visit later: transfers
- * that take no longer than a visit cost no time, and a third slot would only even out visits of
- * different lengths.
+ * With two slots and one entry per visit, that is one visit later: transfers that take no longer
+ * than a visit cost no time, and a third slot would only even out visits of different lengths, or
+ * entries of different sizes.
  *
  *   slot state  its entry e is                           entered by           left by
  *   EMPTY       not needed (the bytes may be there)      create, begin, drop  reserve
@@ -47,22 +47,32 @@ typedef struct bl_spill_options {
      * round that puts fewer than n_host + n_slots, the entries that are taken must not be
      * written: their copies may be under way, and look finds them afterwards. */
     int64_t n_host;
-    size_t entry_bytes;
-    void *slots;           /* [n_slots][entry_bytes] device memory, borrowed */
-    void *host;            /* [n_host][entry_bytes] BL_SPACE_HOST memory, borrowed */
+    /* Entry e is n_rows rows of row_bytes(user, e) bytes; user is borrowed. */
+    int64_t n_rows;
+    size_t (*row_bytes)(const void *user, int64_t entry);
+    const void *user;
+    /* Of bl_spill_measure; borrowed: device memory, and BL_SPACE_HOST memory. */
+    void *slots, *host;
     bl_timeline *timeline; /* borrowed; may be NULL */
     int item;              /* in spans and stalls, whose unit is the entry */
 } bl_spill_options;
 
 typedef struct bl_spill bl_spill;
 
+/* A slot has room for the largest of its entries; an entry in host memory takes its own bytes. Of
+ * n_entries, n_slots, n_host, n_rows, row_bytes and user. */
+typedef struct bl_spill_bytes {
+    size_t slots, host;
+} bl_spill_bytes;
+bl_spill_bytes bl_spill_measure(const bl_spill_options *options);
+
 bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out);
 void bl_spill_destroy(bl_spill *spill); /* after both streams are idle; NULL is fine */
 
-/* An empty stack, whatever became of the last round. The first n_bytes of each entry (<=
- * entry_bytes) are used and moved. keep false: nothing will be taken, so nothing is moved and slots
+/* An empty stack, whatever became of the last round. The first n_rows of each entry (<= those of
+ * the options) are used and moved. keep false: nothing will be taken, so nothing is moved and slots
  * simply go round. */
-bl_status bl_spill_begin(bl_spill *spill, size_t n_bytes, bool keep);
+bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep);
 
 /* The address of `entry` while it is in device memory: valid for tasks queued on compute between
  * reserve and take, or take and drop. After put the slot may still be read, until entry + n_slots

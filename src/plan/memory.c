@@ -168,6 +168,10 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .max_group = in->is_training ? (int)visit_group(in) : 1,
         .ring_depth = (int)c->ring_depth,
         .save = save,
+        .n_saving_all =
+            c->activation_checkpointing_layers == BL_OPTION_AUTO
+                ? 0
+                : bl_max_i64(0, in->model->n_layers - c->activation_checkpointing_layers),
         .training = in->is_training,
         .lora_r = largest_r(in),
         .lora_dropout = some_drop(in),

@@ -17,6 +17,7 @@ static const struct {
     unsigned save;
     const char *name;
 } savings[] = {{BL_RECOMPUTE_NONE, BL_SAVE_S4, "none"},
+               {BL_RECOMPUTE_MLP, BL_SAVE_S3, "mlp"},
                {BL_RECOMPUTE_SELECTIVE, BL_SAVE_S2, "selective"},
                {BL_RECOMPUTE_FULL, BL_SAVE_S0, "full"}};
 
@@ -179,6 +180,17 @@ static void add_shared_gathers(const bl_plan_input *in, bl_hardware *here)
              "assumed: copies in the memory of a GPU that %d ranks share", in->topology.n_ranks);
 }
 
+static void print_saving(const bl_plan_input *in, const bl_pass_options *pass)
+{
+    int64_t n_layers = in->model->n_layers;
+    char layers[64] = "";
+
+    if (pass->n_saving_all > 0)
+        snprintf(layers, sizeof layers, " in %lld of %lld layers",
+                 (long long)(n_layers - pass->n_saving_all), (long long)n_layers);
+    bl_log_info("activation_checkpointing auto: %s%s", bl_plan_save_name(pass->save), layers);
+}
+
 /* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing
  * fits. */
 static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
@@ -200,8 +212,7 @@ static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
     if (free_keys & BL_FREE_RATIO)
         bl_log_info("offload_ratio auto: %.2f, %.4g of %.4g GB of available %s",
                     out->placement.ratio, bl_gb(r.needed), bl_gb(r.available), r.name);
-    if (free_keys & BL_FREE_SAVE)
-        bl_log_info("activation_checkpointing auto: %s", bl_plan_save_name(out->pass.save));
+    if (free_keys & BL_FREE_SAVE) print_saving(in, &out->pass);
     if (free_keys & BL_FREE_VISIT)
         bl_log_info("visit_tokens auto: %lld", (long long)out->pass.max_group * out->pass.T_max);
     if (bl_linear_prepared_bytes(&out->pass.prepared) > 0)

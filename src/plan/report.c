@@ -240,6 +240,9 @@ static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
     if (plan->placement.tier == BL_TIER_DISK)
         add_word(&l, "--offload_host_part %.2f", plan->placement.host_part);
     add_word(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));
+    if (plan->pass.n_saving_all > 0)
+        add_word(&l, "--activation_checkpointing_layers %lld",
+                 (long long)c->activation_checkpointing_layers);
     add_word(&l, "--activation_offload %s", plan->pass.offload_activations ? "true" : "false");
     add_word(&l, "--per_device_train_batch_size %lld", (long long)c->per_device_train_batch_size);
     add_word(&l, "--gradient_accumulation_steps %lld", (long long)c->gradient_accumulation_steps);
@@ -250,7 +253,8 @@ static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
 }
 
 /* The keys in which b differs from a. */
-static void print_difference(const bl_plan_option *a, const bl_plan_option *b, word_list *l)
+static void print_difference(int64_t n_layers, const bl_plan_option *a, const bl_plan_option *b,
+                             word_list *l)
 {
     const bl_train_config *x = &a->config, *y = &b->config;
     int64_t visit_a = a->plan.pass.max_group * a->plan.pass.T_max,
@@ -263,6 +267,9 @@ static void print_difference(const bl_plan_option *a, const bl_plan_option *b, w
         add_word(l, "offload_host_part %.2f", y->offload_host_part);
     if (a->plan.pass.save != b->plan.pass.save)
         add_word(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
+    if (a->plan.pass.n_saving_all != b->plan.pass.n_saving_all)
+        add_word(l, "activation_checkpointing_layers %lld",
+                 (long long)(n_layers - b->plan.pass.n_saving_all));
     if (x->activation_offload != y->activation_offload)
         add_word(l, "activation_offload %s", y->activation_offload ? "true" : "false");
     if (x->per_device_train_batch_size != y->per_device_train_batch_size) {
@@ -285,7 +292,7 @@ static void print_second(const bl_plan_report *r, FILE *out)
                        format_number(second->time.tokens_per_s, a),
                        100 * (second->time.tokens_per_s / best->time.tokens_per_s - 1),
                        plan_gb(host_bytes(r, &second->plan.memory), b));
-    print_difference(best, second, &l);
+    print_difference(r->c->model.config.n_layers, best, second, &l);
     fputs("\n", out);
 }
 

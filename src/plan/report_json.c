@@ -50,13 +50,14 @@ static json_t *describe_time(const bl_plan_report *r)
                      "phases", phases);
 }
 
-static json_t *describe_keys(const bl_train_config *c, const bl_plan *plan)
+static json_t *describe_keys(int64_t n_layers, const bl_train_config *c, const bl_plan *plan)
 {
-    return json_pack("{s:f, s:s, s:f, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
-                     plan->placement.ratio, "offload_tier",
+    return json_pack("{s:f, s:s, s:f, s:s, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:I}",
+                     "offload_ratio", plan->placement.ratio, "offload_tier",
                      plan->placement.tier == BL_TIER_DISK ? "disk" : "host", "offload_host_part",
                      plan->placement.host_part, "activation_checkpointing",
-                     bl_plan_save_name(plan->pass.save), "activation_offload",
+                     bl_plan_save_name(plan->pass.save), "activation_checkpointing_layers",
+                     (json_int_t)(n_layers - plan->pass.n_saving_all), "activation_offload",
                      plan->pass.offload_activations, "per_device_train_batch_size",
                      (json_int_t)c->per_device_train_batch_size, "gradient_accumulation_steps",
                      (json_int_t)c->gradient_accumulation_steps, "visit_tokens",
@@ -65,11 +66,11 @@ static json_t *describe_keys(const bl_train_config *c, const bl_plan *plan)
                      (json_int_t)c->ranks);
 }
 
-static json_t *describe_second(const bl_plan_choice *choice)
+static json_t *describe_second(int64_t n_layers, const bl_plan_choice *choice)
 {
     const bl_plan_option *o = &choice->second;
     if (o->time.tokens_per_s == 0) return json_null();
-    json_t *second = describe_keys(&o->config, &o->plan);
+    json_t *second = describe_keys(n_layers, &o->config, &o->plan);
     json_object_set_new(second, "tokens_per_s", json_real(o->time.tokens_per_s));
     return second;
 }
@@ -93,17 +94,19 @@ bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
 
     bl_json_watch_memory();
     BL_TRY(bl_hardware_describe(&r->c->hardware, &hardware));
-    *out = json_pack(
-        "{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}", "plan_version", 1, "model",
-        describe_model(r->c), "hardware", hardware, "row_tokens",
-        (json_int_t)r->c->input.longest_train_row, "keys", describe_keys(r->config, r->plan),
-        "memory", describe_memory(r), "time", describe_time(r), "total_tokens", r->total_tokens,
-        "total_seconds", bl_plan_report_seconds(r), "total_joules", bl_plan_report_joules(r),
-        "load_seconds", bl_plan_report_load_seconds(r), "price", bl_plan_report_price(r));
+    *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}", "plan_version",
+                     1, "model", describe_model(r->c), "hardware", hardware, "row_tokens",
+                     (json_int_t)r->c->input.longest_train_row, "keys",
+                     describe_keys(r->c->model.config.n_layers, r->config, r->plan), "memory",
+                     describe_memory(r), "time", describe_time(r), "total_tokens", r->total_tokens,
+                     "total_seconds", bl_plan_report_seconds(r), "total_joules",
+                     bl_plan_report_joules(r), "load_seconds", bl_plan_report_load_seconds(r),
+                     "price", bl_plan_report_price(r));
     if (*out && r->choice) {
         json_object_set_new(*out, "options_tried", json_integer(r->choice->n_options));
         json_object_set_new(*out, "options_that_fit", json_integer(r->choice->n_fit));
-        json_object_set_new(*out, "second_best", describe_second(r->choice));
+        json_object_set_new(*out, "second_best",
+                            describe_second(r->c->model.config.n_layers, r->choice));
     }
     if (*out && !bl_json_ran_out()) return BL_OK;
     json_decref(*out);

@@ -11,15 +11,18 @@
 
 #include "base/sizes.h"
 
-enum { N_RATIOS = 20, RING_MIN = 2, RING_MAX = 4, N_TOP = 16 };
+enum { N_RATIOS = 20, RING_MIN = 2, RING_MAX = 4, N_TOP = 16, N_PARTS = 8 };
 
 static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECOMPUTE_SELECTIVE,
-                                                      BL_RECOMPUTE_NONE};
+                                                      BL_RECOMPUTE_MLP, BL_RECOMPUTE_NONE};
 
 unsigned bl_plan_auto_keys(const bl_train_config *c)
 {
+    bool is_save_auto = c->activation_checkpointing == BL_RECOMPUTE_AUTO;
     return (c->offload_ratio == (double)BL_OPTION_AUTO ? BL_FREE_RATIO : 0u) |
-           (c->activation_checkpointing == BL_RECOMPUTE_AUTO ? BL_FREE_SAVE : 0u) |
+           (is_save_auto ? BL_FREE_SAVE : 0u) |
+           (is_save_auto && c->activation_checkpointing_layers == BL_OPTION_AUTO ? BL_FREE_LAYERS
+                                                                                 : 0u) |
            (c->visit_tokens == BL_OPTION_AUTO ? BL_FREE_VISIT : 0u);
 }
 
@@ -40,6 +43,8 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 
     for (size_t i = 0; i < BL_COUNT(keys); i++)
         if (!bl_train_config_given(c, keys[i].key)) left |= keys[i].freedom;
+    if ((left & BL_FREE_SAVE) && !bl_train_config_given(c, "activation_checkpointing_layers"))
+        left |= BL_FREE_LAYERS;
     if (bl_train_config_given(c, "offload_tier") && c->offload_tier == BL_OFFLOAD_HOST)
         left &= ~(unsigned)BL_FREE_HOST_PART;
     if (!bl_train_config_given(c, "per_device_train_batch_size") ||
@@ -79,10 +84,11 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         const bl_format *formats = &in->formats[l * n_projections];
         bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
         unsigned exceptions = in->bf16_matrices ? in->bf16_matrices[l] : 0;
+        unsigned save = bl_pass_save_of(&plan->pass, in->model->n_layers, l);
         if (!run || memcmp(run->format, formats, n_bytes) != 0 ||
-            run->bf16_matrices != exceptions) {
+            run->bf16_matrices != exceptions || run->save != save) {
             run = &runs[n_runs++];
-            *run = (bl_time_run){.save = plan->pass.save, .bf16_matrices = exceptions};
+            *run = (bl_time_run){.save = save, .bf16_matrices = exceptions};
             memcpy(run->format, formats, n_bytes);
         }
         run->n_layers++;
@@ -302,6 +308,34 @@ static bl_status try_option(search *s, bl_plan_option *o)
     return BL_OK;
 }
 
+/* Of the fastest options: some layers save everything, the others what a way of recomputation
+ * leaves. */
+static bl_status try_layer(search *s, const bl_plan_option *base,
+                           bl_activation_checkpointing saving, int part)
+{
+    bl_plan_option o = *base;
+
+    o.config.activation_checkpointing = saving;
+    o.config.activation_checkpointing_layers =
+        bl_ceil_div(s->input->model->n_layers * part, N_PARTS);
+    return try_option(s, &o);
+}
+
+static bl_status try_layers(search *s)
+{
+    bl_plan_option top[N_TOP];
+    int n_top = s->n_top;
+
+    if (!(s->free_keys & BL_FREE_LAYERS)) return BL_OK;
+    memcpy(top, s->top, (size_t)n_top * sizeof *top);
+    for (int t = 0; t < n_top; t++)
+        for (size_t i = 0; i < BL_COUNT(savings); i++)
+            for (int part = 1; part < N_PARTS; part++)
+                if (savings[i] != BL_RECOMPUTE_NONE)
+                    BL_TRY(try_layer(s, &top[t], savings[i], part));
+    return BL_OK;
+}
+
 /* ---- every combination ---- */
 
 /* Nothing is prepared in a GPU whose memory is not known. */
@@ -421,6 +455,7 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_object
     if (!s.top) return BL_FAIL(BL_ENOMEM, "the plan's options");
     bl_status st = each_shard_size(&s, &base);
     bool is_by_time = objective == BL_PLAN_BY_SPEED && !is_of_memory;
+    if (st == BL_OK && is_by_time) st = try_layers(&s);
     if (st == BL_OK && (free_keys & BL_FREE_RATIO) && is_by_time) st = try_other_ratios(&s);
     if (st == BL_OK && out->n_fit > 0 && is_by_time)
         plan_choice_finish(&s.frontier, host_bytes(&s), out);

@@ -19,7 +19,8 @@ typedef enum bl_plan_freedom {
     BL_FREE_MICRO_BATCH = 32,       /* per_device_train_batch_size x gradient_accumulation_steps */
     BL_FREE_RING = 64,              /* ring_depth */
     BL_FREE_SHARDS = 128,           /* shard_size: all ranks, those of a host, 1 */
-    BL_FREE_HOST_PART = 256         /* offload_host_part, on the disk tier: the most that fits */
+    BL_FREE_HOST_PART = 256,        /* offload_host_part, on the disk tier: the most that fits */
+    BL_FREE_LAYERS = 512            /* activation_checkpointing_layers: eighths of the layers */
 } bl_plan_freedom;
 
 /* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the

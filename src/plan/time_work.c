@@ -6,6 +6,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "comm/model.h"
@@ -542,6 +543,19 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
                        r->step_overhead_s;
 }
 
+/* The first run whose layers are those of run r, but for their number: few kinds alternate. */
+static int first_like(const bl_time_input *in, int r)
+{
+    int i = 0;
+
+    for (;; i++) {
+        const bl_time_run *a = &in->runs[i], *b = &in->runs[r];
+        if (a->save == b->save && a->bf16_matrices == b->bf16_matrices &&
+            memcmp(a->format, b->format, sizeof a->format) == 0)
+            return i;
+    }
+}
+
 bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *out)
 {
     const bl_model_config *m = in->model;
@@ -554,7 +568,13 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
         .input_bytes = (int64_t)((double)bl_block_rows(&dims, in->micro_tokens) * H * element)};
     out->layers = calloc((size_t)in->n_runs, sizeof *out->layers);
     if (!out->layers) return BL_FAIL(BL_ENOMEM, "a prediction");
-    for (int r = 0; r < in->n_runs; r++) layer_amounts(in, &in->runs[r], group, &out->layers[r]);
+    for (int r = 0; r < in->n_runs; r++) {
+        int like = first_like(in, r);
+        if (like < r)
+            out->layers[r] = out->layers[like];
+        else
+            layer_amounts(in, &in->runs[r], group, &out->layers[r]);
+    }
     out->head_item = item_of(in, V, H, head_bytes);
     out->head_item.gather.seconds =
         exchange(in, in->n_shards,

@@ -414,9 +414,11 @@ static void test_enums(void **state)
         CASE(base_format, "fp8_block", BL_BASE_FP8_BLOCK),
         CASE(base_format, "stored", BL_BASE_STORED),
         CASE(activation_checkpointing, "none", BL_RECOMPUTE_NONE),
+        CASE(activation_checkpointing, "mlp", BL_RECOMPUTE_MLP),
         CASE(activation_checkpointing, "selective", BL_RECOMPUTE_SELECTIVE),
         CASE(activation_checkpointing, "full", BL_RECOMPUTE_FULL),
         CASE(activation_checkpointing, "auto", BL_RECOMPUTE_AUTO),
+        CASE(activation_checkpointing_layers, "7", 7),
         CASE(adapter_dtype, "f32", BL_ADAPTER_F32),
         CASE(adapter_dtype, "bf16", BL_ADAPTER_BF16),
     };

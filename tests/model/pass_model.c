@@ -182,6 +182,7 @@ bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_pass 
                                .max_group = v->group,
                                .ring_depth = v->depth,
                                .save = v->save,
+                               .n_saving_all = v->n_saving_all,
                                .training = true,
                                .offload_activations = v->offload,
                                .lora_r = m->lora.layout.options.r,

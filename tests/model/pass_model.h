@@ -26,6 +26,7 @@ typedef struct variant {
     int group, depth;
     unsigned save;
     bool offload;
+    int64_t n_saving_all;
 } variant;
 
 /* Random weights of LoRA, a shard per rank. */

@@ -242,8 +242,9 @@ static void run_shared(const shared_run *run, int n_ranks)
 {
     bl_status st = test_ranks_run(n_ranks, 1, 60, compare_variant, (void *)run, NULL);
     if (st != BL_OK)
-        print_error("group %d, depth %d, save %u, offload %d, %d ranks: %s\n", run->v.group,
-                    run->v.depth, run->v.save, run->v.offload, n_ranks, bl_error_text());
+        print_error("group %d, depth %d, save %u of all but %d layers, offload %d, %d ranks: %s\n",
+                    run->v.group, run->v.depth, run->v.save, (int)run->v.n_saving_all,
+                    run->v.offload, n_ranks, bl_error_text());
     assert_int_equal(st, BL_OK);
 }
 
@@ -262,11 +263,13 @@ static void test_no_choice_changes_a_bit(void **state)
     for (int64_t i = 0; i < want.n_gradients; i++)
         assert_true(want.gradients[want.n_gradients + i] == 0); /* no tokens */
     for (int i = 0; i < 27; i++) {                              /* every pair of choices meets */
-        shared_run run = {{groups[i / 9], depths[i / 3 % 3], saves[i % 3], false}, &want, NULL};
+        shared_run run = {
+            {groups[i / 9], depths[i / 3 % 3], saves[i % 3], false, i % 4}, &want, NULL};
         run_shared(&run, ranks[(i + i / 3 + i / 9) % 3]);
     }
     for (int i = 0; i < 18; i++) { /* every choice meets every other one */
-        shared_run run = {{groups[i / 9], depths[i % 2], saves[i / 3 % 3], true}, &want, NULL};
+        shared_run run = {
+            {groups[i / 9], depths[i % 2], saves[i / 3 % 3], true, i / 2 % 4}, &want, NULL};
         run_shared(&run, powers[i % 3]);
     }
     free(want.gradients);

@@ -128,7 +128,8 @@ static void test_saving_by_given_memory(void **state)
     static const struct {
         const char *name;
         unsigned save;
-    } cases[] = {{"none", BL_SAVE_S4}, {"selective", BL_SAVE_S2}, {"full", BL_SAVE_S0}};
+    } cases[] = {
+        {"none", BL_SAVE_S4}, {"mlp", BL_SAVE_S3}, {"selective", BL_SAVE_S2}, {"full", BL_SAVE_S0}};
     int64_t total[BL_COUNT(cases)];
     plan_case p;
 
@@ -143,8 +144,8 @@ static void test_saving_by_given_memory(void **state)
     }
     open_case(&p, "auto");
     assert_int_equal(choose(&p, 2 * total[0]).pass.save, BL_SAVE_S4);
-    assert_int_equal(choose(&p, 2 * total[0] - 2).pass.save, BL_SAVE_S2);
-    assert_int_equal(choose(&p, 2 * total[1] - 2).pass.save, BL_SAVE_S0);
+    for (size_t i = 1; i < BL_COUNT(cases); i++)
+        assert_int_equal(choose(&p, 2 * total[i - 1] - 2).pass.save, cases[i].save);
     p.input.is_training = false;
     assert_int_equal(choose(&p, 2 * total[0]).pass.save, BL_SAVE_S0);
     close_case(&p);
@@ -233,24 +234,37 @@ static void test_a_gpu_has_memory_of_its_own(void **state)
     close_case(&p);
 }
 
+/* What all layers save, and what an eighth of them leaves to recompute, whatever fits. */
 static void test_saving_by_a_gpus_memory(void **state)
 {
+    static const char *const names[] = {"none", "full"};
     plan_case p;
-    int64_t needed[2];
+    int64_t needed[2], eighths = 0;
 
     (void)state;
     for (int i = 0; i < 2; i++) {
-        open_gpu_case(&p, i == 0 ? "none" : "selective");
+        open_gpu_case(&p, names[i]);
         p.config->offload_ratio = 0;
         bl_plan plan = choose_gpu(&p, -1);
+        assert_int_equal(plan.pass.n_saving_all, 0);
         needed[i] = gpu_bytes(&plan);
         close_case(&p);
     }
     open_gpu_case(&p, "auto");
     p.config->offload_ratio = 0;
-    assert_int_equal(choose_gpu(&p, (needed[0] + 8) / 9 * 10).pass.save, BL_SAVE_S4);
-    assert_int_equal(choose_gpu(&p, needed[0] / 9 * 10 - 20).pass.save, BL_SAVE_S2);
+    bl_plan most = choose_gpu(&p, (needed[0] + 8) / 9 * 10);
+    assert_true(most.pass.save == BL_SAVE_S4 && most.pass.n_saving_all == 0);
     assert_int_equal(choose_gpu(&p, needed[1] / 9 * 10 - 20).pass.save, BL_SAVE_S0);
+    for (int part = 1; part < 8; part++) {
+        bl_plan plan = choose_gpu(&p, needed[1] / 9 * 10 + (needed[0] - needed[1]) / 8 * part);
+        assert_true(gpu_bytes(&plan) > needed[1] && gpu_bytes(&plan) < needed[0]);
+        assert_true(plan.pass.save != BL_SAVE_S4);
+        eighths += plan.pass.n_saving_all > 0;
+    }
+    assert_true(eighths >= 4);
+    p.config->activation_checkpointing_layers = p.model.n_layers; /* given */
+    bl_plan given = choose_gpu(&p, needed[0] / 9 * 10 - 20);
+    assert_true(given.pass.save == BL_SAVE_S3 && given.pass.n_saving_all == 0);
     close_case(&p);
 }
 

@@ -65,17 +65,17 @@ static outcome outcome_of(const bl_plan_case *c, const bl_train_config *config, 
     return (outcome){time.tokens_per_s, plan.memory.total};
 }
 
-enum { MAX_OUTCOMES = 11 * 3 * 2 * 3 * 2 };
+enum { MAX_OUTCOMES = 11 * 4 * 2 * 3 * 2 };
 
 /* All ratios, also those that the search knows to be no better. */
 static int try_by_hand(const bl_plan_case *c, outcome out[MAX_OUTCOMES])
 {
     static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECOMPUTE_SELECTIVE,
-                                                          BL_RECOMPUTE_NONE};
+                                                          BL_RECOMPUTE_MLP, BL_RECOMPUTE_NONE};
     int n = 0;
 
     for (int ratio = 0; ratio <= 20; ratio += 2)
-        for (int saving = 0; saving < 3; saving++)
+        for (int saving = 0; saving < (int)BL_COUNT(savings); saving++)
             for (int offload = 0; offload < 2; offload++)
                 for (int64_t ring = 2; ring <= 4; ring++) {
                     bl_train_config config = *c->config;
@@ -146,6 +146,61 @@ static void test_fastest(void **state)
         bl_plan_case_close(&c);
     }
     assert_true(n_frugal > 0); /* somewhere the two differ */
+}
+
+/* Some layers save everything: by hand, of every option with two slots. */
+static double fastest_by_layers(const bl_plan_case *c, int64_t *layers)
+{
+    static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECOMPUTE_SELECTIVE,
+                                                          BL_RECOMPUTE_MLP};
+    double fastest = 0;
+
+    for (int saving = 0; saving < (int)BL_COUNT(savings); saving++)
+        for (int part = 0; part <= 8; part++)
+            for (int kind = 0; kind < 4; kind++) {
+                bl_train_config config = *c->config;
+                config.offload_ratio = 0;
+                config.activation_checkpointing = savings[saving];
+                config.activation_checkpointing_layers =
+                    bl_ceil_div(c->model.config.n_layers * part, 8);
+                config.activation_offload = kind & 1;
+                outcome o = outcome_of(c, &config, kind & 2);
+                if (o.tokens_per_s <= fastest) continue;
+                fastest = o.tokens_per_s;
+                *layers = config.activation_checkpointing_layers;
+            }
+    return fastest;
+}
+
+/* Where neither everything nor a way of recomputation in all layers is the best. */
+static void test_layers(void **state)
+{
+    static const struct {
+        const char *words;
+        double host_bytes;
+    } cases[] = {{"--max_seq_length 4096 --compute_dtype fp8", 1e12},
+                 {"--max_seq_length 2048", 2e12}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char all[512];
+        bl_plan_case c;
+        int64_t layers = -1;
+        snprintf(all, sizeof all,
+                 "--model llama-3.1-405b --per_device_train_batch_size 1 --visit_tokens 1 "
+                 "--gradient_accumulation_steps 1 --shard_size 8 --ring_depth 2 %s",
+                 cases[i].words);
+        open_case("8xh100", all, &c);
+        c.input.available_bytes = (int64_t)cases[i].host_bytes;
+        bl_plan_choice choice = search(&c);
+        double by_hand = fastest_by_layers(&c, &layers),
+               found = fmax(choice.best.time.tokens_per_s, choice.second.time.tokens_per_s);
+        print_message("%.1f of %.1f tokens/s, %lld layers recompute\n", found, by_hand,
+                      (long long)layers);
+        assert_true(found >= by_hand * (1 - 1e-3));
+        if (i == 0) assert_in_range(layers, 1, c.model.config.n_layers - 1);
+        bl_plan_case_close(&c);
+    }
 }
 
 static double seconds_now(void)
@@ -385,11 +440,17 @@ static void test_more_than_the_peak(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fastest),         cmocka_unit_test(test_is_no_long_search),
-        cmocka_unit_test(test_given_keys_stay), cmocka_unit_test(test_remedies),
-        cmocka_unit_test(test_shorter_rows),    cmocka_unit_test(test_replicas),
-        cmocka_unit_test(test_three_tiers),     cmocka_unit_test(test_least_memory),
-        cmocka_unit_test(test_fp8_products),    cmocka_unit_test(test_more_than_the_peak),
+        cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_is_no_long_search),
+        cmocka_unit_test(test_given_keys_stay),
+        cmocka_unit_test(test_remedies),
+        cmocka_unit_test(test_shorter_rows),
+        cmocka_unit_test(test_replicas),
+        cmocka_unit_test(test_three_tiers),
+        cmocka_unit_test(test_least_memory),
+        cmocka_unit_test(test_fp8_products),
+        cmocka_unit_test(test_more_than_the_peak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

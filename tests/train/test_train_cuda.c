@@ -50,6 +50,9 @@ static const same_case same[] = {
     {"one", 1, "activation_checkpointing none", false}, /* the same once more */
     {"one", 1, "activation_checkpointing full", false},
     {"one", 1, "activation_checkpointing selective", false},
+    {"one", 1,
+     "activation_checkpointing mlp activation_checkpointing_layers 1 activation_offload true",
+     false},
     {"one", 1, "offload_ratio 0.5", false},
     {"one", 1, "offload_ratio 1 ring_depth 3", true},
     {"one", 1, "offload_ratio 1 verify_base always " DISK "one", false},

@@ -153,8 +153,8 @@ static void test_no_overlap_changes_no_bit(void **state)
 
 static void test_offloaded_activations_change_no_bit(void **state)
 {
-    static const char *const keeps[] = {"none", "selective", "full"}, *const visits[] = {"1",
-                                                                                         "100000"};
+    static const char *const keeps[] = {"none", "mlp", "selective", "full"}, *const visits[] = {
+                                                                                 "1", "100000"};
 
     (void)state;
     for (int ranks = 1; ranks <= 4; ranks *= 2)

@@ -391,7 +391,7 @@ done:
 
 /* The choices of a plan that change collectives or results. */
 typedef struct choice {
-    int64_t max_group, n_saved, ratio_ppm, prepared_bytes;
+    int64_t max_group, n_saved, n_saving_all, ratio_ppm, prepared_bytes;
 } choice;
 
 bl_status bl_job_compare_plans(const bl_job *job)
@@ -404,9 +404,10 @@ bl_status bl_job_compare_plans(const bl_job *job)
 
     if (!choices) return BL_FAIL(BL_ENOMEM, "the plans of %d processes", n_ranks);
     BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
-    choices[job->topology.first_here] = (choice){
-        plan->pass.max_group, (int64_t)plan->pass.save, (int64_t)(plan->placement.ratio * 1e6),
-        (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared)};
+    choices[job->topology.first_here] =
+        (choice){plan->pass.max_group, (int64_t)plan->pass.save, plan->pass.n_saving_all,
+                 (int64_t)(plan->placement.ratio * 1e6),
+                 (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared)};
     st = bl_talk_gather(&t, choices, sizeof *choices);
     bl_talk_close(&t);
     int other = st == BL_OK ? find_other(choices, sizeof *choices, n_ranks) : -1;
