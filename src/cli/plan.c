@@ -165,7 +165,7 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
     if (knows_rows) BL_TRY(bl_plan_expect(&input, report->plan, &expected));
     if (o->svg) BL_TRY(draw(report, o->svg));
     if (!o->json) {
-        bl_plan_report_print(report, o->details, stdout);
+        BL_TRY(bl_plan_report_print(report, o->details, stdout));
         if (knows_rows)
             bl_plan_expectation_print(&input, report->plan, report->time, &expected, stdout);
         return bl_plan_case_check(report->c);

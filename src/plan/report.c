@@ -267,7 +267,7 @@ static void print_difference(int64_t n_layers, const bl_plan_option *a, const bl
         add_word(l, "offload_host_part %.2f", y->offload_host_part);
     if (a->plan.pass.save != b->plan.pass.save)
         add_word(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
-    if (a->plan.pass.n_saving_all != b->plan.pass.n_saving_all)
+    if (a->plan.pass.n_saving_all != b->plan.pass.n_saving_all && b->plan.pass.save != BL_SAVE_S4)
         add_word(l, "activation_checkpointing_layers %lld",
                  (long long)(n_layers - b->plan.pass.n_saving_all));
     if (x->activation_offload != y->activation_offload)
@@ -326,7 +326,7 @@ static void print_notes(const bl_plan_report *r, FILE *out)
         fputs("Note     --details has memory by item, and the rates\n", out);
 }
 
-void bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *out)
+bl_status bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *out)
 {
     print_model(r, out);
     print_machine(r, out);
@@ -334,6 +334,7 @@ void bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *out)
     print_time(r, out);
     print_keys(r->config, r->plan, out);
     if (r->choice) print_second(r, out);
-    if (has_details) plan_report_print_details(r, out);
+    if (has_details) BL_TRY(plan_report_print_details(r, out));
     print_notes(r, out);
+    return BL_OK;
 }

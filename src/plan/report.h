@@ -32,8 +32,8 @@ double bl_plan_report_price(const bl_plan_report *report);
 /* Of which peak time->mfu is a part: "bf16". */
 const char *bl_plan_report_peak(const bl_plan_report *report);
 
-/* A dozen lines; with details a screen. At most 100 columns. */
-void bl_plan_report_print(const bl_plan_report *report, bool has_details, FILE *out);
+/* A dozen lines; with details a screen. At most 100 columns. BL_ENOMEM. */
+bl_status bl_plan_report_print(const bl_plan_report *report, bool has_details, FILE *out);
 
 /* docs/model.md lists the keys. The caller's to json_decref; BL_ENOMEM. */
 bl_status bl_plan_report_describe(const bl_plan_report *report, json_t **out);

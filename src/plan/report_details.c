@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase, rates and their
- * sources. */
+/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase and by kind of op,
+ * rates and their sources. */
+#include <stdlib.h>
+
 #include "adapter/state.h"
 #include "base/sizes.h"
 #include "plan/report_internal.h"
@@ -73,9 +75,62 @@ static void print_time(const bl_plan_report *r, FILE *out)
                 (long long)r->choice->n_fit, (long long)r->choice->n_options);
 }
 
+static void add_amount(bl_time_amount *sum, const bl_time_amount *a)
+{
+    sum->seconds += a->seconds;
+    sum->bytes += a->bytes;
+    sum->flops += a->flops;
+}
+
+static void print_line(const bl_time_budget_line *line, FILE *out)
+{
+    bl_time_amount all = {0, 0, 0};
+
+    for (int d = 0; d < BL_TIME_DIRECTIONS; d++) add_amount(&all, &line->part[d]);
+    if (all.seconds == 0) return;
+    fprintf(out, "  %-19s %6.2f %11.2f %9.2f %9.2f %8.2f\n", line->name,
+            1e3 * line->part[BL_TIME_OF_FORWARD].seconds,
+            1e3 * line->part[BL_TIME_OF_RECOMPUTATION].seconds,
+            1e3 * line->part[BL_TIME_OF_BACKWARD].seconds, all.bytes / PLAN_GB, 1e-12 * all.flops);
+}
+
+/* Compute alone, of the layers that recompute, where some do. */
+static bl_status print_layer(const bl_plan_report *r, FILE *out)
+{
+    bl_plan_input in = r->c->input;
+    bl_time_input time;
+    bl_time_budget budget;
+    bl_time_budget_line sum = {.name = "sum"};
+    bl_time_run *runs = calloc((size_t)in.model->n_layers, sizeof *runs);
+
+    if (!runs) return BL_FAIL(BL_ENOMEM, "out of memory: the report of a plan");
+    in.config = r->config;
+    bl_plan_time_input(&in, r->plan, runs, &time);
+    bl_time_budget_layer(&time, &budget);
+    free(runs);
+    fprintf(out, "\nA layer of a micro-batch, ms: forward, recomputed, backward    GB    TFLOP\n");
+    for (int i = 0; i < budget.n; i++) {
+        print_line(&budget.line[i], out);
+        for (int d = 0; d < BL_TIME_DIRECTIONS; d++)
+            add_amount(&sum.part[d], &budget.line[i].part[d]);
+    }
+    print_line(&sum, out);
+    return BL_OK;
+}
+
+enum { RATE_NAME_COLUMNS = 19 };
+
 static void print_rate(const char *name, const bl_figure *figure, FILE *out)
 {
-    fprintf(out, "  %-10s %8.4g GB/s     %s\n", name, figure->value / PLAN_GB, figure->source);
+    fprintf(out, "  %-*s %8.4g GB/s     %s\n", RATE_NAME_COLUMNS, name, figure->value / PLAN_GB,
+            figure->source);
+}
+
+static void print_flops(const char *name, const bl_figure *figure, FILE *out)
+{
+    if (figure->value > 0)
+        fprintf(out, "  %-*s %8.4g TFLOP/s  %s\n", RATE_NAME_COLUMNS, name, figure->value * 1e-12,
+                figure->source);
 }
 
 /* The rates that decide, and where they come from. */
@@ -83,12 +138,14 @@ static void print_rates(const bl_plan_report *r, FILE *out)
 {
     const bl_hardware *h = &r->c->hardware;
     bool is_gpu = h->kind == BL_DEVICE_CUDA, is_fp8 = r->time->products.n_fp8 > 0;
-    const bl_figure *gemm = !is_gpu  ? &h->f32_gemm_flops_per_s
-                            : is_fp8 ? &h->fp8_gemm_flops_per_s
-                                     : &h->bf16_gemm_flops_per_s;
 
-    fprintf(out, "\nRates\n  %-10s %8.4g TFLOP/s  %s\n", "products", gemm->value * 1e-12,
-            gemm->source);
+    fputs("\nRates\n", out);
+    if (is_fp8) print_flops("FP8 products", &h->fp8_gemm_flops_per_s, out);
+    print_flops(is_gpu ? "bf16 products" : "products",
+                is_gpu ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s, out);
+    print_flops("attention", &h->attention_forward_flops_per_s, out);
+    print_flops("attention, backward", &h->attention_backward_flops_per_s, out);
+    if (is_gpu) print_rate("device memory", &h->device_memory_bytes_per_s, out);
     if (r->c->input.topology.n_ranks > 1) print_rate("gathers", &h->gather_bytes_per_s, out);
     if (r->c->hardware.n_hosts > 1) print_rate("network", &h->network_bytes_per_s, out);
     if (r->plan->placement.ratio > 0 || r->plan->pass.offload_activations)
@@ -97,10 +154,12 @@ static void print_rates(const bl_plan_report *r, FILE *out)
     fputs("  --json has them all; docs/model.md lists what the model leaves out\n\n", out);
 }
 
-void plan_report_print_details(const bl_plan_report *r, FILE *out)
+bl_status plan_report_print_details(const bl_plan_report *r, FILE *out)
 {
     print_memory(r, out);
     print_disk(r, out);
     print_time(r, out);
+    BL_TRY(print_layer(r, out));
     print_rates(r, out);
+    return BL_OK;
 }

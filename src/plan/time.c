@@ -12,7 +12,7 @@
 
 /* Fraction of the datasheet's bytes per second that kernels reach which only read and write
  * (docs/model.md). */
-static const double MEMORY_EFFICIENCY = 0.85;
+static const double MEMORY_EFFICIENCY = 0.82;
 
 const char *bl_time_phase_name(bl_time_phase phase)
 {

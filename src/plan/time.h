@@ -93,6 +93,25 @@ typedef struct bl_time_products {
 } bl_time_products;
 void bl_time_count_products(const bl_time_input *input, bl_time_products *out);
 
+/* The compute of a layer, per micro-batch: by kind of op, in each direction. */
+typedef struct bl_time_amount {
+    double seconds, bytes, flops; /* bytes: of device memory, read and written */
+} bl_time_amount;
+enum { BL_TIME_OF_FORWARD, BL_TIME_OF_RECOMPUTATION, BL_TIME_OF_BACKWARD, BL_TIME_DIRECTIONS };
+enum { BL_TIME_BUDGET_LINES = 8 };
+typedef struct bl_time_budget_line {
+    const char *name;
+    bl_time_amount part[BL_TIME_DIRECTIONS];
+} bl_time_budget_line;
+typedef struct bl_time_budget {
+    int n;
+    bl_time_budget_line line[BL_TIME_BUDGET_LINES];
+} bl_time_budget;
+
+/* Of the first run's layers; norms and the activation function, which are never saved, count to
+ * backward. Nothing else takes time: no stalls, no contention for memory. */
+void bl_time_budget_layer(const bl_time_input *input, bl_time_budget *out);
+
 typedef struct bl_time_estimate {
     double step_s;
     bl_time_part part[BL_TIME_PHASES]; /* their seconds are the step's */

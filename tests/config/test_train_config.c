@@ -418,7 +418,6 @@ static void test_enums(void **state)
         CASE(activation_checkpointing, "selective", BL_RECOMPUTE_SELECTIVE),
         CASE(activation_checkpointing, "full", BL_RECOMPUTE_FULL),
         CASE(activation_checkpointing, "auto", BL_RECOMPUTE_AUTO),
-        CASE(activation_checkpointing_layers, "7", 7),
         CASE(adapter_dtype, "f32", BL_ADAPTER_F32),
         CASE(adapter_dtype, "bf16", BL_ADAPTER_BF16),
     };
