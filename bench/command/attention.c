@@ -12,11 +12,13 @@
 #include "base/dtype.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
+#include "bench/command/plan_for.h"
 #include "ops/attention.h"
 
 typedef struct attention_options {
     int64_t tokens, documents, heads, kv_heads, head_dim, window, threads, runs;
     bl_device_kind device;
+    char *plan_for;
 } attention_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -40,6 +42,8 @@ static const bl_option table[] = {
      .help = "CPU threads"},
     {OPTION(runs, INT), .default_text = "5", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "timed runs of each pass"},
+    {OPTION(plan_for, STRING), .help = "print the memory and time needed on this GPU (h100, h200, "
+                                       "...; here: this machine's), run nothing"},
 };
 
 enum { PATTERN_ELEMENTS = 1 << 20, N_BUFFERS = 7 };
@@ -53,12 +57,48 @@ typedef struct attention_bench {
     int64_t width; /* of a row of q, k and v */
     void *buffers[N_BUFFERS], *pattern;
     int n_buffers;
+    int64_t taken_bytes; /* of these */
     int32_t *cu_seqlens; /* on the device */
     double n_pairs;      /* of a query and a key that it sees, of all documents */
     bl_tensor qkv, o, do_, d_qkv;
     float *lse, *delta;
     double *seconds;
 } attention_bench;
+
+/* A row of q, k and v; and elements of o. */
+static int64_t row_width(const attention_options *o)
+{
+    return (o->heads + 2 * o->kv_heads) * o->head_dim;
+}
+
+/* The boundary of document i. */
+static int32_t boundary(const attention_options *o, int64_t i)
+{
+    return (int32_t)(i < o->documents ? o->tokens / o->documents * i : o->tokens);
+}
+
+/* Pairs of a query and a key that it sees. */
+static double count_pairs(const attention_options *o)
+{
+    double n_pairs = 0;
+
+    for (int64_t i = 0; i < o->documents; i++) {
+        double n = boundary(o, i + 1) - boundary(o, i),
+               unseen = o->window > 0 ? fmax(0, n - (double)o->window) : 0;
+        n_pairs += n * (n + 1) / 2 - unseen * (unseen + 1) / 2;
+    }
+    return n_pairs;
+}
+
+/* Of the device, as make_tensors allocates it: q, k, v and o and their gradients, statistics. */
+static int64_t needed_bytes(const attention_options *o)
+{
+    int64_t element = (int64_t)bl_dtype_bytes(bl_act_dtype(o->device));
+
+    return 2 * o->tokens * (row_width(o) + o->heads * o->head_dim) * element +
+           2 * o->tokens * o->heads * (int64_t)sizeof(float) +
+           (o->documents + 1) * (int64_t)sizeof(int32_t);
+}
 
 /* Numbers in [-1, 1), followed by room for cu_seqlens and for two rows. */
 static bl_status make_pattern(attention_bench *b)
@@ -83,6 +123,7 @@ static bl_status take(attention_bench *b, size_t bytes, void *out)
 {
     void *memory;
     BL_TRY(bl_device_alloc(b->device, BL_SPACE_DEVICE, bytes, "bench attention", &memory));
+    b->taken_bytes += (int64_t)bytes;
     b->buffers[b->n_buffers++] = memory;
     memcpy(out, &memory, sizeof memory);
     return BL_OK;
@@ -107,13 +148,8 @@ static bl_status make_documents(attention_bench *b)
     int32_t *host = (int32_t *)b->pattern + PATTERN_ELEMENTS;
     size_t bytes = ((size_t)o->documents + 1) * sizeof *host;
 
-    for (int64_t i = 0; i <= o->documents; i++)
-        host[i] = (int32_t)(i < o->documents ? o->tokens / o->documents * i : o->tokens);
-    for (int64_t i = 0; i < o->documents; i++) {
-        double n = host[i + 1] - host[i],
-               unseen = o->window > 0 ? fmax(0, n - (double)o->window) : 0;
-        b->n_pairs += n * (n + 1) / 2 - unseen * (unseen + 1) / 2;
-    }
+    for (int64_t i = 0; i <= o->documents; i++) host[i] = boundary(o, i);
+    b->n_pairs = count_pairs(o);
     BL_TRY(take(b, bytes, &b->cu_seqlens));
     return bl_stream_copy(b->stream, b->cu_seqlens, host, bytes);
 }
@@ -132,7 +168,10 @@ static bl_status make_tensors(attention_bench *b)
     BL_TRY(take_filled(b, T, o->heads * o->head_dim, &b->do_));
     BL_TRY(take(b, 2 * statistics, &b->lse));
     b->delta = b->lse + T * o->heads;
-    return bl_stream_synchronize(b->stream);
+    BL_TRY(bl_stream_synchronize(b->stream));
+    if (b->taken_bytes == needed_bytes(o) || o->device == BL_DEVICE_CPU) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "bench attention: %lld bytes are taken, %lld were planned",
+                   (long long)b->taken_bytes, (long long)needed_bytes(o));
 }
 
 static bl_status run_forward(const attention_bench *b)
@@ -232,6 +271,28 @@ static bl_status measure(attention_bench *b, const char *pass, double flops_per_
     return BL_OK;
 }
 
+enum { FORWARD_FLOPS = 4, BACKWARD_FLOPS = 10 }; /* per pair and element of the query */
+
+static bl_status plan(const attention_options *o)
+{
+    bl_hardware gpu;
+    bl_bench_needs needs = {.gpu = needed_bytes(o)};
+
+    if (o->device != BL_DEVICE_CUDA) return BL_FAIL(BL_EUSAGE, "--plan_for: of --device cuda only");
+    BL_TRY(bl_bench_plan_gpu(o->plan_for, &gpu, &needs.gpu_available));
+    double flops = count_pairs(o) * (double)(o->heads * o->head_dim),
+           forward = gpu.attention_forward_flops_per_s.value,
+           backward = gpu.attention_backward_flops_per_s.value;
+    needs.seconds = bl_bench_start_s + (double)(o->runs + 1) * flops *
+                                           (FORWARD_FLOPS / forward + BACKWARD_FLOPS / backward);
+    printf("{\"bench\":\"attention\",\"tokens\":%lld,\"documents\":%lld,\"heads\":%lld,"
+           "\"kv_heads\":%lld,\"head_dim\":%lld,\"forward_tflop_per_s\":%.4g,"
+           "\"backward_tflop_per_s\":%.4g,",
+           (long long)o->tokens, (long long)o->documents, (long long)o->heads,
+           (long long)o->kv_heads, (long long)o->head_dim, forward * 1e-12, backward * 1e-12);
+    return bl_bench_plan_end("attention", o->plan_for, &needs);
+}
+
 static bl_status create_device(attention_bench *b)
 {
     const attention_options *o = b->options;
@@ -244,9 +305,7 @@ static bl_status create_device(attention_bench *b)
 static bl_status run(const void *values)
 {
     const attention_options *o = values;
-    attention_bench b = {.options = o,
-                         .act = bl_act_dtype(o->device),
-                         .width = (o->heads + 2 * o->kv_heads) * o->head_dim};
+    attention_bench b = {.options = o, .act = bl_act_dtype(o->device), .width = row_width(o)};
     bl_status st = BL_OK;
 
     if (o->heads % o->kv_heads != 0)
@@ -255,6 +314,7 @@ static bl_status run(const void *values)
     if (o->documents > o->tokens)
         return BL_FAIL(BL_EUSAGE, "%lld documents of %lld tokens", (long long)o->documents,
                        (long long)o->tokens);
+    if (o->plan_for) return plan(o);
     b.seconds = calloc((size_t)o->runs, sizeof *b.seconds);
     if (!b.seconds) return BL_FAIL(BL_ENOMEM, "out of memory: bench attention's times");
     BL_TRY_GOTO(st, done, create_device(&b));
@@ -262,9 +322,9 @@ static bl_status run(const void *values)
     BL_TRY_GOTO(st, done, bl_stamp_create(b.device, &b.begin));
     BL_TRY_GOTO(st, done, bl_stamp_create(b.device, &b.end));
     BL_TRY_GOTO(st, done, make_tensors(&b));
-    BL_TRY_GOTO(st, done, measure(&b, "forward", 4, run_forward));
+    BL_TRY_GOTO(st, done, measure(&b, "forward", FORWARD_FLOPS, run_forward));
     BL_TRY_GOTO(st, done, verify(&b));
-    st = measure(&b, "backward", 10, run_backward);
+    st = measure(&b, "backward", BACKWARD_FLOPS, run_backward);
 done:
     for (int i = 0; i < b.n_buffers; i++) bl_device_free(b.device, BL_SPACE_DEVICE, b.buffers[i]);
     if (b.pattern) bl_device_free(b.device, BL_SPACE_HOST, b.pattern);

@@ -307,19 +307,20 @@ static bl_status measure_gathers(hardware *h)
     return BL_OK;
 }
 
-static bl_status measure_copies(hardware *h, const char *name, bl_device *device)
+static bl_status measure_copies(hardware *h, const char *name, bl_device *const *devices,
+                                int n_devices)
 {
     static const char *const directions[] = {"device_to_host", "host_to_device"};
     bl_rate rate;
 
     for (int to_device = 1; to_device >= 0; to_device--) {
-        BL_TRY(bl_rate_device_copy(device, to_device, (size_t)h->memory_bytes, h->options->runs,
-                                   &rate));
-        BL_TRY(
-            add_rate(h, "device_copy",
-                     json_pack("{s:s, s:s, s:I}", "device", name, "direction",
-                               directions[to_device], "copied_bytes", (json_int_t)h->memory_bytes),
-                     "bytes", rate));
+        BL_TRY(bl_rate_device_copy(devices, n_devices, to_device, (size_t)h->memory_bytes,
+                                   h->options->runs, &rate));
+        BL_TRY(add_rate(h, "device_copy",
+                        json_pack("{s:s, s:i, s:s, s:I}", "device", name, "devices", n_devices,
+                                  "direction", directions[to_device], "copied_bytes",
+                                  (json_int_t)h->memory_bytes),
+                        "bytes", rate));
     }
     return BL_OK;
 }
@@ -362,11 +363,27 @@ static bl_status measure_cpu(hardware *h, int n_threads)
     bl_status st;
 
     BL_TRY(bl_device_create_cpu(n_threads, &device));
-    if (n_threads == 1) BL_TRY_GOTO(st, done, measure_copies(h, "cpu", device));
+    if (n_threads == 1) BL_TRY_GOTO(st, done, measure_copies(h, "cpu", &device, 1));
     BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_F32, device));
     st = measure_fp8(h, n_threads, device);
 done:
     bl_device_destroy(device);
+    return st;
+}
+
+/* All GPUs at once, as when each rank offloads: the host's memory may be slower than their links
+ * together. */
+static bl_status measure_gpus_together(hardware *h)
+{
+    bl_device *devices[BL_RATE_MAX_DEVICES];
+    int n_gpus = (int)json_integer_value(json_object_get(h->report, "gpus")), n = 0;
+    bl_status st = BL_OK;
+
+    if (n_gpus < 2) return BL_OK;
+    n_gpus = (int)bl_min_i64(n_gpus, BL_RATE_MAX_DEVICES);
+    for (; n < n_gpus && st == BL_OK; n += st == BL_OK) st = bl_device_create_cuda(n, &devices[n]);
+    if (st == BL_OK) st = measure_copies(h, "cuda", devices, n);
+    while (n > 0) bl_device_destroy(devices[--n]);
     return st;
 }
 
@@ -381,7 +398,7 @@ static bl_status measure_gpu(hardware *h)
         return BL_OK;
     }
     BL_TRY(st);
-    BL_TRY_GOTO(st, done, measure_copies(h, "cuda", device));
+    BL_TRY_GOTO(st, done, measure_copies(h, "cuda", &device, 1));
     st = measure_gemm(h, "cuda", 1, BL_BF16, device);
 done:
     bl_device_destroy(device);
@@ -396,7 +413,8 @@ static bl_status measure(hardware *h)
     BL_TRY(measure_gathers(h));
     BL_TRY(measure_cpu(h, 1));
     if (h->n_threads > 1) BL_TRY(measure_cpu(h, h->n_threads));
-    return measure_gpu(h);
+    BL_TRY(measure_gpu(h));
+    return measure_gpus_together(h);
 }
 
 static bl_status write_report(const hardware *h)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench linear: quantized LoRA linear layers against a plain GEMM of the same shape, in one
  * run. Options and shapes are here; linear_ranks.c measures on the CPU, linear_cuda.c on a GPU. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include "bench/command/bench.h"
 #include "bench/command/linear_cuda.h"
 #include "bench/command/linear_ranks.h"
+#include "bench/command/plan_for.h"
 #include "linear/lora_linear.h"
 #include "arch/config.h"
 
@@ -18,7 +20,7 @@ typedef struct bench_options {
     int64_t tokens, micro_batches, lora_r, threads, runs, layers, ranks, shard_size, ring_depth;
     double offload_ratio;
     bl_tier offload_tier; /* BL_TIER_HOST, BL_TIER_DISK */
-    char *offload_dir;
+    char *offload_dir, *plan_for;
     bl_string_list formats, matrices;
     bl_device_kind device;
 } bench_options;
@@ -60,6 +62,8 @@ static const bl_option table[] = {
      .help = "layers gathered at a time, the current one included"},
     {OPTION(layers, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "layers of each shape; auto: 1, and 4 times ring_depth when sharded or offloaded"},
+    {OPTION(plan_for, STRING), .help = "print the memory and time needed on this GPU (h100, h200, "
+                                       "...; here: this machine's), run nothing"},
 };
 
 static const char *const matrix_names[BL_LAYER_MATRICES] = {"qkv", "o", "gate_up", "down"};
@@ -99,16 +103,33 @@ static bl_status parse_matrix(const char *name, int *out)
     return BL_FAIL(BL_EUSAGE, "matrices: %s is none of qkv, o, gate_up, down", name);
 }
 
+static bl_linear_case cuda_case(const bench_case *c)
+{
+    return (bl_linear_case){.model = c->options->model,
+                            .matrix = matrix_names[c->matrix],
+                            .format = c->format,
+                            .T = c->T,
+                            .runs = c->options->runs,
+                            .micro_batches = c->options->micro_batches,
+                            .linear = c->linear};
+}
+
 static bl_status run_cuda_case(const bench_case *c)
 {
-    return bl_bench_linear_cuda(c->device, c->stream,
-                                &(bl_linear_case){.model = c->options->model,
-                                                  .matrix = matrix_names[c->matrix],
-                                                  .format = c->format,
-                                                  .T = c->T,
-                                                  .runs = c->options->runs,
-                                                  .micro_batches = c->options->micro_batches,
-                                                  .linear = c->linear});
+    bl_linear_case on_gpu = cuda_case(c);
+    return bl_bench_linear_cuda(c->device, c->stream, &on_gpu);
+}
+
+/* Cases run one after the other: the largest decides the memory. */
+static bl_status plan_case(const bench_case *c, const bl_hardware *gpu, bl_bench_needs *needs)
+{
+    bl_linear_case on_gpu = cuda_case(c);
+    bl_linear_sizes sizes;
+
+    BL_TRY(bl_bench_linear_sizes(&on_gpu, &sizes));
+    needs->gpu = bl_max_i64(needs->gpu, sizes.all);
+    needs->seconds += bl_bench_linear_seconds(&on_gpu, gpu);
+    return BL_OK;
 }
 
 static int threads_of(const bench_options *o)
@@ -155,26 +176,41 @@ static bl_status check_options(const bench_options *o)
         return BL_FAIL(BL_EUSAGE, "--offload_tier: host or disk");
     if (o->device == BL_DEVICE_CUDA && !is_plain)
         return BL_FAIL(BL_EUSAGE, "--device cuda: one rank, nothing offloaded");
+    if (o->plan_for && o->device != BL_DEVICE_CUDA)
+        return BL_FAIL(BL_EUSAGE, "--plan_for: of --device cuda only");
     if (o->device == BL_DEVICE_CPU && o->micro_batches != 1)
         return BL_FAIL(BL_EUSAGE, "--micro_batches: the CPU prepares nothing; use --device cuda");
     return BL_OK;
 }
 
-static bl_status run_cases(const bench_options *o, bl_device *cuda, bl_stream *stream,
-                           const char *dir)
+/* Where the cases run: on a GPU, on the CPU, or nowhere (gpu: they are planned). */
+typedef struct place {
+    bl_device *cuda;
+    bl_stream *stream;
+    const char *dir;
+    const bl_hardware *gpu;
+    bl_bench_needs *needs;
+} place;
+
+static bl_status run_cases(const bench_options *o, const place *at)
 {
     bl_model_config config;
     uint64_t key = 0;
+    bl_status st;
 
     BL_TRY(bl_model_config_preset(o->model, &config));
     for (int64_t m = 0; m < o->matrices.n_items; m++)
         for (int64_t f = 0; f < o->formats.n_items; f++) {
-            bench_case c = {.options = o, .device = cuda, .stream = stream};
+            bench_case c = {.options = o, .device = at->cuda, .stream = at->stream};
             BL_TRY(parse_matrix(o->matrices.items[m], &c.matrix));
             if (!bl_format_parse(o->formats.items[f], &c.format))
                 return BL_FAIL(BL_EUSAGE, "formats: %s is no format", o->formats.items[f]);
             describe(&c, &config);
-            BL_TRY(cuda ? run_cuda_case(&c) : run_cpu_case(&c, dir, ++key));
+            if (at->gpu)
+                st = plan_case(&c, at->gpu, at->needs);
+            else
+                st = at->cuda ? run_cuda_case(&c) : run_cpu_case(&c, at->dir, ++key);
+            BL_TRY(st);
         }
     return BL_OK;
 }
@@ -187,11 +223,23 @@ static bl_status run_on_cuda(const bench_options *o)
 
     BL_TRY_GOTO(st, done, bl_device_create_cuda(0, &device));
     BL_TRY_GOTO(st, done, bl_stream_create(device, "bench", &stream));
-    st = run_cases(o, device, stream, NULL);
+    st = run_cases(o, &(place){.cuda = device, .stream = stream});
 done:
     bl_stream_destroy(stream);
     bl_device_destroy(device);
     return st;
+}
+
+static bl_status plan(const bench_options *o)
+{
+    bl_hardware gpu;
+    bl_bench_needs needs = {.seconds = bl_bench_start_s};
+
+    BL_TRY(bl_bench_plan_gpu(o->plan_for, &gpu, &needs.gpu_available));
+    BL_TRY(run_cases(o, &(place){.gpu = &gpu, .needs = &needs}));
+    printf("{\"bench\":\"linear\",\"model\":\"%s\",\"tokens\":%lld,\"lora_r\":%lld,", o->model,
+           (long long)o->tokens, (long long)o->lora_r);
+    return bl_bench_plan_end("linear", o->plan_for, &needs);
 }
 
 static bl_status run(const void *values)
@@ -201,12 +249,12 @@ static bl_status run(const void *values)
     bl_error error;
 
     BL_TRY(check_options(o));
+    if (o->plan_for) return plan(o);
     if (o->device == BL_DEVICE_CUDA) return run_on_cuda(o);
-    if (o->offload_tier != BL_TIER_DISK || o->offload_ratio == 0)
-        return run_cases(o, NULL, NULL, NULL);
+    if (o->offload_tier != BL_TIER_DISK || o->offload_ratio == 0) return run_cases(o, &(place){0});
     snprintf(scratch, sizeof scratch, "%s/ballast-bench-XXXXXX", o->offload_dir);
     if (!mkdtemp(scratch)) return bl_fail_errno(BL_EIO, "make a directory in %s", o->offload_dir);
-    bl_error_save(&error, run_cases(o, NULL, NULL, scratch));
+    bl_error_save(&error, run_cases(o, &(place){.dir = scratch}));
     (void)bl_tree_remove(scratch);
     return bl_error_restore(&error);
 }

@@ -48,6 +48,7 @@ typedef struct linear_bench {
     bl_stamp *begin, *end;
     void *buffers[N_BUFFERS];
     int n_buffers;
+    int64_t taken_bytes; /* of these */
     int64_t T, N, K;
     void *pattern; /* host: random bf16 values, then random codes */
     bl_tensor x, dy, out, dense;
@@ -68,6 +69,7 @@ typedef struct linear_bench {
 static bl_status take(linear_bench *b, size_t bytes, void **out)
 {
     BL_TRY(bl_device_alloc(b->device, BL_SPACE_DEVICE, bytes, "bench linear", out));
+    b->taken_bytes += (int64_t)bytes;
     b->buffers[b->n_buffers++] = *out;
     return BL_OK;
 }
@@ -157,7 +159,9 @@ static bl_status make_parts(linear_bench *b)
 static bl_status make_memory(linear_bench *b)
 {
     size_t larger = (size_t)bl_max_i64(b->N, b->K);
+    bl_linear_sizes sizes;
 
+    BL_TRY(bl_bench_linear_sizes(b->shape, &sizes));
     BL_TRY(
         bl_device_alloc(b->device, BL_SPACE_HOST, 2 * PATTERN_BYTES, "bench linear", &b->pattern));
     fill_pattern(b->pattern, (uint8_t *)b->pattern + PATTERN_BYTES);
@@ -172,19 +176,19 @@ static bl_status make_memory(linear_bench *b)
                        &b->input_codes));
     BL_TRY(take(b, sizeof *b->one_scale, (void **)&b->one_scale));
     BL_TRY(fp8_cuda_fill(b->stream, b->one_scale, 1, 0x1p-10f));
-    BL_TRY(take(b,
-                (size_t)b->T * larger * sizeof(float) / BL_FP8_BLOCK + (size_t)b->T * sizeof(float),
-                (void **)&b->input_scales));
+    BL_TRY(take(b, (size_t)sizes.input_scales, (void **)&b->input_scales));
     BL_TRY(make_parts(b));
     b->linear.mode = BL_MATMUL_FP8; /* whose workspace serves both */
-    b->linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, &b->linear, b->T);
+    b->linear.workspace_bytes = (size_t)sizes.workspace;
     BL_TRY(take(b, b->linear.workspace_bytes, &b->linear.workspace));
     /* Of the larger mode, bf16; with its own products in scratch, FP8's workspace is enough for
      * both. */
-    bl_matmul_weight_args args = {.mode = BL_MATMUL_BF16, .weight = b->linear.weight};
-    b->prepared.memory_bytes = bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &args);
+    b->prepared.memory_bytes = (size_t)sizes.prepared;
     BL_TRY(take(b, b->prepared.memory_bytes + 1, &b->prepared.memory));
-    return bl_stream_synchronize(b->stream);
+    BL_TRY(bl_stream_synchronize(b->stream));
+    if (b->taken_bytes == sizes.all) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "bench linear: %lld bytes of the GPU are taken, %lld were planned",
+                   (long long)b->taken_bytes, (long long)sizes.all);
 }
 
 /* ---- the steps ---- */

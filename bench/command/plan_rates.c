@@ -16,7 +16,7 @@ static bl_status measure_links(const bl_model_config *model, int n_ranks, int64_
     bl_rate rate;
 
     BL_TRY(bl_device_create_cpu(1, &device));
-    bl_status st = bl_rate_device_copy(device, true, bytes, runs, &rate);
+    bl_status st = bl_rate_device_copy(&device, 1, true, bytes, runs, &rate);
     bl_device_destroy(device);
     BL_TRY(st);
     out->copy_in_bytes_per_s = out->copy_out_bytes_per_s = rate.median;

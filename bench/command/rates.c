@@ -121,51 +121,71 @@ done:
 
 typedef struct device_copy {
     bl_stream *stream;
-    const void *from;
-    void *to;
+    unsigned char *host, *back;
+    void *on_device;
     size_t n_bytes;
 } device_copy;
 
-static bl_status copy_on_stream(void *arg)
+typedef struct device_copies {
+    device_copy of[BL_RATE_MAX_DEVICES];
+    int n;
+    bool to_device;
+} device_copies;
+
+/* One copy by each device, side by side. */
+static bl_status copy_on_streams(void *arg)
 {
-    const device_copy *c = arg;
-    BL_TRY(bl_stream_copy(c->stream, c->to, c->from, c->n_bytes));
-    return bl_stream_synchronize(c->stream);
+    const device_copies *c = arg;
+
+    for (int i = 0; i < c->n; i++) {
+        const device_copy *d = &c->of[i];
+        BL_TRY(bl_stream_copy(d->stream, c->to_device ? d->on_device : (void *)d->back,
+                              c->to_device ? (void *)d->host : d->on_device, d->n_bytes));
+    }
+    for (int i = 0; i < c->n; i++) BL_TRY(bl_stream_synchronize(c->of[i].stream));
+    return BL_OK;
 }
 
-bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs,
-                              bl_rate *out)
+static bl_status open_copy(bl_device *device, size_t n_bytes, device_copy *d)
 {
-    bl_stream *stream = NULL;
-    unsigned char *host = NULL, *back = NULL;
-    void *on_device = NULL;
-    bl_status st;
+    d->n_bytes = n_bytes;
+    BL_TRY(bl_stream_create(device, "copy", &d->stream));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&d->host));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&d->back));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "bench device memory", &d->on_device));
+    for (size_t i = 0; i < n_bytes; i++) d->host[i] = (unsigned char)(i * 131u >> 7);
+    return BL_OK;
+}
 
-    BL_TRY_GOTO(st, done, bl_stream_create(device, "copy", &stream));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&host));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_HOST, n_bytes, "bench host memory", (void **)&back));
-    BL_TRY_GOTO(
-        st, done,
-        bl_device_alloc(device, BL_SPACE_DEVICE, n_bytes, "bench device memory", &on_device));
-    for (size_t i = 0; i < n_bytes; i++) host[i] = (unsigned char)(i * 131u >> 7);
-    device_copy in = {stream, host, on_device, n_bytes},
-                back_again = {stream, on_device, back, n_bytes};
-    BL_TRY_GOTO(st, done, copy_on_stream(&in));
-    BL_TRY_GOTO(st, done, copy_on_stream(&back_again));
-    if (memcmp(host, back, n_bytes) != 0) {
-        st = BL_FAIL(BL_EINTERNAL, "a copy to the device and back differs");
-        goto done;
+static void close_copy(bl_device *device, const device_copy *d)
+{
+    bl_stream_destroy(d->stream);
+    bl_device_free(device, BL_SPACE_HOST, d->host);
+    bl_device_free(device, BL_SPACE_HOST, d->back);
+    bl_device_free(device, BL_SPACE_DEVICE, d->on_device);
+}
+
+bl_status bl_rate_device_copy(bl_device *const *devices, int n_devices, bool to_device,
+                              size_t n_bytes, int64_t runs, bl_rate *out)
+{
+    device_copies c = {.n = n_devices};
+    bl_status st = BL_OK;
+
+    for (int i = 0; i < n_devices; i++)
+        BL_TRY_GOTO(st, done, open_copy(devices[i], n_bytes, &c.of[i]));
+    for (int back = 0; back < 2; back++) {
+        c.to_device = !back;
+        BL_TRY_GOTO(st, done, copy_on_streams(&c));
     }
-    st = time_runs(copy_on_stream, to_device ? &in : &back_again, runs, (double)n_bytes, out);
+    for (int i = 0; i < n_devices; i++)
+        if (memcmp(c.of[i].host, c.of[i].back, n_bytes) != 0) {
+            st = BL_FAIL(BL_EINTERNAL, "a copy to the device and back differs");
+            goto done;
+        }
+    c.to_device = to_device;
+    st = time_runs(copy_on_streams, &c, runs, (double)n_bytes, out);
 done:
-    bl_stream_destroy(stream);
-    bl_device_free(device, BL_SPACE_HOST, host);
-    bl_device_free(device, BL_SPACE_HOST, back);
-    bl_device_free(device, BL_SPACE_DEVICE, on_device);
+    for (int i = 0; i < n_devices; i++) close_copy(devices[i], &c.of[i]);
     return st;
 }
 

@@ -20,9 +20,12 @@ typedef struct bl_rate {
  * and memory is allocated, where the calling thread may run. */
 bl_status bl_rate_memory_copy(int n_threads, size_t n_bytes, int64_t runs, bl_rate *out);
 
-/* Bytes copied from BL_SPACE_HOST to BL_SPACE_DEVICE by one stream, or the other way. */
-bl_status bl_rate_device_copy(bl_device *device, bool to_device, size_t n_bytes, int64_t runs,
-                              bl_rate *out);
+/* Bytes that each of n_devices copies from BL_SPACE_HOST to BL_SPACE_DEVICE, or the other way, by
+ * one stream, all at the same time: together they may be bound by the host's memory or its links
+ * rather than by their own. At most BL_RATE_MAX_DEVICES. */
+enum { BL_RATE_MAX_DEVICES = 16 };
+bl_status bl_rate_device_copy(bl_device *const *devices, int n_devices, bool to_device,
+                              size_t n_bytes, int64_t runs, bl_rate *out);
 
 /* Bytes that a rank of the local communicator receives from the others: (n_ranks - 1) *
  * bytes_per_rank a gather; the slowest rank counts. */

@@ -61,8 +61,8 @@ static const bl_option table[] = {
      .help = "measured steps, after one that is not"},
     {OPTION(dir, PATH), .default_text = "/tmp",
      .help = "directory for a scratch directory, removed at the end"},
-    {OPTION(plan_for, STRING), .help = "print the memory needed on this GPU (h100, h200, ...; "
-                                       "here: this machine's), run nothing"},
+    {OPTION(plan_for, STRING), .help = "print the memory and time needed on this GPU (h100, "
+                                       "h200, ...; here: this machine's), run nothing"},
     {OPTION(plan_host_gb, REAL), .default_text = "0", .min = 0, .max = 1e6,
      .help = "host memory for plan_for, GB; 0: this machine's"},
 };

@@ -82,8 +82,8 @@ static bool says(const json_t *entry, const char *key, const char *word)
     return text && strcmp(text, word) == 0;
 }
 
-/* The largest median of the list among entries whose key is word (NULL: all); at most once a
- * figure. */
+/* The largest median of the list among entries whose key is word (NULL: all), of those with the
+ * most devices at work: a rate is of one device with all others at work. At most once a figure. */
 static bl_status read_rate(reading *r, const char *list, const char *unit, const char *const *match,
                            double factor, bl_figure *figure)
 {
@@ -95,16 +95,22 @@ static bl_status read_rate(reading *r, const char *list, const char *unit, const
     BL_TRY(bl_json_get_array(r->path, r->root, list, BL_JSON_OPTIONAL, &entries));
     snprintf(key, sizeof key, "median_%s_per_s", unit);
     double best = 0;
+    int64_t most = 1;
     json_array_foreach((json_t *)entries, i, entry)
     {
         bool fits = true;
         double rate = 0;
+        int64_t n_devices = 1;
         BL_TRY(bl_json_check_object(r->path, entry));
         for (const char *const *m = match; m && m[0]; m += 2)
             fits = fits && says(entry, m[0], m[1]);
         if (!fits || json_object_get(entry, "numa_node")) continue;
         BL_TRY(bl_json_get_real(r->path, entry, key, BL_JSON_REQUIRED, 0, 1e18, &rate));
-        best = rate > best ? rate : best;
+        BL_TRY(
+            bl_json_get_int(r->path, entry, "devices", BL_JSON_OPTIONAL, 1, 1 << 16, &n_devices));
+        if (n_devices < most) continue;
+        best = n_devices > most || rate > best ? rate : best;
+        most = n_devices;
     }
     if (best > 0) set_measured(r, figure, factor * best, list);
     return BL_OK;
