@@ -18,6 +18,8 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         return c->head_dim;
     case BL_EXTENT_KV:
         return c->n_kv_heads * c->head_dim;
+    case BL_EXTENT_GATE_UP:
+        return 2 * c->intermediate_size;
     case BL_EXTENT_QKV:
         break;
     }

@@ -59,6 +59,7 @@ typedef struct bl_model_config {
     bool tie_word_embeddings;
     bool is_untied_by_head; /* that was not given: a head that is stored is not tied */
 
+    int64_t rotary_dim; /* channels of a head that RoPE rotates, the first ones; even; 0: all */
     double rope_theta;
     bl_rope_kind rope_kind;
     double rope_factor;                                 /* linear, llama3, dynamic, yarn */
@@ -112,6 +113,7 @@ typedef enum bl_extent {
     BL_EXTENT_Q,  /* n_heads head_dim */
     BL_EXTENT_KV, /* n_kv_heads head_dim */
     BL_EXTENT_QKV,
+    BL_EXTENT_GATE_UP, /* 2 intermediate_size */
     BL_EXTENT_HEAD
 } bl_extent;
 

@@ -155,7 +155,8 @@ static bl_status rotate_heads(bl_stream *stream, const bl_block_dims *dims,
                                    .sin_table = is_query ? rope->query_sin_table : rope->sin_table,
                                    .x = bl_tensor_at(qkv, column),
                                    .long_after = rope->long_after,
-                                   .long_offset = rope->long_offset});
+                                   .long_offset = rope->long_offset,
+                                   .d_rotated = dims->rotary_dim});
 }
 
 /* q and k are neighbors in a group: one call rotates both, unless q has separate tables. */

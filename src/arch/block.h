@@ -49,7 +49,7 @@ typedef struct bl_micro_batch {
     const int32_t *host_ids;
 } bl_micro_batch;
 
-/* Tables of RoPE in device memory, (n_positions, d/2) each (arch/rope.h). */
+/* Tables of RoPE in device memory, (n_positions, rotary_dim/2) each (arch/rope.h). */
 typedef struct bl_block_rope {
     const float *cos_table, *sin_table;
     const float *query_cos_table, *query_sin_table; /* NULL: those of keys */
@@ -60,7 +60,7 @@ typedef struct bl_block_rope {
 bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens);
 
 typedef struct bl_block_dims {
-    int64_t hidden, inter, n_heads, n_kv_heads, head_dim;
+    int64_t hidden, inter, n_heads, n_kv_heads, head_dim, rotary_dim;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
     struct {

@@ -6,6 +6,7 @@
  * Sizes come from the code that places (with no memory, `bump` only counts), so they cannot
  * differ. */
 #include "arch/block.h"
+#include "arch/rope.h"
 #include "base/sizes.h"
 
 enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
@@ -17,6 +18,7 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
                           .n_heads = config->n_heads,
                           .n_kv_heads = config->n_kv_heads,
                           .head_dim = config->head_dim,
+                          .rotary_dim = bl_model_rotary_dim(config),
                           .eps = config->rms_norm_eps,
                           .windows = config->windows,
                           .residual_multiplier = (float)config->residual_multiplier,

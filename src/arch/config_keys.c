@@ -213,7 +213,8 @@ static void warn_of_unknown(const bl_arch *arch, const char *file, const json_t 
 /* Keys that the architecture lists and no reader reads: they act in other programs' training. */
 static void warn_of_dropouts(const bl_arch *arch, const char *file, const json_t *root)
 {
-    static const char *const names[] = {"attention_dropout", "residual_dropout", "hidden_dropout"};
+    static const char *const names[] = {"attention_dropout", "residual_dropout", "hidden_dropout",
+                                        "resid_pdrop", "embd_pdrop"};
 
     for (size_t i = 0; i < BL_COUNT(names); i++) {
         double value = json_number_value(json_object_get(root, names[i]));

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arch/config_internal.h"
 #include "arch/rope_internal.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -13,6 +14,11 @@
 #include "ops/rope.h"
 
 enum { MAX_POSITIONS = 1 << 30 };
+
+int64_t bl_model_rotary_dim(const bl_model_config *c)
+{
+    return c->rotary_dim > 0 ? c->rotary_dim : c->head_dim;
+}
 
 static const char *const names[] = {
     [BL_ROPE_DEFAULT] = "default", [BL_ROPE_LINEAR] = "linear", [BL_ROPE_LLAMA3] = "llama3",
@@ -127,7 +133,8 @@ static bl_status read_factors(const rope_keys *k, const char *key, int64_t n, do
 
     if (!list) return BL_FAIL(BL_EINPUT, "%s: key %s: missing", k->where, key);
     if (n > BL_MODEL_ROPE_FACTORS || json_array_size(list) != (size_t)n)
-        return bl_json_fail(k->where, key, "a factor for each of head_dim / 2 pairs, at most 128",
+        return bl_json_fail(k->where, key,
+                            "a factor for each pair of rotated channels of a head, at most 128",
                             list);
     for (int64_t i = 0; i < n; i++) {
         const json_t *value = json_array_get(list, (size_t)i);
@@ -140,8 +147,8 @@ static bl_status read_factors(const rope_keys *k, const char *key, int64_t n, do
 
 static bl_status read_longrope(const rope_keys *k, bl_model_config *c)
 {
-    BL_TRY(read_factors(k, "short_factor", c->head_dim / 2, c->rope_short));
-    BL_TRY(read_factors(k, "long_factor", c->head_dim / 2, c->rope_long));
+    BL_TRY(read_factors(k, "short_factor", bl_model_rotary_dim(c) / 2, c->rope_short));
+    BL_TRY(read_factors(k, "long_factor", bl_model_rotary_dim(c) / 2, c->rope_long));
     BL_TRY(read_original_length(k, c));
     double length = (double)c->rope_original_max_positions,
            factor = (double)c->max_position_embeddings / length;
@@ -167,12 +174,9 @@ static bl_status read_kind(const rope_keys *k, bl_model_config *c)
     const char *key = json_object_get(k->rope, "rope_type") ? "rope_type" : "type",
                *type = "default";
     size_t kind = 0;
-    double rotary = 1;
 
     BL_TRY(check_known(k->where, k->rope));
     BL_TRY(bl_json_get_string(k->where, k->rope, key, BL_JSON_OPTIONAL, &type));
-    BL_TRY(bl_json_get_real(k->where, k->rope, "partial_rotary_factor", BL_JSON_OPTIONAL, 1, 1,
-                            &rotary));
     while (kind < BL_COUNT(names) && strcmp(type, names[kind]) != 0) kind++;
     if (kind == BL_COUNT(names))
         return bl_json_fail(
@@ -184,6 +188,23 @@ static bl_status read_kind(const rope_keys *k, bl_model_config *c)
     if (kind == BL_ROPE_LLAMA3) BL_TRY(read_llama3(k, c));
     if (kind == BL_ROPE_YARN) BL_TRY(read_yarn(k, c));
     if (kind == BL_ROPE_LONGROPE) BL_TRY(read_longrope(k, c));
+    return BL_OK;
+}
+
+/* The rotated part of each head: of the families that have it, and 1 in the files of the others.
+ * Inside RoPE's keys or, with them or without, outside, where transformers 4 has it. */
+static bl_status read_rotary_part(const char *where, const json_t *keys, bl_model_config *c)
+{
+    static const char key[] = "partial_rotary_factor";
+    double part = 1;
+
+    BL_TRY(bl_json_get_real(where, keys, key, BL_JSON_OPTIONAL, arch_reads(c->arch, key) ? 0 : 1, 1,
+                            &part));
+    int64_t d = (int64_t)((double)c->head_dim * part); /* transformers rounds down, too */
+    if (d < 2 || d % 2)
+        return bl_json_fail(where, key, "an even number of head_dim channels",
+                            json_object_get(keys, key));
+    if (json_object_get(keys, key)) c->rotary_dim = d < c->head_dim ? d : 0;
     return BL_OK;
 }
 
@@ -233,6 +254,7 @@ bl_status arch_read_rope(const char *file, const json_t *root, bl_model_config *
     if (scaling && parameters && !json_equal(scaling, parameters))
         return bl_json_fail(file, "rope_scaling", "nothing beside rope_parameters", scaling);
     const json_t *rope = parameters ? parameters : scaling;
+    if (arch_reads(c->arch, "partial_rotary_factor")) BL_TRY(read_rotary_part(file, root, c));
     if (!rope) return keep_defaults(file, root, c);
     clear_defaults(root, c);
     BL_TRY(bl_text_format(&where, "%s: %s", file, parameters ? "rope_parameters" : "rope_scaling"));
@@ -247,6 +269,7 @@ bl_status arch_read_rope(const char *file, const json_t *root, bl_model_config *
         goto done;
     }
     c->rope_theta = theta;
+    BL_TRY_GOTO(st, done, read_rotary_part(where, rope, c));
     BL_TRY_GOTO(st, done, read_kind(&keys, c));
     BL_TRY_GOTO(st, done, read_query_beta(&keys, c));
 done:
@@ -276,6 +299,8 @@ json_t *arch_describe_rope(const bl_model_config *c)
         json_object_set_new(out, "low_freq_factor", json_real(c->rope_low_freq_factor));
         json_object_set_new(out, "high_freq_factor", json_real(c->rope_high_freq_factor));
     }
+    if (c->rotary_dim > 0)
+        json_object_set_new(out, "rotary_dim", json_integer((json_int_t)c->rotary_dim));
     if (c->rope_original_max_positions > 0)
         json_object_set_new(out, "original_max_position_embeddings",
                             json_integer((json_int_t)c->rope_original_max_positions));
@@ -285,8 +310,10 @@ json_t *arch_describe_rope(const bl_model_config *c)
         json_object_set_new(out, "truncate", json_boolean(!c->rope_is_exact));
     }
     if (kind == BL_ROPE_LONGROPE) {
-        json_object_set_new(out, "short_factor", describe_factors(c->rope_short, c->head_dim / 2));
-        json_object_set_new(out, "long_factor", describe_factors(c->rope_long, c->head_dim / 2));
+        json_object_set_new(out, "short_factor",
+                            describe_factors(c->rope_short, bl_model_rotary_dim(c) / 2));
+        json_object_set_new(out, "long_factor",
+                            describe_factors(c->rope_long, bl_model_rotary_dim(c) / 2));
     }
     if (c->rope_attention_factor > 0)
         json_object_set_new(out, "attention_factor", json_real(c->rope_attention_factor));
@@ -313,7 +340,8 @@ static double llama3_frequency(const bl_model_config *c, double inv)
 /* The pair, as a real number, that turns so many times in the original length. */
 static double yarn_pair(const bl_model_config *c, double turns)
 {
-    return (double)c->head_dim * log((double)c->rope_original_max_positions / (turns * two_pi)) /
+    return (double)bl_model_rotary_dim(c) *
+           log((double)c->rope_original_max_positions / (turns * two_pi)) /
            (2 * log(c->rope_theta));
 }
 
@@ -322,7 +350,7 @@ static double yarn_frequency(const bl_model_config *c, int64_t i, double inv)
     double first = yarn_pair(c, c->rope_beta_fast), last = yarn_pair(c, c->rope_beta_slow);
 
     if (!c->rope_is_exact) first = floor(first), last = ceil(last);
-    first = fmax(first, 0), last = fmin(last, (double)(c->head_dim - 1));
+    first = fmax(first, 0), last = fmin(last, (double)(bl_model_rotary_dim(c) - 1));
     if (first == last) last += 0.001;
     double r = fmin(fmax(((double)i - first) / (last - first), 0), 1);
     return inv / c->rope_factor * r + inv * (1 - r);
@@ -330,8 +358,10 @@ static double yarn_frequency(const bl_model_config *c, int64_t i, double inv)
 
 void bl_model_rope_inv_freq(const bl_model_config *c, bool is_long, double *inverse)
 {
-    for (int64_t i = 0; i < c->head_dim / 2; i++) {
-        double inv = pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
+    int64_t d = bl_model_rotary_dim(c);
+
+    for (int64_t i = 0; i < d / 2; i++) {
+        double inv = pow(c->rope_theta, -2.0 * (double)i / (double)d);
         if (c->rope_kind == BL_ROPE_LINEAR) inv /= c->rope_factor;
         if (c->rope_kind == BL_ROPE_LLAMA3) inv = llama3_frequency(c, inv);
         if (c->rope_kind == BL_ROPE_YARN) inv = yarn_frequency(c, i, inv);
@@ -371,7 +401,7 @@ static double query_scale(const bl_model_config *c, int64_t position)
 void bl_model_rope_fill(const bl_model_config *c, const double *inverse, bool is_query,
                         int64_t first, int64_t n, float *cosines, float *sines)
 {
-    int64_t half = c->head_dim / 2;
+    int64_t half = bl_model_rotary_dim(c) / 2;
     double factor = c->rope_attention_factor > 0 ? c->rope_attention_factor : 1.0;
 
     for (int64_t p = 0; p < n; p++)

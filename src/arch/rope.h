@@ -7,9 +7,12 @@
 
 #include "arch/arch.h"
 
-/* inverse[i], i < head_dim/2: the angle of pair (i, i + head_dim/2) is position * inverse[i].
+/* d: channels of a head that are rotated, the first ones: rotary_dim, or head_dim. */
+int64_t bl_model_rotary_dim(const bl_model_config *config);
+
+/* inverse[i], i < d/2: the angle of pair (i, i + d/2) is position * inverse[i].
  *
- *   default   inv = theta^(-2i / head_dim), theta = rope_theta
+ *   default   inv = theta^(-2i / d), theta = rope_theta
  *   dynamic   the same: sequences are at most max_position_embeddings (bl_model_rope_max_tokens)
  *   linear    inv / factor
  *   llama3    wavelength w = 2 pi / inv, L = rope_original_max_positions:
@@ -31,9 +34,10 @@ int64_t bl_model_rope_max_tokens(const bl_model_config *config);
 /* Whether queries have separate tables: attention_multiplier and query_beta scale q. */
 bool bl_model_rope_has_queries(const bl_model_config *config);
 
-/* Tables of positions [first, first + n), each (n, head_dim/2): cosines and sines, in double before
+/* Tables of positions [first, first + n), each (n, d/2): cosines and sines, in double before
  * they are rounded, times rope_attention_factor; those of queries moreover times
- *   attention_multiplier sqrt(head_dim), as attention divides by the root, and
+ *   attention_multiplier sqrt(head_dim), as attention divides by the root (no family that has it
+ *   leaves channels unrotated), and
  *   1 + query_beta log(1 + floor(position / rope_original_max_positions)). */
 void bl_model_rope_fill(const bl_model_config *config, const double *inverse, bool is_query,
                         int64_t first, int64_t n, float *cosines, float *sines);

@@ -104,7 +104,7 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_b
     bl_model_whole_bytes n = {.vectors = bl_arch_vector_floats(c) * FLOAT,
                               .rope_tables = count_rope_tables(c) *
                                              bl_model_table_positions(kind, n_positions) *
-                                             c->head_dim * FLOAT};
+                                             bl_model_rotary_dim(c) * FLOAT};
     for (int64_t u = 0; u < layout->n_units; u++)
         for (int m = 0; m < layout->units[u].n_matrices; m++) {
             const bl_weight *w = &layout->units[u].matrix[m].weight;
@@ -159,7 +159,7 @@ static bl_status fill_rope_tables(const bl_model_weights *w, bool is_query, cons
                                   bl_staging *staging, float *tables)
 {
     const bl_model_config *c = &w->model->config;
-    int64_t half = c->head_dim / 2,
+    int64_t half = bl_model_rotary_dim(c) / 2,
             n_positions = bl_model_table_positions(w->dims.kind, w->model->n_positions),
             most = (int64_t)(staging->n_bytes / (2 * sizeof(float))) / half;
     float *cosines = staging->bytes, *sines = cosines + most * half;
@@ -177,7 +177,7 @@ static bl_status fill_rope_tables(const bl_model_weights *w, bool is_query, cons
 static bl_status make_rope_tables(bl_model_weights *w, bl_staging *staging)
 {
     const bl_model_config *c = &w->model->config;
-    int64_t half = c->head_dim / 2,
+    int64_t half = bl_model_rotary_dim(c) / 2,
             n_table = bl_model_table_positions(w->dims.kind, w->model->n_positions) * half,
             long_after = bl_model_rope_long_after(c);
     bl_block_rope *rope = &w->dims.rope;

@@ -140,6 +140,12 @@ BL_HOST_DEVICE float bl_gelu_tanh_gradient(float u, float dh)
     return dh * (gate.sigma + gate.slope * gate.both);
 }
 
+/* Channels of a head of d that RoPE rotates. */
+BL_HOST_DEVICE int64_t bl_rope_width(int64_t d, int64_t d_rotated)
+{
+    return d_rotated > 0 ? d_rotated : d;
+}
+
 typedef struct bl_rope_pair {
     float a, b;
 } bl_rope_pair;

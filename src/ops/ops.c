@@ -94,9 +94,10 @@ bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 {
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("rope", ops->act, args->x));
-    if (args->d % 2 != 0 || (args->direction != 1 && args->direction != -1))
-        return BL_FAIL(BL_EINTERNAL, "rope: head dimension %lld, direction %d", (long long)args->d,
-                       args->direction);
+    if (args->d % 2 != 0 || args->d_rotated % 2 != 0 || args->d_rotated < 0 ||
+        args->d_rotated > args->d || (args->direction != 1 && args->direction != -1))
+        return BL_FAIL(BL_EINTERNAL, "rope: %lld of head dimension %lld, direction %d",
+                       (long long)args->d_rotated, (long long)args->d, args->direction);
     return ops->rope(stream, args);
 }
 

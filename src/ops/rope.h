@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* rope.h -- rotary position embedding. Su et al. 2021, arXiv:2104.09864, eq. 34, in Hugging Face's
- * rotate-half layout: pair i of a head is (x_i, x_{i + d/2}). */
+ * rotate-half layout: pair i of a head is (x_i, x_{i + d_rotated/2}). */
 #ifndef BALLAST_OPS_ROPE_H
 #define BALLAST_OPS_ROPE_H
 
@@ -10,10 +10,11 @@
 extern "C" {
 #endif
 
-/* In place on n_heads consecutive heads of d channels at x + t * row_stride, for each token t:
+/* In place on n_heads consecutive heads of d channels at x + t * row_stride, for each token t, on
+ * the pairs of the first d_rotated channels of a head (0: of all d; the others stay):
  *   (a, b) -> (a cos - b sin, b cos + a sin),  angle = (p_t + position_offset) inv_freq[i],
  * p_t the token's index in its document. direction -1 rotates back: the backward of the forward.
- * cos_table, sin_table: (n_positions, d/2) fp32, made from double angles by bl_rope_fill_tables;
+ * cos_table, sin_table: (n_positions, d_rotated/2) fp32, made from double angles by bl_rope_fill_tables;
  * every position used is < n_positions. With long_after > 0 a document of more tokens (with
  * position_offset those before) takes the tables long_offset floats behind these. */
 typedef struct bl_rope_args {
@@ -23,6 +24,7 @@ typedef struct bl_rope_args {
     const float *cos_table, *sin_table;
     bl_tensor x;
     int64_t long_after, long_offset;
+    int64_t d_rotated; /* even, at most d */
 } bl_rope_args;
 BL_API bl_status bl_rope(bl_stream *stream, const bl_rope_args *args);
 

@@ -256,7 +256,8 @@ static void rotate(plan_tally *t)
                          &(bl_rope_args){.T = t->T,
                                          .n_heads = (d->n_heads + d->n_kv_heads) / d->n_groups,
                                          .d = d->head_dim,
-                                         .x = t->x}));
+                                         .x = t->x,
+                                         .d_rotated = d->rotary_dim}));
 }
 
 /* Eager: keys and values, repeated. */

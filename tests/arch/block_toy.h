@@ -29,8 +29,9 @@ typedef struct block_case {
     int64_t window;             /* of LAYER; 0: none */
     double residual, attention; /* multipliers; 0: none */
     double query_beta;
-    int n_layer_norms; /* > 0: Falcon's layer; of its targets, q k v o are all */
-    bool is_sequence;  /* with two of them, one after the other */
+    int64_t rotary_dim; /* of bl_model_config */
+    int n_layer_norms;  /* > 0: Falcon's layer; of its targets, q k v o are all */
+    bool is_sequence;   /* with two of them, one after the other */
     bl_activation activation;
 } block_case;
 
@@ -46,6 +47,7 @@ static const block_case cases[] = {
      .has_head_norms = true},
     {"a window, multipliers", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .window = 3, .residual = 0.7,
      .attention = 0.4},
+    {"a part of each head rotated", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .rotary_dim = 6},
     {"queries by position", 16, 24, 2, 2, 8, 1, "qd", 0, .query_beta = 0.3},
     {"parallel, two LayerNorms", 24, 40, 4, 2, 8, 3, "qkvo", 0.2f, .n_layer_norms = 2,
      .activation = BL_GELU},
@@ -133,6 +135,7 @@ static void create_toy(const block_case *c, toy *m)
                           .n_heads = c->n_heads,
                           .n_kv_heads = c->n_kv_heads,
                           .head_dim = c->head_dim,
+                          .rotary_dim = c->rotary_dim,
                           .rms_norm_eps = 1e-5,
                           .tie_word_embeddings = true,
                           .rope_theta = 100.0};

@@ -105,13 +105,13 @@ static int64_t document_start(int64_t t)
 
 static void reference_rope(const toy *m, int64_t n_heads, double *x)
 {
-    int64_t d = m->c->head_dim;
+    int64_t d = m->c->head_dim, n = m->c->rotary_dim > 0 ? m->c->rotary_dim : d;
     for (int64_t t = 0; t < T_ALL; t++)
         for (int64_t h = 0; h < n_heads; h++)
-            for (int64_t i = 0; i < d / 2; i++) {
-                double *a = &x[(t * n_heads + h) * d + i], *b = a + d / 2, old = *a;
+            for (int64_t i = 0; i < n / 2; i++) {
+                double *a = &x[(t * n_heads + h) * d + i], *b = a + n / 2, old = *a;
                 double angle =
-                    (double)(t - document_start(t)) * pow(100.0, -2.0 * (double)i / (double)d);
+                    (double)(t - document_start(t)) * pow(100.0, -2.0 * (double)i / (double)n);
                 *a = old * cos(angle) - *b * sin(angle);
                 *b = *b * cos(angle) + old * sin(angle);
             }

@@ -200,7 +200,8 @@ static void test_refusals(void **state)
         {"\"rope_parameters\":{\"rope_type\":\"longrope\"}",
          "rope_parameters: key short_factor: missing"},
         {"\"rope_parameters\":{\"rope_type\":\"longrope\",\"short_factor\":[1,1,1]}",
-         "key short_factor: expected a factor for each of head_dim / 2 pairs, at most 128, got"},
+         "key short_factor: expected a factor for each pair of rotated channels of a head, at most "
+         "128, got"},
         {"\"rope_parameters\":{\"rope_type\":\"longrope\",\"short_factor\":[1,1,1,0]}",
          "key short_factor: expected numbers in [1e-06, 1e+06], got 0"},
         {"\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}",
@@ -444,6 +445,9 @@ static void test_presets(void **state)
         {"falcon-7b", 6921720704},
         {"falcon-40b", 41303293952},
         {"falcon-180b", 178557088768},
+        {"phi3-mini", 3821079552},
+        {"phi3-medium", 13960238080},
+        {"phi4", 14659507200},
     };
     bl_model_config c;
 

@@ -12,6 +12,7 @@
 
 #include "arch/config.h"
 #include "base/files.h"
+#include "base/sizes.h"
 
 static char folder[] = "/tmp/ballast-config-XXXXXX";
 
@@ -61,6 +62,56 @@ static void test_dropouts_are_named(void **state)
                           &c),
                      BL_OK);
     assert_string_equal(warnings, "");
+}
+
+/* Phi-3's, inside RoPE's keys or, as transformers 4 writes it, outside; inside goes first. */
+static void test_partial_rotary(void **state)
+{
+#define PHI "\"model_type\":\"phi3\",\"head_dim\":16,"
+    static const struct {
+        const char *keys;
+        int64_t rotary_dim;
+    } cases[] = {
+        {PHI "\"rope_theta\":1e4", 0},
+        {PHI "\"partial_rotary_factor\":0.75", 12},
+        {PHI "\"partial_rotary_factor\":0.8", 12}, /* 12.8 */
+        {PHI "\"rope_scaling\":{\"rope_type\":\"default\"},\"partial_rotary_factor\":0.5", 8},
+        {PHI "\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":0.5}", 8},
+        {PHI "\"rope_parameters\":{\"rope_type\":\"default\",\"partial_rotary_factor\":1.0},"
+             "\"partial_rotary_factor\":0.5",
+         0},
+    };
+    static const struct {
+        const char *keys, *error;
+    } rejected[] = {
+        {PHI "\"partial_rotary_factor\":0.6875",
+         "key partial_rotary_factor: expected an even number of head_dim channels, got 0.6875"},
+        {PHI "\"partial_rotary_factor\":1.5",
+         "key partial_rotary_factor: expected a number in [0, 1], got 1.5"},
+        {PHI "\"rope_parameters\":{\"rope_type\":\"longrope\",\"partial_rotary_factor\":0.5,"
+             "\"short_factor\":[1,1,1,1,1,1,1,1],\"long_factor\":[1,1,1,1]}",
+         "key short_factor: expected a factor for each pair of rotated channels of a head"},
+        {PHI "\"rope_scaling\":{\"type\":\"yarn\",\"factor\":2}",
+         "key rope_scaling: expected the type \"default\" or \"longrope\", got {"},
+    };
+    bl_model_config c;
+    json_t *whole, *part;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        assert_int_equal(load(cases[i].keys, &c), BL_OK);
+        if (c.rotary_dim != cases[i].rotary_dim) fail_msg("%s", cases[i].keys);
+        if (i == 0) assert_int_equal(bl_model_config_describe(&c, &whole), BL_OK);
+        if (i == 1) assert_int_equal(bl_model_config_describe(&c, &part), BL_OK);
+    }
+    assert_false(json_equal(whole, part));
+    json_decref(whole), json_decref(part);
+    for (size_t i = 0; i < BL_COUNT(rejected); i++) {
+        assert_int_equal(load(rejected[i].keys, &c), BL_EINPUT);
+        if (!strstr(bl_error_text(), rejected[i].error))
+            fail_msg("\"%s\" lacks \"%s\"", bl_error_text(), rejected[i].error);
+    }
+#undef PHI
 }
 
 /* A Ministral 3 without RoPE's keys has transformers' default, and none of it beside such keys. */
@@ -115,6 +166,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dropouts_are_named),
         cmocka_unit_test(test_default_rope),
+        cmocka_unit_test(test_partial_rotary),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }

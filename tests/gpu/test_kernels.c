@@ -205,11 +205,11 @@ static void check_head_norms(gpu_test *t, shape s)
 
 /* ---- RoPE: the same operations, so the same fp32 numbers ---- */
 
-static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d, int64_t row_stride,
-                             int shift)
+static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d, int64_t rotated,
+                             int64_t row_stride, int shift)
 {
     enum { DOCUMENTS = 4, OFFSET = 3 };
-    int64_t half = d / 2, n = T * row_stride, n_table = 2 * (T + OFFSET + 1) * half;
+    int64_t half = rotated / 2, n = T * row_stride, n_table = 2 * (T + OFFSET + 1) * half;
     const int32_t cu[DOCUMENTS + 1] = {0, (int32_t)(T / 3), (int32_t)(T / 3), (int32_t)(T / 2),
                                        (int32_t)T};
     buffer x, cosines, sines, cu_seqlens = bytes_input(t, cu, sizeof cu);
@@ -227,7 +227,8 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
                         .sin_table = cs,
                         .x = bl_tensor_f32(cx),
                         .long_after = T / 2 - T / 3 + OFFSET, /* the last document is longer */
-                        .long_offset = n_table / 2};
+                        .long_offset = n_table / 2,
+                        .d_rotated = rotated};
     gpu_ok(bl_rope(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bl_rope_args gpu = cpu;
@@ -243,9 +244,12 @@ static void check_rope_heads(gpu_test *t, int64_t T, int64_t n_heads, int64_t d,
 static void check_rope(gpu_test *t, shape s)
 {
     if (s.cols == 16384)
-        check_rope_heads(t, 5, 136, 128, 18432, 0); /* 405B's q and k in the fused rows */
-    if (s.cols >= 64) check_rope_heads(t, s.rows, 2, 20, 64, s.shift);
-    if (s.cols >= 256) check_rope_heads(t, s.rows, 3, 64, 3 * 64 + 8, s.shift);
+        check_rope_heads(t, 5, 136, 128, 128, 18432, 0); /* 405B's q and k in the fused rows */
+    if (s.cols >= 64) check_rope_heads(t, s.rows, 2, 20, 20, 64, s.shift);
+    if (s.cols >= 256) check_rope_heads(t, s.rows, 3, 64, 64, 3 * 64 + 8, s.shift);
+    if (s.cols >= 256) check_rope_heads(t, s.rows, 3, 128, 96, 3 * 128 + 8, s.shift);
+    if (s.cols >= 64) check_rope_heads(t, s.rows, 2, 20, 6, 64, s.shift);
+    if (s.cols >= 64) check_rope_heads(t, s.rows, 2, 20, 16, 64, s.shift);
 }
 
 /* ---- SwiGLU ---- */

@@ -205,13 +205,15 @@ static void norm_matches_reference_and_differences(void **state)
 
 /* ---- RoPE ---- */
 
-static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, int64_t n_documents,
-                       int64_t offset)
+/* rotated: channels of a head of d. */
+static void check_rope(int64_t d, int64_t rotated, int64_t n_heads, const int32_t *cu_seqlens,
+                       int64_t n_documents, int64_t offset)
 {
-    int64_t T = cu_seqlens[n_documents], stride = n_heads * d + 5, n = T * stride, half = d / 2,
-            n_positions = 200;
+    int64_t T = cu_seqlens[n_documents], stride = n_heads * d + 5, n = T * stride,
+            half = rotated / 2, n_positions = 200;
     double *inv_freq = test_doubles(half), *want = test_doubles(n);
-    for (int64_t i = 0; i < half; i++) inv_freq[i] = pow(10000.0, -2.0 * (double)i / (double)d);
+    for (int64_t i = 0; i < half; i++)
+        inv_freq[i] = pow(10000.0, -2.0 * (double)i / (double)rotated);
     float *cosines = test_floats(n_positions * half), *sines = test_floats(n_positions * half);
     bl_rope_fill_tables(0, n_positions, half, inv_freq, 1.0, cosines, sines);
     float *x = test_random_floats(n, 5), *first = NULL;
@@ -240,7 +242,8 @@ static void check_rope(int64_t d, int64_t n_heads, const int32_t *cu_seqlens, in
                              .cu_seqlens = cu_seqlens,
                              .cos_table = cosines,
                              .sin_table = sines,
-                             .x = bl_tensor_f32(y)};
+                             .x = bl_tensor_f32(y),
+                             .d_rotated = rotated < d ? rotated : 0};
         assert_int_equal(bl_rope(device.stream, &args), BL_OK);
         test_finish(device);
         test_close("rope", y, want, n, 6 * U,
@@ -275,12 +278,14 @@ static void rope_rotates_by_position_in_the_document(void **state)
 {
     (void)state;
     const int32_t none[] = {0}, one[] = {0, 1}, several[] = {0, 1, 2, 2, 70, 129};
-    check_rope(8, 1, none, 0, 0);
-    check_rope(8, 3, one, 1, 0);
-    check_rope(64, 2, several, 5, 0);
-    check_rope(96, 4, several, 5, 0);
-    check_rope(128, 1, several, 5, 0);
-    check_rope(64, 2, one, 1, 150);
+    check_rope(8, 8, 1, none, 0, 0);
+    check_rope(8, 8, 3, one, 1, 0);
+    check_rope(64, 64, 2, several, 5, 0);
+    check_rope(96, 96, 4, several, 5, 0);
+    check_rope(128, 128, 1, several, 5, 0);
+    check_rope(64, 64, 2, one, 1, 150);
+    check_rope(128, 96, 3, several, 5, 0); /* a part of each head */
+    check_rope(20, 2, 3, several, 5, 7);
 }
 
 /* ---- SwiGLU ---- */

@@ -6,7 +6,7 @@ import sys
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 sys.path.insert(0, os.path.join(ROOT, 'tools', 'golden', 'families'))
-from make_golden import FALCON_TARGETS, LLAMA_TARGETS, TOWER_TARGETS, without  # noqa: E402
+from make_golden import FALCON_TARGETS, LLAMA_TARGETS, PHI_TARGETS, TOWER_TARGETS, without  # noqa: E402
 
 DTYPES = ('float32', 'bfloat16', 'float16')
 POSITIONS, ORIGINAL = 256, 96   # rows of ROW_LENGTHS are on both sides of ORIGINAL, a prompt and its answer below
@@ -32,6 +32,8 @@ FAMILIES = {
     'qwen3': ('Qwen3', DECODER, LLAMA_TARGETS),
     'granite': ('Granite', {**without(DECODER, 'head_dim'), 'hidden_size': 32, **MULTIPLIERS}, LLAMA_TARGETS),
     'seed_oss': ('SeedOss', {**DECODER, 'attention_bias': True, 'attention_out_bias': True, 'mlp_bias': True}, LLAMA_TARGETS),
+    'phi3': ('Phi3', without(DECODER, 'head_dim') | {'hidden_size': 32}, PHI_TARGETS),
+    'phi3, half of each head rotated': ('Phi3', without(DECODER, 'head_dim') | {'hidden_size': 32, 'sliding_window': 9}, PHI_TARGETS),
     'falcon, two norms': ('Falcon', {**FALCON, 'new_decoder_architecture': True, 'num_kv_heads': 2}, FALCON_TARGETS),
     'falcon, one key head': ('Falcon', {**FALCON, 'multi_query': True}, FALCON_TARGETS),
     'falcon, in sequence': ('Falcon', {**FALCON, 'multi_query': False, 'parallel_attn': False, 'bias': True}, FALCON_TARGETS),
@@ -49,9 +51,19 @@ ROPES = {
 }
 
 
+def ropes_of(family):
+    """transformers accepts two types in Phi-3's files."""
+    return ('default', 'longrope') if 'phi3' in family else tuple(ROPES)
+
+
 def rope_parameters(family, rope):
     """As the family's files have them: Ministral 3 scales its queries with every type."""
     parameters = {'rope_type': rope, 'rope_theta': 1e4, **ROPES[rope]}
+    if 'half of each head' in family:
+        parameters['partial_rotary_factor'] = 0.5
+        for key in ('short_factor', 'long_factor'):
+            if key in parameters:
+                parameters[key] = parameters[key][:PAIRS // 2]
     if 'ministral3' in family:
         parameters |= {'llama_4_scaling_beta': 0.1, 'original_max_position_embeddings': ORIGINAL}
     return parameters
@@ -61,7 +73,7 @@ def combinations(tokenizers):
     """(family, rope, dtype, tied, tokenizer): a family with a RoPE type is one line of the page, of each dtype and tying, and of
     each tokenizer once."""
     stored = list(itertools.product(DTYPES, (False, True)))
-    for line, (family, rope) in enumerate(itertools.product(FAMILIES, ROPES)):
+    for line, (family, rope) in enumerate((f, r) for f in FAMILIES for r in ropes_of(f)):
         for i, (dtype, tied) in enumerate(stored):
             yield family, rope, dtype, tied, tokenizers[(line + i) % len(tokenizers)]
 
@@ -69,9 +81,9 @@ def combinations(tokenizers):
 def quick(tokenizers):
     """One combination per family; all RoPE types, dtypes and tokenizers occur."""
     every = list(combinations(tokenizers))
-    per_family = len(every) // len(FAMILIES)
-    for i in range(len(FAMILIES)):
-        yield every[i * per_family + (7 * i) % per_family]
+    for i, family in enumerate(FAMILIES):
+        of_family = [c for c in every if c[0] == family]
+        yield of_family[7 * i % len(of_family)]
 
 
 # ---- what is rejected: a class of transformers, and keys that its config.json has besides
@@ -80,7 +92,7 @@ REJECTED_TYPES = ('ApertusConfig', 'ArceeConfig', 'BloomConfig', 'CohereConfig',
                   'FalconMambaConfig', 'GemmaConfig', 'Gemma2Config', 'Gemma3TextConfig', 'GlmConfig', 'Glm4Config',
                   'GPT2Config', 'GPTNeoXConfig', 'GptOssConfig', 'GraniteMoeConfig', 'HunYuanDenseV1Config', 'InternLM3Config',
                   'Llama4TextConfig', 'MambaConfig', 'MiniMaxM2Config', 'MixtralConfig', 'MptConfig',
-                  'NemotronConfig', 'OlmoConfig', 'Olmo2Config', 'Olmo3Config', 'OPTConfig', 'PhiConfig', 'Phi3Config',
+                  'NemotronConfig', 'OlmoConfig', 'Olmo2Config', 'Olmo3Config', 'OPTConfig', 'PhiConfig',
                   'PhimoeConfig', 'Qwen2MoeConfig', 'Qwen3MoeConfig', 'Qwen3NextConfig', 'SmolLM3Config', 'StableLmConfig',
                   'Starcoder2Config')
 

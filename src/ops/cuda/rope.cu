@@ -13,7 +13,7 @@ typedef struct rope_tables {
 } rope_tables;
 
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
-    rope_kernel(unsigned n_heads, unsigned half, int64_t row_stride, bool aligned,
+    rope_kernel(unsigned n_heads, unsigned d, unsigned half, int64_t row_stride, bool aligned,
                 rope_tables tables, bl_bf16 *x)
 {
     int64_t t = blockIdx.x, document = bl_document_of(tables.cu_seqlens, tables.n_documents, t);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
          group += BL_BLOCK_THREADS) {
         unsigned head = group / groups_per_head, pair = group % groups_per_head * BL_GROUP;
         int64_t n_valid = (int64_t)half - pair;
-        bl_bf16 *first = x + (int64_t)head * 2 * half + pair;
+        bl_bf16 *first = x + (int64_t)head * d + pair;
         float a[BL_GROUP], b[BL_GROUP], c[BL_GROUP], s[BL_GROUP];
         bl_load(first, n_valid, aligned, a);
         bl_load(first + half, n_valid, aligned, b);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
 
 extern "C" bl_status ops_cuda_rope(bl_stream *stream, const bl_rope_args *a)
 {
-    int64_t half = a->d / 2;
+    int64_t half = bl_rope_width(a->d, a->d_rotated) / 2;
     if (a->T < 0 || a->n_heads < 0 || a->d < 0 || a->row_stride < a->n_heads * a->d ||
         a->n_heads * (half + 1) > INT32_MAX)
         return BL_FAIL(BL_EINTERNAL, "rope: %lld tokens, %lld heads of %lld, rows %lld apart",
@@ -57,8 +57,9 @@ extern "C" bl_status ops_cuda_rope(bl_stream *stream, const bl_rope_args *a)
     rope_tables tables = {a->cu_seqlens,  a->n_documents, a->position_offset, a->long_after,
                           a->long_offset, a->cos_table,   a->sin_table,       (float)a->direction};
     bool aligned = bl_is_aligned(a->x.data) && bl_is_aligned(a->cos_table) &&
-                   bl_is_aligned(a->sin_table) && half % BL_GROUP == 0 &&
+                   bl_is_aligned(a->sin_table) && half % BL_GROUP == 0 && a->d % BL_GROUP == 0 &&
                    a->long_offset % BL_GROUP == 0 && a->row_stride % BL_GROUP == 0;
     return bl_launch("rope", stream, {a->T, BL_BLOCK_THREADS, 1}, rope_kernel, (unsigned)a->n_heads,
-                     (unsigned)half, a->row_stride, aligned, tables, (bl_bf16 *)a->x.data);
+                     (unsigned)a->d, (unsigned)half, a->row_stride, aligned, tables,
+                     (bl_bf16 *)a->x.data);
 }

@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "ops/cost.h"
+#include "ops/element_internal.h"
 #include "ops/cuda/matmul_plan.h"
 
 static void add(bl_cost *cost, bl_cost_rate rate, double flops, double bytes)
@@ -60,7 +61,8 @@ bl_cost bl_cost_layernorm_backward(const bl_cost_setting *s, const bl_layernorm_
 bl_cost bl_cost_rope(const bl_cost_setting *s, const bl_rope_args *a)
 {
     (void)s;
-    return elementwise((double)a->T * 2 * (double)(a->n_heads * a->d), a->x);
+    return elementwise((double)a->T * 2 * (double)(a->n_heads * bl_rope_width(a->d, a->d_rotated)),
+                       a->x);
 }
 
 bl_cost bl_cost_swiglu_forward(const bl_cost_setting *s, const bl_swiglu_forward_args *a)

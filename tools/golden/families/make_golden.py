@@ -42,6 +42,8 @@ YARN = {'rope_type': 'yarn', 'rope_theta': 1e4, 'factor': 8.0, 'original_max_pos
 LONGROPE = {'rope_type': 'longrope', 'rope_theta': 1e4, 'original_max_position_embeddings': 16,
             'short_factor': [1.0, 1.1, 1.2, 1.3], 'long_factor': [1.5, 2.0, 3.0, 4.5]}
 
+PHI_TARGETS = ['qkv_proj', 'o_proj', 'gate_up_proj', 'down_proj']
+
 FALCON = {**SIZES, 'num_kv_heads': 2, 'ffn_hidden_size': 40}
 FALCON_TARGETS = ['query_key_value', 'dense', 'dense_h_to_4h', 'dense_4h_to_h']
 
@@ -70,6 +72,12 @@ CASES = {
                                    'bias': True}, FALCON_TARGETS),
     'mistral3': ('Mistral3', {**DECODER, 'model_type': 'ministral3', 'rope_parameters': {**YARN, 'llama_4_scaling_beta': 0.1}},
                  TOWER_TARGETS),
+    'phi3': ('Phi3', {**without(DECODER, 'head_dim'), 'num_attention_heads': 3, 'num_key_value_heads': 1,
+                      'rope_parameters': {'rope_type': 'default', 'rope_theta': 1e4, 'partial_rotary_factor': 0.75}}, PHI_TARGETS),
+    'phi3-longrope': ('Phi3', {**without(DECODER, 'head_dim'), 'num_attention_heads': 3, 'num_key_value_heads': 3,
+                               'sliding_window': 5, 'original_max_position_embeddings': 16,
+                               'rope_parameters': {**LONGROPE, 'short_factor': [1.0, 1.2], 'long_factor': [1.5, 4.5],
+                                                   'partial_rotary_factor': 0.5}}, PHI_TARGETS),
 }
 
 CONFIG = {
