@@ -15,7 +15,7 @@ typedef struct bl_linear_case {
 } bl_linear_case;
 
 /* linear_plan.c, for any build: bytes that a case allocates on the GPU, in all and of the pieces
- * with sizes of their own; and its seconds, by the GPU's rates. BL_EUSAGE: too large. */
+ * with separate sizes; and its seconds, by the GPU's rates. BL_EUSAGE: too large. */
 typedef struct bl_linear_sizes {
     int64_t all, input_scales, workspace, prepared;
 } bl_linear_sizes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* phi3.c -- Phi-3, Phi-3.5 (mini), Phi-4: Llama's layer with one matrix for queries, keys and values
- * and one for gate and up, and RoPE on a part of each head. */
+/* phi3.c -- Phi-3, Phi-3.5 (mini), Phi-4: Llama's layer with one matrix for queries, keys and
+ * values and one for gate and up, and RoPE on a part of each head. */
 
 #include "arch/decoder_internal.h"
 #include "arch/list_internal.h"

@@ -14,9 +14,9 @@ extern "C" {
  * the pairs of the first d_rotated channels of a head (0: of all d; the others stay):
  *   (a, b) -> (a cos - b sin, b cos + a sin),  angle = (p_t + position_offset) inv_freq[i],
  * p_t the token's index in its document. direction -1 rotates back: the backward of the forward.
- * cos_table, sin_table: (n_positions, d_rotated/2) fp32, made from double angles by bl_rope_fill_tables;
- * every position used is < n_positions. With long_after > 0 a document of more tokens (with
- * position_offset those before) takes the tables long_offset floats behind these. */
+ * cos_table, sin_table: (n_positions, d_rotated/2) fp32, made from double angles by
+ * bl_rope_fill_tables; every position used is < n_positions. With long_after > 0 a document of more
+ * tokens (with position_offset those before) takes the tables long_offset floats behind these. */
 typedef struct bl_rope_args {
     int64_t T, n_heads, d, row_stride, n_documents, position_offset;
     int direction; /* +1 or -1 */

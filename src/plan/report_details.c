@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase and by kind of op,
- * rates and their sources. */
+/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase and by kind of
+ * op, rates and their sources. */
 #include <stdlib.h>
 
 #include "adapter/state.h"

@@ -569,9 +569,7 @@ static void test_bad_arguments(void **state)
     assert_int_equal(bl_device_create_cpu(0, &device), BL_EUSAGE);
     assert_int_equal(bl_device_create_cpu_over(2, NULL, &device), BL_EUSAGE);
     assert_null(device);
-    bl_device_destroy(NULL);
-    bl_stream_destroy(NULL);
-    bl_event_destroy(NULL);
+    bl_device_destroy(NULL), bl_stream_destroy(NULL), bl_event_destroy(NULL);
 }
 
 #define STREAM_TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
