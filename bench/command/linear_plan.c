@@ -29,11 +29,11 @@ bl_status bl_bench_linear_sizes(const bl_linear_case *c, bl_linear_sizes *out)
     layer.weight.n_segments = 1;
     layer.weight.segment[0] = (bl_weight_segment){.format = c->format, .rows = N};
     bl_matmul_weight_args dense = {.mode = BL_MATMUL_BF16, .weight = layer.weight};
-    *out = (bl_linear_sizes){.input_scales = larger * T * (int64_t)sizeof(float) / BL_FP8_BLOCK +
-                                             T * (int64_t)sizeof(float),
-                             .workspace =
-                                 (int64_t)bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, &layer, T),
-                             .prepared = (int64_t)bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &dense)};
+    *out = (bl_linear_sizes){
+        .input_scales =
+            larger * T * (int64_t)sizeof(float) / BL_FP8_BLOCK + T * (int64_t)sizeof(float),
+        .workspace = (int64_t)bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, BL_BF16, &layer, T),
+        .prepared = (int64_t)bl_matmul_prepared_bytes(BL_DEVICE_CUDA, &dense)};
     int64_t weight = (int64_t)codes + (int64_t)n_scales * (int64_t)sizeof(float),
             plain = N * K * (2 + 1), rows = T * (2 * K + 2 * N + (2 + 1) * larger),
             factors = (r * K + b) * (int64_t)(2 + sizeof(float)), one_scale = sizeof(float);

@@ -237,6 +237,7 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
                         .n_runs = 1,
                         .head_dtype = BL_BF16,
                         .kind = BL_DEVICE_CPU,
+                        .act = BL_F32,
                         .n_ranks = w->ranks,
                         .n_hosts = 1,
                         .n_shards = w->ranks,

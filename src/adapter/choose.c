@@ -80,6 +80,6 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
         options = adapter;
     }
     bl_lora_layout_init(model, &options, out);
-    bl_lora_layout_order_for(bl_train_config_device_kind(c), out);
+    bl_lora_layout_order_for(bl_train_config_act(c), out);
     return BL_OK;
 }

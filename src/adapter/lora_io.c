@@ -69,9 +69,9 @@ bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter
     return BL_OK;
 }
 
-void bl_lora_layout_order_for(bl_device_kind kind, bl_lora_layout *layout)
+void bl_lora_layout_order_for(bl_dtype act, bl_lora_layout *layout)
 {
-    bl_lora_layout_stack(layout, bl_act_dtype(kind) != BL_F32);
+    bl_lora_layout_stack(layout, act != BL_F32);
 }
 
 /* In place. */
@@ -105,18 +105,17 @@ static bl_status read_layers(const bl_lora_layout *layout, const bl_peft_adapter
 bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights)
 {
-    bl_device_kind kind = bl_device_get_kind(device);
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
     bl_lora_options options;
     bl_staging *staging = NULL;
     bl_status st = BL_OK;
 
-    *weights = bl_tensor_of(NULL, bl_act_dtype(kind));
+    *weights = bl_tensor_of(NULL, bl_device_act(device));
     BL_TRY(bl_peft_open(dir, &base, &adapter));
     bl_lora_options_of_peft(bl_peft_get_config(adapter), &options);
     bl_lora_layout_init(config, &options, layout);
-    bl_lora_layout_order_for(kind, layout);
+    bl_lora_layout_order_for(weights->dtype, layout);
     BL_TRY_GOTO(st, done,
                 bl_device_alloc(device, BL_SPACE_DEVICE,
                                 bl_tensor_bytes(*weights, config->n_layers * layout->n_floats),

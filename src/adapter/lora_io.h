@@ -23,7 +23,7 @@ bl_status bl_lora_read_range(const bl_lora_layout *layout, const bl_peft_adapter
 bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights);
 
-/* The order of a layout's weights that suits such a device: stacked where activations are bf16. */
-void bl_lora_layout_order_for(bl_device_kind kind, bl_lora_layout *layout);
+/* The order of a layout's weights that suits activations of dtype `act`: stacked for bf16. */
+void bl_lora_layout_order_for(bl_dtype act, bl_lora_layout *layout);
 
 #endif

@@ -15,12 +15,12 @@
 enum { LOSS, SQUARES, LANE_BYTES, LANE_STALLS = LANE_BYTES + BL_N_LANES };
 enum { NORM, SCALE, N_CLIP }; /* clip */
 
-bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
+bl_adapter_bytes bl_adapter_state_measure(bl_dtype act, const bl_lora_layout *layout,
                                           int64_t n_layers, int n_ranks, int ring_depth)
 {
     enum { FLOAT = sizeof(float) };
     int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
-            act_bytes = (int64_t)bl_dtype_bytes(bl_act_dtype(kind));
+            act_bytes = (int64_t)bl_dtype_bytes(act);
     return (bl_adapter_bytes){.shard = n_layers * chunk * FLOAT,
                               .part = chunk * FLOAT,
                               .whole = chunk * n_ranks * FLOAT,
@@ -69,7 +69,7 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
 /* A separate copy only where activations are not fp32. */
 static bl_status allocate_copy(bl_adapter_state *s)
 {
-    s->compute_copy = bl_tensor_of(s->w, bl_act_dtype(bl_device_get_kind(s->device)));
+    s->compute_copy = bl_tensor_of(s->w, bl_device_act(s->device));
     if (s->compute_copy.dtype == BL_F32) return BL_OK;
     s->compute_copy.data = NULL;
     return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.copy,
@@ -141,9 +141,9 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                             .timeline = timeline,
                             .n_layers = n_layers,
                             .chunk = bl_ceil_div(layout->n_floats, bl_comm_size(world)),
-                            .bytes = bl_adapter_state_measure(bl_device_get_kind(device), layout,
-                                                              n_layers, bl_comm_size(world),
-                                                              ring_depth)};
+                            .bytes =
+                                bl_adapter_state_measure(bl_device_act(device), layout, n_layers,
+                                                         bl_comm_size(world), ring_depth)};
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
     bl_status st = allocate(s);
     if (st == BL_OK) st = create_ring(s, ring_depth);

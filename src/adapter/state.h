@@ -26,7 +26,7 @@ typedef struct bl_adapter_state bl_adapter_state;
 typedef struct bl_adapter_bytes {
     int64_t shard, part, whole, copy, ring, staging;
 } bl_adapter_bytes;
-bl_adapter_bytes bl_adapter_state_measure(bl_device_kind kind, const bl_lora_layout *layout,
+bl_adapter_bytes bl_adapter_state_measure(bl_dtype act, const bl_lora_layout *layout,
                                           int64_t n_layers, int n_ranks, int ring_depth);
 
 /* Everything zero; bl_adapter_state_measure returns the sizes. device, layout, comm, streams and

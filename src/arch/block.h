@@ -88,8 +88,8 @@ typedef struct bl_block_dims {
     bl_block_rope rope;
 } bl_block_dims;
 
-/* Without the tables. */
-bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind);
+/* Without the tables. act: the dtype of activations (bl_device_act). */
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind, bl_dtype act);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
  * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);

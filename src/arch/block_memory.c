@@ -11,7 +11,7 @@
 
 enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
 
-bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind)
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind, bl_dtype act)
 {
     bl_block_dims dims = {.hidden = config->hidden_size,
                           .inter = config->intermediate_size,
@@ -23,7 +23,7 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
                           .windows = config->windows,
                           .residual_multiplier = (float)config->residual_multiplier,
                           .kind = kind,
-                          .act = bl_act_dtype(kind)};
+                          .act = act};
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
@@ -155,7 +155,7 @@ static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int6
                                      .mode = (bl_matmul_mode)mode,
                                      .prepared = &prepared};
             for (int p = 0; p < linear.n_parts; p++) linear.part[p].r = r;
-            size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, &linear, T);
+            size_t n_bytes = bl_lora_linear_workspace_bytes(dims->kind, dims->act, &linear, T);
             if (n_bytes > most) most = n_bytes;
         }
     return most;

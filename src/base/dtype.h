@@ -37,6 +37,9 @@ typedef enum bl_dtype {
     BL_DTYPE_COUNT
 } bl_dtype;
 
+/* Of a set of dtypes. */
+#define BL_DTYPE_BIT(dtype) (UINT32_C(1) << (dtype))
+
 BL_API size_t bl_dtype_bytes(bl_dtype dtype);                /* bytes of one element */
 BL_API const char *bl_dtype_name(bl_dtype dtype);            /* "BF16" */
 BL_API bool bl_dtype_parse(const char *name, bl_dtype *out); /* false: unknown name */

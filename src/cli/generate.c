@@ -24,6 +24,7 @@ typedef struct generate_options {
     double temperature, top_p, min_p, repetition_penalty;
     bl_base_format base_format;
     bl_config_device device;
+    bl_compute_dtype compute_dtype;
     bool parse_special_tokens, json;
 } generate_options;
 
@@ -62,6 +63,9 @@ static const bl_option table[] = {
      .help = "how the frozen weights are held"},
     {OPTION(device, ENUM), .default_text = "auto", .names = "auto|cpu|cuda",
      .help = "auto: the GPU, if this build and machine have one"},
+    {OPTION(compute_dtype, ENUM), .default_text = "auto", .names = "auto|fp32|bf16",
+     .help = "arithmetic: fp32 or, with AVX512-BF16, bf16 on the CPU; bf16 on a GPU; auto: fp32 or "
+             "bf16"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "CPU threads"},
     {OPTION(parse_special_tokens, BOOL), .default_text = "false",
@@ -118,17 +122,19 @@ static void print_base_formats(const session *s)
     bl_log_info("base_format %s: %s", bl_base_format_name(s->options->base_format), text);
 }
 
-/* On a GPU the products are in bf16. */
 static bl_status create_device(session *s)
 {
     const generate_options *o = s->options;
     int n_threads = (int)(o->threads == BL_OPTION_AUTO ? bl_cores_usable() : o->threads);
     bl_config_device device = o->device;
-    bl_compute_dtype dtype = BL_COMPUTE_AUTO;
+    bl_compute_dtype dtype = o->compute_dtype;
     bl_gpu_info gpu;
 
     BL_TRY(bl_config_choose_device(&device, &dtype, &gpu));
-    if (device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu(n_threads, &s->device);
+    if (device == BL_CONFIG_DEVICE_CPU) {
+        BL_TRY(bl_device_create_cpu(n_threads, &s->device));
+        return bl_device_set_act(s->device, dtype == BL_COMPUTE_BF16 ? BL_BF16 : BL_F32);
+    }
     BL_TRY(bl_device_create_cuda(0, &s->device));
     return bl_device_start_workers(s->device, n_threads);
 }

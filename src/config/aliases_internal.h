@@ -78,7 +78,7 @@
         {.name = "trl", .hint = "!supervised fine-tuning is the only stage"},                      \
         OFF("gptq", "base_format fp8_row, 8 bits per weight"),                                     \
         {.name = "torchao", .hint = "base_format fp8_row, 8 bits per weight"},                     \
-        OFF("float16", "compute_dtype: bf16 or fp8 on a GPU, fp32 on a CPU"),                      \
+        OFF("float16", "compute_dtype: bf16, or fp8 on a GPU"),                                    \
         {.name = "bfloat16",                                                                       \
          .key = "compute_dtype",                                                                   \
          .values = "true=bf16 false=",                                                             \

@@ -52,7 +52,8 @@ static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *
     if ((c->device == BL_CONFIG_DEVICE_CUDA) != machine->has_gpus)
         return BL_FAIL(BL_EUSAGE, "device %s: the machine of the plan has %s",
                        machine->has_gpus ? "cpu" : "cuda", machine->has_gpus ? "GPUs" : "no GPU");
-    BL_TRY(config_choose_dtype(c->device, machine->gpu, machine->capability, &c->compute_dtype));
+    config_arithmetic has = {machine->gpu, machine->capability, machine->cpu_bf16};
+    BL_TRY(config_choose_dtype(c->device, &has, &c->compute_dtype));
     if (c->ranks == BL_OPTION_AUTO) c->ranks = machine->n_ranks;
     if (c->threads == BL_OPTION_AUTO)
         c->threads = bl_max_i64(

@@ -199,6 +199,7 @@ typedef struct bl_config_machine {
     int64_t n_ranks_on_host; /* of n_ranks */
     const char *gpu;         /* its name, borrowed for the call */
     int capability;          /* its compute capability, 10 x major + minor */
+    bool cpu_bf16;           /* its CPU multiplies bf16 */
 } bl_config_machine;
 /* As bl_train_config_load for a training on that machine, but no key is required, and this machine
  * is not looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that
@@ -244,6 +245,8 @@ bl_resume bl_train_config_resume(const bl_train_config *config);
 
 /* Of a resolved configuration. */
 bl_device_kind bl_train_config_device_kind(const bl_train_config *config);
+/* The dtype of activations. compute_dtype is resolved. */
+bl_dtype bl_train_config_act(const bl_train_config *config);
 
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);

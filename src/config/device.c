@@ -11,6 +11,7 @@
 #include "job/launch.h"
 #include "config/internal.h"
 #include "arch/table.h"
+#include "ops/gemm.h"
 #include "ops/matmul.h"
 
 /* Only NCCL carries the weights between GPUs of several processes. */
@@ -105,15 +106,21 @@ bl_device_kind bl_train_config_device_kind(const bl_train_config *config)
     return config->device == BL_CONFIG_DEVICE_CUDA ? BL_DEVICE_CUDA : BL_DEVICE_CPU;
 }
 
-/* A CPU computes in fp32. */
-static bl_status compute_on_cpu(bl_compute_dtype *dtype)
+bl_dtype bl_train_config_act(const bl_train_config *config)
+{
+    return config->compute_dtype == BL_COMPUTE_FP32 ? BL_F32 : BL_BF16;
+}
+
+/* In fp32 unless bf16 is asked for. */
+static bl_status compute_on_cpu(bool has_bf16, bl_compute_dtype *dtype)
 {
     if (*dtype == BL_COMPUTE_FP8)
         return BL_FAIL(BL_EUSAGE,
-                       "compute_dtype fp8: device cpu computes in fp32; use auto or fp32");
-    if (*dtype == BL_COMPUTE_BF16)
-        bl_log_warning("compute_dtype bf16: device cpu computes in fp32, which is used");
-    *dtype = BL_COMPUTE_FP32;
+                       "compute_dtype fp8: device cpu computes in fp32 or bf16; use one of these");
+    if (*dtype == BL_COMPUTE_BF16 && !has_bf16)
+        return BL_FAIL(BL_EUSAGE,
+                       "compute_dtype bf16: this processor has no AVX512-BF16; use auto or fp32");
+    if (*dtype == BL_COMPUTE_AUTO) *dtype = BL_COMPUTE_FP32;
     return BL_OK;
 }
 
@@ -132,20 +139,28 @@ static bl_status do_without_fp8(const char *gpu, int capability, bl_compute_dtyp
     return BL_OK;
 }
 
-bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,
+bl_status config_choose_dtype(bl_config_device device, const config_arithmetic *has,
                               bl_compute_dtype *dtype)
 {
-    bool is_cuda = device == BL_CONFIG_DEVICE_CUDA;
-
-    if (*dtype == BL_COMPUTE_AUTO) *dtype = is_cuda ? BL_COMPUTE_BF16 : BL_COMPUTE_FP32;
-    if (!is_cuda) return compute_on_cpu(dtype);
+    if (device != BL_CONFIG_DEVICE_CUDA) return compute_on_cpu(has->cpu_bf16, dtype);
+    if (*dtype == BL_COMPUTE_AUTO) *dtype = BL_COMPUTE_BF16;
     if (*dtype == BL_COMPUTE_FP32)
         return BL_FAIL(BL_EUSAGE,
                        "compute_dtype fp32: device cuda computes in bf16 or fp8; use auto, bf16 or "
                        "fp8");
-    if (*dtype == BL_COMPUTE_FP8 && !bl_matmul_has_fp8(capability))
-        return do_without_fp8(gpu, capability, dtype);
+    if (*dtype == BL_COMPUTE_FP8 && !bl_matmul_has_fp8(has->capability))
+        return do_without_fp8(has->gpu, has->capability, dtype);
     return BL_OK;
+}
+
+/* The environment variable BALLAST_CPU_BF16, for tests: "emulated" computes the bits of AVX512-BF16
+ * without it, slower than fp32 (ops/gemm.h); "off" is a processor without it. */
+static bool computes_bf16(void)
+{
+    const char *wish = getenv("BALLAST_CPU_BF16");
+
+    if (wish && strcmp(wish, "off") == 0) return false;
+    return bl_cpu_gemm_has_bf16() || (wish && strcmp(wish, "emulated") == 0);
 }
 
 bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dtype,
@@ -153,7 +168,13 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
 {
     *gpu = (bl_gpu_info){0};
     BL_TRY(choose_device(device, gpu));
-    return config_choose_dtype(*device, gpu->name, gpu->capability, dtype);
+    bool is_auto = *dtype == BL_COMPUTE_AUTO;
+    config_arithmetic has = {gpu->name, gpu->capability, computes_bf16()};
+    BL_TRY(config_choose_dtype(*device, &has, dtype));
+    if (is_auto && *device == BL_CONFIG_DEVICE_CPU && has.cpu_bf16)
+        bl_log_info("compute_dtype auto: fp32; this processor has AVX512-BF16: compute_dtype bf16 "
+                    "takes about half the time");
+    return BL_OK;
 }
 
 /* The matrices that a name selects, bits, in one layer or, *layer -1, in all. */

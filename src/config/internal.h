@@ -29,11 +29,17 @@ bl_status config_check_modules(const bl_string_list *bf16_modules);
  * together. */
 bl_status config_place_ranks(bl_train_config *config, int n_gpus);
 
+/* What a machine's processors can multiply. */
+typedef struct config_arithmetic {
+    const char *gpu; /* its name */
+    int capability;  /* 10 x major + minor */
+    bool cpu_bf16;   /* the CPU multiplies bf16 */
+} config_arithmetic;
+
 /* device.c. Replaces auto by the device's dtype, and checks that the device supports *dtype: a
- * device of this machine, or a described one. gpu: its name; capability: 10 x major + minor. With a
- * warning, FP8 becomes bf16 on a GPU later than Hopper, and bf16 becomes fp32 on a CPU. BL_EUSAGE:
- * the device does not compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
-bl_status config_choose_dtype(bl_config_device device, const char *gpu, int capability,
+ * device of this machine, or a described one. With a warning, FP8 becomes bf16 on a GPU later than
+ * Hopper. BL_EUSAGE: the device does not compute in it; BL_ELIMIT: FP8 on a GPU before Hopper. */
+bl_status config_choose_dtype(bl_config_device device, const config_arithmetic *has,
                               bl_compute_dtype *dtype);
 
 /* Cores for one of the n_on_host processes that a launcher has started on this host. This one is

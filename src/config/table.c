@@ -192,8 +192,8 @@ const bl_option bl_train_options[] = {
      .help = "device of the ranks; auto: the GPU, if this build and machine have one"},
     {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH, .names = "auto|fp32|bf16|fp8",
      .default_text = "auto",
-     .help = "arithmetic of products with the frozen projections: fp32 on the CPU; bf16 or fp8 "
-             "on a GPU; auto: fp32 or bf16; bf16 on a CPU: fp32, with a warning"},
+     .help = "arithmetic of products: fp32 or, with AVX512-BF16, bf16 on the CPU; bf16, or fp8 for "
+             "products with the frozen projections, on a GPU; auto: fp32 or bf16"},
     {KEY(compute_bf16_modules, LIST), RESULT, .commands = BOTH,
      .help = "exceptions from compute_dtype fp8: projections (down_proj), layers (layers.0) or "
              "projections of a layer (layers.0.mlp.down_proj); those that share a fused matrix "

@@ -15,7 +15,8 @@ void bl_device_prepare_environment(void)
 
 void bl_device_base_init(bl_device *device, const bl_device_backend *backend)
 {
-    *device = (bl_device){.backend = backend};
+    *device =
+        (bl_device){.backend = backend, .act = backend->kind == BL_DEVICE_CUDA ? BL_BF16 : BL_F32};
     pthread_mutex_init(&device->lock, NULL);
 }
 
@@ -35,6 +36,22 @@ void bl_device_destroy(bl_device *device)
 bl_device_kind bl_device_get_kind(const bl_device *device)
 {
     return device->backend->kind;
+}
+
+bl_dtype bl_device_act(const bl_device *device)
+{
+    return device->act;
+}
+
+bl_status bl_device_set_act(bl_device *device, bl_dtype act)
+{
+    bool is_cuda = bl_device_get_kind(device) == BL_DEVICE_CUDA;
+
+    if (act != BL_BF16 && (is_cuda || act != BL_F32))
+        return BL_FAIL(BL_EUSAGE, "a %s computes in %s, not in %s", is_cuda ? "GPU" : "CPU",
+                       is_cuda ? "BF16" : "F32 or BF16", bl_dtype_name(act));
+    device->act = act;
+    return BL_OK;
 }
 
 bl_pool *bl_device_pool(bl_device *device)

@@ -27,6 +27,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/dtype.h"
 #include "base/pool.h"
 #include "base/status.h"
 
@@ -99,6 +100,13 @@ BL_API void
 bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
 /* Constant from creation on. */
 BL_API bl_device_kind bl_device_get_kind(const bl_device *device);
+
+/* The dtype of activations and their gradients of whoever computes on the device: what this returns
+ * is a choice of its owner's, which ops do not look at. fp32 on a CPU unless it is set to bf16,
+ * before anything is created for the device; bf16 on a GPU. BL_EUSAGE: another dtype, or fp32 on a
+ * GPU. */
+BL_API bl_dtype bl_device_act(const bl_device *device);
+BL_API bl_status bl_device_set_act(bl_device *device, bl_dtype act);
 
 /* The rank's worker threads on the host; borrowed. A CPU's exist from create on. A GPU has none,
  * NULL, until start_workers gives it n_threads (>= 1, the caller of bl_pool_run among them):

@@ -67,6 +67,7 @@ typedef struct bl_device_block {
 
 struct bl_device {
     const bl_device_backend *backend;
+    bl_dtype act;
     pthread_mutex_t lock; /* guards what follows */
     bl_device_block *blocks;
     size_t n_blocks, max_blocks;

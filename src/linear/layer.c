@@ -134,8 +134,7 @@ static void give_back(const bl_linear_stack *stack, void *memory)
 static bl_status take_memory(bl_linear_stack *stack)
 {
     size_t n_floats = (size_t)stack->n_floats;
-    bl_tensor copies = {NULL, bl_act_dtype(bl_device_get_kind(stack->options.device))},
-              biases = copies;
+    bl_tensor copies = {NULL, bl_device_act(stack->options.device)}, biases = copies;
 
     BL_TRY(take(stack, stack->memory.scales, "scales", (void **)&stack->scales));
     for (int64_t i = 0; i < stack->n_layers; i++)

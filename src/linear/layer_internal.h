@@ -54,9 +54,9 @@ struct bl_linear_stack {
     float *scales;
     int64_t n_scales;
     float *weights, *gradients;
-    bl_tensor copies;             /* of the weights in bl_act_dtype; none where that is fp32 */
+    bl_tensor copies;             /* of the weights in bl_device_act; none where that is fp32 */
     int64_t n_floats, n_external; /* n_external: of the largest layer with is_external */
-    bl_tensor biases;             /* in bl_act_dtype */
+    bl_tensor biases;             /* in bl_device_act */
     int64_t n_biases;
     /* For up to n_tokens: */
     int64_t n_tokens;

@@ -166,11 +166,12 @@ bl_lora_linear bl_linear_layer_outline(const bl_linear_layer *layer)
 size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T)
 {
     bl_device_kind kind = bl_device_get_kind(stack->options.device);
+    bl_dtype act = bl_device_act(stack->options.device);
     size_t most = 0;
 
     for (int64_t i = 0; i < stack->n_layers; i++) {
         bl_lora_linear lora = bl_linear_layer_outline(&stack->layers[i]);
-        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, &lora, T);
+        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, act, &lora, T);
         if (n_bytes > most) most = n_bytes;
     }
     return most;
@@ -178,7 +179,7 @@ size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T)
 
 size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T)
 {
-    bl_dtype act = bl_act_dtype(bl_device_get_kind(stack->options.device));
+    bl_dtype act = bl_device_act(stack->options.device);
     size_t per_token = (stack->has_dropout ? sizeof(int64_t) + sizeof(int32_t) : 0) +
                        (stack->n_biases > 0 ? bl_dtype_bytes(act) : 0);
 
@@ -188,7 +189,7 @@ size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T)
 static void count_memory(bl_linear_stack *stack)
 {
     const bl_linear_options *o = &stack->options;
-    bl_dtype act = bl_act_dtype(bl_device_get_kind(o->device));
+    bl_dtype act = bl_device_act(o->device);
     size_t vectors = o->forward_only ? 1 : 2, act_bytes = bl_dtype_bytes(act);
 
     stack->memory.work = o->max_tokens > 0 ? bl_linear_stack_call_bytes(stack, o->max_tokens) : 0;

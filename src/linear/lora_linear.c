@@ -31,7 +31,7 @@ typedef struct workspace_layout {
     size_t du, masked, scratch; /* offsets in bytes; u is at 0 */
 } workspace_layout;
 
-/* On the CPU nothing is padded. */
+/* In fp32 nothing is padded. */
 static workspace_layout lay_out(bl_dtype act, const bl_lora_linear *linear, int64_t T)
 {
     bool is_f32 = act == BL_F32, is_stacked = linear->is_stacked && !is_f32;
@@ -66,15 +66,17 @@ static size_t product_scratch_bytes(bl_device_kind kind, const bl_lora_linear *l
     return y > dx ? y : dx;
 }
 
-size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear, int64_t T)
+size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, bl_dtype act,
+                                      const bl_lora_linear *linear, int64_t T)
 {
-    return lay_out(bl_act_dtype(kind), linear, T).scratch + product_scratch_bytes(kind, linear, T);
+    return lay_out(act, linear, T).scratch + product_scratch_bytes(kind, linear, T);
 }
 
-static workspace divide_workspace(bl_stream *stream, const bl_lora_linear *linear, int64_t T)
+/* act: the dtype of the activations of the call. */
+static workspace divide_workspace(bl_stream *stream, bl_dtype act, const bl_lora_linear *linear,
+                                  int64_t T)
 {
     bl_device_kind kind = bl_device_get_kind(bl_stream_device(stream));
-    bl_dtype act = bl_act_dtype(kind);
     workspace_layout at = lay_out(act, linear, T);
     char *memory = linear->workspace;
     bool has_scratch = product_scratch_bytes(kind, linear, T) > 0;
@@ -271,7 +273,7 @@ static bl_status run_forward(bl_stream *stream, const pass *p, order way, bool *
 bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                  bl_tensor x, bl_tensor y)
 {
-    workspace ws = divide_workspace(stream, linear, T);
+    workspace ws = divide_workspace(stream, x.dtype, linear, T);
     pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .y = y};
 
     if (T == 0) return BL_OK;
@@ -385,7 +387,7 @@ static bl_status run_backward(bl_stream *stream, const pass *p, order way, bool 
 bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                   bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
-    workspace ws = divide_workspace(stream, linear, T);
+    workspace ws = divide_workspace(stream, dy.dtype, linear, T);
     pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .dy = dy, .dx = dx};
 
     if (T == 0) {

@@ -15,8 +15,8 @@
  * (n_parts 0: the plain base). The stream's device decides where it runs; all pointers are memory
  * of that device.
  *
- * Types: x, y, dy, dx, A and B are fp32 on the CPU and bf16 on CUDA (A and B are then compute
- * copies made by bl_cast); dA and dB are fp32 everywhere. */
+ * Types: x, y, dy, dx, A and B are of one dtype, fp32 or bf16 on the CPU and bf16 on CUDA (in bf16
+ * A and B are compute copies made by bl_cast); dA and dB are fp32 everywhere. */
 #ifndef BALLAST_LINEAR_LORA_LINEAR_H
 #define BALLAST_LINEAR_LORA_LINEAR_H
 
@@ -55,8 +55,8 @@ typedef struct bl_lora_linear {
     bl_weight weight;
     int n_parts;
     bl_lora_part part[BL_LORA_PARTS];
-    /* The parts' A's are contiguous, and so are their dA's: on CUDA x and dx are then read once for
-     * all parts instead of once for each. Ignored on the CPU. */
+    /* The parts' A's are contiguous, and so are their dA's: in bf16 x and dx are then read once
+     * for all parts instead of once for each. Ignored in fp32. */
     bool is_stacked;
     bl_lora_dropout dropout;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
@@ -72,11 +72,11 @@ typedef struct bl_lora_linear {
 BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K,
                                int64_t begin, int64_t count, float *out);
 
-/* Bytes of the workspace on such a device; 0 is possible. Of `linear`, the weight's shape and
- * formats, the parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes are read; on the
- * CPU the weight's columns alone. */
-BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, const bl_lora_linear *linear,
-                                             int64_t T);
+/* Bytes of the workspace on such a device for x of dtype `act`; 0 is possible. Of `linear`, the
+ * weight's shape and formats, the parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes
+ * are read; on the CPU the weight's columns alone. */
+BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, bl_dtype act,
+                                             const bl_lora_linear *linear, int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */
 BL_API bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,

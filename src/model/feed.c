@@ -27,7 +27,7 @@ struct bl_feed {
 
 static bool pads(const bl_block_dims *dims)
 {
-    return dims->act != BL_F32;
+    return dims->kind == BL_DEVICE_CUDA;
 }
 
 static int64_t tile_tokens(const bl_block_dims *dims)

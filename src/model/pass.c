@@ -143,6 +143,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
 
     *out = NULL;
     o.kind = bl_device_get_kind(device);
+    o.act = bl_device_act(device);
     o.is_dense = bl_model_base_is_bf16(config, weights->model->formats);
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);

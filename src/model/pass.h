@@ -54,6 +54,7 @@ typedef struct bl_pass_micro {
 typedef struct bl_pass_options {
     /* Of the device, for bl_pass_measure before there is one; create looks at its device. */
     bl_device_kind kind;
+    bl_dtype act; /* of activations */
     /* Of products with the frozen projections on CUDA; and, by layer, those that are made in bf16
      * all the same: bit m is bl_layer_matrix m. NULL: none. Borrowed by the pass. */
     bl_matmul_mode mode;

@@ -15,7 +15,7 @@ enum {
 
 bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *o)
 {
-    bl_block_dims dims = bl_block_dims_of(config, o->kind);
+    bl_block_dims dims = bl_block_dims_of(config, o->kind, o->act);
 
     dims.mode = o->mode;
     dims.is_dense = o->is_dense;

@@ -269,7 +269,7 @@ bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int 
     if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
     w->model = model;
     w->device = device;
-    w->dims = bl_block_dims_of(c, bl_device_get_kind(w->device));
+    w->dims = bl_block_dims_of(c, bl_device_get_kind(device), bl_device_act(device));
     BL_TRY_GOTO(
         st, done,
         bl_model_layout(c, model->formats, model->head_dtype, w->dims.kind, n_shards, &w->layout));

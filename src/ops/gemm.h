@@ -68,6 +68,10 @@ BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint
  * bits, slower than fp32. The environment variable BALLAST_CPU_BF16=emulated hides them. */
 BL_API bool bl_cpu_gemm_has_bf16(void);
 
+/* What computes them, as bl_cpu_gemm_describe: "ballast avx512_bf16", or "ballast emulated". */
+enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
+BL_API void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
+
 /* The library underneath: "onednn" or "openblas". */
 BL_API const char *bl_cpu_gemm_library(void);
 
@@ -78,7 +82,6 @@ BL_API bl_status bl_cpu_gemm_prepare(void);
 
 /* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines
  * where they differ may round products differently. */
-enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 BL_API void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
 /* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of

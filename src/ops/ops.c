@@ -27,37 +27,33 @@ static const ops_table *ops_of(bl_stream *stream)
     return ops_of_device(bl_stream_device(stream));
 }
 
-bl_dtype bl_act_dtype(bl_device_kind kind)
+/* All tensors that are there have one dtype, a bit of `acts`. */
+static bl_status check_dtypes(const char *what, unsigned acts, const bl_tensor *tensors, size_t n)
 {
-    return table_of(kind)->act;
-}
+    const bl_tensor *first = NULL;
 
-static bl_status check_dtypes(const char *what, bl_dtype dtype, const bl_tensor *tensors, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (bl_tensor_is_there(tensors[i]) && tensors[i].dtype != dtype)
-            return BL_FAIL(BL_EINTERNAL, "%s: a tensor is %s where this device takes %s", what,
-                           bl_dtype_name(tensors[i].dtype), bl_dtype_name(dtype));
+    for (size_t i = 0; i < n; i++) {
+        const bl_tensor *t = &tensors[i];
+        if (!bl_tensor_is_there(*t)) continue;
+        if (!(acts >> t->dtype & 1u))
+            return BL_FAIL(BL_EINTERNAL, "%s: this device takes no tensor of dtype %s", what,
+                           bl_dtype_name(t->dtype));
+        if (first && t->dtype != first->dtype)
+            return BL_FAIL(BL_EINTERNAL, "%s: a tensor is %s where another is %s", what,
+                           bl_dtype_name(t->dtype), bl_dtype_name(first->dtype));
+        if (!first) first = t;
+    }
     return BL_OK;
 }
 
-/* Every tensor that is there has this dtype. */
-#define CHECK_DTYPES(what, dtype, ...)                                                             \
-    check_dtypes(what, dtype, (const bl_tensor[]){__VA_ARGS__},                                    \
+#define CHECK_DTYPES(what, acts, ...)                                                              \
+    check_dtypes(what, acts, (const bl_tensor[]){__VA_ARGS__},                                     \
                  sizeof((const bl_tensor[]){__VA_ARGS__}) / sizeof(bl_tensor))
 
-/* The dtype that the tensors of an op must have which also takes fp32, when the first is
- * `first`. */
-static bl_dtype act_or_f32(const ops_table *ops, bl_tensor first)
+/* Of an op that also takes fp32. */
+static unsigned acts_or_f32(const ops_table *ops)
 {
-    return first.dtype == BL_F32 ? BL_F32 : ops->act;
-}
-
-/* The dtype of a product's inputs, when the first is `first`: bf16 everywhere, or fp32 where
- * activations are. */
-static bl_dtype input_of_product(const ops_table *ops, bl_tensor first)
-{
-    return first.dtype == BL_BF16 ? BL_BF16 : ops->act;
+    return ops->acts | BL_DTYPE_BIT(BL_F32);
 }
 
 /* ---- norm.h, rope.h ---- */
@@ -65,35 +61,35 @@ static bl_dtype input_of_product(const ops_table *ops, bl_tensor first)
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rmsnorm_forward", ops->act, args->x, args->y));
+    BL_TRY(CHECK_DTYPES("rmsnorm_forward", ops->acts, args->x, args->y));
     return ops->rmsnorm_forward(stream, args);
 }
 
 bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rmsnorm_backward", ops->act, args->x, args->dy, args->dx));
+    BL_TRY(CHECK_DTYPES("rmsnorm_backward", ops->acts, args->x, args->dy, args->dx));
     return ops->rmsnorm_backward(stream, args);
 }
 
 bl_status bl_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("layernorm_forward", ops->act, args->x, args->y));
+    BL_TRY(CHECK_DTYPES("layernorm_forward", ops->acts, args->x, args->y));
     return ops->layernorm_forward(stream, args);
 }
 
 bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("layernorm_backward", ops->act, args->x, args->dy, args->dx));
+    BL_TRY(CHECK_DTYPES("layernorm_backward", ops->acts, args->x, args->dy, args->dx));
     return ops->layernorm_backward(stream, args);
 }
 
 bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rope", ops->act, args->x));
+    BL_TRY(CHECK_DTYPES("rope", ops->acts, args->x));
     if (args->d % 2 != 0 || args->d_rotated % 2 != 0 || args->d_rotated < 0 ||
         args->d_rotated > args->d || (args->direction != 1 && args->direction != -1))
         return BL_FAIL(BL_EINTERNAL, "rope: %lld of head dimension %lld, direction %d",
@@ -121,7 +117,7 @@ static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d,
 bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("attention_forward", ops->act, args->q, args->k, args->v, args->o));
+    BL_TRY(CHECK_DTYPES("attention_forward", ops->acts, args->q, args->k, args->v, args->o));
     BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
                            args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
@@ -133,7 +129,7 @@ bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_arg
 bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("attention_backward", ops->act, args->q, args->k, args->v, args->o,
+    BL_TRY(CHECK_DTYPES("attention_backward", ops->acts, args->q, args->k, args->v, args->o,
                         args->do_, args->dq, args->dk, args->dv));
     BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
                            args->kv_stride, args->o_stride));
@@ -145,49 +141,49 @@ bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_a
 bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("swiglu_forward", ops->act, args->gate_up, args->h));
+    BL_TRY(CHECK_DTYPES("swiglu_forward", ops->acts, args->gate_up, args->h));
     return ops->swiglu_forward(stream, args);
 }
 
 bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("swiglu_backward", ops->act, args->gate_up, args->dh, args->d_gate_up));
+    BL_TRY(CHECK_DTYPES("swiglu_backward", ops->acts, args->gate_up, args->dh, args->d_gate_up));
     return ops->swiglu_backward(stream, args);
 }
 
 bl_status bl_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("gelu_forward", ops->act, args->u, args->h));
+    BL_TRY(CHECK_DTYPES("gelu_forward", ops->acts, args->u, args->h));
     return ops->gelu_forward(stream, args);
 }
 
 bl_status bl_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("gelu_backward", ops->act, args->u, args->dh, args->du));
+    BL_TRY(CHECK_DTYPES("gelu_backward", ops->acts, args->u, args->dh, args->du));
     return ops->gelu_backward(stream, args);
 }
 
 bl_status bl_add(bl_stream *stream, const bl_add_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("add", act_or_f32(ops, args->a), args->a, args->b, args->y));
+    BL_TRY(CHECK_DTYPES("add", acts_or_f32(ops), args->a, args->b, args->y));
     return ops->add(stream, args);
 }
 
 bl_status bl_add_bias(bl_stream *stream, const bl_add_bias_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("add_bias", ops->act, args->y));
+    BL_TRY(CHECK_DTYPES("add_bias", ops->acts, args->y));
     return ops->add_bias(stream, args);
 }
 
 bl_status bl_scale(bl_stream *stream, const bl_scale_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("scale", ops->act, args->x, args->y));
+    BL_TRY(CHECK_DTYPES("scale", ops->acts, args->x, args->y));
     return ops->scale(stream, args);
 }
 
@@ -213,7 +209,7 @@ bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
 bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("dropout", act_or_f32(ops, args->x), args->x, args->y));
+    BL_TRY(CHECK_DTYPES("dropout", acts_or_f32(ops), args->x, args->y));
     if (!(args->p >= 0.0f && args->p < 1.0f))
         return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
     return ops->dropout(stream, args);
@@ -222,7 +218,7 @@ bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
 bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("embedding", ops->act, args->y));
+    BL_TRY(CHECK_DTYPES("embedding", ops->acts, args->y));
     bl_dtype dtype = args->table.dtype;
     if (dtype != BL_F32 && dtype != BL_F16 && dtype != BL_BF16)
         return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
@@ -235,7 +231,7 @@ bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("loss_head", ops->act, args->x, args->dx));
+    BL_TRY(CHECK_DTYPES("loss_head", ops->acts, args->x, args->dx));
     if (args->head.rows != args->V || args->head.cols != args->H)
         return BL_FAIL(BL_EINTERNAL,
                        "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
@@ -273,16 +269,16 @@ bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
 bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    bl_dtype input = input_of_product(ops, args->a);
-    BL_TRY(CHECK_DTYPES("matmul", input, args->a, args->b));
-    BL_TRY(CHECK_DTYPES("matmul", args->c.dtype == BL_F32 ? BL_F32 : input, args->c));
+    BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->b));
+    BL_TRY(CHECK_DTYPES("matmul", acts_or_f32(ops), args->c));
+    if (args->a.dtype == BL_F32) BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->c));
     return ops->matmul(stream, args);
 }
 
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul_weight", input_of_product(ops, args->in), args->in, args->out));
+    BL_TRY(CHECK_DTYPES("matmul_weight", ops->acts, args->in, args->out));
     return ops->matmul_weight(stream, args);
 }
 

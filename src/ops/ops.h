@@ -9,10 +9,11 @@
  * shapes alone. T is the number of tokens of a micro-batch; T = 0 is legal everywhere and does
  * nothing.
  *
- * Activations and their gradients are tensors, whose dtype is fp32 on the CPU and bf16 on CUDA
- * (bl_act_dtype). Everything declared `float *` is fp32 everywhere. Another dtype is BL_EINTERNAL,
- * except where an op says that it takes both on CUDA. Sizes of scratch and dtypes depend on the
- * kind of device alone, so that memory can be planned before there is a device.
+ * Activations and their gradients are tensors of one dtype per call: fp32 or bf16 on the CPU, bf16
+ * on CUDA. An op on bf16 computes in fp32 and rounds what it stores to nearest even. Everything
+ * declared `float *` is fp32 everywhere. Another dtype is BL_EINTERNAL, except where an op says
+ * that it takes both on CUDA. Sizes of scratch depend on the kind of device and on dtypes alone, so
+ * that memory can be planned before there is a device.
  *
  * A micro-batch is a flat stream of tokens; cu_seqlens[n_documents + 1] holds the first token of
  * each document and T at its end. Documents do not see each other, and positions start at 0 in
@@ -26,16 +27,5 @@
 #include "base/status.h"
 #include "device/device.h"
 #include "device/tensor.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-/* Of activations and their gradients on such a device. */
-BL_API bl_dtype bl_act_dtype(bl_device_kind kind);
-
-#ifdef __cplusplus
-}
-#endif
 
 #endif

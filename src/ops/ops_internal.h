@@ -28,7 +28,7 @@ extern "C" {
 #include "ops/rope.h"
 
 typedef struct ops_table {
-    bl_dtype act; /* of activations on this kind of device */
+    unsigned acts; /* BL_DTYPE_BIT of each dtype that activations may have */
     /* Bytes of an op's scratch, as the op's header says. */
     size_t (*loss_head_scratch_bytes)(int64_t T, int64_t H, int64_t V);
     size_t (*matmul_weight_scratch_bytes)(const bl_matmul_weight_args *args);

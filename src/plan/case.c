@@ -23,7 +23,8 @@ static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char 
                                  .n_cores = h->n_cores,
                                  .n_ranks_on_host = h->n_devices,
                                  .gpu = h->device,
-                                 .capability = h->arch};
+                                 .capability = h->arch,
+                                 .cpu_bf16 = h->bf16_gemm_flops_per_s.value > 0};
 
     BL_TRY(bl_train_config_load_for(&machine, argc, argv, out));
     if (!(*out)->model_name_or_path)

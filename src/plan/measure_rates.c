@@ -348,7 +348,7 @@ bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_rates *out)
                       .compute_cores = o->threads,
                       .copy_cores = 1};
     for (int i = 0; i < o->n_ranks; i++) {
-        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU),
+        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, BL_F32),
                                 .options = o,
                                 .r = o->lora_r,
                                 .T = o->tokens,

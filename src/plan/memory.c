@@ -161,6 +161,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
     const bl_train_config *c = in->config;
     return (bl_pass_options){
         .kind = bl_train_config_device_kind(c),
+        .act = bl_train_config_act(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
         .is_dense = bl_model_base_is_bf16(in->model, in->formats),
         .T_max =
@@ -246,12 +247,12 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     return BL_OK;
 }
 
-static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_device_kind kind,
+static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_dtype act,
                         bl_memory_ledger *out)
 {
     if (lora->n_floats == 0) return;
     bl_adapter_bytes n = bl_adapter_state_measure(
-        kind, lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
+        act, lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
     out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
     out->item[BL_MEMORY_ADAM].device += 2 * n.shard;
     out->item[BL_MEMORY_GRADIENTS].device += n.shard + n.part + 2 * n.whole;
@@ -278,13 +279,14 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
 }
 
 /* LoRA's communicator sums a layer's gradients at once, the base's only scales. */
-static int64_t sums_bytes(const bl_plan_input *in, bl_device_kind kind)
+static int64_t sums_bytes(const bl_plan_input *in)
 {
     const bl_topology *topology = &in->topology;
 
     if (topology->n_here == topology->n_ranks) return 0;
-    bl_adapter_bytes lora = bl_adapter_state_measure(
-        kind, in->lora, in->model->n_layers, topology->n_ranks, (int)in->config->ring_depth);
+    bl_adapter_bytes lora =
+        bl_adapter_state_measure(bl_train_config_act(in->config), in->lora, in->model->n_layers,
+                                 topology->n_ranks, (int)in->config->ring_depth);
     return (int64_t)(bl_nccl_scratch_bytes(topology->n_ranks, (size_t)lora.whole) +
                      bl_nccl_scratch_bytes(bl_plan_n_shards(in->config, topology), 0));
 }
@@ -297,7 +299,7 @@ static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
     out->item[BL_MEMORY_COMMUNICATION].device =
-        bl_plan_communicator_bytes(&in->topology) + sums_bytes(in, kind);
+        bl_plan_communicator_bytes(&in->topology) + sums_bytes(in);
 }
 
 /* Of a rank, while weights are read: most of the rest is not there yet. */
@@ -327,8 +329,8 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
                               .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
-    add_adapter(in, in->lora, pass->kind, out);
-    for (int i = 0; i < in->n_others; i++) add_adapter(in, in->others[i].lora, pass->kind, out);
+    add_adapter(in, in->lora, pass->act, out);
+    for (int i = 0; i < in->n_others; i++) add_adapter(in, in->others[i].lora, pass->act, out);
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

@@ -53,6 +53,7 @@ static bl_status open_job(int n_hosts, job *j)
         .n_runs = 1,
         .head_dtype = BL_BF16,
         .kind = BL_DEVICE_CUDA,
+        .act = BL_BF16,
         .mode = BL_MATMUL_BF16,
         .rates = bl_time_rates_of(&j->hardware, GPUS, 1),
         .n_ranks = GPUS * n_hosts,

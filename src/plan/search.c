@@ -101,6 +101,7 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         .n_runs = n_runs,
         .head_dtype = in->head_dtype,
         .kind = plan->pass.kind,
+        .act = plan->pass.act,
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
         .rates = rates_of(in),
         .n_ranks = in->topology.n_ranks,

@@ -49,6 +49,7 @@ typedef struct bl_time_input {
     int n_runs;
     bl_dtype head_dtype;
     bl_device_kind kind;
+    bl_dtype act;        /* of activations */
     bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */
     bl_rates rates;
     int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */

@@ -13,7 +13,7 @@ plan_tally plan_tally_of(const bl_time_input *in, const bl_time_run *run)
 {
     plan_tally t = {.in = in,
                     .run = run,
-                    .dims = bl_block_dims_of(in->model, in->kind),
+                    .dims = bl_block_dims_of(in->model, in->kind, in->act),
                     .setting = {in->kind, in->document_tokens, in->label_part},
                     .T = in->micro_tokens};
     t.x = bl_tensor_of(in, t.dims.act);
@@ -92,7 +92,7 @@ static bool is_exception(const bl_time_run *run, int matrix)
 
 plan_matrix plan_matrix_of(const bl_time_input *in, const bl_time_run *run, int matrix)
 {
-    bl_block_dims dims = bl_block_dims_of(in->model, in->kind);
+    bl_block_dims dims = bl_block_dims_of(in->model, in->kind, in->act);
     plan_matrix m = {.mode = is_exception(run, matrix) ? BL_MATMUL_BF16 : in->mode,
                      .r = in->lora->options.r,
                      .reason = BL_FALLBACK_COUNT};

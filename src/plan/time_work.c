@@ -154,7 +154,7 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
 {
     const bl_rates *r = &in->rates;
     double n = in->n_ranks, chunk = ceil((double)in->lora->n_floats / n),
-           element = (double)bl_dtype_bytes(bl_act_dtype(in->kind));
+           element = (double)bl_dtype_bytes(in->act);
     double rate = r->memory_bytes_per_s > 0 ? r->memory_bytes_per_s : INFINITY;
     double optimizer_rate = r->optimizer_bytes_per_s > 0 ? r->optimizer_bytes_per_s : rate;
     plan_tally t = plan_tally_of(in, NULL);
@@ -188,7 +188,7 @@ static int first_like(const bl_time_input *in, int r)
 bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *out)
 {
     const bl_model_config *m = in->model;
-    bl_block_dims dims = bl_block_dims_of(m, in->kind);
+    bl_block_dims dims = bl_block_dims_of(m, in->kind, in->act);
     double V = (double)m->vocab_size, H = (double)m->hidden_size;
     double head_bytes = V * H * (double)bl_dtype_bytes(in->head_dtype);
     double element = (double)bl_dtype_bytes(dims.act);

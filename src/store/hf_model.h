@@ -87,8 +87,6 @@ typedef struct bl_hf_expected {
     bool optional; /* may be absent */
 } bl_hf_expected;
 
-#define BL_DTYPE_BIT(dtype) (UINT32_C(1) << (dtype))
-
 /* Compares the model with the whole list. BL_EINPUT lists every missing, extra, wrong-shape and
  * wrong-dtype tensor. Not extra: the scales of FP8 weights, and tensors that inference adds
  * (input_scale, activation_scale, weight_zero_point, k_scale, rotary_emb.inv_freq and others), and

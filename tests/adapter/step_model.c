@@ -160,9 +160,10 @@ static bl_status make_base(step_model *m, const step_choice *choice)
                           .head_dtype = BL_BF16,
                           .n_positions = 128};
     m->model.config.tie_word_embeddings = m->kind.is_tied;
-    *w = (bl_model_weights){.model = &m->model,
-                            .device = m->device,
-                            .dims = bl_block_dims_of(&step_config, m->kind.device)};
+    *w = (bl_model_weights){
+        .model = &m->model,
+        .device = m->device,
+        .dims = bl_block_dims_of(&step_config, m->kind.device, bl_device_act(m->device))};
     BL_TRY(bl_model_layout(&m->model.config, m->formats, BL_BF16, m->kind.device, 1, &w->layout));
     if (bl_model_head_is_table(&m->model.config, m->kind.device))
         w->tied_head = (bl_weight){
@@ -318,6 +319,7 @@ bl_status step_set_batch(step_model *m, int index, const step_batch *batch, int 
 static bl_status make_pass(step_model *m, const step_choice *choice)
 {
     bl_pass_options options = {.kind = m->kind.device,
+                               .act = bl_device_act(m->device),
                                .mode = m->kind.mode,
                                .is_dense = m->kind.format == BL_FORMAT_BF16,
                                .T_max = STEP_T_MAX,

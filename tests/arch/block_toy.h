@@ -139,7 +139,7 @@ static void create_toy(const block_case *c, toy *m)
                           .rms_norm_eps = 1e-5,
                           .tie_word_embeddings = true,
                           .rope_theta = 100.0};
-    m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU);
+    m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU, BL_F32);
     int64_t n_table = T_ALL * c->head_dim / 2;
     m->tables = test_floats(4 * n_table);
     float *queries = m->tables + 2 * n_table;

@@ -440,7 +440,7 @@ static void test_sizes_in_bf16(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         toy m;
         create_toy(&cases[i], &m);
-        bl_block_dims d = bl_block_dims_of(&m.config, BL_DEVICE_CUDA);
+        bl_block_dims d = bl_block_dims_of(&m.config, BL_DEVICE_CUDA, BL_BF16);
         int64_t mid = d.is_parallel ? 0 : d.hidden, gates = d.matrix[BL_GATE_UP].rows;
         int64_t halves = mid + d.q_width + d.qkv_width + gates,
                 saved_bytes = bl_block_saved_bytes(&d, BL_SAVE_S4);

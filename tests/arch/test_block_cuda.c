@@ -191,7 +191,7 @@ static void *put(side *s, const void *values, size_t n_bytes)
 
 static bl_tensor put_activations(side *s, const float *values, int64_t n)
 {
-    bl_dtype act = bl_act_dtype(s->kind);
+    bl_dtype act = bl_device_act(s->d.device);
     uint16_t *halves = test_alloc(n, sizeof *halves);
     for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
     void *memory =
@@ -282,7 +282,7 @@ static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mo
 
     *s = (side){.d = d, .kind = bl_device_get_kind(d.device)};
     put_base(s, h);
-    s->dims = bl_block_dims_of(&h->config, s->kind);
+    s->dims = bl_block_dims_of(&h->config, s->kind, bl_device_act(s->d.device));
     s->dims.mode = mode;
     s->dims.is_dense = s->unit.matrix[0].weight.segment[0].format == BL_FORMAT_BF16;
     s->dims.rope.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));

@@ -45,7 +45,7 @@ static void test_pairs_that_do_not_fit(void **state)
 
     (void)state;
     expect_error("--device cpu --compute_dtype fp8",
-                 "compute_dtype fp8: device cpu computes in fp32; use auto or fp32");
+                 "compute_dtype fp8: device cpu computes in fp32 or bf16; use one of these");
     if (bl_device_find_cuda(0, &gpu) == BL_OK) {
         expect_error("--device cuda --compute_dtype fp32",
                      "compute_dtype fp32: device cuda computes in bf16 or fp8; use auto, bf16 or "

@@ -145,7 +145,8 @@ static void add_parts(side *s, const layer_shape *shape)
 void side_take_workspace(side *s, int64_t T)
 {
     uint8_t guard[GUARD_BYTES];
-    size_t bytes = bl_lora_linear_workspace_bytes(bl_device_get_kind(s->d.device), &s->linear, T);
+    size_t bytes = bl_lora_linear_workspace_bytes(bl_device_get_kind(s->d.device),
+                                                  bl_device_act(s->d.device), &s->linear, T);
 
     assert_true(s->n_guards < MAX_GUARDS);
     memset(guard, 0xa5, sizeof guard);

@@ -21,7 +21,7 @@ static void round_to_bf16(float *values, int64_t n)
 /* Device memory of n elements in the device's dtype, filled with values unless NULL. */
 static bl_tensor put(test_device d, const float *values, int64_t n)
 {
-    bl_tensor t = {NULL, bl_act_dtype(bl_device_get_kind(d.device))};
+    bl_tensor t = {NULL, bl_device_act(d.device)};
     uint16_t *halves = test_alloc(n, sizeof *halves);
 
     for (int64_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values ? values[i] : NAN);

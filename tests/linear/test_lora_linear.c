@@ -179,7 +179,8 @@ static problem create_problem(const layer_shape *shape, bl_pool *pool, float dro
                                          .matrix = 2,
                                          .sample = p.sample,
                                          .position = p.position};
-    p.linear.workspace_bytes = bl_lora_linear_workspace_bytes(BL_DEVICE_CPU, &p.linear, p.T);
+    p.linear.workspace_bytes =
+        bl_lora_linear_workspace_bytes(BL_DEVICE_CPU, BL_F32, &p.linear, p.T);
     int64_t floats = (int64_t)(p.linear.workspace_bytes / sizeof(float));
     if (p.linear.n_parts > 0)
         assert_int_equal(floats, 2 * p.T * r_max + (dropout > 0 ? p.T * p.K : 0));

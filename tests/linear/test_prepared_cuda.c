@@ -116,7 +116,7 @@ static size_t needed_workspace(model *m, bl_matmul_mode mode, bl_linear_prepared
             bl_linear_use use = use_of(m, u, i, mode, NULL);
             use.lora.weight = m->units[u].matrix[i].weight;
             use.lora.prepared = prepared ? bl_linear_prepared_at(prepared, u, i) : NULL;
-            size_t n = bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, &use.lora, T);
+            size_t n = bl_lora_linear_workspace_bytes(BL_DEVICE_CUDA, BL_BF16, &use.lora, T);
             if (n > most) most = n;
         }
     return most;

@@ -72,7 +72,7 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
                           .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
     *w = (bl_model_weights){.model = &m->model,
                             .device = self->device,
-                            .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU)};
+                            .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU, BL_F32)};
     BL_TRY(bl_model_layout(&pass_config, m->formats, BL_F32, bl_device_get_kind(self->device),
                            self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);
@@ -178,7 +178,8 @@ void pass_model_close(test_rank *self, pass_model *m, bl_pass *pass)
 
 bl_status pass_create(test_rank *self, pass_model *m, const variant *v, bl_pass **out)
 {
-    bl_pass_options options = {.T_max = T_MAX,
+    bl_pass_options options = {.act = bl_device_act(self->device),
+                               .T_max = T_MAX,
                                .max_group = v->group,
                                .ring_depth = v->depth,
                                .save = v->save,

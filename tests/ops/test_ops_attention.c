@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones,
  * themselves checked by central differences), grouped heads, documents, strides, windows,
- * generation; the keys that a query sees against transformers' masks. */
-#include "ops_test.h"
+ * generation; on fp32 and on bf16; the keys that a query sees against transformers' masks. */
+#include "half_test.h"
 
 #include "attention_masks.h"
 #include "ops/attention.h"
@@ -44,17 +44,22 @@ static int64_t first_key(const shape *s, int64_t begin, int64_t query)
 typedef struct problem {
     shape s;
     int64_t T, fused, o_stride;
+    bl_dtype dtype; /* of qkv, o and their gradients when the ops see them */
     float *qkv, *o, *lse, *d_o, *d_qkv, *delta;
     double *want_o, *want_lse, *want_d_qkv;
 } problem;
 
-static problem problem_create(const shape *s, uint64_t seed)
+static problem problem_create(const shape *s, bl_dtype dtype, uint64_t seed)
 {
-    problem p = {.s = *s, .T = s->cu_seqlens[s->n_documents]};
+    problem p = {.s = *s, .T = s->cu_seqlens[s->n_documents], .dtype = dtype};
     p.fused = (s->n_heads + 2 * s->n_kv_heads) * s->d + 3;
     p.o_stride = s->n_heads * s->d + 2;
     p.qkv = test_random_floats(p.T * p.fused, seed);
     p.d_o = test_random_floats(p.T * p.o_stride, seed + 1);
+    if (dtype == BL_BF16) {
+        test_round_floats(p.qkv, p.T * p.fused);
+        test_round_floats(p.d_o, p.T * p.o_stride);
+    }
     p.o = test_floats(p.T * p.o_stride);
     p.lse = test_floats(p.T * s->n_heads);
     p.delta = test_floats(p.T * s->n_heads);
@@ -136,6 +141,19 @@ static void problem_reference(problem *p)
     }
 }
 
+/* n numbers of the problem as the ops take them, and back. */
+static bl_tensor give(const problem *p, const float *x, int64_t n)
+{
+    return p->dtype == BL_F32 ? bl_tensor_f32(x) : bl_tensor_of(test_rounded(x, n), BL_BF16);
+}
+
+static void take(const problem *p, bl_tensor t, float *x, int64_t n)
+{
+    if (p->dtype == BL_F32) return;
+    test_widen(t.data, x, n);
+    free(t.data);
+}
+
 static void problem_run(problem *p, int threads)
 {
     const shape *s = &p->s;
@@ -145,6 +163,8 @@ static void problem_run(problem *p, int threads)
     for (int64_t i = 0; i < p->T * p->o_stride; i++)
         p->o[i] = i % p->o_stride < p->o_stride - 2 ? NAN : 0.0f;
     test_device d = test_device_create(threads);
+    bl_tensor qkv = give(p, p->qkv, p->T * p->fused), o = give(p, p->o, p->T * p->o_stride),
+              d_o = give(p, p->d_o, p->T * p->o_stride), d_qkv = give(p, p->d_qkv, p->T * p->fused);
     bl_attention_forward_args forward = {.T = p->T,
                                          .n_heads = s->n_heads,
                                          .n_kv_heads = s->n_kv_heads,
@@ -155,10 +175,10 @@ static void problem_run(problem *p, int threads)
                                          .kv_stride = p->fused,
                                          .o_stride = p->o_stride,
                                          .cu_seqlens = s->cu_seqlens,
-                                         .q = bl_tensor_f32(p->qkv),
-                                         .k = bl_tensor_f32(p->qkv + at_k),
-                                         .v = bl_tensor_f32(p->qkv + at_v),
-                                         .o = bl_tensor_f32(p->o),
+                                         .q = qkv,
+                                         .k = bl_tensor_at(qkv, at_k),
+                                         .v = bl_tensor_at(qkv, at_v),
+                                         .o = o,
                                          .lse = p->lse};
     bl_attention_backward_args backward = {.T = p->T,
                                            .n_heads = s->n_heads,
@@ -170,19 +190,23 @@ static void problem_run(problem *p, int threads)
                                            .kv_stride = p->fused,
                                            .o_stride = p->o_stride,
                                            .cu_seqlens = s->cu_seqlens,
-                                           .q = bl_tensor_f32(p->qkv),
-                                           .k = bl_tensor_f32(p->qkv + at_k),
-                                           .v = bl_tensor_f32(p->qkv + at_v),
-                                           .o = bl_tensor_f32(p->o),
+                                           .q = qkv,
+                                           .k = bl_tensor_at(qkv, at_k),
+                                           .v = bl_tensor_at(qkv, at_v),
+                                           .o = o,
                                            .lse = p->lse,
-                                           .do_ = bl_tensor_f32(p->d_o),
-                                           .dq = bl_tensor_f32(p->d_qkv),
-                                           .dk = bl_tensor_f32(p->d_qkv + at_k),
-                                           .dv = bl_tensor_f32(p->d_qkv + at_v),
+                                           .do_ = d_o,
+                                           .dq = d_qkv,
+                                           .dk = bl_tensor_at(d_qkv, at_k),
+                                           .dv = bl_tensor_at(d_qkv, at_v),
                                            .delta = p->delta};
     assert_int_equal(bl_attention_forward(d.stream, &forward), BL_OK);
     assert_int_equal(bl_attention_backward(d.stream, &backward), BL_OK);
     test_finish(d);
+    take(p, qkv, p->qkv, p->T * p->fused);
+    take(p, o, p->o, p->T * p->o_stride);
+    take(p, d_o, p->d_o, p->T * p->o_stride);
+    take(p, d_qkv, p->d_qkv, p->T * p->fused);
     test_device_destroy(d);
 }
 
@@ -190,27 +214,37 @@ static void problem_run(problem *p, int threads)
  * square 1/9, whose rounding errors add up like a random walk: below 4 u sqrt(d) here (four
  * standard deviations), and as much relatively in each weight. o is a convex combination of entries
  * below 1, so twice that; two u more for exp and one for each of the at most ten block sums. */
-static double forward_tolerance(int64_t d)
+static double forward_tolerance_f32(int64_t d)
 {
     return (8 * sqrt((double)d) + 16) * U;
+}
+
+/* In bf16 the weights, which sum to 1, are rounded, and so is o, which is below 1. */
+static double forward_tolerance(const problem *p)
+{
+    return forward_tolerance_f32(p->s.d) + (p->dtype == BL_BF16 ? 2 * U_BF16 : 0);
 }
 
 /* A gradient element is a sum over the queries (heads) or keys that reach it of terms P dS q, |dS|
  *   <= 2 d P,
  * / sqrt(d). P sums to one over the keys; over the queries it sums to at most 1 + ln T, times the
  * heads of the group. Each term has the relative error of P, twice, and that of the dot product of
- * length d behind dS. */
+ * length d behind dS.
+ *
+ * In bf16: dP - delta is a sum of d products of mean square 1/9, four standard deviations of which
+ * are 4/3 sqrt(d), so dS q / sqrt(d) <= 4/3 P, which rounding dS moves by u 4/3 P. The errors of o,
+ * 2 u each, move delta by four standard deviations of 8/3 u sqrt(d). P in dv moves by u P. The
+ * result is rounded once: u of at most 4/3 times the reach. Together below 8 u of the reach. */
 static double backward_tolerance(const problem *p)
 {
     double reach = (1 + log((double)p->T + 1)) * (double)(p->s.n_heads / p->s.n_kv_heads);
-    return 3 * forward_tolerance(p->s.d) * reach;
+    return (3 * forward_tolerance_f32(p->s.d) + (p->dtype == BL_BF16 ? 8 * U_BF16 : 0)) * reach;
 }
 
-static void attention_matches_the_formula(void **state)
+static void check_shapes(bl_dtype dtype)
 {
-    (void)state;
     for (size_t k = 0; k < BL_COUNT(SHAPES); k++) {
-        problem p = problem_create(&SHAPES[k], 11 + k);
+        problem p = problem_create(&SHAPES[k], dtype, 11 + k);
         int64_t n_o = p.T * p.o_stride, n_qkv = p.T * p.fused, n_lse = p.T * p.s.n_heads;
         problem_reference(&p);
         float *o = test_floats(n_o), *d_qkv = test_floats(n_qkv), *lse = test_floats(n_lse);
@@ -230,15 +264,27 @@ static void attention_matches_the_formula(void **state)
         for (int64_t i = 0; i < n_qkv; i++)
             worst_gradient = fmax(worst_gradient, fabs((double)d_qkv[i] - p.want_d_qkv[i]));
         print_message("shape %zu: o off by %.2g of %.2g, gradients by %.2g of %.2g\n", k, worst,
-                      forward_tolerance(p.s.d), worst_gradient, backward_tolerance(&p));
-        test_close("o", o, p.want_o, n_o, forward_tolerance(p.s.d), 0);
-        test_close("lse", lse, p.want_lse, n_lse, forward_tolerance(p.s.d), U);
+                      forward_tolerance(&p), worst_gradient, backward_tolerance(&p));
+        test_close("o", o, p.want_o, n_o, forward_tolerance(&p), 0);
+        test_close("lse", lse, p.want_lse, n_lse, forward_tolerance_f32(p.s.d), U);
         test_close("d qkv", d_qkv, p.want_d_qkv, n_qkv, backward_tolerance(&p), 0);
         free(o);
         free(d_qkv);
         free(lse);
         problem_destroy(&p);
     }
+}
+
+static void attention_matches_the_formula(void **state)
+{
+    (void)state;
+    check_shapes(BL_F32);
+}
+
+static void attention_on_bf16_matches_the_formula(void **state)
+{
+    (void)state;
+    check_shapes(BL_BF16);
 }
 
 /* sum do . o of the document that holds `token`, in double, with one input moved by `by`. */
@@ -264,7 +310,7 @@ static void gradients_match_central_differences(void **state)
 {
     (void)state;
     for (size_t k = 2; k < 5; k++) {
-        problem p = problem_create(&SHAPES[k], 31 + k);
+        problem p = problem_create(&SHAPES[k], BL_F32, 31 + k);
         for (int64_t i = 0; i < p.T * p.fused; i++) p.qkv[i] = roundf(p.qkv[i] * 4096) / 4096;
         problem_run(&p, 2);
         uint64_t random = 99 + k;
@@ -328,11 +374,11 @@ static void queries_see_what_transformers_lets_them_see(void **state)
 
 /* The last rows of a sequence, computed with the earlier keys in place, equal those of the whole
  * sequence. Keys that no row sees are not read. */
-static void generation_with_window(int64_t window)
+static void generation_with_window(int64_t window, bl_dtype dtype)
 {
     const shape whole = {4, 2, 64, 1, {0, 700}, window};
     const int64_t new_tokens[] = {700, 130, 3, 1}; /* NaN grows from the front */
-    problem p = problem_create(&whole, 5);
+    problem p = problem_create(&whole, dtype, 5);
     problem_reference(&p);
     for (size_t k = 0; k < BL_COUNT(new_tokens); k++) {
         int64_t T = new_tokens[k], older = p.T - T, at_k = whole.n_heads * whole.d,
@@ -340,7 +386,9 @@ static void generation_with_window(int64_t window)
         const int32_t cu_seqlens[2] = {0, (int32_t)T};
         for (int64_t key = 0; key < first_key(&whole, 0, older); key++)
             for (int64_t i = at_k; i < at_v + 2 * 64; i++) p.qkv[key * p.fused + i] = NAN;
+        memset(p.o, 0, (size_t)(p.T * p.o_stride) * sizeof *p.o);
         test_device d = test_device_create(2);
+        bl_tensor qkv = give(&p, p.qkv, p.T * p.fused), o = give(&p, p.o, p.T * p.o_stride);
         bl_attention_forward_args args = {.T = T,
                                           .n_heads = 4,
                                           .n_kv_heads = 2,
@@ -352,14 +400,14 @@ static void generation_with_window(int64_t window)
                                           .kv_stride = p.fused,
                                           .o_stride = p.o_stride,
                                           .cu_seqlens = cu_seqlens,
-                                          .q = bl_tensor_f32(p.qkv + older * p.fused),
-                                          .k = bl_tensor_f32(p.qkv + at_k),
-                                          .v = bl_tensor_f32(p.qkv + at_v),
-                                          .o = bl_tensor_f32(p.o)};
-        memset(p.o, 0, (size_t)(p.T * p.o_stride) * sizeof *p.o);
+                                          .q = bl_tensor_at(qkv, older * p.fused),
+                                          .k = bl_tensor_at(qkv, at_k),
+                                          .v = bl_tensor_at(qkv, at_v),
+                                          .o = o};
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
         test_finish(d);
-        test_close("o", p.o, p.want_o + older * p.o_stride, T * p.o_stride, forward_tolerance(64),
+        take(&p, o, p.o, p.T * p.o_stride);
+        test_close("o", p.o, p.want_o + older * p.o_stride, T * p.o_stride, forward_tolerance(&p),
                    0);
         args.position_offset = 1;
         args.n_documents = 2;
@@ -370,6 +418,7 @@ static void generation_with_window(int64_t window)
         args.window = 0;
         args.n_kv_heads = 3;
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_EINTERNAL);
+        take(&p, qkv, p.qkv, p.T * p.fused);
         test_device_destroy(d);
     }
     problem_destroy(&p);
@@ -379,17 +428,20 @@ static void generation_sees_the_older_keys(void **state)
 {
     const int64_t windows[] = {0, 1, 2, 90, 600, 700};
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(windows); i++) generation_with_window(windows[i]);
+    for (size_t i = 0; i < BL_COUNT(windows); i++) {
+        generation_with_window(windows[i], BL_F32);
+        generation_with_window(windows[i], BL_BF16);
+    }
 }
 
 /* Rows behind the last document give zeros, whatever they hold, and change nothing before them. */
-static void padding_gives_zeros(void **state)
+static void check_padding(bl_dtype dtype)
 {
-    (void)state;
     const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}, 50}, {2, 2, 8, 0, {0}, 0}},
                 padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}, 50}, {2, 2, 8, 1, {0, 150}, 0}};
     for (size_t k = 0; k < BL_COUNT(padded); k++) {
-        problem want = problem_create(&unpadded[k], 77), got = problem_create(&padded[k], 77);
+        problem want = problem_create(&unpadded[k], dtype, 77),
+                got = problem_create(&padded[k], dtype, 77);
         got.s.n_documents--;
         for (int64_t i = want.T * got.fused; i < got.T * got.fused; i++) got.qkv[i] = NAN;
         for (int64_t i = want.T * got.o_stride; i < got.T * got.o_stride; i++) got.d_o[i] = NAN;
@@ -406,6 +458,13 @@ static void padding_gives_zeros(void **state)
         problem_destroy(&want);
         problem_destroy(&got);
     }
+}
+
+static void padding_gives_zeros(void **state)
+{
+    (void)state;
+    check_padding(BL_F32);
+    check_padding(BL_BF16);
 }
 
 /* Scores of +-1000: exp must be taken after the maximum is off, and the running maximum must move
@@ -460,6 +519,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attention_matches_the_formula),
+        cmocka_unit_test(attention_on_bf16_matches_the_formula),
         cmocka_unit_test(gradients_match_central_differences),
         cmocka_unit_test(queries_see_what_transformers_lets_them_see),
         cmocka_unit_test(generation_sees_the_older_keys),

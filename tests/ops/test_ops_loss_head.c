@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loss head against the formula in double: packing of the tokens that count, chunks, signed
  * weights, forward-only mode. */
-#include "ops_test.h"
+#include "half_test.h"
 
 #include "ops/loss_head.h"
 
@@ -46,11 +46,15 @@ static double reference_row(const problem *p, int64_t t, int64_t h_moved, double
     return logp;
 }
 
-static problem problem_create(int64_t T, int64_t H, int64_t V, int weights)
+static problem problem_create(int64_t T, int64_t H, int64_t V, int weights, bl_dtype dtype)
 {
     problem p = {.T = T, .H = H, .V = V, .scale = 1.0 / 37};
     p.x = test_random_floats(T * H, 1);
     p.head = test_random_floats(V * H, 2);
+    if (dtype == BL_BF16) {
+        test_round_floats(p.x, T * H);
+        test_round_floats(p.head, V * H);
+    }
     p.weights = test_floats(T);
     p.targets = test_alloc(T, sizeof *p.targets);
     p.want_logp = test_doubles(T);
@@ -102,7 +106,7 @@ static int64_t scratch_floats(int64_t V)
 
 static void check(int64_t T, int64_t H, int64_t V, int weights)
 {
-    problem p = problem_create(T, H, V, weights);
+    problem p = problem_create(T, H, V, weights, BL_F32);
     int64_t n_scratch = scratch_floats(V);
     float *logits = test_floats(n_scratch), *dx = test_floats(T * H), *logp = test_floats(T);
     float *first_dx = test_floats(T * H), *first_logp = test_floats(T);
@@ -167,6 +171,67 @@ static void check(int64_t T, int64_t H, int64_t V, int weights)
     problem_destroy(&p);
 }
 
+/* On bf16, with a head that is stored in it: logits are sums of the same exact products in fp32.
+ * dlogits are rounded to bf16 for the second product, and sum up to 2 at most with |W| < 1; dx,
+ * below 2, is rounded once. */
+static void check_bf16(int64_t T, int64_t H, int64_t V, int weights)
+{
+    problem p = problem_create(T, H, V, weights, BL_BF16);
+    float *logits = test_floats(scratch_floats(V)), *dx = test_floats(T * H),
+          *logp = test_floats(T), *first = test_floats(T * H);
+    uint16_t *head = test_rounded(p.head, V * H);
+    double largest = 0;
+
+    p.weight.segment[0].format = BL_FORMAT_BF16;
+    p.weight.segment[0].codes = head;
+    for (int64_t t = 0; t < T; t++) largest = fmax(largest, fabs((double)p.weights[t]));
+    for (int threads = 1; threads <= 3; threads++) {
+        test_device d = test_device_create(threads);
+        uint16_t *x = test_rounded(p.x, T * H);
+        double loss[2] = {0};
+        bl_loss_head_args args = {.T = T,
+                                  .H = H,
+                                  .V = V,
+                                  .head = p.weight,
+                                  .x = bl_tensor_of(x, BL_BF16),
+                                  .targets = p.targets,
+                                  .weights = p.weights,
+                                  .scale = p.scale,
+                                  .logits = logits,
+                                  .logp = logp,
+                                  .loss_sum = &loss[0]};
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        args.dx = args.x; /* dx over x */
+        args.loss_sum = &loss[1];
+        assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+        test_finish(d);
+        assert_true(loss[0] == loss[1]);
+        assert_true(fabs(loss[0] - p.want_loss) <= 2 * logit_tolerance(H) * largest * (double)T);
+        test_close("logp", logp, p.want_logp, T, 2 * logit_tolerance(H), U);
+        test_widen(x, dx, T * H);
+        test_close("dx", dx, p.want_dx, T * H,
+                   p.scale * largest * (4 * U_BF16 + 2 * logit_tolerance(H) + 32 * U), 0);
+        if (threads == 1) memcpy(first, dx, (size_t)(T * H) * sizeof *dx);
+        test_same_bits("dx", first, dx, T * H);
+        free(x);
+        test_device_destroy(d);
+    }
+    free(logits), free(dx), free(logp), free(first), free(head);
+    problem_destroy(&p);
+}
+
+static void loss_on_bf16_matches_the_formula(void **state)
+{
+    (void)state;
+    check_bf16(0, 64, 100, WEIGHTS_ALL);
+    check_bf16(1, 64, 1, WEIGHTS_ALL);
+    check_bf16(7, 172, 333, WEIGHTS_SIGNED);
+    check_bf16(129, 101, 1000, WEIGHTS_SOME);
+    check_bf16(129, 64, 50, WEIGHTS_NONE);
+    check_bf16(1025, 8, 20, WEIGHTS_ALL);
+    check_bf16(3, 64, 40000, WEIGHTS_ALL);
+}
+
 static void loss_matches_the_formula(void **state)
 {
     (void)state;
@@ -195,7 +260,7 @@ static void chunks_join_without_a_seam(void **state)
 static void gradient_matches_central_differences(void **state)
 {
     (void)state;
-    problem p = problem_create(7, 64, 100, WEIGHTS_SIGNED);
+    problem p = problem_create(7, 64, 100, WEIGHTS_SIGNED, BL_F32);
     float *logits = test_floats(scratch_floats(100)), *dx = test_floats(7 * 64);
     test_device d = test_device_create(2);
     bl_loss_head_args args = {.T = 7,
@@ -230,7 +295,7 @@ static void gradient_matches_central_differences(void **state)
 static void bad_input_is_seen(void **state)
 {
     (void)state;
-    problem p = problem_create(5, 8, 20, WEIGHTS_ALL);
+    problem p = problem_create(5, 8, 20, WEIGHTS_ALL, BL_F32);
     float *logits = test_floats(scratch_floats(20)), dx[5 * 8];
     double loss = 0;
     bl_loss_head_args args = {.T = 5,
@@ -286,6 +351,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_matches_the_formula),
+        cmocka_unit_test(loss_on_bf16_matches_the_formula),
         cmocka_unit_test(chunks_join_without_a_seam),
         cmocka_unit_test(gradient_matches_central_differences),
         cmocka_unit_test(bad_input_is_seen),

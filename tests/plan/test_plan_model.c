@@ -149,7 +149,9 @@ static bl_status load(const bl_config_machine *machine, const char *key, const c
 
 static void test_described_machine(void **state)
 {
-    const bl_config_machine gpus = {true, 16, 112, 8, "GPU", 90}, cpu = {false, 2, 8, 2, NULL, 0};
+    const bl_config_machine gpus = {true, 16, 112, 8, "GPU", 90, false},
+                            cpu = {false, 2, 8, 2, NULL, 0, false},
+                            bf16_cpu = {false, 2, 8, 2, NULL, 0, true};
     bl_train_config *c;
 
     (void)state;
@@ -170,8 +172,12 @@ static void test_described_machine(void **state)
     bl_train_config_free(c);
     assert_int_equal(load(&gpus, "--device", "cpu", &c), BL_EUSAGE);
     assert_int_equal(load(&cpu, "--device", "cuda", &c), BL_EUSAGE);
-    assert_int_equal(load(&cpu, "--compute_dtype", "bf16", &c), BL_OK); /* with a warning */
+    assert_int_equal(load(&cpu, "--compute_dtype", "bf16", &c), BL_EUSAGE);
+    assert_int_equal(load(&bf16_cpu, NULL, NULL, &c), BL_OK);
     assert_int_equal(c->compute_dtype, BL_COMPUTE_FP32);
+    bl_train_config_free(c);
+    assert_int_equal(load(&bf16_cpu, "--compute_dtype", "bf16", &c), BL_OK);
+    assert_int_equal(c->compute_dtype, BL_COMPUTE_BF16);
     bl_train_config_free(c);
     assert_int_equal(load(&cpu, "--compute_dtype", "fp8", &c), BL_EUSAGE);
     assert_int_equal(load(&gpus, "--compute_dtype", "fp32", &c), BL_EUSAGE);
@@ -182,7 +188,7 @@ static void test_described_machine(void **state)
  * later it is bf16. */
 static void test_fp8_by_capability(void **state)
 {
-    bl_config_machine gpus = {true, 8, 112, 8, "NVIDIA A100", 80};
+    bl_config_machine gpus = {true, 8, 112, 8, "NVIDIA A100", 80, false};
     bl_train_config *c;
 
     (void)state;

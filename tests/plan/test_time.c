@@ -242,6 +242,7 @@ static void ranks_share_a_cpu(void **state)
     assert_int_equal(bl_hardware_preset("cpu", &cpu), BL_OK);
     time_case_init(&c, "llama3.2-1b");
     c.input.kind = BL_DEVICE_CPU;
+    c.input.act = BL_F32;
     c.input.n_ranks = c.input.n_shards = 1;
     c.input.rates = bl_time_rates_of(&cpu, 1, cpu.n_cores);
     double alone = predict(&c.input).tokens_per_s;

@@ -26,6 +26,7 @@ void time_case_init(time_case *c, const char *model)
                                .n_runs = 1,
                                .head_dtype = BL_BF16,
                                .kind = BL_DEVICE_CUDA,
+                               .act = BL_BF16,
                                .mode = BL_MATMUL_FP8,
                                .rates = {.gemm_flops_per_s = 700e12,
                                          .fp8_gemm_flops_per_s = 1300e12,

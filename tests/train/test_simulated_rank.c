@@ -81,6 +81,7 @@ static void open_rank(rank *r)
     bl_model_device_options options = {in->kind, in->rates, in->document_tokens, in->label_part};
 
     must(bl_device_create_model(&options, &r->device));
+    must(bl_device_set_act(r->device, in->act));
     must(bl_stream_create(r->device, "compute", &r->compute));
     must(bl_stream_create(r->device, "comm", &r->communication));
     must(bl_stream_create(r->device, "gather", &r->gather));
@@ -131,6 +132,7 @@ static bl_pass_options pass_options(const rank *r)
 {
     const bl_time_input *in = &r->c->input;
     bl_pass_options options = {.kind = in->kind,
+                               .act = in->act,
                                .mode = in->mode,
                                .T_max = in->micro_tokens,
                                .max_group = in->group,
@@ -222,7 +224,7 @@ static void compare_memory(const rank *r)
     bl_pass_bytes pass = bl_pass_measure(in->model, &options);
     bl_model_whole_bytes whole =
         bl_model_measure_whole(in->model, &r->weights->layout, in->kind, in->micro_tokens);
-    bl_adapter_bytes adapter = bl_adapter_state_measure(in->kind, in->lora, in->model->n_layers,
+    bl_adapter_bytes adapter = bl_adapter_state_measure(in->act, in->lora, in->model->n_layers,
                                                         in->n_ranks, in->ring_depth);
     int64_t tokens = in->group * bl_batches_micro_bytes(in->micro_tokens);
 
@@ -324,6 +326,7 @@ static void a_cpu(void **state)
     (void)state;
     time_case_init(&c, "llama3.1-8b");
     c.input.kind = BL_DEVICE_CPU;
+    c.input.act = BL_F32;
     c.input.mode = BL_MATMUL_BF16;
     c.input.writes_device = true;
     vary(&c, -1e-3, 1e-3);
@@ -338,6 +341,7 @@ static void a_cpu_with_falcon(void **state)
     (void)state;
     time_case_init(&c, "falcon-40b");
     c.input.kind = BL_DEVICE_CPU;
+    c.input.act = BL_F32;
     c.input.mode = BL_MATMUL_BF16;
     c.input.writes_device = true;
     vary(&c, -1.5e-3, 1e-3);

@@ -121,8 +121,10 @@ static void test_auto(void **state)
                               "compute without a GPU, use device cpu");
     assert_int_equal(run(&child, "eval", ORDINARY, "device auto"), 0);
     assert_says(&child, "device auto: cuda, Emulated GPU");
-    assert_int_equal(run(&child, "eval", NO_DRIVER, "device auto compute_dtype bf16"), 0);
-    assert_says(&child, "warning: compute_dtype bf16: device cpu computes in fp32, which is used");
+    setenv("BALLAST_CPU_BF16", "off", 1);
+    assert_int_equal(run(&child, "eval", NO_DRIVER, "device auto compute_dtype bf16"), 2);
+    runs_assert_error(&child, "compute_dtype bf16: this processor has no AVX512-BF16");
+    unsetenv("BALLAST_CPU_BF16");
 }
 
 /* bf16 runs on a GPU of capability 8.0. */

@@ -127,17 +127,22 @@ static void padding_item(void *arg, int64_t index, void *scratch)
     (void)scratch;
     const bl_attention_backward_args *a = arg;
     int64_t token = a->cu_seqlens[a->n_documents] + index;
-    size_t kv_bytes = (size_t)(a->n_kv_heads * a->d) * sizeof(float);
-    memset(ops_f32(a->dq) + token * a->q_stride, 0, (size_t)(a->n_heads * a->d) * sizeof(float));
-    memset(ops_f32(a->dk) + token * a->kv_stride, 0, kv_bytes);
-    memset(ops_f32(a->dv) + token * a->kv_stride, 0, kv_bytes);
+    size_t kv_bytes = bl_tensor_bytes(a->dk, a->n_kv_heads * a->d);
+    memset(bl_tensor_at(a->dq, token * a->q_stride).data, 0,
+           bl_tensor_bytes(a->dq, a->n_heads * a->d));
+    memset(bl_tensor_at(a->dk, token * a->kv_stride).data, 0, kv_bytes);
+    memset(bl_tensor_at(a->dv, token * a->kv_stride).data, 0, kv_bytes);
 }
 
 bl_status ops_cpu_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
     bl_attention_backward_args a = *args;
     if (a.T == 0) return BL_OK;
-    bl_pool_run(ops_pool(stream), a.n_documents * a.n_kv_heads, backward_item, &a);
+    BL_TRY(ops_cpu_check_head(a.d, a.q.dtype));
+    if (a.q.dtype == BL_F32)
+        bl_pool_run(ops_pool(stream), a.n_documents * a.n_kv_heads, backward_item, &a);
+    else
+        ops_cpu_attention_backward_bf16(ops_pool(stream), &a);
     bl_pool_run(ops_pool(stream), a.T - a.cu_seqlens[a.n_documents], padding_item, &a);
     return BL_OK;
 }

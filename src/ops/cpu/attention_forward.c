@@ -1,22 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An item is one block of queries of one document and one head. It passes over the keys in blocks,
- * with the running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691), and
- * gathers P V straight in o. */
+ * with the running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691). In fp32
+ * it gathers P V straight in o; in bf16 in fp32 sums that are rounded to o at the end, with P
+ * rounded to bf16 for the product. */
 #include "ops/attention.h"
 
 #include <math.h>
 
+#include "ops/cpu/bf16_tile.h"
 #include "ops/cpu/blas.h"
 #include "ops/cpu/ops_cpu.h"
 
-enum { QUERY_BLOCK = 128, KEY_BLOCK = 512 };
+enum { QUERY_BLOCK = 128, KEY_BLOCK = 512, KEY_BLOCK_BF16 = 256, HEAD_MAX = 256 };
 
-typedef struct forward_scratch {
-    float scores[QUERY_BLOCK * KEY_BLOCK];
+typedef struct softmax_state {
     float highest[QUERY_BLOCK];
     double denominator[QUERY_BLOCK];
+} softmax_state;
+
+typedef struct forward_scratch {
+    softmax_state state;
+    float scores[QUERY_BLOCK * KEY_BLOCK];
 } forward_scratch;
-_Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES,
+
+typedef struct forward_scratch_bf16 {
+    softmax_state state;
+    float scores[QUERY_BLOCK * KEY_BLOCK_BF16], o[QUERY_BLOCK * HEAD_MAX];
+    uint16_t p[QUERY_BLOCK * KEY_BLOCK_BF16];
+    uint32_t k[HEAD_MAX / 2 * KEY_BLOCK_BF16], v[KEY_BLOCK_BF16 / 2 * HEAD_MAX];
+} forward_scratch_bf16;
+
+_Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES &&
+                   sizeof(forward_scratch_bf16) <= BL_POOL_SCRATCH_BYTES,
                "the tile must fit a worker's scratch");
 
 /* Numbers for the query blocks of all documents that grow with the document and need no table:
@@ -39,14 +54,24 @@ static int64_t document_of_slot(const bl_attention_forward_args *a, int64_t slot
     return low;
 }
 
-/* Row r sees the last `window` of the scores before n_visible + r, of which there are n_keys. They
- * become exp(s - highest), the others 0; the sums that o holds from earlier blocks are rescaled to
- * the new maximum. */
-static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, int64_t n_visible,
-                           int64_t window, float *o, int64_t o_stride, int64_t d)
+/* What an item computes: queries [first, first + n_rows) of the document that begins at token
+ * `begin`, against the keys [first_key, n_keys) of it and of what came before. */
+typedef struct forward_block {
+    int64_t begin, first, n_rows, head;
+    int64_t first_key, n_keys, window;
+    int64_t at_q, at_kv, at_o; /* elements of q, of k and v at key 0, of o */
+    float scale;
+} forward_block;
+
+/* Row r sees the last `window` of the scores (n_rows, n_keys; rows ld apart) before n_visible + r.
+ * They become exp(s - highest), the others 0; the sums that o holds from earlier blocks are
+ * rescaled to the new maximum. */
+static void online_softmax(softmax_state *s, float *scores, int64_t ld, int64_t n_rows,
+                           int64_t n_keys, int64_t n_visible, int64_t window, float *o,
+                           int64_t o_stride, int64_t d)
 {
     for (int64_t r = 0; r < n_rows; r++) {
-        float *row = s->scores + r * n_keys;
+        float *row = scores + r * ld;
         int64_t end = bl_max_i64(0, bl_min_i64(n_visible + r, n_keys)),
                 begin = bl_min_i64(end, bl_max_i64(0, n_visible + r - window)), n = end - begin;
         memset(row, 0, (size_t)begin * sizeof *row);
@@ -66,48 +91,109 @@ static void online_softmax(forward_scratch *s, int64_t n_rows, int64_t n_keys, i
     }
 }
 
-static void forward_item(void *arg, int64_t index, void *scratch)
+/* Where row 0 of the block begins to be blind: the keys from here on are later ones. */
+static int64_t visible_from(const bl_attention_forward_args *a, const forward_block *b, int64_t key)
 {
-    const bl_attention_forward_args *a = arg;
-    forward_scratch *s = scratch;
+    return b->first + a->position_offset + 1 - key;
+}
+
+static void gather_f32(const bl_attention_forward_args *a, const forward_block *b,
+                       forward_scratch *s)
+{
+    const float *q = ops_f32(a->q) + b->at_q, *k = ops_f32(a->k) + b->at_kv,
+                *v = ops_f32(a->v) + b->at_kv;
+    float *o = ops_f32(a->o) + b->at_o;
+
+    for (int64_t key = b->first_key; key < b->n_keys; key += KEY_BLOCK) {
+        int64_t n_keys = bl_min_i64(KEY_BLOCK, b->n_keys - key);
+        ops_blas_sgemm(false, true, b->n_rows, n_keys, a->d, b->scale, q, a->q_stride,
+                       k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
+        online_softmax(&s->state, s->scores, n_keys, b->n_rows, n_keys, visible_from(a, b, key),
+                       b->window, o, a->o_stride, a->d);
+        ops_blas_sgemm(false, false, b->n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
+                       v + key * a->kv_stride, a->kv_stride, key == b->first_key ? 0.0f : 1.0f, o,
+                       a->o_stride);
+    }
+    for (int64_t r = 0; r < b->n_rows; r++)
+        ops_scale(a->d, (float)(1.0 / s->state.denominator[r]), o + r * a->o_stride);
+}
+
+/* The pairs of an odd number of keys end with a probability 0. */
+static void round_probabilities(forward_scratch_bf16 *s, int64_t n_rows, int64_t n_keys)
+{
+    for (int64_t r = 0; r < n_rows; r++) {
+        uint16_t *p = s->p + r * KEY_BLOCK_BF16;
+        ops_round(n_keys, s->scores + r * KEY_BLOCK_BF16, p);
+        if (n_keys % 2) p[n_keys] = 0;
+    }
+}
+
+static void gather_bf16(const bl_attention_forward_args *a, const forward_block *b,
+                        forward_scratch_bf16 *s)
+{
+    const uint16_t *q = ops_bf16(a->q) + b->at_q, *k = ops_bf16(a->k) + b->at_kv,
+                   *v = ops_bf16(a->v) + b->at_kv;
+    int64_t ld_o = bl_round_up(a->d, OPS_TILE_COLUMNS);
+
+    for (int64_t key = b->first_key; key < b->n_keys; key += KEY_BLOCK_BF16) {
+        int64_t n_keys = bl_min_i64(KEY_BLOCK_BF16, b->n_keys - key), at = key * a->kv_stride;
+        ops_bf16_pack_transposed(n_keys, a->d, k + at, a->kv_stride, s->k, KEY_BLOCK_BF16);
+        ops_bf16_pack(n_keys, a->d, v + at, a->kv_stride, s->v, ld_o);
+        ops_bf16_tile(b->n_rows, n_keys, a->d / 2, b->scale, q, a->q_stride, s->k, KEY_BLOCK_BF16,
+                      false, s->scores, KEY_BLOCK_BF16);
+        online_softmax(&s->state, s->scores, KEY_BLOCK_BF16, b->n_rows, n_keys,
+                       visible_from(a, b, key), b->window, s->o, ld_o, a->d);
+        round_probabilities(s, b->n_rows, n_keys);
+        ops_bf16_tile(b->n_rows, a->d, bl_ceil_div(n_keys, 2), 1.0f, s->p, KEY_BLOCK_BF16, s->v,
+                      ld_o, key != b->first_key, s->o, ld_o);
+    }
+    for (int64_t r = 0; r < b->n_rows; r++) {
+        float *o = s->o + r * ld_o;
+        ops_scale(a->d, (float)(1.0 / s->state.denominator[r]), o);
+        ops_round(a->d, o, ops_bf16(a->o) + b->at_o + r * a->o_stride);
+    }
+}
+
+/* False: the slot is empty. */
+static bool find_block(const bl_attention_forward_args *a, int64_t index, forward_block *b)
+{
     /* From the last block back: the long rows of a document first, the short ones even the ends
      * out. */
     int64_t n_slots = a->T / QUERY_BLOCK + a->n_documents, slot = n_slots - 1 - index / a->n_heads,
-            head = index % a->n_heads;
-    int64_t document = document_of_slot(a, slot), begin = a->cu_seqlens[document];
-    int64_t first = (slot - first_slot(a->cu_seqlens, document)) *
-                    QUERY_BLOCK; /* query, counted in the document */
-    int64_t n_rows = bl_min_i64(QUERY_BLOCK, a->cu_seqlens[document + 1] - begin - first);
-    if (n_rows <= 0) return;
+            document = document_of_slot(a, slot);
 
-    const float *q = ops_f32(a->q) + (begin + first) * a->q_stride + head * a->d;
-    int64_t at_kv = begin * a->kv_stride + head / (a->n_heads / a->n_kv_heads) * a->d;
-    const float *k = ops_f32(a->k) + at_kv, *v = ops_f32(a->v) + at_kv;
-    float *o = ops_f32(a->o) + (begin + first) * a->o_stride + head * a->d;
-    float scale = (float)(1.0 / sqrt((double)a->d));
-    int64_t n_all_keys = first + n_rows + a->position_offset,
-            window = a->window > 0 ? bl_min_i64(a->window, n_all_keys) : n_all_keys,
-            first_key = bl_max_i64(0, first + a->position_offset + 1 - window);
-    for (int64_t r = 0; r < n_rows; r++) {
+    b->head = index % a->n_heads;
+    b->begin = a->cu_seqlens[document];
+    b->first = (slot - first_slot(a->cu_seqlens, document)) * QUERY_BLOCK;
+    b->n_rows = bl_min_i64(QUERY_BLOCK, a->cu_seqlens[document + 1] - b->begin - b->first);
+    b->n_keys = b->first + b->n_rows + a->position_offset;
+    b->window = a->window > 0 ? bl_min_i64(a->window, b->n_keys) : b->n_keys;
+    b->first_key = bl_max_i64(0, b->first + a->position_offset + 1 - b->window);
+    b->at_q = (b->begin + b->first) * a->q_stride + b->head * a->d;
+    b->at_kv = b->begin * a->kv_stride + b->head / (a->n_heads / a->n_kv_heads) * a->d;
+    b->at_o = (b->begin + b->first) * a->o_stride + b->head * a->d;
+    b->scale = (float)(1.0 / sqrt((double)a->d));
+    return b->n_rows > 0;
+}
+
+static void forward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_attention_forward_args *a = arg;
+    softmax_state *s = scratch; /* both scratches begin with it */
+    forward_block b;
+
+    if (!find_block(a, index, &b)) return;
+    for (int64_t r = 0; r < b.n_rows; r++) {
         s->highest[r] = -INFINITY;
         s->denominator[r] = 0;
     }
-    for (int64_t key = first_key; key < n_all_keys; key += KEY_BLOCK) {
-        int64_t n_keys = bl_min_i64(KEY_BLOCK, n_all_keys - key);
-        ops_blas_sgemm(false, true, n_rows, n_keys, a->d, scale, q, a->q_stride,
-                       k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
-        online_softmax(s, n_rows, n_keys, first + a->position_offset + 1 - key, window, o,
-                       a->o_stride, a->d);
-        ops_blas_sgemm(false, false, n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
-                       v + key * a->kv_stride, a->kv_stride, key == first_key ? 0.0f : 1.0f, o,
-                       a->o_stride);
-    }
-    for (int64_t r = 0; r < n_rows; r++) {
-        ops_scale(a->d, (float)(1.0 / s->denominator[r]), o + r * a->o_stride);
-        if (a->lse)
-            a->lse[(begin + first + r) * a->n_heads + head] =
-                (float)((double)s->highest[r] + log(s->denominator[r]));
-    }
+    if (a->q.dtype == BL_F32)
+        gather_f32(a, &b, scratch);
+    else
+        gather_bf16(a, &b, scratch);
+    for (int64_t r = 0; a->lse && r < b.n_rows; r++)
+        a->lse[(b.begin + b.first + r) * a->n_heads + b.head] =
+            (float)((double)s->highest[r] + log(s->denominator[r]));
 }
 
 /* o and lse of a row that belongs to no document. */
@@ -116,7 +202,8 @@ static void padding_item(void *arg, int64_t index, void *scratch)
     (void)scratch;
     const bl_attention_forward_args *a = arg;
     int64_t token = a->cu_seqlens[a->n_documents] + index;
-    memset(ops_f32(a->o) + token * a->o_stride, 0, (size_t)(a->n_heads * a->d) * sizeof(float));
+    memset(bl_tensor_at(a->o, token * a->o_stride).data, 0,
+           bl_tensor_bytes(a->o, a->n_heads * a->d));
     if (a->lse) memset(a->lse + token * a->n_heads, 0, (size_t)a->n_heads * sizeof *a->lse);
 }
 
@@ -124,6 +211,7 @@ bl_status ops_cpu_attention_forward(bl_stream *stream, const bl_attention_forwar
 {
     bl_attention_forward_args a = *args;
     if (a.T == 0) return BL_OK;
+    BL_TRY(ops_cpu_check_head(a.d, a.q.dtype));
     if (a.n_documents > 0)
         bl_pool_run(ops_pool(stream), (a.T / QUERY_BLOCK + a.n_documents) * a.n_heads, forward_item,
                     &a);

@@ -18,6 +18,11 @@ typedef struct dropout_job {
     float scale;
 } dropout_job;
 
+typedef struct dropout_scratch {
+    uint32_t words[BLOCK];
+    float x[BLOCK], y[BLOCK];
+} dropout_scratch;
+
 OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position,
                                   uint32_t first_group, uint32_t *words)
 {
@@ -43,13 +48,14 @@ static void dropout_item(void *arg, int64_t index, void *scratch)
     const dropout_job *job = arg;
     const bl_dropout_args *a = &job->args;
     int64_t rows = ops_rows_per_item(a->C), end = bl_min_i64(a->T, (index + 1) * rows);
-    uint32_t *words = scratch;
+    dropout_scratch *s = scratch;
     for (int64_t t = index * rows; t < end; t++) {
         for (int64_t c = 0; c < a->C; c += BLOCK) {
-            int64_t at = t * a->C + c;
-            draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), words);
-            mask_block(bl_min_i64(BLOCK, a->C - c), job->threshold, job->scale, words,
-                       ops_f32(a->x) + at, ops_f32(a->y) + at);
+            int64_t at = t * a->C + c, n = bl_min_i64(BLOCK, a->C - c);
+            float *y = ops_place(a->y, at, s->y);
+            draw_block(job->key, a->sample[t], a->position[t], (uint32_t)(c / 4), s->words);
+            mask_block(n, job->threshold, job->scale, s->words, ops_read(a->x, at, n, s->x), y);
+            ops_write(a->y, at, n, y);
         }
     }
 }
@@ -60,8 +66,8 @@ static void copy_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->C), begin = index * rows,
             end = bl_min_i64(a->T, begin + rows);
     (void)scratch;
-    memcpy(ops_f32(a->y) + begin * a->C, ops_f32(a->x) + begin * a->C,
-           (size_t)((end - begin) * a->C) * sizeof(float));
+    memcpy(bl_tensor_at(a->y, begin * a->C).data, bl_tensor_at(a->x, begin * a->C).data,
+           bl_tensor_bytes(a->y, (end - begin) * a->C));
 }
 
 bl_status ops_cpu_dropout(bl_stream *stream, const bl_dropout_args *args)

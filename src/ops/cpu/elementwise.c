@@ -11,15 +11,24 @@ OPS_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, flo
     for (int64_t i = 0; i < I; i++) h[i] = bl_swiglu(g[i], u[i]);
 }
 
+/* The copies of one block of columns, in a worker's scratch. */
+typedef struct block_copies {
+    float in[3][OPS_BLOCK], out[2][OPS_BLOCK];
+} block_copies;
+
 static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_swiglu_forward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
-    for (int64_t t = index * rows; t < end; t++) {
-        const float *g = ops_f32(a->gate_up) + t * 2 * a->I;
-        swiglu_row(a->I, g, g + a->I, ops_f32(a->h) + t * a->I);
-    }
+    block_copies *c = scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        for (int64_t i = 0; i < a->I; i += OPS_BLOCK) {
+            int64_t n = bl_min_i64(OPS_BLOCK, a->I - i), at = t * a->I + i, gate = at + t * a->I;
+            float *h = ops_place(a->h, at, c->out[0]);
+            swiglu_row(n, ops_read(a->gate_up, gate, n, c->in[0]),
+                       ops_read(a->gate_up, gate + a->I, n, c->in[1]), h);
+            ops_write(a->h, at, n, h);
+        }
 }
 
 bl_status ops_cpu_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
@@ -45,12 +54,18 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_swiglu_backward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->I), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
-    for (int64_t t = index * rows; t < end; t++) {
-        const float *g = ops_f32(a->gate_up) + t * 2 * a->I, *dh = ops_f32(a->dh) + t * a->I;
-        float *dg = ops_f32(a->d_gate_up) + t * 2 * a->I;
-        swiglu_gradient_row(a->I, g, g + a->I, dh, dg, dg + a->I);
-    }
+    block_copies *c = scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        for (int64_t i = 0; i < a->I; i += OPS_BLOCK) {
+            int64_t n = bl_min_i64(OPS_BLOCK, a->I - i), at = t * a->I + i, gate = at + t * a->I;
+            float *dg = ops_place(a->d_gate_up, gate, c->out[0]),
+                  *du = ops_place(a->d_gate_up, gate + a->I, c->out[1]);
+            swiglu_gradient_row(n, ops_read(a->gate_up, gate, n, c->in[0]),
+                                ops_read(a->gate_up, gate + a->I, n, c->in[1]),
+                                ops_read(a->dh, at, n, c->in[2]), dg, du);
+            ops_write(a->d_gate_up, gate, n, dg);
+            ops_write(a->d_gate_up, gate + a->I, n, du);
+        }
 }
 
 bl_status ops_cpu_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
@@ -76,12 +91,18 @@ OPS_CLONES static void gelu_tanh_block(int64_t n, const float *u, float *h)
 static void gelu_forward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_gelu_forward_args *a = arg;
-    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
-    (void)scratch;
-    if (a->form == BL_GELU_ERF)
-        gelu_erf_block(n, ops_f32(a->u) + begin, ops_f32(a->h) + begin);
-    else
-        gelu_tanh_block(n, ops_f32(a->u) + begin, ops_f32(a->h) + begin);
+    int64_t begin = index * OPS_ITEM_ELEMENTS, end = bl_min_i64(a->n, begin + OPS_ITEM_ELEMENTS);
+    block_copies *c = scratch;
+    for (int64_t at = begin; at < end; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, end - at);
+        const float *u = ops_read(a->u, at, n, c->in[0]);
+        float *h = ops_place(a->h, at, c->out[0]);
+        if (a->form == BL_GELU_ERF)
+            gelu_erf_block(n, u, h);
+        else
+            gelu_tanh_block(n, u, h);
+        ops_write(a->h, at, n, h);
+    }
 }
 
 bl_status ops_cpu_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args)
@@ -108,13 +129,18 @@ OPS_CLONES static void gelu_tanh_gradient_block(int64_t n, const float *u, const
 static void gelu_backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_gelu_backward_args *a = arg;
-    int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
-    const float *u = ops_f32(a->u) + begin, *dh = ops_f32(a->dh) + begin;
-    (void)scratch;
-    if (a->form == BL_GELU_ERF)
-        gelu_erf_gradient_block(n, u, dh, ops_f32(a->du) + begin);
-    else
-        gelu_tanh_gradient_block(n, u, dh, ops_f32(a->du) + begin);
+    int64_t begin = index * OPS_ITEM_ELEMENTS, end = bl_min_i64(a->n, begin + OPS_ITEM_ELEMENTS);
+    block_copies *c = scratch;
+    for (int64_t at = begin; at < end; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, end - at);
+        const float *u = ops_read(a->u, at, n, c->in[0]), *dh = ops_read(a->dh, at, n, c->in[1]);
+        float *du = ops_place(a->du, at, c->out[0]);
+        if (a->form == BL_GELU_ERF)
+            gelu_erf_gradient_block(n, u, dh, du);
+        else
+            gelu_tanh_gradient_block(n, u, dh, du);
+        ops_write(a->du, at, n, du);
+    }
 }
 
 bl_status ops_cpu_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args)
@@ -133,17 +159,22 @@ OPS_CLONES static void add_block(int64_t n, const float *a, const float *b, floa
 static void add_item(void *arg, int64_t index, void *scratch)
 {
     const bl_add_args *a = arg;
-    int64_t begin = index * OPS_ITEM_ELEMENTS;
-    (void)scratch;
-    add_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), ops_f32(a->a) + begin,
-              ops_f32(a->b) + begin, ops_f32(a->y) + begin);
+    int64_t begin = index * OPS_ITEM_ELEMENTS, end = bl_min_i64(a->n, begin + OPS_ITEM_ELEMENTS);
+    block_copies *c = scratch;
+    for (int64_t at = begin; at < end; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, end - at);
+        float *y = ops_place(a->y, at, c->out[0]);
+        add_block(n, ops_read(a->a, at, n, c->in[0]), ops_read(a->b, at, n, c->in[1]), y);
+        ops_write(a->y, at, n, y);
+    }
 }
 
 bl_status ops_cpu_add(bl_stream *stream, const bl_add_args *args)
 {
     bl_add_args a = *args;
     int64_t n_items = bl_ceil_div(a.n, OPS_ITEM_ELEMENTS);
-    for (int64_t i = 0; a.without_workers && i < n_items; i++) add_item(&a, i, NULL);
+    block_copies copies;
+    for (int64_t i = 0; a.without_workers && i < n_items; i++) add_item(&a, i, &copies);
     if (!a.without_workers) bl_pool_run(ops_pool(stream), n_items, add_item, &a);
     return BL_OK;
 }
@@ -152,11 +183,14 @@ static void add_bias_item(void *arg, int64_t index, void *scratch)
 {
     const bl_add_bias_args *a = arg;
     int64_t rows = ops_rows_per_item(a->N), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
-    for (int64_t t = index * rows; t < end; t++) {
-        float *y = ops_f32(a->y) + t * a->N;
-        add_block(a->N, y, a->bias, y);
-    }
+    block_copies *c = scratch;
+    for (int64_t t = index * rows; t < end; t++)
+        for (int64_t i = 0; i < a->N; i += OPS_BLOCK) {
+            int64_t n = bl_min_i64(OPS_BLOCK, a->N - i), at = t * a->N + i;
+            float *y = ops_place(a->y, at, c->out[0]);
+            add_block(n, ops_read(a->y, at, n, c->in[0]), a->bias + i, y);
+            ops_write(a->y, at, n, y);
+        }
 }
 
 bl_status ops_cpu_add_bias(bl_stream *stream, const bl_add_bias_args *args)
@@ -175,10 +209,14 @@ OPS_CLONES static void scale_block(int64_t n, float scale, const float *x, float
 static void scale_item(void *arg, int64_t index, void *scratch)
 {
     const bl_scale_args *a = arg;
-    int64_t begin = index * OPS_ITEM_ELEMENTS;
-    (void)scratch;
-    scale_block(bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin), a->scale, ops_f32(a->x) + begin,
-                ops_f32(a->y) + begin);
+    int64_t begin = index * OPS_ITEM_ELEMENTS, end = bl_min_i64(a->n, begin + OPS_ITEM_ELEMENTS);
+    block_copies *c = scratch;
+    for (int64_t at = begin; at < end; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, end - at);
+        float *y = ops_place(a->y, at, c->out[0]);
+        scale_block(n, a->scale, ops_read(a->x, at, n, c->in[0]), y);
+        ops_write(a->y, at, n, y);
+    }
 }
 
 bl_status ops_cpu_scale(bl_stream *stream, const bl_scale_args *args)
@@ -194,15 +232,12 @@ static void cast_item(void *arg, int64_t index, void *scratch)
     int64_t begin = index * OPS_ITEM_ELEMENTS, n = bl_min_i64(OPS_ITEM_ELEMENTS, a->n - begin);
     bl_tensor from = bl_tensor_at(a->x, begin), to = bl_tensor_at(a->y, begin);
     (void)scratch;
-    if (from.dtype == to.dtype) {
+    if (from.dtype == to.dtype)
         memcpy(to.data, from.data, bl_tensor_bytes(to, n));
-    } else if (to.dtype == BL_F32) {
-        bl_dtype_to_f32(from.dtype, from.data, to.data, (size_t)n);
-    } else {
-        const float *x = from.data;
-        uint16_t *y = to.data;
-        for (int64_t i = 0; i < n; i++) y[i] = bl_f32_to_bf16(x[i]);
-    }
+    else if (to.dtype == BL_F32)
+        ops_widen(n, from.data, to.data);
+    else
+        ops_round(n, from.data, to.data);
 }
 
 bl_status ops_cpu_cast(bl_stream *stream, const bl_cast_args *args)
@@ -216,10 +251,15 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
 {
     const bl_embedding_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
+    block_copies *c = scratch;
     for (int64_t t = index * rows; t < end; t++)
-        bl_dtype_to_f32(a->table.dtype, bl_tensor_at(a->table, a->ids[t] * a->H).data,
-                        ops_f32(a->y) + t * a->H, (size_t)a->H);
+        for (int64_t i = 0; i < a->H; i += OPS_BLOCK) {
+            int64_t n = bl_min_i64(OPS_BLOCK, a->H - i), at = t * a->H + i;
+            float *y = ops_place(a->y, at, c->out[0]);
+            bl_dtype_to_f32(a->table.dtype, bl_tensor_at(a->table, a->ids[t] * a->H + i).data, y,
+                            (size_t)n);
+            ops_write(a->y, at, n, y);
+        }
 }
 
 bl_status ops_cpu_embedding(bl_stream *stream, const bl_embedding_args *args)

@@ -10,6 +10,7 @@
  * the number of threads nor on the other rows. */
 #include "ops/gemm.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/cpu/bf16_kernels.h"
@@ -452,4 +453,9 @@ bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint16_t *d
 bool bl_cpu_gemm_has_bf16(void)
 {
     return ops_bf16_kernels_best() != &ops_bf16_kernels_emulated;
+}
+
+void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES])
+{
+    snprintf(text, BL_CPU_GEMM_TEXT_BYTES, "ballast %s", ops_bf16_kernels_best()->name);
 }

@@ -38,7 +38,8 @@ size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V)
     return (size_t)scratch_floats(V) * sizeof(float);
 }
 
-/* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot). */
+/* One row of logits becomes its log-probability and, with dx, scale weight (softmax - onehot), in
+ * bf16 in the first half of the row. */
 static void softmax_item(void *arg, int64_t index, void *scratch)
 {
     chunk *c = arg;
@@ -53,14 +54,15 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     double factor = a->scale * (double)a->weights[token], hit = (double)row[target] / sum;
     ops_scale(a->V, (float)(factor / sum), row);
     row[target] = (float)(factor * (hit - 1.0));
+    if (a->dx.dtype == BL_BF16) ops_round(a->V, row, (uint16_t *)row);
 }
 
 /* Packs the tokens that count from *next_token on, at most n_max of them, into the rows of
  * `packed`. */
-static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, float *packed)
+static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, bl_tensor packed)
 {
     const bl_loss_head_args *a = c->args;
-    size_t row_bytes = (size_t)a->H * sizeof(float);
+    size_t row_bytes = bl_tensor_bytes(a->x, a->H);
     int64_t t = *next_token;
     for (c->n_tokens = 0; t < a->T && c->n_tokens < n_max; t++) {
         if (a->weights[t] == 0.0f) continue;
@@ -68,17 +70,42 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, floa
             return BL_FAIL(BL_EINPUT,
                            "loss head: target %d of token %lld is outside the vocabulary of %lld",
                            a->targets[t], (long long)t, (long long)a->V);
-        memmove(packed + c->n_tokens * a->H, ops_f32(a->x) + t * a->H, row_bytes);
+        memmove(bl_tensor_at(packed, c->n_tokens * a->H).data, bl_tensor_at(a->x, t * a->H).data,
+                row_bytes);
         c->token[c->n_tokens++] = t;
     }
     *next_token = t;
     return BL_OK;
 }
 
-static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
+/* logits = packed W^T, in fp32 */
+static bl_status make_logits(bl_pool *pool, const chunk *c, bl_tensor packed)
 {
     const bl_loss_head_args *a = c->args;
-    BL_TRY(bl_cpu_gemm_weight_nt(pool, c->n_tokens, packed, a->H, &a->head, 0.0f, a->logits, a->V));
+
+    if (packed.dtype == BL_F32)
+        return bl_cpu_gemm_weight_nt(pool, c->n_tokens, packed.data, a->H, &a->head, 0.0f,
+                                     a->logits, a->V);
+    return bl_cpu_gemm_bf16_weight_nt(pool, c->n_tokens, packed.data, a->H, &a->head, 0.0f, BL_F32,
+                                      a->logits, a->V);
+}
+
+/* packed = dlogits W; dlogits are in the dtype of packed, a row in the place of a row of logits */
+static bl_status pull_back(bl_pool *pool, const chunk *c, bl_tensor packed)
+{
+    const bl_loss_head_args *a = c->args;
+
+    if (packed.dtype == BL_F32)
+        return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f,
+                                     packed.data, a->H);
+    return bl_cpu_gemm_bf16_weight_nn(pool, c->n_tokens, a->logits, 2 * a->V, &a->head, 0.0f,
+                                      BL_BF16, packed.data, a->H);
+}
+
+static bl_status run_chunk(bl_pool *pool, chunk *c, bl_tensor packed)
+{
+    const bl_loss_head_args *a = c->args;
+    BL_TRY(make_logits(pool, c, packed));
     bl_pool_run(pool, c->n_tokens, softmax_item, c);
     for (int64_t i = 0; i < c->n_tokens; i++) {
         int64_t t = c->token[i];
@@ -86,7 +113,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
         if (a->logp) a->logp[t] = (float)c->logp[i];
     }
     if (!bl_tensor_is_there(a->dx)) return BL_OK;
-    return bl_cpu_gemm_weight_nn(pool, c->n_tokens, a->logits, a->V, &a->head, 0.0f, packed, a->H);
+    return pull_back(pool, c, packed);
 }
 
 /* Row k of the n_packed first rows of dx goes to the k-th token that counts; the other tokens get
@@ -94,13 +121,13 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, float *packed)
  * moved. */
 static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
 {
-    size_t row_bytes = (size_t)a->H * sizeof(float);
-    float *dx = ops_f32(a->dx);
+    size_t row_bytes = bl_tensor_bytes(a->dx, a->H);
     for (int64_t t = a->T - 1; t >= 0; t--) {
         if (a->weights[t] == 0.0f)
-            memset(dx + t * a->H, 0, row_bytes);
+            memset(bl_tensor_at(a->dx, t * a->H).data, 0, row_bytes);
         else if (--n_packed != t)
-            memcpy(dx + t * a->H, dx + n_packed * a->H, row_bytes);
+            memcpy(bl_tensor_at(a->dx, t * a->H).data, bl_tensor_at(a->dx, n_packed * a->H).data,
+                   row_bytes);
     }
 }
 
@@ -114,8 +141,9 @@ bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
                        (long long)a->H, (long long)a->V);
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
     for (int64_t next_token = 0; next_token < a->T;) {
-        float *packed = bl_tensor_is_there(a->dx) ? ops_f32(a->dx) + n_packed * a->H
-                                                  : (float *)a->logits + n_max * a->V;
+        bl_tensor packed = bl_tensor_is_there(a->dx)
+                               ? bl_tensor_at(a->dx, n_packed * a->H)
+                               : bl_tensor_of((float *)a->logits + n_max * a->V, a->x.dtype);
         BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;

@@ -7,6 +7,23 @@
 
 #include "ops/cpu/ops_cpu.h"
 
+/* The copies of a row, in a worker's scratch of H floats each. */
+enum { COPY_X, COPY_DY, COPY_OUT, N_COPIES };
+_Static_assert((size_t)N_COPIES *OPS_ROW_MAX * sizeof(float) <= BL_POOL_SCRATCH_BYTES,
+               "a row's copies fit a worker's scratch");
+
+static float *copy_of(void *scratch, int which)
+{
+    return (float *)scratch + which * OPS_ROW_MAX;
+}
+
+static bl_status check_row(const char *op, int64_t H, bl_dtype dtype)
+{
+    if (dtype == BL_F32 || H <= OPS_ROW_MAX) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "%s in bf16: %lld channels, %d at most", op, (long long)H,
+                   OPS_ROW_MAX);
+}
+
 OPS_CLONES static void normalize_row(int64_t H, float rstd, const float *x, const float *w,
                                      float *y)
 {
@@ -24,12 +41,13 @@ static void forward_item(void *arg, int64_t index, void *scratch)
     const bl_rmsnorm_forward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H),
             end = bl_min_i64(count_rows(a->T, a->n_heads), (index + 1) * rows);
-    (void)scratch;
     for (int64_t r = index * rows; r < end; r++) {
         int64_t at = bl_norm_row(r, a->H, a->n_heads, a->row_stride);
-        const float *x = ops_f32(a->x) + at;
+        const float *x = ops_read(a->x, at, a->H, copy_of(scratch, COPY_X));
+        float *y = ops_place(a->y, at, copy_of(scratch, COPY_OUT));
         float rstd = (float)(1.0 / sqrt(ops_dot(x, x, a->H) / (double)a->H + a->eps));
-        normalize_row(a->H, rstd, x, a->w, ops_f32(a->y) + at);
+        normalize_row(a->H, rstd, x, a->w, y);
+        ops_write(a->y, at, a->H, y);
         if (a->rstd) a->rstd[r] = rstd;
     }
 }
@@ -37,6 +55,7 @@ static void forward_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
     bl_rmsnorm_forward_args a = *args;
+    BL_TRY(check_row("rmsnorm forward", a.H, a.x.dtype));
     int64_t n_rows = count_rows(a.T, a.n_heads);
     bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows, ops_rows_per_item(a.H)), forward_item, &a);
     return BL_OK;
@@ -80,28 +99,37 @@ OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float alon
         dx[h] += bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
+/* Where dx is computed, with what it is added to. */
+static float *place_gradient(bl_tensor dx, int64_t at, int64_t H, int accumulate, void *scratch)
+{
+    float *copy = copy_of(scratch, COPY_OUT);
+    return accumulate ? (float *)ops_read(dx, at, H, copy) : ops_place(dx, at, copy);
+}
+
 static void backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_rmsnorm_backward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H),
             end = bl_min_i64(count_rows(a->T, a->n_heads), (index + 1) * rows);
-    (void)scratch;
     for (int64_t r = index * rows; r < end; r++) {
         int64_t at = bl_norm_row(r, a->H, a->n_heads, a->row_stride);
-        const float *x = ops_f32(a->x) + at, *dy = ops_f32(a->dy) + at;
-        float rstd = a->rstd[r], *dx = ops_f32(a->dx) + at;
+        const float *x = ops_read(a->x, at, a->H, copy_of(scratch, COPY_X)),
+                    *dy = ops_read(a->dy, at, a->H, copy_of(scratch, COPY_DY));
+        float rstd = a->rstd[r], *dx = place_gradient(a->dx, at, a->H, a->accumulate, scratch);
         float along =
             (float)((double)rstd * (double)rstd * triple_sum(a->H, dy, a->w, x) / (double)a->H);
         if (a->accumulate)
             accumulate_gradient_row(a->H, rstd, along, dy, a->w, x, dx);
         else
             gradient_row(a->H, rstd, along, dy, a->w, x, dx);
+        ops_write(a->dx, at, a->H, dx);
     }
 }
 
 bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
 {
     bl_rmsnorm_backward_args a = *args;
+    BL_TRY(check_row("rmsnorm backward", a.H, a.x.dtype));
     int64_t n_rows = count_rows(a.T, a.n_heads);
     bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows, ops_rows_per_item(a.H)), backward_item, &a);
     return BL_OK;
@@ -161,13 +189,15 @@ static void layer_forward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_layernorm_forward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = ops_f32(a->x) + t * a->H;
+        int64_t at = t * a->H;
+        const float *x = ops_read(a->x, at, a->H, copy_of(scratch, COPY_X));
+        float *y = ops_place(a->y, at, copy_of(scratch, COPY_OUT));
         float mean = (float)(plain_sum(a->H, x) / (double)a->H);
         double variance = centered_squares(a->H, (double)mean, x) / (double)a->H;
         float rstd = (float)(1.0 / sqrt(variance + a->eps));
-        center_row(a->H, mean, rstd, x, a->w, a->b, ops_f32(a->y) + t * a->H);
+        center_row(a->H, mean, rstd, x, a->w, a->b, y);
+        ops_write(a->y, at, a->H, y);
         if (a->mean) a->mean[t] = mean;
         if (a->rstd) a->rstd[t] = rstd;
     }
@@ -176,6 +206,7 @@ static void layer_forward_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args)
 {
     bl_layernorm_forward_args a = *args;
+    BL_TRY(check_row("layernorm forward", a.H, a.x.dtype));
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), layer_forward_item, &a);
     return BL_OK;
 }
@@ -199,10 +230,11 @@ static void layer_backward_item(void *arg, int64_t index, void *scratch)
 {
     const bl_layernorm_backward_args *a = arg;
     int64_t rows = ops_rows_per_item(a->H), end = bl_min_i64(a->T, (index + 1) * rows);
-    (void)scratch;
     for (int64_t t = index * rows; t < end; t++) {
-        const float *x = ops_f32(a->x) + t * a->H, *dy = ops_f32(a->dy) + t * a->H;
-        float *dx = ops_f32(a->dx) + t * a->H;
+        int64_t at = t * a->H;
+        const float *x = ops_read(a->x, at, a->H, copy_of(scratch, COPY_X)),
+                    *dy = ops_read(a->dy, at, a->H, copy_of(scratch, COPY_DY));
+        float *dx = place_gradient(a->dx, at, a->H, a->accumulate, scratch);
         double n = (double)a->H, rstd = (double)a->rstd[t], mean = (double)a->mean[t];
         bl_layernorm_row row = {
             a->mean[t], a->rstd[t], (float)(ops_dot(dy, a->w, a->H) / n),
@@ -211,12 +243,14 @@ static void layer_backward_item(void *arg, int64_t index, void *scratch)
             accumulate_layer_gradient_row(a->H, row, dy, a->w, x, dx);
         else
             layer_gradient_row(a->H, row, dy, a->w, x, dx);
+        ops_write(a->dx, at, a->H, dx);
     }
 }
 
 bl_status ops_cpu_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args)
 {
     bl_layernorm_backward_args a = *args;
+    BL_TRY(check_row("layernorm backward", a.H, a.x.dtype));
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.H)), layer_backward_item,
                 &a);
     return BL_OK;

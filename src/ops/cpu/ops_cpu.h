@@ -68,16 +68,54 @@ bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FA
 bl_status ops_gemm_check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld);
 bl_status ops_gemm_check_weight(const bl_weight *w);
 
+/* Products of bf16 take channels in pairs. */
+static inline bl_status ops_cpu_check_head(int64_t d, bl_dtype dtype)
+{
+    if (dtype == BL_F32 || d % 2 == 0) return BL_OK;
+    return BL_FAIL(BL_ELIMIT, "attention in bf16: head dimension %lld is odd", (long long)d);
+}
+
+/* dq, dk and dv of the documents' rows, on bf16. */
+void ops_cpu_attention_backward_bf16(bl_pool *pool, const bl_attention_backward_args *args);
+
 static inline bl_pool *ops_pool(bl_stream *stream)
 {
     return bl_device_pool(bl_stream_device(stream));
 }
 
-/* The elements of a tensor: ops.c has seen to it that they are fp32. */
+/* The elements of a tensor that is fp32. */
 static inline float *ops_f32(bl_tensor t)
 {
     return t.data;
 }
+
+/* The elements of a tensor that is bf16. */
+static inline uint16_t *ops_bf16(bl_tensor t)
+{
+    return t.data;
+}
+
+/* Kernels compute on rows of fp32. Elements [at, at + n) of a tensor as such a row: itself where
+ * the tensor is fp32, else `copy` (n), in which it is widened. */
+const float *ops_read(bl_tensor t, int64_t at, int64_t n, float *copy);
+
+/* Where a kernel stores elements from `at` on: in the tensor, or in `copy`, from which ops_write
+ * rounds them to the tensor (and in fp32 does nothing). */
+static inline float *ops_place(bl_tensor t, int64_t at, float *copy)
+{
+    return t.dtype == BL_F32 ? ops_f32(t) + at : copy;
+}
+void ops_write(bl_tensor t, int64_t at, int64_t n, const float *values);
+
+/* y_i = x_i for i < n, exact; rounded to nearest even, NaN stays NaN (bl_f32_to_bf16). */
+void ops_widen(int64_t n, const uint16_t *x, float *y);
+void ops_round(int64_t n, const float *x, uint16_t *y);
+
+enum {
+    OPS_BLOCK = 512, /* columns at a time of a loop over a wide row: copies stay in the L1 cache */
+    OPS_ROW_MAX =
+        BL_POOL_SCRATCH_BYTES / (int)sizeof(float) / 4 /* of kernels that need whole rows */
+};
 
 /* Rows of an item when a row has n_columns elements: from shapes alone, so that items never depend
  * on the threads. */

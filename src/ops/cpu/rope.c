@@ -6,17 +6,15 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void rotate_heads(int64_t n_heads, int64_t d, int64_t half, float direction,
-                                    const float *cosines, const float *sines, float *x)
+OPS_CLONES static void rotate_head(int64_t half, float direction, const float *cosines,
+                                   const float *sines, float *a)
 {
-    for (int64_t head = 0; head < n_heads; head++) {
-        float *a = x + head * d, *b = a + half;
-        OPS_IVDEP
-        for (int64_t i = 0; i < half; i++) {
-            bl_rope_pair turned = bl_rope_rotate(a[i], b[i], cosines[i], direction * sines[i]);
-            a[i] = turned.a;
-            b[i] = turned.b;
-        }
+    float *b = a + half;
+    OPS_IVDEP
+    for (int64_t i = 0; i < half; i++) {
+        bl_rope_pair turned = bl_rope_rotate(a[i], b[i], cosines[i], direction * sines[i]);
+        a[i] = turned.a;
+        b[i] = turned.b;
     }
 }
 
@@ -26,14 +24,19 @@ static void rope_item(void *arg, int64_t index, void *scratch)
     int64_t rows = ops_rows_per_item(a->n_heads * a->d), end = bl_min_i64(a->T, (index + 1) * rows),
             half = bl_rope_width(a->d, a->d_rotated) / 2;
     int64_t document = bl_document_of(a->cu_seqlens, a->n_documents, index * rows);
-    (void)scratch;
+    float *copy = scratch;
     for (int64_t t = index * rows; t < end; t++) {
         while (document + 1 < a->n_documents && a->cu_seqlens[document + 1] <= t) document++;
         int64_t begin = a->cu_seqlens[document], n = a->cu_seqlens[document + 1] - begin;
         int64_t at = (t - begin + a->position_offset) * half +
                      bl_rope_table_offset(n + a->position_offset, a->long_after, a->long_offset);
-        rotate_heads(a->n_heads, a->d, half, (float)a->direction, a->cos_table + at,
-                     a->sin_table + at, ops_f32(a->x) + t * a->row_stride);
+        for (int64_t head = 0; head < a->n_heads; head++) {
+            int64_t first = t * a->row_stride + head * a->d;
+            /* in place: a copy is both read and written */
+            float *x = (float *)ops_read(a->x, first, 2 * half, copy);
+            rotate_head(half, (float)a->direction, a->cos_table + at, a->sin_table + at, x);
+            ops_write(a->x, first, 2 * half, x);
+        }
     }
 }
 

@@ -16,7 +16,7 @@
 BL_OPS_LIST(QUEUE)
 
 #define ENTRY(op) .op = queue_##op,
-const ops_table ops_cpu_table = {.act = BL_F32,
+const ops_table ops_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16),
                                  .loss_head_scratch_bytes = ops_cpu_loss_head_scratch_bytes,
                                  .matmul_weight_scratch_bytes = ops_cpu_matmul_weight_scratch_bytes,
                                  .matmul_prepared_bytes = ops_cpu_matmul_weight_scratch_bytes,

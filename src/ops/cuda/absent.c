@@ -37,7 +37,7 @@ static bl_status refuse_spare_multiprocessors(bl_device *device, int n)
 }
 
 #define ENTRY(op) .op = refuse_##op,
-const ops_table ops_cuda_table = {.act = BL_BF16,
+const ops_table ops_cuda_table = {.acts = BL_DTYPE_BIT(BL_BF16),
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
                                   .matmul_weight_scratch_bytes =
                                       ops_cuda_matmul_weight_scratch_bytes,

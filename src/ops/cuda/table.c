@@ -4,7 +4,7 @@
 
 #define ENTRY(op) .op = ops_cuda_##op,
 const ops_table ops_cuda_table = {
-    .act = BL_BF16,
+    .acts = BL_DTYPE_BIT(BL_BF16),
     .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
     .matmul_weight_scratch_bytes = ops_cuda_matmul_weight_scratch_bytes,
     .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,

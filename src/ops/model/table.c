@@ -64,13 +64,13 @@ static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_C
 }
 
 #define ENTRY(op) .op = queue_##op,
-const ops_table ops_model_cpu_table = {.act = BL_F32,
+const ops_table ops_model_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16),
                                        .matmul_weight_is_refused = is_refused,
                                        .matmul_end_warm_up = end_warm_up,
                                        .matmul_spare_multiprocessors = spare_multiprocessors,
                                        .matmul_count_fallbacks = count_fallbacks,
                                        BL_OPS_LIST(ENTRY)},
-                ops_model_cuda_table = {.act = BL_BF16,
+                ops_model_cuda_table = {.acts = BL_DTYPE_BIT(BL_BF16),
                                         .matmul_weight_is_refused = is_refused,
                                         .matmul_end_warm_up = end_warm_up,
                                         .matmul_spare_multiprocessors = spare_multiprocessors,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* products.c -- what changes the bits of a run besides its configuration, data and model: the
- * library of its products, with the instruction set that the library uses on this machine, or the
- * GPU (src/ops/README.md: all else rounds alike everywhere); and the build of Ballast. */
+ * library of its products, with the instruction set that the library uses on this machine (bf16:
+ * Ballast's own products), or the GPU (src/ops/README.md: all else rounds alike everywhere); and
+ * the build of Ballast. */
 #include <string.h>
 
 #include "base/build_id.h"
@@ -16,7 +17,10 @@ bl_status bl_products_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BY
 {
     if (job->config->device == BL_CONFIG_DEVICE_CUDA)
         return bl_cuda_gemm_describe(job->topology.gpu, text);
-    bl_cpu_gemm_describe(text);
+    if (job->config->compute_dtype == BL_COMPUTE_BF16)
+        bl_cpu_gemm_describe_bf16(text);
+    else
+        bl_cpu_gemm_describe(text);
     return BL_OK;
 }
 

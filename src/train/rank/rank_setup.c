@@ -44,7 +44,10 @@ static bl_status create_device(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
 
-    if (c->device == BL_CONFIG_DEVICE_CPU) return bl_device_create_cpu((int)c->threads, &r->device);
+    if (c->device == BL_CONFIG_DEVICE_CPU) {
+        BL_TRY(bl_device_create_cpu((int)c->threads, &r->device));
+        return bl_device_set_act(r->device, bl_train_config_act(c));
+    }
     BL_TRY(bl_device_create_cuda(r->job->topology.gpu, &r->device));
     return bl_device_start_workers(r->device, (int)c->threads);
 }
@@ -60,7 +63,7 @@ static bl_status connect_gpus(bl_rank *r)
 {
     const bl_job *job = r->job;
     bl_adapter_bytes lora =
-        bl_adapter_state_measure(BL_DEVICE_CUDA, &job->lora, job->model->config.n_layers,
+        bl_adapter_state_measure(bl_device_act(r->device), &job->lora, job->model->config.n_layers,
                                  job->topology.n_ranks, (int)job->config->ring_depth);
     bl_nccl_options options = {.name = "ballast",
                                .deadline_s = job->config->step_deadline_s,
