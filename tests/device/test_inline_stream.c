@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Inline streams of device.h: tasks end before the call returns, on the caller's thread; events
- * join them with streams that have a thread. */
+ * join them with streams that have a thread. CPU devices over the caller's runtime. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -93,12 +93,46 @@ static void test_failure(void **state)
     assert_int_equal(bl_event_synchronize(event), BL_EIO);
 }
 
+static int n_regions;
+
+static void run_region(void (*fn)(void *data), void *data, unsigned n_threads, unsigned flags)
+{
+    assert_int_equal(n_threads, 3);
+    assert_int_equal(flags, 0);
+    n_regions++;
+    fn(data);
+}
+
+static void count_item(void *arg, int64_t index, void *scratch)
+{
+    (void)scratch;
+    ((int *)arg)[index]++;
+}
+
+/* A device over the caller's runtime: its pool's loops are regions of the runtime. */
+static void test_over_a_runtime(void **state)
+{
+    bl_device *over = NULL;
+    int visits[5] = {0};
+    (void)state;
+
+    assert_int_equal(bl_device_create_cpu_over(3, NULL, &over), BL_EUSAGE);
+    assert_null(over);
+    assert_int_equal(bl_device_create_cpu_over(3, run_region, &over), BL_OK);
+    assert_int_equal(bl_pool_threads(bl_device_pool(over)), 3);
+    bl_pool_run(bl_device_pool(over), 5, count_item, visits);
+    assert_int_equal(n_regions, 1);
+    for (int i = 0; i < 5; i++) assert_int_equal(visits[i], 1);
+    bl_device_destroy(over);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_runs_on_the_caller, setup, teardown),
         cmocka_unit_test_setup_teardown(test_events, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failure, setup, teardown),
+        cmocka_unit_test(test_over_a_runtime),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
