@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank of test_processes.py: trains a model over a sharded base and prints its losses, exactly.
-ORDERS: calls layers of equal size in an order of its own and prints the error.
+ORDERS: calls layers of equal size in an order of its own and prints the error. DDP: trains under
+DistributedDataParallel on its share of a batch, compares with one process that has the batch.
 
-usage: torchrun ... sharded.py ALONE|SHARDED|ORDERS TIER RATIO DIR [VICTIM]
+usage: torchrun ... sharded.py ALONE|SHARDED|ORDERS|DDP TIER RATIO DIR [VICTIM]
 """
 import json
 import os
@@ -39,6 +40,38 @@ def call_in_an_own_order():
     return "none"
 
 
+def train_in_parallel():
+    """The largest relative difference of A and B after four steps, and what they are here: on its
+    rows of the batch over the sharded base under DDP, and on all rows over a base of its own."""
+    def make(shard_group):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(70, 130), nn.LayerNorm(130), nn.ReLU(), nn.Linear(130, 8))
+        bt.convert(model, base=bt.Base(format="fp8_row", tier=tier, offload_ratio=float(ratio),
+                                       dir=folder, threads=1, shard_group=shard_group),
+                   lora=bt.LoRA(r=4))
+        model[1].requires_grad_(True)  # trained beside A and B
+        return model
+
+    def train(model, rows):
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(rows).square().mean().backward()
+            optimizer.step()
+
+    batch, size = torch.randn(12, 70), dist.get_world_size()
+    mine, alone = make("world"), make(None)
+    train(nn.parallel.DistributedDataParallel(mine), batch[rank::size])
+    train(alone, batch)
+    pairs = [(p, q) for p, q in zip(mine.parameters(), alone.parameters()) if p.requires_grad]
+    return {"error": max(((p - q).norm() / q.norm()).item() for p, q in pairs),
+            "weights": [p.detach().sum().item().hex() for p, _ in pairs]}
+
+
+if group == "DDP":
+    os.write(1, (json.dumps(train_in_parallel()) + "\n").encode())
+    dist.barrier()
+    sys.exit(0)
 if group == "ORDERS":
     os.write(1, (json.dumps({"error": call_in_an_own_order()}) + "\n").encode())
     dist.barrier()

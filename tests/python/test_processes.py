@@ -72,6 +72,17 @@ class Processes(unittest.TestCase):
                     self.assertIn("all_gather of layer 1,", got["error"])
                     self.assertIn("all_gather of layer 2,", got["error"])
 
+    def test_data_parallel(self):
+        """DistributedDataParallel around a model over a sharded base: one process's A, B and norm
+        after four steps on the whole batch (sums of at most 130 terms in fp32, in another order),
+        and the same ones on each rank."""
+        with tempfile.TemporaryDirectory() as pages:
+            for n_ranks, tier, ratio in ((2, "host", "1"), (3, "device", "0")):
+                with self.subTest(n_ranks=n_ranks, tier=tier):
+                    lines = self.results(n_ranks, "DDP", tier, ratio, pages)
+                    self.assertEqual(len({str(line["weights"]) for line in lines}), 1)
+                    self.assertLess(max(line["error"] for line in lines), 1e-5)
+
     def killed_s(self, folder):
         """When the victim killed itself."""
         return float(Path(folder, "killed").read_text())
