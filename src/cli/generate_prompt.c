@@ -20,11 +20,17 @@ bl_status bl_generate_prompt_check(const bl_generate_prompt *p)
     int n = 0;
 
     for (size_t i = 0; i < BL_COUNT(given); i++) n += given[i] != NULL;
+    if (p->chat) {
+        if (n > (p->messages != NULL) || p->parse_special_tokens)
+            return BL_FAIL(BL_EUSAGE, "--chat: of prompts, only --messages goes with it");
+        return BL_OK;
+    }
     if (n == 0)
-        return BL_FAIL(BL_EUSAGE, "prompt is not given, nor prompt_file, messages or input_ids");
+        return BL_FAIL(BL_EUSAGE,
+                       "prompt is not given, nor prompt_file, messages, input_ids or chat");
     if (n > 1) return BL_FAIL(BL_EUSAGE, "give one of prompt, prompt_file, messages and input_ids");
     if (!p->messages && (p->chat_template || p->template_date))
-        return BL_FAIL(BL_EUSAGE, "--%s: only with --messages",
+        return BL_FAIL(BL_EUSAGE, "--%s: only with --messages or --chat",
                        p->chat_template ? "chat_template" : "template_date");
     if (p->parse_special_tokens && !p->prompt && !p->prompt_file)
         return BL_FAIL(BL_EUSAGE, "--parse_special_tokens: only with --prompt or --prompt_file");
@@ -57,13 +63,14 @@ static bl_status encode_file(const bl_generate_prompt *p, const bl_tokenizer *to
     return st;
 }
 
-/* A list of messages is {"messages": list}. */
-static bl_status load_messages(const char *text, const char *place, json_t **out)
+static const char MESSAGES[] = "--messages";
+
+bl_status bl_generate_messages_load(const char *text, json_t **out)
 {
     char first = text[strspn(text, " \t\r\n")];
 
     if (first == '[' || first == '{')
-        BL_TRY(bl_json_parse(place, 1, text, strlen(text), out));
+        BL_TRY(bl_json_parse(MESSAGES, 1, text, strlen(text), out));
     else
         BL_TRY(bl_json_load(text, MAX_PROMPT_BYTES, out));
     if (!json_is_array(*out)) return BL_OK;
@@ -73,26 +80,33 @@ static bl_status load_messages(const char *text, const char *place, json_t **out
     return object ? BL_OK : BL_FAIL(BL_ENOMEM, "messages");
 }
 
+bl_status bl_generate_messages_encode(const bl_chat_template *chat, const json_t *object,
+                                      bl_ids *ids)
+{
+    bl_conversation c = {0};
+
+    BL_TRY(bl_conversation_read(MESSAGES, object, chat, &c));
+    bl_status st = bl_chat_template_encode_prompt(chat, c.message, c.n, c.context, ids);
+    if (st != BL_OK) bl_error_prefix(st, "%s", MESSAGES);
+    bl_conversation_free(&c);
+    return st;
+}
+
 static bl_status encode_messages(const bl_generate_prompt *p, const bl_tokenizer *tokenizer,
                                  bl_ids *ids, int32_t *end)
 {
-    static const char place[] = "--messages";
     bl_chat_template *chat = NULL;
-    bl_conversation c = {0};
     json_t *object = NULL;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, load_messages(p->messages, place, &object));
-    BL_TRY_GOTO(st, done, bl_json_check_object(place, object));
+    BL_TRY_GOTO(st, done, bl_generate_messages_load(p->messages, &object));
+    BL_TRY_GOTO(st, done, bl_json_check_object(MESSAGES, object));
     BL_TRY_GOTO(st, done,
                 bl_chat_template_load(p->chat_template, p->template_date, tokenizer, &chat));
-    BL_TRY_GOTO(st, done, bl_conversation_read(place, object, chat, &c));
-    st = bl_chat_template_encode_prompt(chat, c.message, c.n, c.context, ids);
-    if (st != BL_OK) bl_error_prefix(st, "%s", place);
+    st = bl_generate_messages_encode(chat, object, ids);
     *end = bl_chat_template_end(chat);
 done:
     bl_chat_template_destroy(chat);
-    bl_conversation_free(&c);
     json_decref(object);
     return st;
 }

@@ -214,3 +214,8 @@ bl_status bl_generator_extend(bl_generator *g, const int32_t *ids, int64_t n, co
     *logits = g->values;
     return BL_OK;
 }
+
+void bl_generator_shorten(bl_generator *g, int64_t n)
+{
+    g->n_past = bl_min_i64(g->n_past, n);
+}

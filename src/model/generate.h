@@ -25,4 +25,8 @@ void bl_generator_destroy(bl_generator *generator); /* NULL is fine */
 bl_status bl_generator_extend(bl_generator *generator, const int32_t *ids, int64_t n,
                               const float **logits);
 
+/* Forgets all but the first n tokens of the sequence: the next extend continues those. n of more
+ * than it has: nothing. */
+void bl_generator_shorten(bl_generator *generator, int64_t n);
+
 #endif

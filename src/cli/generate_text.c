@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* generate_text.c -- the text of an answer while it grows, and the texts that end it. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "cli/generate_internal.h"
+
+/* ---- stop texts ---- */
+
+static bl_status add_stop(bl_stop_texts *stops, const char *text)
+{
+    if (!text[0]) return BL_FAIL(BL_EUSAGE, "--stop: a text is empty");
+    BL_TRY(bl_text_format(&stops->text[stops->n], "%s", text));
+    stops->n++;
+    return BL_OK;
+}
+
+static bl_status read_list(const char *value, bl_stop_texts *out)
+{
+    json_t *list;
+    bl_status st = bl_json_parse("--stop", 1, value, strlen(value), &list);
+
+    if (st != BL_OK) return st == BL_EINPUT ? BL_EUSAGE : st;
+    size_t n = json_array_size(list);
+    if (!(out->text = calloc(n + 1, sizeof *out->text))) st = BL_FAIL(BL_ENOMEM, "stop texts");
+    for (size_t i = 0; i < n && st == BL_OK; i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        st = text ? add_stop(out, text)
+                  : BL_FAIL(BL_EUSAGE, "--stop: expected a list of texts, as in "
+                                       "[\"\\n\\n\", \"User:\"], or one text");
+    }
+    json_decref(list);
+    return st;
+}
+
+bl_status bl_stop_texts_read(const char *value, bl_stop_texts *out)
+{
+    *out = (bl_stop_texts){.n = 0};
+    if (!value) return BL_OK;
+    if (value[0] == '[') return read_list(value, out);
+    if (!(out->text = calloc(1, sizeof *out->text))) return BL_FAIL(BL_ENOMEM, "stop texts");
+    return add_stop(out, value);
+}
+
+void bl_stop_texts_free(bl_stop_texts *stops)
+{
+    for (size_t i = 0; i < stops->n; i++) free(stops->text[i]);
+    free(stops->text);
+    *stops = (bl_stop_texts){.n = 0};
+}
+
+/* ---- pieces ---- */
+
+/* Where the first stop text in text[begin..n) begins; n: there is none. Of two that begin there,
+ * the longer one. */
+static size_t find_stop(const bl_stop_texts *stops, const char *text, size_t begin, size_t n,
+                        const char **found)
+{
+    size_t at = n;
+
+    for (size_t i = 0; i < stops->n; i++) {
+        const char *stop = stops->text[i],
+                   *place = memmem(text + begin, n - begin, stop, strlen(stop));
+        if (!place || (size_t)(place - text) > at) continue;
+        if ((size_t)(place - text) == at && *found && strlen(*found) >= strlen(stop)) continue;
+        at = (size_t)(place - text);
+        *found = stop;
+    }
+    return at;
+}
+
+/* Bytes at the end of text[begin..n) with which a stop text begins. */
+static size_t begun_stop(const bl_stop_texts *stops, const char *text, size_t begin, size_t n)
+{
+    size_t most = 0;
+
+    for (size_t i = 0; i < stops->n; i++) {
+        size_t length = strlen(stops->text[i]) - 1;
+        if (length > n - begin) length = n - begin;
+        while (length > most && memcmp(text + n - length, stops->text[i], length) != 0) length--;
+        if (length > most) most = length;
+    }
+    return most;
+}
+
+/* Bytes that are not UTF-8 are decoded as U+FFFD: at the end, those of a character whose other
+ * bytes are not there yet. */
+static size_t without_open_character(const char *text, size_t begin, size_t n)
+{
+    static const char replacement[] = "\xEF\xBF\xBD";
+    while (n >= begin + 3 && memcmp(text + n - 3, replacement, 3) == 0) n -= 3;
+    return n;
+}
+
+bl_status bl_answer_text_next(bl_answer_text *a, const int32_t *ids, size_t n, bool is_last,
+                              char **piece, size_t *n_bytes)
+{
+    char *text;
+    size_t length;
+
+    BL_TRY(bl_tokenizer_decode(a->tokenizer, ids, n, true, &text, &length));
+    /* A prompt that ends inside a character has a replacement there, which may be shorter. */
+    size_t begin = a->begin < length ? a->begin : length, end = length;
+    if (a->stop)
+        end = a->shown;
+    else if ((end = find_stop(a->stops, text, begin, length, &a->stop)) == length && !is_last) {
+        end = without_open_character(text, begin, length);
+        end -= begun_stop(a->stops, text, begin, end);
+    }
+    size_t shown = a->shown < end ? a->shown : end;
+    *n_bytes = end - shown;
+    memmove(text, text + shown, *n_bytes);
+    text[*n_bytes] = '\0';
+    *piece = text;
+    if (end > a->shown) a->shown = end;
+    return BL_OK;
+}
