@@ -56,6 +56,7 @@ static void *find_real(const char *name)
 enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
 
 static atomic_bool refuses_fp8, refuses_fp8_sums, is_first_slow;
+static atomic_uint refusal_seed;
 static atomic_int status_of_fp8_calls; /* 0: they succeed */
 static atomic_int n_multiprocessors;   /* of the last product */
 static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
@@ -84,6 +85,11 @@ void emulated_cublaslt_refuse_fp8_sums(bool refuse)
 void emulated_cublaslt_refuse_fp8_calls(int status)
 {
     atomic_store(&status_of_fp8_calls, status);
+}
+
+void emulated_cublaslt_refuse_at_random(unsigned seed)
+{
+    atomic_store(&refusal_seed, seed);
 }
 
 void emulated_cublaslt_refuse_candidates(int n)
@@ -303,6 +309,24 @@ static void demand_what_the_manual_says(const lt_operation *o, const lt_matrix *
            "scales begin at 16 bytes");
 }
 
+/* By chance: whether such a product is refused at this point, and how. */
+static cublasStatus_t refuse_by_chance(const lt_operation *o, bool adds, uint64_t n_cols,
+                                       bool is_call)
+{
+    static const cublasStatus_t statuses[] = {
+        CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_ARCH_MISMATCH,
+        CUBLAS_STATUS_INTERNAL_ERROR};
+    uint64_t seed = atomic_load(&refusal_seed);
+    if (seed == 0) return CUBLAS_STATUS_SUCCESS;
+    /* The search does not get beta. */
+    uint64_t x = seed * 1000003 + (uint64_t)o->scale_mode_a * 257 + (is_call && adds ? 131 : 0) +
+                 n_cols % 16 * 17 + (is_call ? 7 : 0);
+    x = (x ^ (x >> 31)) * UINT64_C(0x9E3779B97F4A7C15);
+    x = (x ^ (x >> 29)) * UINT64_C(0xBF58476D1CE4E5B9);
+    x ^= x >> 32;
+    return x % 5 < 2 ? statuses[x / 5 % 4] : CUBLAS_STATUS_SUCCESS;
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
                                               cublasLtMatmulDesc_t operation,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -322,6 +346,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
         return CUBLAS_STATUS_ALLOC_FAILED;
     }
     if (is_fp8(a)) demand_what_the_manual_says(operation, a, b, d);
+    cublasStatus_t by_chance =
+        is_fp8(a) ? refuse_by_chance(operation, false, d->cols, false) : CUBLAS_STATUS_SUCCESS;
+    if (by_chance != CUBLAS_STATUS_SUCCESS) return by_chance;
     bool served = !is_fp8(a) || (!atomic_load(&refuses_fp8) && emulated_settings_get()->has_fp8);
     *n_results = served ? N_CANDIDATES : 0;
     for (int i = 0; i < *n_results; i++) {
@@ -502,6 +529,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     (void)handle, (void)workspace_bytes;
     if (is_fp8(&product.a) && atomic_load(&status_of_fp8_calls) != CUBLAS_STATUS_SUCCESS)
         return (cublasStatus_t)atomic_load(&status_of_fp8_calls);
+    cublasStatus_t by_chance =
+        is_fp8(&product.a) ? refuse_by_chance(operation, product.beta != 0, product.d.cols, true)
+                           : CUBLAS_STATUS_SUCCESS;
+    if (by_chance != CUBLAS_STATUS_SUCCESS) return by_chance;
     /* Of beta the library may say either. */
     if (is_refused(&product, candidate))
         return product.beta != 0 && is_fp8(&product.a) ? CUBLAS_STATUS_INVALID_VALUE

@@ -23,6 +23,10 @@ void emulated_cublaslt_refuse_fp8(bool refuse);
 void emulated_cublaslt_refuse_fp8_sums(bool refuse);
 /* FP8 calls return this cublasStatus_t, whatever beta is; 0: they compute. */
 void emulated_cublaslt_refuse_fp8_calls(int status);
+/* FP8 products are served or not by chance, as the seed, mode of scaling, beta != 0 and columns
+ * modulo 16 have it: two fifths are refused when they are searched for, or when they are called,
+ * with one of the statuses that a refusal may have. 0: all are served. */
+void emulated_cublaslt_refuse_at_random(unsigned seed);
 /* So are those of candidates below n, of any type. */
 void emulated_cublaslt_refuse_candidates(int n);
 void emulated_cublaslt_fail_heuristics(int n); /* the next n searches for algorithms fail */

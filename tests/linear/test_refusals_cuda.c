@@ -115,6 +115,59 @@ static void test_calls_that_are_refused_fall_back(void **state)
     runs_free(&want);
 }
 
+/* The relative distance of two runs, over all outputs. */
+static double distance(const outputs *a, const outputs *b)
+{
+    double error = 0, size = 0;
+    for (int i = 0; i < N_OUTPUTS; i++)
+        for (int64_t k = 0; k < a->n[i]; k++) {
+            error += pow(a->value[i][k] - b->value[i][k], 2);
+            size += pow(b->value[i][k], 2);
+        }
+    return sqrt(error / size);
+}
+
+/* Whatever is refused, wherever and with whichever status: no error, the same bits again, and what
+ * FP8 or bf16 would have given. Each of the outcomes comes up. */
+static void test_refusals_at_random(void **state)
+{
+    enum { N_SEEDS = 40 };
+    fixture *f = *state;
+    int n_fp8 = 0, n_other_order = 0, n_bf16 = 0;
+
+    for (int shape = 0; shape < 2; shape++) {
+        const layer_shape *l = shape ? &runs_block_shape : &runs_row_shape;
+        outputs bf16 = runs_shape(f, l, 0.3f, BL_MATMUL_BF16),
+                fp8 = runs_shape(f, l, 0.3f, BL_MATMUL_FP8);
+        double apart = distance(&fp8, &bf16);
+        for (unsigned seed = 1; seed <= N_SEEDS; seed++) {
+            int64_t counts[BL_FALLBACK_COUNT];
+            runs_renew_gpu(f);
+            emulated_cublaslt_refuse_at_random(seed);
+            outputs first = runs_shape(f, l, 0.3f, BL_MATMUL_FP8),
+                    second = runs_shape(f, l, 0.3f, BL_MATMUL_FP8);
+            emulated_cublaslt_refuse_at_random(0);
+            check_status(bl_matmul_count_fallbacks(f->gpu.device, counts));
+            int64_t n = counts[BL_FALLBACK_REFUSED];
+            assert_true(runs_are_same(&first, &second));
+            assert_true(distance(&first, &bf16) <= 1.1 * apart);
+            if (n > 0) { /* y and dx have the same tokens, so both are */
+                assert_true(n == 4 && runs_are_same(&first, &bf16));
+                n_bf16++;
+            } else if (runs_are_same(&first, &fp8)) {
+                n_fp8++;
+            } else {
+                assert_true(distance(&first, &fp8) <= 0x1p-7);
+                n_other_order++;
+            }
+            runs_free(&first), runs_free(&second);
+        }
+        runs_free(&bf16), runs_free(&fp8);
+        runs_renew_gpu(f);
+    }
+    assert_true(n_fp8 > 0 && n_bf16 > 0 && n_other_order > 0);
+}
+
 /* What says that something else is wrong is an error, and so is any status once FP8 has worked. */
 static void test_other_statuses_are_errors(void **state)
 {
@@ -180,6 +233,7 @@ int main(void)
         TEST(test_fallbacks_are_counted),
         TEST(test_sums_that_are_refused_go_the_other_way_round),
         TEST(test_calls_that_are_refused_fall_back),
+        TEST(test_refusals_at_random),
         TEST(test_other_statuses_are_errors),
         TEST(test_the_next_algorithm_is_taken),
         TEST(test_multiprocessors_are_spared),
