@@ -256,12 +256,14 @@ typedef struct rows {
     unsigned char *dst;
     const unsigned char *src; /* NULL: zeros */
     size_t dst_pitch, src_pitch, width, height;
+    int multiprocessors_of; /* the device; -1: a copy engine moves them */
 } rows;
 
 static bl_status move_rows(bl_stream *stream, const void *args)
 {
     const rows *r = args;
     (void)stream;
+    emulated_hold_gpu(r->multiprocessors_of);
     emulated_begin_work();
     for (size_t row = 0; row < r->height; row++)
         if (r->src)
@@ -269,6 +271,7 @@ static bl_status move_rows(bl_stream *stream, const void *args)
         else
             memset(r->dst + row * r->dst_pitch, 0, r->width);
     emulated_end_work();
+    emulated_release_gpu(r->multiprocessors_of);
     return BL_OK;
 }
 
@@ -286,12 +289,14 @@ static bool is_in_one_place(const void *begin, size_t pitch, size_t width, size_
     return !end || (uintptr_t)begin + bytes <= end;
 }
 
-static void count_rows(const rows *r)
+/* Copies within a device, and zeros, take multiprocessors: CUDA's default. */
+static void count_rows(rows *r, int device)
 {
     static const char *const directions[2][2] = {{"copy:host_to_host", "copy:host_to_device"},
                                                  {"copy:device_to_host", "copy:device_to_device"}};
     bool to_device = find_range(&memory, r->dst, false).end != 0,
          from_device = r->src && find_range(&memory, r->src, false).end != 0;
+    r->multiprocessors_of = to_device && (from_device || !r->src) ? device : -1;
     emulated_count(r->src ? directions[from_device][to_device] : "zeros", r->width * r->height);
 }
 
@@ -303,7 +308,7 @@ static cudaError_t queue_rows(cudaStream_t stream, rows r)
         !is_in_one_place(r.dst, r.dst_pitch, r.width, r.height))
         return cudaErrorInvalidValue;
     emulated_launch(stream);
-    count_rows(&r);
+    count_rows(&r, stream->device);
     (void)bl_stream_call(stream->stream, move_rows, &r, sizeof r);
     return cudaSuccess;
 }
@@ -316,7 +321,7 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
         find_range(&memory, dst, false).end && find_range(&memory, src, false).end;
     if (kind != cudaMemcpyDefault && (kind != cudaMemcpyDeviceToDevice || !both_on_device))
         return cudaErrorInvalidValue;
-    return queue_rows(stream, (rows){dst, src, dst_pitch, src_pitch, width, height});
+    return queue_rows(stream, (rows){dst, src, dst_pitch, src_pitch, width, height, -1});
 }
 
 cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind,
@@ -329,7 +334,7 @@ cudaError_t cudaMemset2DAsync(void *dst, size_t pitch, int value, size_t width, 
                               cudaStream_t stream)
 {
     if (value != 0 || !find_range(&memory, dst, false).end) return cudaErrorInvalidValue;
-    return queue_rows(stream, (rows){dst, NULL, pitch, 0, width, height});
+    return queue_rows(stream, (rows){dst, NULL, pitch, 0, width, height, -1});
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)

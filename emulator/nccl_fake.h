@@ -78,6 +78,7 @@ typedef struct nccl_transfer {
 typedef struct nccl_work {
     ncclComm_t comm;
     cudaStream_t stream;
+    bool has_copy_engines; /* it takes no multiprocessors */
     nccl_kind kind;
     uint64_t ticket, number; /* its launch; which of the collectives it is */
     /* The values of a collective that all ranks must agree on: kind, bytes, type, root; then the

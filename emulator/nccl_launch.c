@@ -140,17 +140,36 @@ static ncclResult_t join_own_parts(nccl_work *work)
     return ncclSuccess;
 }
 
+enum {
+    VERSION_GATHERS = 22800, /* by copy engines */
+    VERSION_MEETS = 22902,   /* without words that a driver of CUDA 13.1 does not write */
+    VERSION_SENDS = 22902,   /* from memory that is in no window, too */
+    DRIVER_WITHOUT_WORDS = 13010
+};
+
+/* By the sources of 2.28.9 and 2.29.2. A GPU with multicast meets otherwise; this one has none. */
 static bool uses_copy_engines(const nccl_work *work)
 {
     const struct ncclComm *comm = work->comm;
-    return work->words[4] >= 0 && work->words[6] >= 0 && comm->is_one_host && comm->n_ranks > 1 &&
-           work->kind == NCCL_ALL_GATHER && comm->config.CTAPolicy == NCCL_CTA_POLICY_ZERO;
+    int version = emulated_settings_get()->nccl_version, driver = 0;
+    bool has_window = work->words[4] >= 0 && (work->words[6] >= 0 || version >= VERSION_SENDS);
+
+    if (!has_window || !comm->is_one_host || comm->n_ranks < 2 || work->kind != NCCL_ALL_GATHER ||
+        comm->config.CTAPolicy != NCCL_CTA_POLICY_ZERO || version < VERSION_GATHERS)
+        return false;
+    (void)cudaDriverGetVersion(&driver);
+    if (version < VERSION_MEETS && driver >= DRIVER_WITHOUT_WORDS)
+        emulated_fatal("ncclAllGather: NCCL %d gathers by copy engines, whose meetings a driver of "
+                       "CUDA 13.1 breaks (NVIDIA/nccl, issue 2052)",
+                       version);
+    return true;
 }
 
-static void note_collective(const nccl_work *work)
+static void note_collective(nccl_work *work)
 {
     const char *name = work->kind == NCCL_ALL_GATHER ? "all_gather" : "broadcast";
-    const char *path = uses_copy_engines(work) ? "copy_engine" : "kernel";
+    work->has_copy_engines = uses_copy_engines(work);
+    const char *path = work->has_copy_engines ? "copy_engine" : "kernel";
     char what[64];
     snprintf(what, sizeof what, "nccl:%s:%s", name, path);
     emulated_count(what, (size_t)work->words[1]);

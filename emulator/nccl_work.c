@@ -243,8 +243,11 @@ static void perform(nccl_work *work)
 
 static void run_and_free(nccl_work *work)
 {
+    int multiprocessors_of = work->has_copy_engines ? -1 : work->comm->device;
     wait_for_turn(work);
+    emulated_hold_gpu(multiprocessors_of);
     perform(work);
+    emulated_release_gpu(multiprocessors_of);
     end_turn(work);
     free(work->transfers);
     free(work);

@@ -477,15 +477,18 @@ int nanosleep(const struct timespec *time, struct timespec *left)
 typedef struct device_work {
     void (*work)(void *);
     void *argument;
+    int device;
 } device_work;
 
 static bl_status run_device_work(bl_stream *stream, const void *args)
 {
     const device_work *w = args;
     (void)stream;
+    emulated_hold_gpu(w->device);
     emulated_begin_work();
     w->work(w->argument);
     emulated_end_work();
+    emulated_release_gpu(w->device);
     return BL_OK;
 }
 
@@ -494,7 +497,7 @@ int emulated_queue(void *stream, void (*work)(void *), void *argument)
     cudaStream_t to = stream;
     ENTER_STREAM(to);
     emulated_launch(to);
-    (void)bl_stream_call(to->stream, run_device_work, &(device_work){work, argument},
+    (void)bl_stream_call(to->stream, run_device_work, &(device_work){work, argument, to->device},
                          sizeof(device_work));
     return cudaSuccess;
 }

@@ -39,6 +39,7 @@ typedef struct emulated_settings {
     size_t memory_bytes;  /* of a device */
     bool has_fp8;         /* whether cuBLASLt has FP8 products at all */
     uint64_t seed;        /* 0: no delays */
+    bool has_whole_gpus;  /* whole.c */
 } emulated_settings;
 const emulated_settings *emulated_settings_get(void);
 
@@ -81,6 +82,13 @@ bl_device *emulated_cpu_device(void);
  * some. */
 void emulated_begin_work(void);
 void emulated_end_work(void);
+
+/* ---- whole.c ---- */
+
+/* Around what multiprocessors of the process's `device` do, on the stream's thread; -1: they do
+ * not, it is a copy engine. */
+void emulated_hold_gpu(int device);
+void emulated_release_gpu(int device);
 
 /* ---- memory.c ---- */
 

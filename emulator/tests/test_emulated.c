@@ -7,7 +7,9 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -167,6 +169,45 @@ static int kernel_writes_before(void)
     return kernel_writes(write_before);
 }
 
+static atomic_bool is_over;
+
+static void spin(void *started)
+{
+    atomic_store((atomic_bool *)started, true);
+    while (!atomic_load(&is_over)) sched_yield();
+}
+
+/* While a kernel runs: pinned memory to the device, and within the device on another stream. Adds
+ * 1 where the first has not ended after a second, and 2 where the second has not. */
+static int copies_beside_a_kernel(void)
+{
+    static atomic_bool started;
+    bl_stream *within;
+    gpu g;
+    int waiting = 3;
+
+    if (!open_gpu(&g) || bl_stream_create(g.device, "within", &within) != BL_OK) return 8;
+    _Atomic char *end = (_Atomic char *)(void *)(g.memory + BYTES - 1), *half = end - BYTES / 2;
+    g.pinned[BYTES - 1] = 5;
+    g.memory[BYTES / 2 - 2] = 6; /* is copied to `half` */
+    atomic_store(end, 0), atomic_store(half, 0);
+    if (emulated_queue(bl_cuda_stream_handle(g.stream), spin, &started) != 0) return 9;
+    while (!atomic_load(&started)) sched_yield();
+    bl_stream *in;
+    if (bl_stream_create(g.device, "in", &in) != BL_OK) return 10;
+    (void)bl_stream_copy(within, g.memory + BYTES / 2 - 1, g.memory + BYTES / 2 - 2, 1);
+    (void)bl_stream_copy(in, g.memory + BYTES - 1, g.pinned + BYTES - 1, 1);
+    for (int i = 0; i < 100 && waiting; i++) {
+        usleep(10000);
+        waiting = (atomic_load(end) == 5 ? 0 : 1) + (atomic_load(half) == 6 ? 0 : 2);
+    }
+    atomic_store(&is_over, true);
+    (void)bl_stream_synchronize(within), (void)bl_stream_synchronize(in);
+    bool all = atomic_load(end) == 5 && atomic_load(half) == 6;
+    bl_stream_destroy(within), bl_stream_destroy(in);
+    return close_gpu(&g) || !all ? 11 : waiting;
+}
+
 static bl_status synchronize(bl_stream *stream, const void *args)
 {
     (void)args;
@@ -255,6 +296,17 @@ static void test_host_functions_call_nothing(void **state)
     assert_killed(RUN(host_function_calls_cuda, STRICT), SIGABRT, "a host function calls CUDA");
 }
 
+/* A copy engine moves bytes beside a kernel; a copy within the device needs what the kernel has. */
+static void test_a_kernel_may_have_the_whole_gpu(void **state)
+{
+    (void)state;
+    outcome shared = RUN(copies_beside_a_kernel, CONCURRENT),
+            whole = RUN(copies_beside_a_kernel, "BALLAST_EMULATED_WHOLE_GPU=1");
+    assert_fine(shared);
+    assert_true(WIFEXITED(whole.status));
+    assert_int_equal(WEXITSTATUS(whole.status), 2);
+}
+
 static void test_settings(void **state)
 {
     (void)state;
@@ -280,6 +332,7 @@ int main(void)
         cmocka_unit_test(test_strict_wants_pinned_memory),
         cmocka_unit_test(test_what_kernels_may_not_write),
         cmocka_unit_test(test_host_functions_call_nothing),
+        cmocka_unit_test(test_a_kernel_may_have_the_whole_gpu),
         cmocka_unit_test(test_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -249,7 +249,7 @@ static void check_products_on(const char *driver, const char *max_ctas, const ch
     setenv("BALLAST_EMULATED_COUNTS", runs_path("room-%s-%s/%%p", driver, max_ctas), 1);
     setenv("BALLAST_EMULATED_DRIVER", driver, 1);
     setenv("NCCL_MAX_CTAS", max_ctas, 1);
-    train(CHILDREN, 2, runs_path("children"), DEMO);
+    train(CHILDREN, 2, runs_path("children"), "max_steps 1");
     unsetenv("BALLAST_EMULATED_COUNTS");
     unsetenv("BALLAST_EMULATED_DRIVER");
     unsetenv("NCCL_MAX_CTAS");
@@ -267,9 +267,33 @@ static void check_products_on(const char *driver, const char *max_ctas, const ch
     bl_names_free(names, n_names);
 }
 
+/* LoRA's exchange, and nothing else between GPUs, takes multiprocessors: a GPU that gives all of
+ * them to one kernel trains as any other. Where NCCL's kernels gather, too, two that wait for other
+ * ranks hang: so this mode would show it. */
+static void test_no_two_kernels_wait_for_ranks(void **state)
+{
+    golden_args args;
+    runs_child child = {0};
+
+    (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("strict: one operation at a time anyway");
+    train(THREADS, 2, runs_path("threads"), "max_steps 1");
+    setenv("BALLAST_EMULATED_WHOLE_GPU", "1", 1);
+    train(CHILDREN, 2, runs_path("children"), "max_steps 1");
+    assert_true(has_same_adapter("threads", "children"));
+    setenv("BALLAST_EMULATED_DRIVER", "13010", 1);
+    make_args(&args, runs_path("hanging"), 2, "max_steps 1 step_deadline_s 5");
+    start(&child, CHILDREN, 2, &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 7);
+    unsetenv("BALLAST_EMULATED_DRIVER");
+    unsetenv("BALLAST_EMULATED_WHOLE_GPU");
+    golden_args_free(&args);
+}
+
 static void test_products_leave_room_for_nccl(void **state)
 {
     (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     check_products_on("13000", "", NULL);
     check_products_on("13010", "", "product_on:124");
     check_products_on("13010", "4", "product_on:128");
@@ -543,6 +567,7 @@ int main(void)
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_all_is_warm_before_the_first_step),
         cmocka_unit_test(test_products_leave_room_for_nccl),
+        cmocka_unit_test(test_no_two_kernels_wait_for_ranks),
         cmocka_unit_test(test_resumes_in_any_form),
         cmocka_unit_test(test_stops_on_request),
         cmocka_unit_test(test_one_thread_takes_signals),
