@@ -101,12 +101,17 @@ bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 
 /* ---- tensors ---- */
 
+int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_vector vector)
+{
+    const bl_vector *v = &config->arch->vectors[vector];
+    return v->name ? extent_of(config, v->extent) : 0;
+}
+
 int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector)
 {
     int64_t n = 0;
 
-    for (int v = 0; v < (int)vector; v++)
-        if (config->arch->vectors[v].name) n += extent_of(config, config->arch->vectors[v].extent);
+    for (int v = 0; v < (int)vector; v++) n += bl_arch_vector_width(config, (bl_layer_vector)v);
     return n;
 }
 

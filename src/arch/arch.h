@@ -97,11 +97,12 @@ typedef enum bl_layer_matrix {
 
 /* The vectors of a layer except biases, by their use in a block: fp32, whole on every rank. */
 typedef enum bl_layer_vector {
-    BL_ATTENTION_NORM,      /* before W_qkv */
+    BL_ATTENTION_NORM,      /* before W_qkv; with has_post_norms of W_out's output */
     BL_ATTENTION_NORM_BIAS, /* LayerNorm's: behind its weight */
-    BL_MLP_NORM,            /* before W_gate_up; absent: the norm before W_qkv */
+    /* before W_gate_up, or of W_down's output; absent: the norm before W_qkv */
+    BL_MLP_NORM,
     BL_MLP_NORM_BIAS,
-    BL_Q_NORM, /* of each head of q, and of k, before RoPE */
+    BL_Q_NORM, /* of each head of q, and of k, or of all heads as one row, before RoPE */
     BL_K_NORM,
     BL_LAYER_VECTORS
 } bl_layer_vector;
@@ -171,6 +172,7 @@ struct bl_arch {
     /* The layer (arch/block.h). */
     bool has_layer_norm; /* LayerNorm with biases, also at the end; else RMSNorm */
     bool is_parallel;    /* attention and MLP read the same input */
+    bool has_post_norms; /* norms of the sub-layers' outputs, not inputs; not with is_parallel */
     /* Rows of W_qkv: for each key head its queries, the key, the value; else all queries, all keys,
      * all values. Not with norms of heads. */
     bool is_grouped;
@@ -228,6 +230,8 @@ void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES]);
  * of all vectors of the model, whose last ones are the final norm. */
 int64_t bl_arch_layer_floats(const bl_model_config *config);
 int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector);
+/* Floats of one; 0: the family has none. */
+int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_vector vector);
 /* From the start of a layer's vectors to the bias of a fused matrix, in the order of its rows; -1:
  * it has none. */
 int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_matrix matrix);

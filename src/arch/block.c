@@ -24,6 +24,12 @@
  *   dq|dk|dv = attention'(q, k, v, a, lse, da), dq and dk rotated back
  *   n1      again;  d += norm'(x)^T (w1 (dq|dk|dv W_qkv))          now the gradient of x
  *
+ * With norms of outputs (OLMo 2) q|k|v and g|u are products of x and mid themselves, and
+ *
+ *   mid     = x + norm(a W_out^T) w1;   out = mid + norm(h W_down^T) w2
+ *
+ * Backward computes both products again, for the gradients of the norms, into d_norm.
+ *
  * In a parallel layer (Falcon) n2 is a norm of x, n1 itself where there is one norm; mid is not
  * saved; and da is computed before d gets the MLP's part.
  *
@@ -38,10 +44,10 @@
  *
  * Families of models use these functions with other extents, matrices and vectors (arch/arch.h). */
 #include "arch/block.h"
+#include "arch/block_internal.h"
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
-#include "ops/norm.h"
 #include "ops/rope.h"
 
 /* One fused matrix with its adapters. */
@@ -105,13 +111,26 @@ static bl_status norm_forward(bl_stream *stream, const bl_block *block, int64_t 
     return bl_block_norm_forward(stream, block->dims, &n, ws->norm);
 }
 
-/* d += gradient of x through the norm whose output has gradient ws->d_norm, the last that
- * norm_forward computed */
-static bl_status norm_backward(bl_stream *stream, const bl_block *block, int64_t T,
-                               bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
-                               bl_tensor d)
+/* *in = what a sub-layer's first matrix reads: norm of x, or x itself where outputs are normed. */
+static bl_status branch_input(bl_stream *stream, const bl_block *block, int64_t T,
+                              bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
+                              bl_tensor *in)
+{
+    *in = block->dims->has_post_norms ? x : ws->norm;
+    return block->dims->has_post_norms ? BL_OK : norm_forward(stream, block, T, norm, x, ws);
+}
+
+/* d += gradient of x through what branch_input did, the gradient of *in being ws->d_norm, and its
+ * norm the last that norm_forward computed */
+static bl_status branch_input_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                       bl_layer_vector norm, bl_tensor x,
+                                       const bl_block_workspace *ws, bl_tensor d)
 {
     bl_block_norm n = norm_of(block, T, norm, x, ws);
+
+    if (block->dims->has_post_norms)
+        return bl_add(
+            stream, &(bl_add_args){.n = T * block->dims->hidden, .a = d, .b = ws->d_norm, .y = d});
     return bl_block_norm_backward(stream, block->dims, &n, true, ws->d_norm, d);
 }
 
@@ -176,67 +195,15 @@ static bl_status rotate(bl_stream *stream, const bl_block_dims *dims, const bl_m
     return BL_OK;
 }
 
-/* The heads of q, or of k, as a norm sees them: their number, first column and place in
- * head_rstd. */
-typedef struct head_rows {
-    bl_layer_vector norm;
-    int64_t n_heads, column;
-    float *rstd;
-} head_rows;
-
-static head_rows heads_of(const bl_block_dims *dims, int64_t T, const bl_block_workspace *ws,
-                          bl_layer_vector norm)
-{
-    if (norm == BL_Q_NORM) return (head_rows){norm, dims->n_heads, 0, ws->head_rstd};
-    return (head_rows){norm, dims->n_kv_heads, dims->q_width, ws->head_rstd + T * dims->n_heads};
-}
-
-/* ws->qk = norm of q's or k's heads in qkv */
-static bl_status norm_heads(bl_stream *stream, const bl_block *block, int64_t T,
-                            bl_layer_vector norm, bl_tensor qkv, const bl_block_workspace *ws)
-{
-    const bl_block_dims *dims = block->dims;
-    head_rows heads = heads_of(dims, T, ws, norm);
-
-    return bl_rmsnorm_forward(
-        stream, &(bl_rmsnorm_forward_args){.T = T,
-                                           .H = dims->head_dim,
-                                           .eps = dims->eps,
-                                           .x = bl_tensor_at(qkv, heads.column),
-                                           .y = bl_tensor_at(ws->qk, heads.column),
-                                           .w = block->vectors + dims->vector_offset[norm],
-                                           .rstd = heads.rstd,
-                                           .n_heads = heads.n_heads,
-                                           .row_stride = dims->qkv_width});
-}
-
-/* d = gradient of q's or k's heads in qkv, d being that of their norm */
-static bl_status norm_heads_backward(bl_stream *stream, const bl_block *block, int64_t T,
-                                     bl_layer_vector norm, bl_tensor qkv,
-                                     const bl_block_workspace *ws, bl_tensor d)
-{
-    const bl_block_dims *dims = block->dims;
-    head_rows heads = heads_of(dims, T, ws, norm);
-
-    return bl_rmsnorm_backward(
-        stream, &(bl_rmsnorm_backward_args){.T = T,
-                                            .H = dims->head_dim,
-                                            .x = bl_tensor_at(qkv, heads.column),
-                                            .dy = bl_tensor_at(d, heads.column),
-                                            .dx = bl_tensor_at(d, heads.column),
-                                            .w = block->vectors + dims->vector_offset[norm],
-                                            .rstd = heads.rstd,
-                                            .n_heads = heads.n_heads,
-                                            .row_stride = dims->qkv_width});
-}
-
 static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              int64_t position_offset, const bl_block_workspace *ws,
                              const bl_block_tensors *t)
 {
-    BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
-    BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, ws->norm, t->qkv));
-    if (block->dims->has_head_norms) return BL_OK; /* compute_qk rotates */
+    bl_tensor in;
+
+    BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, &in));
+    BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, in, t->qkv));
+    if (block->dims->q_norm_width > 0) return BL_OK; /* compute_qk rotates */
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
 }
 
@@ -246,9 +213,9 @@ static bl_status compute_qk(bl_stream *stream, const bl_block *block, const bl_m
                             int64_t position_offset, const bl_block_workspace *ws,
                             const bl_block_tensors *t)
 {
-    if (!block->dims->has_head_norms) return BL_OK;
-    BL_TRY(norm_heads(stream, block, batch->T, BL_Q_NORM, t->qkv, ws));
-    BL_TRY(norm_heads(stream, block, batch->T, BL_K_NORM, t->qkv, ws));
+    if (block->dims->q_norm_width == 0) return BL_OK;
+    BL_TRY(arch_norm_heads(stream, block, batch->T, BL_Q_NORM, t->qkv, ws));
+    BL_TRY(arch_norm_heads(stream, block, batch->T, BL_K_NORM, t->qkv, ws));
     return rotate(stream, block->dims, batch, position_offset, +1, ws->qk);
 }
 
@@ -256,7 +223,7 @@ static bl_status compute_qk(bl_stream *stream, const bl_block *block, const bl_m
 static bl_tensor qk_of(const bl_block_dims *dims, const bl_block_workspace *ws,
                        const bl_block_tensors *t)
 {
-    return dims->has_head_norms ? ws->qk : t->qkv;
+    return dims->q_norm_width > 0 ? ws->qk : t->qkv;
 }
 
 static int64_t window_of(const bl_block *block)
@@ -308,20 +275,38 @@ static bl_status scale_branch(bl_stream *stream, const bl_block_dims *dims, int6
                         .n = T * dims->hidden, .scale = dims->residual_multiplier, .x = x, .y = y});
 }
 
-/* y = x + y, y being the sub-layer's output */
-static bl_status add_residual(bl_stream *stream, const bl_block_dims *dims, int64_t T, bl_tensor x,
+/* y = x + y, y being the sub-layer's output; x + norm of y with norms of outputs */
+static bl_status add_residual(bl_stream *stream, const bl_block *block, int64_t T,
+                              bl_layer_vector norm, const bl_block_workspace *ws, bl_tensor x,
                               bl_tensor y)
 {
+    const bl_block_dims *dims = block->dims;
+    bool is_normed = dims->has_post_norms;
+
+    if (is_normed) BL_TRY(norm_forward(stream, block, T, norm, y, ws));
     if (dims->residual_multiplier > 0) BL_TRY(scale_branch(stream, dims, T, y, y));
-    return bl_add(stream, &(bl_add_args){.n = T * dims->hidden, .a = x, .b = y, .y = y});
+    return bl_add(
+        stream,
+        &(bl_add_args){.n = T * dims->hidden, .a = x, .b = is_normed ? ws->norm : y, .y = y});
 }
 
-/* *dy = the gradient of a sub-layer's output, d being that of the sum: d, or in ws->norm. */
-static bl_status branch_gradient(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                                 const bl_block_workspace *ws, bl_tensor d, bl_tensor *dy)
+/* *dy = the gradient of matrix' output for its input, d being that of the sum: d, or in ws->norm.
+ * With norms of outputs, these are computed again. */
+static bl_status branch_gradient(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                                 bl_layer_vector norm, const bl_micro_batch *batch,
+                                 const bl_block_workspace *ws, bl_tensor input, bl_tensor d,
+                                 bl_tensor *dy)
 {
-    *dy = dims->residual_multiplier > 0 ? ws->norm : d;
-    return dims->residual_multiplier > 0 ? scale_branch(stream, dims, T, d, *dy) : BL_OK;
+    const bl_block_dims *dims = block->dims;
+
+    *dy = dims->residual_multiplier > 0 || dims->has_post_norms ? ws->norm : d;
+    if (dims->has_post_norms) {
+        bl_block_norm n = norm_of(block, batch->T, norm, ws->d_norm, ws);
+        BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, ws->d_norm));
+        BL_TRY(bl_block_norm_forward(stream, dims, &n, ws->norm));
+        return bl_block_norm_backward(stream, dims, &n, false, d, *dy);
+    }
+    return dims->residual_multiplier > 0 ? scale_branch(stream, dims, batch->T, d, *dy) : BL_OK;
 }
 
 /* mid = x + o(attention) */
@@ -329,7 +314,7 @@ static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_
                              const bl_block_workspace *ws, const bl_block_tensors *t)
 {
     BL_TRY(linear_forward(stream, block, BL_OUT, batch, ws, t->attention, t->mid));
-    return add_residual(stream, block->dims, batch->T, t->x, t->mid);
+    return add_residual(stream, block, batch->T, BL_ATTENTION_NORM, ws, t->x, t->mid);
 }
 
 static bl_tensor mlp_input(const bl_block_dims *dims, const bl_block_tensors *t)
@@ -341,9 +326,11 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  const bl_block_tensors *t)
 {
-    BL_TRY(norm_forward(stream, block, batch->T, block->dims->mlp_norm, mlp_input(block->dims, t),
-                        ws));
-    return linear_forward(stream, block, BL_GATE_UP, batch, ws, ws->norm, t->gate_up);
+    bl_tensor in;
+
+    BL_TRY(branch_input(stream, block, batch->T, block->dims->mlp_norm, mlp_input(block->dims, t),
+                        ws, &in));
+    return linear_forward(stream, block, BL_GATE_UP, batch, ws, in, t->gate_up);
 }
 
 static bl_gelu_form form_of(const bl_block_dims *dims)
@@ -384,7 +371,7 @@ static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_
 {
     BL_TRY(activate(stream, block->dims, batch->T, t->gate_up, ws->h));
     BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
-    return add_residual(stream, block->dims, batch->T, t->mid, out);
+    return add_residual(stream, block, batch->T, block->dims->mlp_norm, ws, t->mid, out);
 }
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -407,14 +394,14 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
                               float *gradients)
 {
     const bl_block_dims *dims = block->dims;
-    bl_tensor dy;
+    bl_tensor dy, in;
 
     BL_TRY(activate(stream, dims, batch->T, t->gate_up, ws->h));
-    BL_TRY(branch_gradient(stream, dims, batch->T, ws, d, &dy));
+    BL_TRY(branch_gradient(stream, block, BL_MLP_DOWN, dims->mlp_norm, batch, ws, ws->h, d, &dy));
     BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, dy, ws->dh));
     BL_TRY(activate_backward(stream, dims, batch->T, ws->dh, t->gate_up));
-    BL_TRY(norm_forward(stream, block, batch->T, dims->mlp_norm, mlp_input(dims, t), ws));
-    return linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, ws->norm, t->gate_up,
+    BL_TRY(branch_input(stream, block, batch->T, dims->mlp_norm, mlp_input(dims, t), ws, &in));
+    return linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, in, t->gate_up,
                            ws->d_norm);
 }
 
@@ -425,7 +412,8 @@ static bl_status backward_out(bl_stream *stream, const bl_block *block, const bl
 {
     bl_tensor dy;
 
-    BL_TRY(branch_gradient(stream, block->dims, batch->T, ws, d, &dy));
+    BL_TRY(
+        branch_gradient(stream, block, BL_OUT, BL_ATTENTION_NORM, batch, ws, t->attention, d, &dy));
     return linear_backward(stream, block, BL_OUT, batch, ws, gradients, t->attention, dy,
                            ws->d_attention);
 }
@@ -470,17 +458,17 @@ static bl_status backward_qkv(bl_stream *stream, const bl_block *block, const bl
                               float *gradients)
 {
     const bl_block_dims *dims = block->dims;
+    bl_tensor in;
 
     BL_TRY(attention_backward(stream, block, batch, ws, t));
     BL_TRY(rotate(stream, dims, batch, 0, -1, ws->d_qkv));
-    if (dims->has_head_norms) {
-        BL_TRY(norm_heads_backward(stream, block, batch->T, BL_Q_NORM, t->qkv, ws, ws->d_qkv));
-        BL_TRY(norm_heads_backward(stream, block, batch->T, BL_K_NORM, t->qkv, ws, ws->d_qkv));
+    if (dims->q_norm_width > 0) {
+        BL_TRY(arch_norm_heads_backward(stream, block, batch->T, BL_Q_NORM, t->qkv, ws, ws->d_qkv));
+        BL_TRY(arch_norm_heads_backward(stream, block, batch->T, BL_K_NORM, t->qkv, ws, ws->d_qkv));
     }
-    BL_TRY(norm_forward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws));
-    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, ws->norm, ws->d_qkv,
-                           ws->d_norm));
-    return norm_backward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, d);
+    BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, &in));
+    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, in, ws->d_qkv, ws->d_norm));
+    return branch_input_backward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, d);
 }
 
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -502,9 +490,11 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
         BL_TRY(compute_gate_up(stream, block, batch, workspace, &t));
     BL_TRY(backward_mlp(stream, block, batch, workspace, &t, d, gradients));
     /* d is the gradient of attention's output as it is in a parallel layer, else with the MLP's. */
-    if (!is_parallel) BL_TRY(norm_backward(stream, block, batch->T, mlp_norm, t.mid, workspace, d));
+    if (!is_parallel)
+        BL_TRY(branch_input_backward(stream, block, batch->T, mlp_norm, t.mid, workspace, d));
     BL_TRY(backward_out(stream, block, batch, workspace, &t, d, gradients));
-    if (is_parallel) BL_TRY(norm_backward(stream, block, batch->T, mlp_norm, t.x, workspace, d));
+    if (is_parallel)
+        BL_TRY(branch_input_backward(stream, block, batch->T, mlp_norm, t.x, workspace, d));
     return backward_qkv(stream, block, batch, workspace, &t, d, gradients);
 }
 

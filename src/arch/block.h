@@ -9,10 +9,12 @@
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
  * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
- * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon);
+ * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon); or with norm1 of a W_o^T and norm2 of the MLP's
+ * output in place of the inputs' norms, and q and k normed over their whole width (OLMo 2);
  * each W with its LoRA term and its bias, if it has one. The rest is recomputed in backward by the
  * same ops in the same order: any choice gives the same bits. Norms and SwiGLU are always
- * recomputed; the output of W_down never (backward does not read it). */
+ * recomputed; the outputs of W_o and W_down only where they are normed (backward does not read them
+ * else). */
 #ifndef BALLAST_ARCH_BLOCK_H
 #define BALLAST_ARCH_BLOCK_H
 
@@ -70,9 +72,9 @@ typedef struct bl_block_dims {
     int64_t vector_offset[BL_LAYER_VECTORS]; /* in a layer's vectors */
     int64_t vector_floats;                   /* of a layer's vectors */
     int64_t bias_offset[BL_LAYER_MATRICES];  /* in a layer's vectors; -1: no bias */
-    bool has_head_norms;                     /* of q and k */
-    bool has_layer_norm, is_parallel;        /* as of bl_arch */
-    bl_layer_vector mlp_norm;                /* the norm before W_gate_up */
+    int64_t q_norm_width, k_norm_width;      /* a head, or all of them; 0: no norms of q and k */
+    bool has_layer_norm, is_parallel, has_post_norms; /* as of bl_arch */
+    bl_layer_vector mlp_norm;                         /* the norm before W_gate_up */
     bl_activation activation;
     int64_t n_groups; /* of heads in a row of qkv, each q|k|v; n_kv_heads or 1 */
     bl_windows windows;

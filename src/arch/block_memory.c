@@ -39,9 +39,11 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     dims.vector_floats = bl_arch_layer_floats(config);
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
         dims.bias_offset[m] = bl_arch_bias_offset(config, (bl_layer_matrix)m);
-    dims.has_head_norms = config->arch->vectors[BL_Q_NORM].name != NULL;
+    dims.q_norm_width = bl_arch_vector_width(config, BL_Q_NORM);
+    dims.k_norm_width = bl_arch_vector_width(config, BL_K_NORM);
     dims.has_layer_norm = config->arch->has_layer_norm;
     dims.is_parallel = config->arch->is_parallel;
+    dims.has_post_norms = config->arch->has_post_norms;
     dims.mlp_norm = config->arch->vectors[BL_MLP_NORM].name ? BL_MLP_NORM : BL_ATTENTION_NORM;
     dims.activation = config->activation;
     dims.n_groups = config->arch->is_grouped ? dims.n_kv_heads : 1;
@@ -184,7 +186,7 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->rstd = take_floats(&from, T);
     if (dims->has_layer_norm) ws->mean = take_floats(&from, T);
     ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
-    if (dims->has_head_norms) {
+    if (dims->q_norm_width > 0) {
         ws->qk = take(&from, T * dims->qkv_width);
         ws->head_rstd = take_floats(&from, T * (dims->n_heads + dims->n_kv_heads));
     }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_norm.c -- the norm of a family over the hidden channels: RMSNorm or LayerNorm. */
+/* block_norm.c -- the norm of a family over the hidden channels, RMSNorm or LayerNorm, and the norms
+ * of q and k. */
 #include "arch/block.h"
+#include "arch/block_internal.h"
 #include "ops/norm.h"
 
 bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
@@ -48,4 +50,61 @@ bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
                                                                    .rstd = norm->rstd,
                                                                    .dy = dy,
                                                                    .dx = dx});
+}
+
+/* ---- q and k ---- */
+
+/* The rows of q, or of k, as a norm sees them, of a head each or of all: their number per token,
+ * width, first column and place in head_rstd. */
+typedef struct head_rows {
+    bl_layer_vector norm;
+    int64_t n_rows, width, column;
+    float *rstd;
+} head_rows;
+
+static head_rows heads_of(const bl_block_dims *dims, int64_t T, const bl_block_workspace *ws,
+                          bl_layer_vector norm)
+{
+    int64_t width = norm == BL_Q_NORM ? dims->q_norm_width : dims->k_norm_width;
+
+    if (norm == BL_Q_NORM) return (head_rows){norm, dims->q_width / width, width, 0, ws->head_rstd};
+    return (head_rows){norm, dims->kv_width / width, width, dims->q_width,
+                       ws->head_rstd + T * dims->n_heads};
+}
+
+bl_status arch_norm_heads(bl_stream *stream, const bl_block *block, int64_t T, bl_layer_vector norm,
+                          bl_tensor qkv, const bl_block_workspace *ws)
+{
+    const bl_block_dims *dims = block->dims;
+    head_rows heads = heads_of(dims, T, ws, norm);
+
+    return bl_rmsnorm_forward(
+        stream, &(bl_rmsnorm_forward_args){.T = T,
+                                           .H = heads.width,
+                                           .eps = dims->eps,
+                                           .x = bl_tensor_at(qkv, heads.column),
+                                           .y = bl_tensor_at(ws->qk, heads.column),
+                                           .w = block->vectors + dims->vector_offset[norm],
+                                           .rstd = heads.rstd,
+                                           .n_heads = heads.n_rows,
+                                           .row_stride = dims->qkv_width});
+}
+
+bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                   bl_layer_vector norm, bl_tensor qkv,
+                                   const bl_block_workspace *ws, bl_tensor d)
+{
+    const bl_block_dims *dims = block->dims;
+    head_rows heads = heads_of(dims, T, ws, norm);
+
+    return bl_rmsnorm_backward(
+        stream, &(bl_rmsnorm_backward_args){.T = T,
+                                            .H = heads.width,
+                                            .x = bl_tensor_at(qkv, heads.column),
+                                            .dy = bl_tensor_at(d, heads.column),
+                                            .dx = bl_tensor_at(d, heads.column),
+                                            .w = block->vectors + dims->vector_offset[norm],
+                                            .rstd = heads.rstd,
+                                            .n_heads = heads.n_rows,
+                                            .row_stride = dims->qkv_width});
 }

@@ -16,7 +16,8 @@
     ENTRY(bl_arch_seed_oss)                                                                        \
     ENTRY(bl_arch_granite)                                                                         \
     ENTRY(bl_arch_falcon)                                                                          \
-    ENTRY(bl_arch_phi3)
+    ENTRY(bl_arch_phi3)                                                                            \
+    ENTRY(bl_arch_olmo2)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

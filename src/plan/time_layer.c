@@ -331,9 +331,32 @@ static void residual(plan_tally *t)
                    bl_cost_add(&t->setting, &(bl_add_args){.n = t->T * t->dims.hidden, .y = t->x}));
 }
 
+/* Of a sub-layer's input, or of its output, as the model has it; backward computes it again. */
+static void norm(plan_tally *t, bool is_of_output)
+{
+    if (is_of_output == t->dims.has_post_norms) plan_norm_forward(t);
+}
+
+/* A sub-layer that reads its input as it is: the gradient is added. */
+static void norm_input_backward(plan_tally *t)
+{
+    if (t->dims.has_post_norms)
+        residual(t);
+    else
+        plan_norm_backward(t);
+}
+
+static void norm_output_backward(plan_tally *t, int matrix)
+{
+    if (!t->dims.has_post_norms) return;
+    linear_forward(t, matrix);
+    plan_norm_forward(t);
+    plan_norm_backward(t);
+}
+
 static void compute_qkv(plan_tally *t)
 {
-    plan_norm_forward(t);
+    norm(t, false);
     linear_forward(t, BL_QKV);
     rotate(t);
 }
@@ -341,12 +364,13 @@ static void compute_qkv(plan_tally *t)
 static void compute_mid(plan_tally *t)
 {
     linear_forward(t, BL_OUT);
+    norm(t, true);
     residual(t);
 }
 
 static void compute_gate_up(plan_tally *t)
 {
-    plan_norm_forward(t);
+    norm(t, false);
     linear_forward(t, BL_GATE_UP);
 }
 
@@ -359,6 +383,7 @@ void plan_block_forward(plan_tally *t, plan_segments *out)
     compute_gate_up(t);
     activate(t);
     linear_forward(t, BL_MLP_DOWN);
+    norm(t, true);
     residual(t);
     end_segments(t);
 }
@@ -377,18 +402,20 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
         linear_forward(t, BL_MLP_DOWN);
         residual(t);
     }
+    norm_output_backward(t, BL_MLP_DOWN);
     linear_backward(t, BL_MLP_DOWN);
     activate_backward(t);
-    plan_norm_forward(t);
+    norm(t, false);
     linear_backward(t, BL_GATE_UP);
-    if (!t->dims.is_parallel) plan_norm_backward(t);
+    if (!t->dims.is_parallel) norm_input_backward(t);
+    norm_output_backward(t, BL_OUT);
     linear_backward(t, BL_OUT);
-    if (t->dims.is_parallel) plan_norm_backward(t);
+    if (t->dims.is_parallel) norm_input_backward(t);
     attention_backward(t);
     rotate(t);
-    plan_norm_forward(t);
+    norm(t, false);
     linear_backward(t, BL_QKV);
-    plan_norm_backward(t);
+    norm_input_backward(t);
     end_segments(t);
 }
 

@@ -30,6 +30,7 @@ typedef struct block_case {
     double residual, attention; /* multipliers; 0: none */
     double query_beta;
     int64_t rotary_dim; /* of bl_model_config */
+    bool is_olmo;       /* norms of outputs, and of all of q and k */
     int n_layer_norms;  /* > 0: Falcon's layer; of its targets, q k v o are all */
     bool is_sequence;   /* with two of them, one after the other */
     bl_activation activation;
@@ -48,6 +49,8 @@ static const block_case cases[] = {
     {"a window, multipliers", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .window = 3, .residual = 0.7,
      .attention = 0.4},
     {"a part of each head rotated", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .rotary_dim = 6},
+    {"norms of outputs", 24, 40, 4, 2, 8, 3, "qkvogud", 0.2f, .biases = 3, .is_olmo = true},
+    {"norms of outputs, no adapter", 22, 12, 3, 1, 6, 0, "", 0, .is_olmo = true},
     {"queries by position", 16, 24, 2, 2, 8, 1, "qd", 0, .query_beta = 0.3},
     {"parallel, two LayerNorms", 24, 40, 4, 2, 8, 3, "qkvo", 0.2f, .n_layer_norms = 2,
      .activation = BL_GELU},
@@ -106,6 +109,7 @@ static bl_arch arch_of(const block_case *c)
 {
     bl_arch arch = c->has_head_norms ? bl_arch_qwen3 : bl_arch_llama;
 
+    if (c->is_olmo) return bl_arch_olmo2;
     if (c->n_layer_norms == 0) return arch;
     arch = bl_arch_falcon;
     arch.is_parallel = !c->is_sequence;

@@ -87,12 +87,16 @@ static void reference_norm(const toy *m, bl_layer_vector norm, const double *x, 
 
 static void reference_head_norms(const toy *m, double *q, double *k)
 {
+    const float *q_norm = m->norms + bl_arch_vector_offset(&m->config, BL_Q_NORM),
+                *k_norm = m->norms + bl_arch_vector_offset(&m->config, BL_K_NORM);
     int64_t d = m->c->head_dim;
+    if (m->c->is_olmo) {
+        reference_rows(T_ALL, m->dims.q_width, q_norm, q, q);
+        reference_rows(T_ALL, m->dims.kv_width, k_norm, k, k);
+    }
     if (!m->c->has_head_norms) return;
-    reference_rows(T_ALL * m->c->n_heads, d,
-                   m->norms + bl_arch_vector_offset(&m->config, BL_Q_NORM), q, q);
-    reference_rows(T_ALL * m->c->n_kv_heads, d,
-                   m->norms + bl_arch_vector_offset(&m->config, BL_K_NORM), k, k);
+    reference_rows(T_ALL * m->c->n_heads, d, q_norm, q, q);
+    reference_rows(T_ALL * m->c->n_kv_heads, d, k_norm, k, k);
 }
 
 static int64_t document_start(int64_t t)
@@ -202,19 +206,22 @@ static void reference_block(const toy *m, const double *lora, const double *x, d
     double *gate = test_doubles(T_ALL * I), *up = test_doubles(T_ALL * I);
 
     int n_projections = m->arch.n_projections; /* the last one of a layer is down, also Falcon's */
+    bool is_olmo = m->c->is_olmo;
     reference_norm(m, BL_ATTENTION_NORM, x, norm);
-    reference_qkv(m, lora, norm, q, k, v);
+    reference_qkv(m, lora, is_olmo ? x : norm, q, k, v);
     reference_head_norms(m, q, k);
     reference_rope(m, m->c->n_heads, q);
     reference_rope(m, m->c->n_kv_heads, k);
     reference_attention(m, q, k, v, o);
     reference_linear(m, lora, m->c->n_layer_norms > 0 ? 1 : BL_O, o, mid);
     double residual = m->c->residual > 0 ? m->c->residual : 1;
+    if (is_olmo) reference_norm(m, BL_ATTENTION_NORM, mid, mid);
     for (int64_t i = 0; i < T_ALL * H; i++) mid[i] = mid[i] * residual + x[i];
     if (m->c->n_layer_norms != 1)
         reference_norm(m, BL_MLP_NORM, m->arch.is_parallel ? x : mid, norm);
-    reference_activation(m, lora, norm, gate, up);
+    reference_activation(m, lora, is_olmo ? mid : norm, gate, up);
     reference_linear(m, lora, n_projections - 1, gate, out);
+    if (is_olmo) reference_norm(m, BL_MLP_NORM, out, out);
     for (int64_t i = 0; i < T_ALL * H; i++) out[i] = out[i] * residual + mid[i];
     free(norm), free(q), free(k), free(v), free(o), free(mid), free(gate), free(up);
 }

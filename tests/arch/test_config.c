@@ -448,6 +448,9 @@ static void test_presets(void **state)
         {"phi3-mini", 3821079552},
         {"phi3-medium", 13960238080},
         {"phi4", 14659507200},
+        {"olmo2-7b", 7298617344},
+        {"olmo2-13b", 13716198400},
+        {"olmo2-32b", 32234279936},
     };
     bl_model_config c;
 

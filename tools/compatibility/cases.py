@@ -32,6 +32,7 @@ FAMILIES = {
     'qwen3': ('Qwen3', DECODER, LLAMA_TARGETS),
     'granite': ('Granite', {**without(DECODER, 'head_dim'), 'hidden_size': 32, **MULTIPLIERS}, LLAMA_TARGETS),
     'seed_oss': ('SeedOss', {**DECODER, 'attention_bias': True, 'attention_out_bias': True, 'mlp_bias': True}, LLAMA_TARGETS),
+    'olmo2': ('Olmo2', without(DECODER, 'head_dim') | {'hidden_size': 32}, LLAMA_TARGETS),
     'phi3': ('Phi3', without(DECODER, 'head_dim') | {'hidden_size': 32}, PHI_TARGETS),
     'phi3, half of each head rotated': ('Phi3', without(DECODER, 'head_dim') | {'hidden_size': 32, 'sliding_window': 9}, PHI_TARGETS),
     'falcon, two norms': ('Falcon', {**FALCON, 'new_decoder_architecture': True, 'num_kv_heads': 2}, FALCON_TARGETS),
@@ -92,7 +93,7 @@ REJECTED_TYPES = ('ApertusConfig', 'ArceeConfig', 'BloomConfig', 'CohereConfig',
                   'FalconMambaConfig', 'GemmaConfig', 'Gemma2Config', 'Gemma3TextConfig', 'GlmConfig', 'Glm4Config',
                   'GPT2Config', 'GPTNeoXConfig', 'GptOssConfig', 'GraniteMoeConfig', 'HunYuanDenseV1Config', 'InternLM3Config',
                   'Llama4TextConfig', 'MambaConfig', 'MiniMaxM2Config', 'MixtralConfig', 'MptConfig',
-                  'NemotronConfig', 'OlmoConfig', 'Olmo2Config', 'Olmo3Config', 'OPTConfig', 'PhiConfig',
+                  'NemotronConfig', 'OlmoConfig', 'Olmo3Config', 'OPTConfig', 'PhiConfig',
                   'PhimoeConfig', 'Qwen2MoeConfig', 'Qwen3MoeConfig', 'Qwen3NextConfig', 'SmolLM3Config', 'StableLmConfig',
                   'Starcoder2Config')
 

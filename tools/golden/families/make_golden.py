@@ -78,6 +78,7 @@ CASES = {
                                'sliding_window': 5, 'original_max_position_embeddings': 16,
                                'rope_parameters': {**LONGROPE, 'short_factor': [1.0, 1.2], 'long_factor': [1.5, 4.5],
                                                    'partial_rotary_factor': 0.5}}, PHI_TARGETS),
+    'olmo2': ('Olmo2', {**without(DECODER, 'head_dim'), 'attention_bias': True}, LLAMA_TARGETS),
 }
 
 CONFIG = {
