@@ -76,6 +76,20 @@ static bl_status allocate_copy(bl_adapter_state *s)
                            "LoRA weights to compute with", &s->compute_copy.data);
 }
 
+static bl_status create_staging(bl_adapter_state *s)
+{
+    return bl_staging_create(s->device, (size_t)s->bytes.staging, "staging of LoRA's state",
+                             &s->staging);
+}
+
+static bl_status allocate_frozen(bl_adapter_state *s)
+{
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.shard,
+                           "frozen LoRA weights", (void **)&s->w));
+    BL_TRY(allocate_copy(s));
+    return create_staging(s);
+}
+
 static bl_status allocate(bl_adapter_state *s)
 {
     float **const shards[] = {&s->w, &s->m, &s->v, &s->grad};
@@ -99,8 +113,7 @@ static bl_status allocate(bl_adapter_state *s)
                            (void **)&s->clip));
     BL_TRY(bl_twin_create(s->device, (size_t)n_sums(s) * sizeof(double), "sums", &s->sums_twin));
     s->sums = s->sums_twin->memory;
-    return bl_staging_create(s->device, (size_t)s->bytes.staging, "staging of LoRA's state",
-                             &s->staging);
+    return create_staging(s);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -125,10 +138,10 @@ static bl_status create_ring(bl_adapter_state *s, int depth)
     return st;
 }
 
-bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
-                                  bl_stream *communication, bl_timeline *timeline,
-                                  const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
-                                  bl_adapter_state **out)
+static bl_status create(bl_device *device, bl_comm *world, bl_stream *compute,
+                        bl_stream *communication, bl_timeline *timeline,
+                        const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
+                        bl_status (*take)(bl_adapter_state *), bl_adapter_state **out)
 {
     *out = NULL;
     bl_adapter_state *s = calloc(1, sizeof *s);
@@ -145,7 +158,7 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                                 bl_adapter_state_measure(bl_device_act(device), layout, n_layers,
                                                          bl_comm_size(world), ring_depth)};
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
-    bl_status st = allocate(s);
+    bl_status st = take(s);
     if (st == BL_OK) st = create_ring(s, ring_depth);
     if (st != BL_OK) {
         bl_adapter_state_destroy(s);
@@ -153,6 +166,24 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
     }
     *out = s;
     return BL_OK;
+}
+
+bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *compute,
+                                  bl_stream *communication, bl_timeline *timeline,
+                                  const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
+                                  bl_adapter_state **out)
+{
+    return create(device, world, compute, communication, timeline, layout, n_layers, ring_depth,
+                  allocate, out);
+}
+
+bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_stream *compute,
+                                         bl_stream *communication, bl_timeline *timeline,
+                                         const bl_lora_layout *layout, int64_t n_layers,
+                                         int ring_depth, bl_adapter_state **out)
+{
+    return create(device, world, compute, communication, timeline, layout, n_layers, ring_depth,
+                  allocate_frozen, out);
 }
 
 void bl_adapter_state_destroy(bl_adapter_state *s)

@@ -35,6 +35,13 @@ bl_status bl_adapter_state_create(bl_device *device, bl_comm *world, bl_stream *
                                   bl_stream *communication, bl_timeline *timeline,
                                   const bl_lora_layout *layout, int64_t n_layers, int ring_depth,
                                   bl_adapter_state **out);
+/* As create, of an adapter that is not trained: it has weights alone. bl_adapter_state_adapter,
+ * initialize and read_peft work on it, as destroy does; no other function. bl_adapter_bytes: shard
+ * (once), copy, ring and staging. */
+bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_stream *compute,
+                                         bl_stream *communication, bl_timeline *timeline,
+                                         const bl_lora_layout *layout, int64_t n_layers,
+                                         int ring_depth, bl_adapter_state **out);
 /* After both streams are idle; NULL is fine. */
 void bl_adapter_state_destroy(bl_adapter_state *state);
 

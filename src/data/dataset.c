@@ -13,8 +13,15 @@ struct bl_dataset {
     bl_pack *pack;       /* NULL: rows are samples */
 };
 
-static const char *const format_names[] = {
-    "auto", "tokens", "text", "alpaca", "prompt_completion", "messages", "sharegpt"};
+static const char *const format_names[] = {"auto",
+                                           "tokens",
+                                           "text",
+                                           "alpaca",
+                                           "prompt_completion",
+                                           "messages",
+                                           "sharegpt",
+                                           "preference",
+                                           "unpaired_preference"};
 
 static const char *const packing_names[] = {"none", "pack", "concatenate"};
 

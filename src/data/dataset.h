@@ -19,6 +19,10 @@
  * - messages: messages of role and content; as chat/template.h says; or prompt and completion as
  *   lists of messages, or the keys of alpaca and prompt_completion with system and history
  * - sharegpt: conversations of from (human, gpt, system) and value; the same
+ * - preference: prompt, chosen, rejected: texts, as prompt_completion; lists of messages, or token
+ *   rows without prompt. Two documents, chosen and rejected, which begin with the same prompt.
+ *   Without prompt it is the longest common beginning of chosen and rejected
+ * - unpaired_preference: prompt, completion and label, or input_ids, labels and label
  *
  * Prompt and completion are tokenized apart and joined as ids, so that no token straddles the
  * border and the mask is exact by construction; the border is the same in generation (prompt
@@ -48,7 +52,9 @@ typedef enum bl_data_format {
     BL_DATA_ALPACA,
     BL_DATA_PROMPT_COMPLETION,
     BL_DATA_MESSAGES,
-    BL_DATA_SHAREGPT
+    BL_DATA_SHAREGPT,
+    BL_DATA_PREFERENCE,
+    BL_DATA_UNPAIRED_PREFERENCE
 } bl_data_format;
 
 const char *bl_data_format_name(bl_data_format format); /* "auto", "tokens", ... */
@@ -89,12 +95,17 @@ typedef struct bl_dataset_options {
 bl_dataset_options bl_dataset_default_options(const char *path);
 
 /* One row as token ids. labels[t] belongs to ids[t], as in Hugging Face's code: the trainer shifts.
- * document_ids and weights are NULL unless a `tokens` row brought them. All four have n_tokens
- * elements and are freed by bl_sample_free. */
+ * document_ids and weights are NULL unless a `tokens` row brought them; of `preference`,
+ * document_ids are 0 (chosen) and 1 (rejected). All four have n_tokens elements and are freed by
+ * bl_sample_free. */
 typedef struct bl_sample {
     int64_t n_tokens;
     int32_t *ids, *labels, *document_ids;
     float *weights;
+    bool is_desirable; /* of unpaired_preference: label */
+    /* Of preferences: whether document d begins with a token of the answer. labels do not say it:
+     * no token of the document predicts that one. */
+    bool begins_learned[2];
 } bl_sample;
 
 typedef struct bl_dataset_stats {

@@ -95,6 +95,8 @@ typedef struct bl_sample_rules {
     bl_chat_template *chat;    /* messages and sharegpt; owned by the data set */
     const bl_row_shape *shape; /* of the first row that has one; NULL: none seen yet */
     char *text_key;            /* owned by the data set */
+    /* Format of a row, of preferences that of its sides: tokens, prompt_completion or messages. */
+    bl_data_format side;
 } bl_sample_rules;
 
 /* The rows' shape, or the format's own one. */
@@ -110,8 +112,22 @@ bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *ru
  * skip; *out is empty then. */
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
                           bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
+/* A sample of one document by rules->options.format, before max_seq_length. */
+bl_status bl_sample_build_object(const bl_sample_rules *rules, const char *place, const json_t *row,
+                                 bl_sample *out);
 /* Labels that carry loss after the shift. */
 int64_t bl_sample_count_labels(const bl_sample *sample);
+
+/* ---- preference.c ---- */
+
+bool bl_data_format_is_preference(bl_data_format format);
+/* The format of the sides of a preference row. BL_EINPUT: it has none. */
+bl_status bl_preference_settle(const char *place, const json_t *row, bl_data_format format,
+                               bl_data_format *side);
+/* As bl_sample_build, of preference and unpaired_preference. BL_ROW_TOO_LONG: also where a prompt
+ * alone fills max_seq_length. */
+bl_status bl_preference_build(const bl_sample_rules *rules, const char *place, const json_t *row,
+                              bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
 
 /* ---- keys.c ---- */
 

@@ -60,9 +60,13 @@ bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *ru
             BL_EINPUT,
             "%s: no known data format has these keys; give data_format, or rows with messages, "
             "conversations, input_ids, text (or dataset_text_field), instruction and output, "
-            "prompt and completion, or question and answer",
+            "prompt and completion, question and answer, chosen and rejected, or, for "
+            "unpaired_preference, prompt, completion and label",
             place);
     if (st == BL_OK && *format == BL_DATA_AUTO) *format = bl_row_shape_format(rules->shape, object);
+    rules->side = *format;
+    if (st == BL_OK && bl_data_format_is_preference(*format))
+        st = bl_preference_settle(place, object, *format, &rules->side);
     json_decref(object);
     return st;
 }
@@ -305,6 +309,17 @@ static bl_status build_tokens(const bl_sample_rules *rules, const char *place, c
     return read_weights(place, row, out);
 }
 
+bl_status bl_sample_build_object(const bl_sample_rules *rules, const char *place, const json_t *row,
+                                 bl_sample *out)
+{
+    bl_data_format format = rules->options.format;
+    bool takes_objects = rules->chat && bl_chat_template_takes_objects(rules->chat);
+
+    BL_TRY(bl_row_check_keys(place, format, row, takes_objects));
+    return format == BL_DATA_TOKENS ? build_tokens(rules, place, row, out)
+                                    : build_text(rules, place, row, out);
+}
+
 /* ---- all formats ---- */
 
 int64_t bl_sample_count_labels(const bl_sample *sample)
@@ -371,15 +386,12 @@ bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const 
     name_place(path, row, place);
     bl_status st = bl_json_check_object(place, object);
     if (st == BL_OK) st = bl_row_shape_check(place, rules->shape, object, rules->text_key);
-    bool takes_objects = rules->chat && bl_chat_template_takes_objects(rules->chat);
-    if (st == BL_OK) st = bl_row_check_keys(place, rules->options.format, object, takes_objects);
-    if (st == BL_OK) {
-        bool tokens = rules->options.format == BL_DATA_TOKENS;
-        st = tokens ? build_tokens(rules, place, object, out)
-                    : build_text(rules, place, object, out);
-    }
+    bool is_preference = bl_data_format_is_preference(rules->options.format);
+    if (st == BL_OK)
+        st = is_preference ? bl_preference_build(rules, place, object, out, verdict, n_lost)
+                           : bl_sample_build_object(rules, place, object, out);
     if (st == BL_OK) st = check_ids(rules, place, out);
-    if (st == BL_OK) st = apply_limits(rules, place, out, verdict, n_lost);
+    if (st == BL_OK && !is_preference) st = apply_limits(rules, place, out, verdict, n_lost);
     if (st != BL_OK) bl_sample_free(out);
     json_decref(object);
     return st;

@@ -37,7 +37,7 @@ void bl_index_free(bl_index_memory *index)
 typedef struct scanned {
     bl_dataset_stats stats;
     uint64_t n, fingerprint;
-    int64_t format, shape, vocab_size, eos_id;
+    int64_t format, side, shape, vocab_size, eos_id;
 } scanned;
 
 /* The others build samples by the same rules, from the same index. */
@@ -52,7 +52,9 @@ static bl_status take_over(bl_samples *samples, const scanned *s)
     samples->rules.shape = bl_row_shape_at(s->shape);
     options->vocab_size = (int32_t)s->vocab_size;
     options->eos_id = (int32_t)s->eos_id;
-    bool is_chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
+    samples->rules.side = (bl_data_format)s->side;
+    bool is_chat =
+        samples->rules.side == BL_DATA_MESSAGES || samples->rules.side == BL_DATA_SHAREGPT;
     return is_chat ? bl_sample_rules_load_chat(samples->path, &samples->rules) : BL_OK;
 }
 
@@ -68,6 +70,7 @@ static bl_status share(bl_samples *samples)
                       .n = samples->n,
                       .fingerprint = samples->fingerprint,
                       .format = options->format,
+                      .side = samples->rules.side,
                       .shape = bl_row_shape_index(samples->rules.shape),
                       .vocab_size = options->vocab_size,
                       .eos_id = options->eos_id};
@@ -101,7 +104,8 @@ bl_status bl_samples_open(const bl_dataset_options *options, const bl_tokenizer 
     if (!samples) return BL_FAIL(BL_ENOMEM, "data set");
     samples->n_references = 1;
     samples->host = options->host;
-    samples->rules = (bl_sample_rules){.options = *options, .tokenizer = tokenizer};
+    samples->rules =
+        (bl_sample_rules){.options = *options, .tokenizer = tokenizer, .side = options->format};
     samples->rules.text_key = strdup(options->text_key ? options->text_key : "text");
     if (!(samples->path = strdup(options->path)) || !samples->rules.text_key) {
         st = BL_FAIL(BL_ENOMEM, "data set");

@@ -51,14 +51,14 @@ static bl_status resolve_rules(const char *path, bl_sample_rules *rules)
     bl_dataset_options *options = &rules->options;
     size_t n_eos = 0;
 
-    bool chat = options->format == BL_DATA_MESSAGES || options->format == BL_DATA_SHAREGPT;
+    bool chat = rules->side == BL_DATA_MESSAGES || rules->side == BL_DATA_SHAREGPT;
 
     if (!chat && (options->chat_template || options->template_date))
         return BL_FAIL(BL_EUSAGE,
                        "%s: chat_template and template_date are for messages and sharegpt; the "
-                       "data format is %s",
+                       "data format is %s, without conversations",
                        path, bl_data_format_name(options->format));
-    if (options->format == BL_DATA_TOKENS) {
+    if (rules->side == BL_DATA_TOKENS) {
         if (options->vocab_size == 0 && rules->tokenizer)
             options->vocab_size = bl_tokenizer_vocab_size(rules->tokenizer);
         return options->vocab_size
@@ -206,13 +206,15 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 /* ---- the file ---- */
 
 /* The format must be known before the first row is built; a bad first row is then the format's
- * problem only if it cannot be read at all and may not be skipped. The shape may come later. */
+ * problem only if it cannot be read at all and may not be skipped. The shape may come later, but
+ * not that of preferences: their first row says what is needed to read the others. */
 static bl_status settle_format(bl_samples *samples, const char *path, const bl_row *row,
                                bool *settled)
 {
-    bool is_auto = samples->rules.options.format == BL_DATA_AUTO;
+    bl_data_format format = samples->rules.options.format;
+    bool is_open = format == BL_DATA_AUTO || bl_data_format_is_preference(format);
     bl_status st = bl_row_settle(path, row, &samples->rules);
-    if (st != BL_OK && is_auto) return skip_bad_row(samples, st) ? BL_OK : st;
+    if (st != BL_OK && is_open) return skip_bad_row(samples, st) ? BL_OK : st;
     if (st != BL_OK && st != BL_EINPUT) return st; /* building the row reports the problem */
     if (*settled) return BL_OK;
     *settled = true;
@@ -231,7 +233,10 @@ static void report(const bl_samples *samples)
             "%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
             " and were %s: %" PRId64 " tokens lost",
             samples->path, stats->n_overlong, stats->n_rows, samples->rules.options.max_seq_length,
-            samples->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
+            samples->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped"
+            : bl_data_format_is_preference(samples->rules.options.format)
+                ? "truncated, or skipped where the prompt alone is"
+                : "truncated",
             stats->n_tokens_lost);
 }
 

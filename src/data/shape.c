@@ -12,12 +12,15 @@ enum {
     ALPACA = 1 << BL_DATA_ALPACA,
     PAIR = 1 << BL_DATA_PROMPT_COMPLETION,
     MESSAGES = 1 << BL_DATA_MESSAGES,
-    CHAT = MESSAGES | 1 << BL_DATA_SHAREGPT
+    CHAT = MESSAGES | 1 << BL_DATA_SHAREGPT,
+    PREFERENCE = 1 << BL_DATA_PREFERENCE,
+    UNPAIRED = 1 << BL_DATA_UNPAIRED_PREFERENCE
 };
 
 /* In the order in which they are looked for: Stanford's Alpaca file has instruction, output and
  * text. */
 static const bl_row_shape shapes[] = {
+    {"chosen", "rejected", NULL, BL_DATA_PREFERENCE, PREFERENCE},
     {"input_ids", NULL, NULL, BL_DATA_TOKENS, TOKENS},
     {"messages", NULL, NULL, BL_DATA_MESSAGES, CHAT},
     {"conversations", NULL, NULL, BL_DATA_SHAREGPT, CHAT},
@@ -28,6 +31,10 @@ static const bl_row_shape shapes[] = {
     {"prompt", "response", NULL, BL_DATA_PROMPT_COMPLETION, PAIR | MESSAGES},
     {"question", "answer", NULL, BL_DATA_PROMPT_COMPLETION, PAIR | MESSAGES},
     {"query", "response", NULL, BL_DATA_PROMPT_COMPLETION, PAIR | MESSAGES},
+    /* A label makes them preferences for data_format unpaired_preference alone: in other files the
+     * key is a number or a category. */
+    {"completion", "label", NULL, BL_DATA_UNPAIRED_PREFERENCE, UNPAIRED},
+    {"input_ids", "label", NULL, BL_DATA_UNPAIRED_PREFERENCE, UNPAIRED},
 };
 
 const bl_row_shape *bl_row_shape_of(bl_data_format format)
@@ -66,7 +73,8 @@ const bl_row_shape *bl_row_shape_find(const json_t *row, bl_data_format format,
     if (is_named && (format == BL_DATA_AUTO || format == BL_DATA_TEXT))
         return bl_row_shape_of(BL_DATA_TEXT);
     for (size_t i = 0; i < BL_COUNT(shapes); i++)
-        if ((format == BL_DATA_AUTO || shapes[i].formats >> format & 1) &&
+        if ((format == BL_DATA_AUTO ? shapes[i].formats != UNPAIRED
+                                    : shapes[i].formats >> format & 1) &&
             has(row, &shapes[i], text_key))
             return &shapes[i];
     return NULL;

@@ -60,6 +60,7 @@ void bl_batches_destroy(bl_batches *batches)
 {
     if (!batches) return;
     bl_twin_destroy(batches->twin);
+    free(batches->marks);
     free(batches->micro);
     free(batches);
 }
@@ -71,6 +72,45 @@ void bl_batches_clear(bl_batches *batches)
         *(int32_t *)on_host(batches, batches->micro[m].cu_seqlens) = 0;
     }
     batches->n_tokens = batches->n_labels = 0;
+}
+
+bl_status bl_batches_keep_marks(bl_batches *batches, bool learns_prompt)
+{
+    batches->learns_prompt = learns_prompt;
+    batches->marks = calloc((size_t)batches->n_micro, (size_t)batches->T_max + 1);
+    return batches->marks ? BL_OK : BL_FAIL(BL_ENOMEM, "marks of preferences");
+}
+
+static uint8_t *marks_of(const bl_batches *b, int index)
+{
+    return b->marks + index * b->T_max;
+}
+
+bl_batch_view bl_batches_view(const bl_batches *b, int index)
+{
+    return (bl_batch_view){.ids = on_host(b, b->micro[index].ids),
+                           .ends = on_host(b, b->micro[index].cu_seqlens),
+                           .marks = b->marks ? marks_of(b, index) : NULL};
+}
+
+/* Of token t of a preference row, and its target where it is a chosen answer's prompt. */
+static void mark(bl_batches *b, int index, const bl_sample *s, int64_t t, int64_t at)
+{
+    bl_micro_batch *micro = &b->micro[index];
+    int document = s->document_ids ? s->document_ids[t] : 0;
+    bool begins = t == 0 || (s->document_ids && s->document_ids[t - 1] != document),
+         ends = t + 1 == s->n_tokens || (s->document_ids && s->document_ids[t + 1] != document);
+    float *weights = on_host(b, micro->weights);
+    uint8_t *out = &marks_of(b, index)[at];
+
+    *out = weights[at] != 0.0f ? BL_MARK_ANSWER : 0;
+    if (begins && s->is_desirable) *out |= BL_MARK_DESIRABLE;
+    if (begins && s->begins_learned[document]) *out |= BL_MARK_BEGINS;
+    if (!b->learns_prompt || *out & BL_MARK_ANSWER || ends || document != 0) return;
+    *out |= BL_MARK_PROMPT;
+    ((int32_t *)on_host(b, micro->targets))[at] = s->ids[t + 1];
+    weights[at] = 1.0f;
+    b->n_labels++;
 }
 
 bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
@@ -103,12 +143,66 @@ bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *da
         position[T + t] = (int32_t)t;
         samples[T + t] = sample;
         batches->n_labels += weight != 0.0f;
+        if (batches->marks) mark(batches, index, &s, t, T + t);
     }
     b->T += n;
     if (n > 0) ends[++b->n_documents] = (int32_t)b->T;
     batches->n_tokens += n;
     bl_sample_free(&s);
     return BL_OK;
+}
+
+/* Tokens before the first of the answer. */
+static int64_t prompt_tokens(const uint8_t *marks, int64_t n)
+{
+    int64_t t = 0;
+
+    if (marks[0] & BL_MARK_BEGINS) return 0;
+    while (t < n && !(marks[t] & BL_MARK_ANSWER)) t++;
+    return bl_min_i64(t + 1, n);
+}
+
+/* The tokens of `out` from `first` on are a document. */
+static void end_document(bl_batches *out, int index, int64_t first, int64_t n_prompt)
+{
+    bl_micro_batch *b = &out->micro[index];
+    const int32_t *ids = on_host(out, b->ids);
+    int32_t *targets = on_host(out, b->targets), *position = on_host(out, b->position);
+    float *weights = on_host(out, b->weights);
+    uint8_t *marks = marks_of(out, index);
+    int64_t n = b->T - first;
+
+    for (int64_t t = 0; t < n; t++) {
+        bool is_answer = t + 1 < n && t + 1 >= n_prompt;
+        targets[first + t] = is_answer ? ids[first + t + 1] : 0;
+        weights[first + t] = is_answer ? 1.0f : 0.0f;
+        position[first + t] = (int32_t)t;
+        marks[first + t] = is_answer ? BL_MARK_ANSWER : 0;
+    }
+    if (n_prompt == 0) marks[first] |= BL_MARK_BEGINS;
+    ((int32_t *)on_host(out, b->cu_seqlens))[++b->n_documents] = (int32_t)b->T;
+}
+
+void bl_batches_mismatch(const bl_batches *from, int index, int64_t max_tokens, bl_batches *out)
+{
+    const bl_batch_view v = bl_batches_view(from, index);
+    int64_t n_documents = from->micro[index].n_documents;
+    bl_micro_batch *b = &out->micro[index];
+    int32_t *ids = on_host(out, b->ids);
+
+    for (int64_t i = 0; i < n_documents; i++) {
+        int64_t other = (i + n_documents - 1) % n_documents, at = v.ends[i],
+                end = v.ends[other + 1];
+        int64_t n_prompt = prompt_tokens(v.marks + at, v.ends[i + 1] - at), first = b->T,
+                answer =
+                    v.ends[other] + prompt_tokens(v.marks + v.ends[other], end - v.ends[other]),
+                n_answer = bl_min_i64(end - answer, max_tokens - n_prompt);
+        memcpy(ids + first, v.ids + at, (size_t)n_prompt * sizeof *ids);
+        memcpy(ids + first + n_prompt, v.ids + answer, (size_t)n_answer * sizeof *ids);
+        b->T += n_prompt + n_answer;
+        end_document(out, index, first, n_prompt);
+    }
+    memset(on_host(out, b->sample), 0, (size_t)b->T * sizeof *b->sample);
 }
 
 void bl_batches_fill_zeros(bl_batches *batches, int index, int64_t T, int64_t longest)

@@ -23,10 +23,14 @@
  * reached. The workspace and the logits are per micro-batch: they are used again by the next
  * one.
  *
- *   device memory: inputs | d | saved | logits | feed | workspace | prepared matrices
+ *   device memory: inputs | d | transit | saved | logits | feed | workspace | prepared matrices
+ *
+ * Companions have no rows in the stacks: the input of layer l is in transit[l % 2].
  *
  * The head: x -> norm -> logits -> loss, and the gradient of x from the same call, so that
- * logits of (T, vocab) never outlive a piece of them (ops/loss_head.h). */
+ * logits of (T, vocab) never outlive a piece of them (ops/loss_head.h). With a weigher the head is
+ * run twice: for the log-probabilities of all micro-batches, which the host waits for, and with the
+ * weights that they give. */
 #include "model/pass.h"
 
 #include <math.h>
@@ -35,6 +39,7 @@
 #include "base/sizes.h"
 #include "device/staging.h"
 #include "model/feed_internal.h"
+#include "model/finite_internal.h"
 #include "model/pass_size_internal.h"
 #include "model/schedule.h"
 #include "offload/arena.h"
@@ -64,13 +69,18 @@ struct bl_pass {
     void *logits;
     size_t input_row_bytes; /* of the stack of inputs; the stack of saved tensors: */
     model_saved_rows saved_rows;
-    int64_t *first_row; /* [max_group + 1]: of each micro-batch, each of bl_feed_rows */
-    /* [max_group]: the adapters of the pass under way, each once, and a layer's weights of each. */
+    int64_t *first_row; /* [max_micro]: of each micro-batch, each of bl_feed_rows; in transit or in
+                            the other tensors */
+    int64_t max_rows;   /* of those: max_group micro-batches */
+    bl_tensor transit[2]; /* [n_companions * max_rows][hidden] */
+    bl_twin *values;      /* [max_micro * T_max], of group_row; NULL: no weigher */
+    float **host_values;  /* [max_micro]: those of each micro-batch */
+    /* [max_micro]: the adapters of the pass under way, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
     int n_adapters;
     bl_feed *feed;
-    bl_micro_batch *batches;      /* [max_group]: those of the pass under way, padded */
+    bl_micro_batch *batches;      /* [max_micro]: those of the pass under way, padded */
     bl_event *visited[RUN_AHEAD]; /* ends of visits, in turn */
     uint64_t n_visits;            /* so far, of all passes */
     bl_schedule schedule; /* of the pass under way; has_backward: some micro-batch of it has */
@@ -121,14 +131,20 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
         host = bl_arena_take(pass->arena, n_host);
     }
     const bl_block_dims *dims = &pass->dims;
-    char *d = pass->memory + m->inputs.slots_bytes, *saved = d + m->d,
-         *logits = saved + m->saved.slots_bytes, *feed = logits + m->logits;
+    char *d = pass->memory + m->inputs.slots_bytes, *transit = d + m->d,
+         *saved = transit + 2 * m->transit, *logits = saved + m->saved.slots_bytes,
+         *feed = logits + m->logits;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
                              o->training, feed + m->feed.device_bytes, &pass->workspace);
     bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
-    BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, o->max_group, feed, &pass->feed));
+    for (int i = 0; i < 2; i++)
+        pass->transit[i] = bl_tensor_of(transit + i * m->transit, dims->act);
+    if (o->weighs)
+        BL_TRY(bl_twin_create(pass->device, (size_t)m->values, "log-probabilities", &pass->values));
+    BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, model_pass_max_micro(o), feed,
+                          &pass->feed));
     for (int i = 0; i < RUN_AHEAD; i++) BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
     BL_TRY(create_stack(pass, m, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
@@ -148,7 +164,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
-    size_t n_max = (size_t)options->max_group;
+    size_t n_max = (size_t)model_pass_max_micro(&o);
     *pass = (bl_pass){.device = device,
                       .weights = weights,
                       .base = base,
@@ -157,14 +173,17 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .n_layers = config->n_layers,
                       .hidden = config->hidden_size,
                       .dims = model_pass_dims(config, &o),
-                      .first_row = calloc(n_max + 1, sizeof *pass->first_row),
+                      .first_row = calloc(n_max, sizeof *pass->first_row),
+                      .host_values = calloc(n_max, sizeof *pass->host_values),
                       .batches = calloc(n_max, sizeof *pass->batches),
                       .adapters = calloc(n_max, sizeof *pass->adapters),
                       .lora_weights = calloc(n_max, sizeof *pass->lora_weights)};
     pass->dims.rope = weights->dims.rope;
     pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->dims.act);
     pass->saved_rows = model_pass_saved_rows(config, &pass->dims, &pass->options);
-    bl_status st = pass->first_row && pass->batches && pass->adapters && pass->lora_weights
+    pass->max_rows = o.max_group * bl_block_rows(&pass->dims, o.T_max);
+    bl_status st = pass->first_row && pass->host_values && pass->batches && pass->adapters &&
+                           pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
@@ -181,6 +200,8 @@ void bl_pass_destroy(bl_pass *pass)
     bl_spill_destroy(pass->inputs);
     bl_spill_destroy(pass->saved);
     bl_arena_destroy(pass->arena);
+    bl_twin_destroy(pass->values);
+    free(pass->host_values);
     bl_device_free(pass->device, BL_SPACE_DEVICE, pass->memory);
     bl_feed_destroy(pass->feed);
     for (int i = 0; i < RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
@@ -192,10 +213,18 @@ void bl_pass_destroy(bl_pass *pass)
 }
 
 /* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
-static bl_tensor boundary(const bl_pass *pass, int64_t layer, int m)
+static bl_tensor boundary(const bl_pass *pass, const bl_pass_micro *micro, int64_t layer, int m)
 {
+    if (micro->is_companion)
+        return bl_tensor_at(pass->transit[layer % 2], pass->first_row[m] * pass->hidden);
     bl_tensor inputs = bl_tensor_of(bl_spill_at(pass->inputs, layer), pass->d.dtype);
     return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
+}
+
+/* Of a micro-batch among all of the group: companions' come behind the others. */
+static int64_t group_row(const bl_pass *pass, const bl_pass_micro *micro, int m)
+{
+    return pass->first_row[m] + (micro->is_companion ? pass->max_rows : 0);
 }
 
 static bl_tensor boundary_gradient(const bl_pass *pass, int m)
@@ -216,7 +245,7 @@ static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *i
             (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
-    t.x = boundary(pass, layer, m);
+    t.x = boundary(pass, &input->micro[m], layer, m);
     return t;
 }
 
@@ -264,29 +293,42 @@ static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t laye
     return block;
 }
 
-/* The pass's adapters, each once, and whether the pass fits the options of create. */
-static bl_status collect_adapters(bl_pass *pass, const bl_pass_input *input)
+/* Whether the pass fits the options of create. */
+static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
 {
     const bl_pass_options *o = &pass->options;
+    int n_companions = 0;
 
-    if (input->n_micro > o->max_group)
-        return BL_FAIL(BL_EINTERNAL, "%d micro-batches in a pass of %d", input->n_micro,
-                       o->max_group);
+    for (int m = 0; m < input->n_micro; m++) {
+        const bl_pass_micro *micro = &input->micro[m];
+        n_companions += micro->is_companion;
+        if (micro->gradients && (!micro->adapter || !o->training || micro->is_companion))
+            return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without adapter or training");
+        bool drops = micro->gradients && micro->adapter->dropout.p > 0;
+        if (micro->adapter &&
+            (micro->adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
+            return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
+    }
+    if (input->n_micro - n_companions > o->max_group ||
+        n_companions > o->max_group * o->n_companions)
+        return BL_FAIL(BL_EINTERNAL, "%d micro-batches, %d of them companions, in a pass of %d",
+                       input->n_micro, n_companions, o->max_group);
+    if (input->weigher && !o->weighs) return BL_FAIL(BL_EINTERNAL, "a weigher in a pass without");
+    return BL_OK;
+}
+
+/* The pass's adapters, each once. */
+static void collect_adapters(bl_pass *pass, const bl_pass_input *input)
+{
     pass->n_adapters = 0;
     for (int m = 0; m < input->n_micro; m++) {
         const bl_pass_adapter *adapter = input->micro[m].adapter;
         int a = 0;
-        if (input->micro[m].gradients && (!adapter || !o->training))
-            return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without adapter or training");
         if (!adapter) continue;
-        bool drops = input->micro[m].gradients && adapter->dropout.p > 0;
-        if (adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout))
-            return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
         while (a < pass->n_adapters && pass->adapters[a] != adapter) a++;
         pass->adapters[a] = adapter;
         if (a == pass->n_adapters) pass->n_adapters++;
     }
-    return BL_OK;
 }
 
 int64_t bl_pass_token_step(const bl_pass *pass)
@@ -299,14 +341,17 @@ int64_t bl_pass_token_step(const bl_pass *pass)
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
 {
     bool has_backward = false;
+    int64_t end[2] = {0, 0}; /* rows taken: in the stacks, in transit */
 
-    BL_TRY(collect_adapters(pass, input));
+    BL_TRY(check_input(pass, input));
+    collect_adapters(pass, input);
     for (int m = 0; m < input->n_micro; m++) {
-        pass->first_row[m + 1] =
-            pass->first_row[m] + bl_feed_rows(pass->feed, input->micro[m].batch->T);
-        has_backward = has_backward || input->micro[m].gradients;
+        const bl_pass_micro *micro = &input->micro[m];
+        pass->first_row[m] = end[micro->is_companion];
+        end[micro->is_companion] += bl_feed_rows(pass->feed, micro->batch->T);
+        has_backward = has_backward || micro->gradients;
     }
-    int64_t n_rows = pass->first_row[input->n_micro];
+    int64_t n_rows = end[false];
 
     pass->head = pass->weights->tied_head;
     pass->schedule = (bl_schedule){.n_layers = pass->n_layers,
@@ -353,22 +398,25 @@ static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t 
     bl_block block = block_of(pass, &input->micro[m], layer);
 
     return bl_block_forward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                            boundary(pass, layer + 1, m));
+                            boundary(pass, &input->micro[m], layer + 1, m));
 }
 
-/* Final norm, head, loss and, in training, the gradient of the last layer's output. */
-static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
+/* Final norm and head: the loss and, in training, the gradient of the last layer's output, with the
+ * weights of the batch or others; or, with logp, the log-probabilities alone. */
+static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, const float *weights,
+                          float *logp)
 {
     const bl_model_config *config = &pass->weights->model->config;
     const bl_micro_batch *b = &pass->batches[m];
+    bool has_gradient = micro->gradients && !logp;
     bl_tensor d = {0};
     bl_block_norm norm = {.T = b->T,
                           .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
-                          .x = boundary(pass, pass->n_layers, m),
+                          .x = boundary(pass, micro, pass->n_layers, m),
                           .rstd = pass->workspace.rstd,
                           .mean = pass->workspace.mean};
 
-    if (micro->gradients) d = boundary_gradient(pass, m);
+    if (has_gradient) d = boundary_gradient(pass, m);
     BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, pass->workspace.norm));
     BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
                                                             .H = pass->hidden,
@@ -376,13 +424,54 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m)
                                                             .head = pass->head,
                                                             .x = pass->workspace.norm,
                                                             .targets = b->targets,
-                                                            .weights = b->weights,
+                                                            .weights = weights,
                                                             .scale = micro->loss_scale,
                                                             .logits = pass->logits,
                                                             .dx = d,
+                                                            .logp = logp,
                                                             .loss_sum = micro->loss_sum}));
-    if (!micro->gradients) return BL_OK;
+    if (!has_gradient) return BL_OK;
     return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
+}
+
+/* Queues the copy of micro-batch m's part of `values`. */
+static bl_status move_values(bl_pass *pass, const bl_pass_input *input, int m, bool up)
+{
+    size_t offset = (size_t)group_row(pass, &input->micro[m], m) * sizeof(float),
+           n_bytes = (size_t)pass->batches[m].T * sizeof(float);
+
+    return up ? bl_twin_upload(pass->values, pass->compute, offset, n_bytes)
+              : bl_twin_download(pass->values, pass->compute, offset, n_bytes);
+}
+
+/* After the last micro-batch's log-probabilities: the host gives their weights. */
+static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
+{
+    const float *device_values = pass->values->memory;
+
+    for (int m = 0; m < input->n_micro; m++) {
+        BL_TRY(move_values(pass, input, m, false));
+        pass->host_values[m] = (float *)pass->values->host + group_row(pass, &input->micro[m], m);
+    }
+    BL_TRY(bl_stream_synchronize(pass->compute));
+    BL_TRY(input->weigher->weigh(input->weigher->user, pass->host_values));
+    for (int m = 0; m < input->n_micro; m++) {
+        const bl_pass_micro *micro = &input->micro[m];
+        if (!micro->gradients) continue;
+        BL_TRY(move_values(pass, input, m, true));
+        BL_TRY(run_head(pass, micro, m, device_values + group_row(pass, micro, m), NULL));
+    }
+    return BL_OK;
+}
+
+static bl_status run_heads(bl_pass *pass, const bl_pass_input *input, int m)
+{
+    const bl_pass_micro *micro = &input->micro[m];
+
+    if (!input->weigher) return run_head(pass, micro, m, pass->batches[m].weights, NULL);
+    BL_TRY(run_head(pass, micro, m, pass->batches[m].weights,
+                    (float *)pass->values->memory + group_row(pass, micro, m)));
+    return m + 1 == input->n_micro ? weigh(pass, input) : BL_OK;
 }
 
 static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
@@ -435,12 +524,13 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_TAKE_SAVED:
         return bl_spill_take(pass->saved, unit);
     case BL_ACTION_EMBED:
-        return bl_feed_embed(pass->feed, pass->compute, input->micro[m].batch, pass->first_row[m],
-                             boundary(pass, 0, m));
+        return bl_feed_embed(pass->feed, pass->compute, input->micro[m].batch,
+                             group_row(pass, &input->micro[m], m),
+                             boundary(pass, &input->micro[m], 0, m));
     case BL_ACTION_FORWARD:
         return run_forward(pass, input, unit, m);
     case BL_ACTION_HEAD:
-        return run_head(pass, &input->micro[m], m);
+        return run_heads(pass, input, m);
     case BL_ACTION_BACKWARD:
         return run_backward(pass, input, unit, m);
     case BL_ACTION_PUT_INPUT:
@@ -470,28 +560,6 @@ bl_status bl_pass_run(bl_pass *pass, const bl_pass_input *input)
     return bl_schedule_run(&pass->schedule, carry_out, &(pass_run){pass, input});
 }
 
-/* Of n elements of any memory; as far as they can be read. */
-static bool all_finite(bl_staging *staging, bl_tensor x, int64_t n)
-{
-    float values[256];
-    bl_tensor piece = bl_tensor_of(staging->bytes, x.dtype);
-    int64_t most = (int64_t)(staging->n_bytes / bl_dtype_bytes(x.dtype));
-
-    for (int64_t first = 0, n_piece; first < n; first += n_piece) {
-        n_piece = bl_min_i64(most, n - first);
-        if (bl_staging_download(staging, staging->bytes, bl_tensor_at(x, first).data,
-                                bl_tensor_bytes(x, n_piece)) != BL_OK)
-            return true;
-        for (int64_t begin = 0, count; begin < n_piece; begin += count) {
-            count = bl_min_i64(BL_COUNT(values), n_piece - begin);
-            bl_dtype_to_f32(x.dtype, bl_tensor_at(piece, begin).data, values, (size_t)count);
-            for (int64_t i = 0; i < count; i++)
-                if (!isfinite(values[i])) return false;
-        }
-    }
-    return true;
-}
-
 static bool find_bad(const bl_pass *pass, const bl_pass_input *input, bl_staging *staging,
                      int64_t *layer, int *micro)
 {
@@ -499,8 +567,9 @@ static bool find_bad(const bl_pass *pass, const bl_pass_input *input, bl_staging
         bl_tensor x = bl_tensor_of(bl_spill_look(pass->inputs, *layer + 1), pass->d.dtype);
         if (!bl_tensor_is_there(x)) return false;
         for (*micro = 0; *micro < input->n_micro; ++*micro)
-            if (!all_finite(staging, bl_tensor_at(x, pass->first_row[*micro] * pass->hidden),
-                            input->micro[*micro].batch->T * pass->hidden))
+            if (!input->micro[*micro].is_companion &&
+                !model_all_finite(staging, bl_tensor_at(x, pass->first_row[*micro] * pass->hidden),
+                                  input->micro[*micro].batch->T * pass->hidden))
                 return true;
     }
     return false;

@@ -49,7 +49,20 @@ typedef struct bl_pass_micro {
     double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
     const bl_gradient_sink *gradients; /* NULL: forward and loss only */
     double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
+    /* Without gradients: it accompanies the others, with two layer inputs at a time instead of all
+     * (bl_pass_options.n_companions). */
+    bool is_companion;
 } bl_pass_micro;
+
+/* Losses that are functions of log-probabilities, such as those of preferences: their gradient is
+ * that of the loss head with other weights. In the head's visit, when the log-probabilities of the
+ * whole group are known, weigh gets values[m][t] (host memory, T of micro-batch m; 0 where the
+ * batch's weight is 0) and replaces those of micro-batches with gradients by the weights of the
+ * tokens. Called once per pass by its thread; an error ends the pass. */
+typedef struct bl_pass_weigher {
+    void *user;
+    bl_status (*weigh)(void *user, float *const *values);
+} bl_pass_weigher;
 
 typedef struct bl_pass_options {
     /* Of the device, for bl_pass_measure before there is one; create looks at its device. */
@@ -63,10 +76,12 @@ typedef struct bl_pass_options {
     /* Bytes of what products make of a layer's matrices and a visit keeps:
      * bl_linear_prepared_measure of the base. Zeros: each product makes its own. */
     bl_linear_prepared prepared;
-    int64_t T_max;  /* tokens of the largest micro-batch */
-    int max_group;  /* micro-batches visited together, >= 1 */
-    int ring_depth; /* how far to look ahead */
-    unsigned save;  /* bl_save, of all layers but n_saving_all, which are spread evenly: these */
+    int64_t T_max;    /* tokens of the largest micro-batch */
+    int max_group;    /* micro-batches visited together, >= 1, companions apart */
+    int n_companions; /* for each of them so many at most */
+    bool weighs;      /* passes may have a weigher */
+    int ring_depth;   /* how far to look ahead */
+    unsigned save;    /* bl_save, of all layers but n_saving_all, which are spread evenly: these */
     int64_t n_saving_all; /* keep BL_SAVE_S4 */
     bool training;        /* false: forward only, two layer inputs are kept */
     /* Layer inputs and saved tensors go to host memory and back; nothing without training. */
@@ -92,15 +107,17 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                          bl_stream *compute, const bl_pass_options *options, bl_pass **out);
 void bl_pass_destroy(bl_pass *pass); /* after the streams are idle; NULL is fine */
 
-/* Bytes that create takes, by purpose. Device memory: the members up to feed; host memory: the
+/* Bytes that create takes, by purpose. Device memory: the members up to values; host memory: the
  * others, of offloaded activations, and on a GPU of the embeddings of a group. */
 typedef struct bl_pass_bytes {
-    int64_t inputs;    /* layer inputs: all, or the slots of their stack */
-    int64_t saved;     /* activations kept besides layer inputs, likewise */
-    int64_t boundary;  /* the gradient between two layers */
-    int64_t logits;    /* of the loss head */
-    int64_t workspace; /* of a layer at work, prepared weights among it */
-    int64_t feed;      /* padded micro-batches (model/feed_internal.h) */
+    int64_t inputs;     /* layer inputs: all, or the slots of their stack */
+    int64_t saved;      /* activations kept besides layer inputs, likewise */
+    int64_t boundary;   /* the gradient between two layers */
+    int64_t logits;     /* of the loss head */
+    int64_t workspace;  /* of a layer at work, prepared weights among it */
+    int64_t feed;       /* padded micro-batches (model/feed_internal.h) */
+    int64_t companions; /* layer inputs of micro-batches that accompany others */
+    int64_t values;     /* log-probabilities and weights; and the same in host memory */
     int64_t host_inputs, host_saved;
     int64_t host_embeddings; /* of a group */
 } bl_pass_bytes;
@@ -114,11 +131,12 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
 
 /* Borrowed for the call; the device memory behind it until the streams have run. */
 typedef struct bl_pass_input {
-    int n_micro; /* <= max_group */
+    int n_micro; /* <= max_group, and companions */
     const bl_pass_micro *micro;
     /* Asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
+    const bl_pass_weigher *weigher; /* NULL: weights are those of the batches */
 } bl_pass_input;
 
 /* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients.

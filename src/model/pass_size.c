@@ -64,6 +64,11 @@ static void measure_stack(int64_t n_rows, size_t (*row_bytes)(const void *, int6
     s->host_bytes = (int64_t)n.host;
 }
 
+int model_pass_max_micro(const bl_pass_options *o)
+{
+    return o->max_group * (1 + o->n_companions);
+}
+
 model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *o)
 {
     bl_block_dims dims = model_pass_dims(config, o);
@@ -75,7 +80,9 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
     m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
-    m.feed = bl_feed_measure(&dims, o->T_max, o->max_group);
+    m.feed = bl_feed_measure(&dims, o->T_max, model_pass_max_micro(o));
+    m.transit = o->n_companions * rows * (int64_t)row_bytes;
+    if (o->weighs) m.values = model_pass_max_micro(o) * T * (int64_t)sizeof(float);
     if (o->training) {
         m.d = rows * (int64_t)row_bytes;
         m.saved = (model_stack_size){.n_entries = L, .n_slots = L};
@@ -96,7 +103,7 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
 int64_t model_pass_device_bytes(const model_pass_size *m)
 {
     return m->inputs.slots_bytes + m->d + m->saved.slots_bytes + m->logits + m->feed.device_bytes +
-           m->workspace;
+           m->workspace + 2 * m->transit;
 }
 
 int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
@@ -113,6 +120,8 @@ bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_optio
                            .logits = m.logits,
                            .workspace = m.workspace,
                            .feed = m.feed.device_bytes,
+                           .companions = 2 * m.transit,
+                           .values = m.values,
                            .host_inputs = m.inputs.host_bytes,
                            .host_saved = m.saved.host_bytes,
                            .host_embeddings = m.feed.host_bytes};
@@ -154,6 +163,7 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
                          bl_max_i64(train.inputs.slots_bytes, evaluation.inputs.slots_bytes));
     all.saved = touched(full.saved.n_slots, full.saved.slots_bytes, train.saved.slots_bytes);
     all.boundary = touched(1, full.d, train.d);
+    all.companions = touched(2, full.transit, bl_max_i64(train.transit, evaluation.transit));
     all.workspace =
         bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS,
                                           BL_BLOCK_SCRATCH_BUFFERS * full.workspace, workspace));

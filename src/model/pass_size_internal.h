@@ -30,7 +30,12 @@ typedef struct model_pass_size {
     int64_t rows; /* of a group */
     bl_feed_size feed;
     int64_t d, logits, block, workspace; /* bytes; workspace: block's, then prepared weights */
+    int64_t transit;                     /* one of two layer inputs of all companions */
+    int64_t values;                      /* a twin's: log-probabilities, then weights */
 } model_pass_size;
+
+/* Micro-batches of a group, companions among them. */
+int model_pass_max_micro(const bl_pass_options *options);
 
 /* Of a layer, with the options' mode; without the tables. */
 bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *options);

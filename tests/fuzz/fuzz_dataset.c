@@ -14,7 +14,7 @@ static bl_dataset_options choose(const char *path, uint8_t format, uint8_t flags
 {
     bl_dataset_options options = bl_dataset_default_options(path);
 
-    options.format = (bl_data_format)((format & 127) % (BL_DATA_SHAREGPT + 1));
+    options.format = (bl_data_format)((format & 127) % (BL_DATA_UNPAIRED_PREFERENCE + 1));
     options.overlong = (bl_overlong)(flags % 3);
     options.max_seq_length = flags & 4 ? MAX_TOKENS : 0;
     options.train_on_inputs = flags & 8;
