@@ -20,6 +20,29 @@
         IGNORED("infer_backend"), IGNORED("export_dir"), IGNORED("data_shared_file_system"),       \
         IGNORED("custom_sharded_layers"), IGNORED("fsdp_reshard_after_forward"),                   \
         IGNORED("cudnn_deterministic_mode"), IGNORED("save_last_epoch_only"),                      \
+        {.name = "pref_loss",                                                                      \
+         .key = "loss_type",                                                                       \
+         .values = "sigmoid hinge ipo orpo simpo",                                                 \
+         .hint = "loss_type"},                                                                     \
+        {.name = "rl",                                                                             \
+         .key = "loss_type",                                                                       \
+         .values = "false= dpo=sigmoid ipo orpo simpo kto",                                        \
+         .hint = "loss_type"},                                                                     \
+        {.name = "pref_beta", .key = "beta"}, {.name = "rl_beta", .key = "beta"},                  \
+        {.name = "dpo_label_smoothing", .key = "label_smoothing"},                                 \
+        {.name = "kto_chosen_weight", .key = "desirable_weight"},                                  \
+        {.name = "kto_rejected_weight", .key = "undesirable_weight"},                              \
+        {.name = "kto_desirable_weight", .key = "desirable_weight"},                               \
+        {.name = "kto_undesirable_weight", .key = "undesirable_weight"},                           \
+        OFF("pref_ftx", "loss_type with sft, and loss_weights"),                                   \
+        OFF("rpo_alpha", "loss_type with sft, and loss_weights"),                                  \
+        OFF("cpo_alpha", "loss_type: [simpo, sft], and loss_weights: [1, cpo_alpha]"),             \
+        {.name = "ref_model", .hint = "!the reference is the base, or init_adapter as it began"},  \
+        {.name = "ref_model_name_or_path",                                                         \
+         .hint = "!the reference is the base, or init_adapter as it began"},                       \
+        {.name = "f_divergence_type", .values = "reverse_kl=", .hint = "!only reverse_kl"},        \
+        OFF("use_weighting", "!pairs of answers have equal weights"),                              \
+        OFF("sync_ref_model", "!the reference stays as it was"),                                   \
         {.name = "base_model_name_or_path", .key = "model_name_or_path"},                          \
         {.name = "batch_size_val", .key = "per_device_eval_batch_size"},                           \
         {.name = "keep_last_n_checkpoints", .key = "save_total_limit"},                            \

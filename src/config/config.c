@@ -343,6 +343,8 @@ static bl_status validate(bl_config_command command, const bl_train_config *conf
                        "memory; give offload_tier disk, or leave the key out",
                        config->offload_host_part);
     BL_TRY(config_check_modules(&config->compute_bf16_modules));
+    bl_losses losses;
+    BL_TRY(bl_train_config_losses(config, &losses));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 
@@ -422,6 +424,20 @@ bool bl_train_config_given(const bl_train_config *config, const char *key)
 {
     const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
     return bl_options_origin(&options, key) != BL_FROM_DEFAULT;
+}
+
+bool config_differs(const bl_train_config *config, const char *key)
+{
+    const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
+    const bl_option *option = bl_options_find(&options, key);
+    char *text = NULL;
+
+    if (bl_options_origin(&options, key) == BL_FROM_DEFAULT ||
+        bl_option_format(option, config, &text) != BL_OK)
+        return false;
+    bool differs = strcmp(text, option->default_text ? option->default_text : "null") != 0;
+    free(text);
+    return differs;
 }
 
 bool bl_train_config_allows(const bl_train_config *config, const char *name)

@@ -95,6 +95,11 @@ typedef struct bl_train_config {
     char *dataset_text_field;
     char *chat_template, *template_date; /* NULL: the model's own */
 
+    /* the loss; bl_train_config_losses */
+    bl_string_list loss_type, loss_weights;
+    double beta, label_smoothing, ld_alpha, simpo_gamma, desirable_weight, undesirable_weight;
+    bool precompute_ref_log_probs;
+
     /* LoRA */
     int64_t lora_r;
     double lora_alpha, lora_dropout;
@@ -214,6 +219,47 @@ void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 /* Ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them
  * as threads. Of a configuration that bl_train_config_load has resolved here. */
 int bl_train_config_starts_ranks(const bl_train_config *config);
+
+/* ---- losses.c: loss_type and the keys next to it as one value; docs/preference.md ---- */
+
+/* TRL's names in DPOConfig, ORPOConfig, CPOConfig and KTOConfig; nll: cross entropy. */
+typedef enum bl_loss {
+    BL_LOSS_NLL,
+    BL_LOSS_SIGMOID,
+    BL_LOSS_HINGE,
+    BL_LOSS_IPO,
+    BL_LOSS_SIGMOID_NORM,
+    BL_LOSS_ROBUST,
+    BL_LOSS_APO_ZERO,
+    BL_LOSS_APO_DOWN,
+    BL_LOSS_SFT,
+    BL_LOSS_ORPO,
+    BL_LOSS_SIMPO,
+    BL_LOSS_KTO,
+    BL_N_LOSSES
+} bl_loss;
+
+const char *bl_loss_name(bl_loss loss);
+
+typedef struct bl_losses {
+    int n_terms; /* the loss is the sum of weight x loss */
+    struct {
+        bl_loss loss;
+        double weight;
+    } term[BL_N_LOSSES];
+    double beta, label_smoothing, ld_alpha, simpo_gamma, desirable_weight, undesirable_weight;
+    bool is_preference; /* false: nll alone */
+    bool is_unpaired;   /* kto: rows are an answer and a label */
+    bool has_reference; /* it depends on the log-probabilities of a reference */
+    bool learns_prompt; /* orpo: of the chosen answer's tokens all carry loss, the prompt's too */
+} bl_losses;
+
+/* BL_EUSAGE: an unknown loss, losses that do not go together, a number of weights that is not that
+ * of the losses, or a key that such a loss does not have. */
+bl_status bl_train_config_losses(const bl_train_config *config, bl_losses *out);
+
+/* data_format of the rows that the losses take; auto where nll takes any but preferences. */
+bl_data_format bl_losses_data_format(const bl_losses *losses, bl_data_format given);
 
 /* Whether the user set the key (in the file or on the line), be it to the default. */
 bool bl_train_config_given(const bl_train_config *config, const char *key);

@@ -21,6 +21,9 @@ enum { CONFIG_MAX_FILES = 64 };
 bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
                              config_choice *choice, bl_train_config **out);
 
+/* config.c: whether a key was given that has another value than its default. */
+bool config_differs(const bl_train_config *config, const char *key);
+
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 

@@ -59,7 +59,8 @@ const bl_option bl_train_options[] = {
      .default_text = "0",
      .help = "hold out the first rows of train_file, that many percent (taken before shuffling)"},
     {KEY(data_format, ENUM), RESULT, .commands = BOTH, .default_text = "auto",
-     .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt",
+     .names = "auto|tokens|text|alpaca|prompt_completion|messages|sharegpt|preference|"
+              "unpaired_preference",
      .help = "format of the rows; auto detects it from the first row; messages also takes the keys "
              "of alpaca and prompt_completion (docs/data.md)"},
     {KEY(dataset_text_field, STRING), SOURCE, .commands = BOTH, .default_text = "text",
@@ -84,6 +85,27 @@ const bl_option bl_train_options[] = {
              "the model's own template"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
      .help = "date written by templates that write one; default 26 Jul 2024"},
+#undef GROUP
+
+#define GROUP "Loss"
+    {KEY(loss_type, LIST), RESULT, .commands = BOTH, .default_text = "nll",
+     .help = "nll: cross entropy; preference losses with TRL's names, one or several: sigmoid "
+             "(DPO), hinge, ipo, sigmoid_norm, robust, apo_zero, apo_down, sft, orpo, simpo, kto "
+             "(docs/preference.md)"},
+    {KEY(loss_weights, LIST), RESULT, .commands = BOTH,
+     .help = "weight of each loss of loss_type; default: 1 each"},
+    {KEY(beta, REAL), RANGE(1e-6, 1e6), RESULT, .commands = BOTH, .default_text = "0.1",
+     .help = "of preference losses: how much a deviation from the reference counts; ipo: tau"},
+    {KEY(label_smoothing, REAL), RANGE(0, 1), RESULT, .commands = BOTH, .default_text = "0",
+     .help = "robust, simpo: probability that chosen and rejected were exchanged"},
+    {KEY(ld_alpha, REAL), RANGE(0, 1), RESULT, .commands = BOTH, .default_text = "1",
+     .help = "LD-DPO: weight of an answer's tokens beyond the length of the shorter answer"},
+    {KEY(simpo_gamma, REAL), RANGE(0, 1e6), RESULT, .commands = BOTH, .default_text = "0.5",
+     .help = "simpo: target margin of the rewards"},
+    {KEY(desirable_weight, REAL), RANGE(0, 1e6), RESULT, .commands = BOTH, .default_text = "1",
+     .help = "kto: weight of the losses of desirable answers"},
+    {KEY(undesirable_weight, REAL), RANGE(0, 1e6), RESULT, .commands = BOTH, .default_text = "1",
+     .help = "kto: weight of the losses of undesirable answers"},
 #undef GROUP
 
 #define GROUP "LoRA"

@@ -156,9 +156,24 @@ static bool some_drop(const bl_plan_input *in)
     return drops;
 }
 
+/* Of a configuration that was validated: without an error. */
+static bl_losses losses_of(const bl_plan_input *in)
+{
+    bl_losses losses = {0};
+    (void)bl_train_config_losses(in->config, &losses);
+    return losses;
+}
+
+/* Micro-batches of the reference, and of kto's mismatched answers by policy and reference. */
+static int companions(const bl_losses *losses)
+{
+    return (losses->has_reference ? 1 : 0) + (losses->is_unpaired ? 2 : 0);
+}
+
 bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
+    bl_losses losses = losses_of(in);
     return (bl_pass_options){
         .kind = bl_train_config_device_kind(c),
         .act = bl_train_config_act(c),
@@ -167,6 +182,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
+        .n_companions = companions(&losses),
+        .weighs = losses.is_preference,
         .ring_depth = (int)c->ring_depth,
         .save = save,
         .n_saving_all =
@@ -208,7 +225,8 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
     int64_t n_train = in->is_training ? 2 * count_micro(in) : 0,
             n_evaluation = in->longest_validation_row > 0 ? 1 : 0;
     for (int i = 0; i < in->n_others; i++) n_evaluation += in->others[i].longest_validation_row > 0;
-    return (n_train + n_evaluation) * bl_batches_micro_bytes(T_max);
+    return (n_train + n_evaluation) * (losses_of(in).is_unpaired ? 2 : 1) *
+           bl_batches_micro_bytes(T_max);
 }
 
 /* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and
@@ -260,6 +278,17 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
+/* A continued adapter's reference is the adapter as it began. */
+static void add_reference(const bl_plan_input *in, bl_dtype act, bl_memory_ledger *out)
+{
+    if (!in->is_training || !in->config->init_adapter || !losses_of(in).has_reference) return;
+    bl_adapter_bytes n = bl_adapter_state_measure(
+        act, in->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
+    out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
+    out->item[BL_MEMORY_LORA_RING].device += n.ring;
+    out->item[BL_MEMORY_STAGING].host += n.staging;
+}
+
 static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64_t T_train,
                      bl_memory_ledger *out)
 {
@@ -268,14 +297,15 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
     int64_t T = is_cpu ? bl_max_i64(T_train, evaluation_tokens(in)) : pass->T_max,
             tokens = batch_bytes(in, T);
 
-    out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs, n.host_inputs};
+    out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs + n.companions, n.host_inputs};
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
     out->item[BL_MEMORY_BOUNDARY].device = n.boundary;
     int64_t prepared = (int64_t)bl_linear_prepared_bytes(&pass->prepared);
     out->item[BL_MEMORY_WORKSPACE].device = n.workspace - prepared;
     out->item[BL_MEMORY_PREPARED].device = prepared;
     out->item[BL_MEMORY_LOGITS].device = n.logits;
-    out->item[BL_MEMORY_TOKENS] = (bl_memory_amount){tokens + n.feed, tokens + n.host_embeddings};
+    out->item[BL_MEMORY_TOKENS] =
+        (bl_memory_amount){tokens + n.feed + n.values, tokens + n.host_embeddings + n.values};
 }
 
 /* LoRA's communicator sums a layer's gradients at once, the base's only scales. */
@@ -331,6 +361,7 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
     BL_TRY(add_base(in, placement, out, &writing));
     add_adapter(in, in->lora, pass->act, out);
     for (int i = 0; i < in->n_others; i++) add_adapter(in, in->others[i].lora, pass->act, out);
+    add_reference(in, pass->act, out);
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

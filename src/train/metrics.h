@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "device/timeline.h"
+#include "train/preference.h"
 
 struct bl_events;
 typedef struct bl_metrics bl_metrics;
@@ -24,6 +25,7 @@ typedef struct bl_step_metrics {
     int64_t n_fallbacks;
     /* of the same devices in a plain GEMM, measured at the start; 0: unknown */
     double peak_flops;
+    bl_preference_metrics preference;
 } bl_step_metrics;
 
 /* The evaluations of a run so far, as transformers' Trainer and EarlyStoppingCallback compare them;
@@ -35,6 +37,15 @@ typedef struct bl_best {
                         early_stopping_threshold */
 } bl_best;
 
+typedef struct bl_eval_metrics {
+    int64_t step;
+    double loss;
+    int64_t label_tokens;
+    double seconds;
+    const bl_best *best; /* of the run, this evaluation included; NULL or step -1: not logged */
+    bl_preference_metrics preference;
+} bl_eval_metrics;
+
 /* Opens `path` for appending; the first line cuts it to keep_bytes (0: a fresh log; a log that is
  * shorter is warned about and kept). logging_steps: how often a line is printed. All: BL_EIO names
  * the file. BL_ENOMEM. */
@@ -43,9 +54,7 @@ bl_status bl_metrics_open(const char *path, int64_t keep_bytes, int64_t logging_
 /* From now on, steps and evaluations are also written there; takes it over. */
 void bl_metrics_report_to(bl_metrics *metrics, struct bl_events *events);
 bl_status bl_metrics_step(bl_metrics *metrics, const bl_step_metrics *step);
-/* best: of the run, this evaluation included; NULL or step -1: not logged. */
-bl_status bl_metrics_eval(bl_metrics *metrics, int64_t step, double eval_loss, int64_t label_tokens,
-                          double seconds, const bl_best *best);
+bl_status bl_metrics_eval(bl_metrics *metrics, const bl_eval_metrics *evaluation);
 /* The end of a run: its steps, tokens, duration and speed. */
 void bl_metrics_print_end(const bl_metrics *metrics);
 bl_status bl_metrics_sync(bl_metrics *metrics,

@@ -10,7 +10,7 @@
 #include "train/talk.h"
 
 /* Its own thread's, while that runs. Of several runs over one base each has a bl_rank here; all but
- * the first have borrowed everything but `job`, `state` to `adapter` and `evaluation`, `sums`. */
+ * the first have borrowed everything but `job` and what follows `pass`. */
 typedef struct bl_rank {
     const bl_job *job;
     const struct bl_rank *lead; /* the rank whose base this run uses; NULL: this one's */
@@ -39,7 +39,10 @@ typedef struct bl_rank {
     bl_adapter_state *state; /* NULL: no adapter */
     bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
     bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
-    bl_twin *sums;           /* [2] doubles: loss and labels of an evaluation */
+    /* Of preference losses (rank/preference.h); NULL: another loss. */
+    struct bl_preference *preference;
+    bl_batches *mismatched; /* kto's, of the evaluation; NULL: none */
+    bl_twin *sums;          /* [2] doubles: loss and labels of an evaluation */
 } bl_rank;
 
 /* rank_setup.c: everything that a rank needs, in this order, on its own thread. Some are collective
@@ -54,7 +57,8 @@ bl_status bl_rank_load_base(bl_rank *rank);
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank);
-bl_status bl_rank_create_evaluation(bl_rank *rank); /* nothing without validation data */
+/* The objects of the loss and, with validation data, of evaluations; after fill_adapter. */
+bl_status bl_rank_create_evaluation(bl_rank *rank);
 /* Another run's rank over the base of `lead`, which has its pass and outlives it: needs a separate
  * adapter and evaluation. bl_rank_close_run ends it. */
 void bl_rank_borrow(bl_rank *rank, const bl_rank *lead, const bl_job *job);

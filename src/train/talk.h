@@ -25,6 +25,7 @@ bl_status bl_talk_gather(const bl_talk *talk, void *all, size_t n_bytes);
 bl_status bl_talk_broadcast(const bl_talk *talk, void *bytes, size_t n_bytes);
 /* values[i] becomes the sum over the ranks. */
 bl_status bl_talk_sum(const bl_talk *talk, int64_t *values, int64_t n);
+bl_status bl_talk_sum_real(const bl_talk *talk, double *values, int64_t n);
 /* Returns when all ranks have called it. */
 bl_status bl_talk_meet(const bl_talk *talk);
 

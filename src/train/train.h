@@ -5,6 +5,7 @@
 
 #include "job/launch.h"
 #include "config/config.h"
+#include "train/preference.h"
 
 struct bl_pager_hooks;
 
@@ -35,9 +36,10 @@ bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_laun
                            const struct bl_pager_hooks *hooks);
 
 typedef struct bl_eval_result {
-    double loss; /* mean of -log p over the labels */
+    double loss; /* mean of -log p over the labels, or of a preference loss */
     int64_t label_tokens, rows;
-    bl_base_formats base; /* set by bl_eval_run */
+    bl_base_formats base;             /* set by bl_eval_run */
+    bl_preference_metrics preference; /* of preference losses, with their loss */
 } bl_eval_result;
 
 /* The loss of config->model_name_or_path, with config->init_adapter if given, on

@@ -20,13 +20,35 @@ typedef struct opening {
     int64_t before_bytes; /* anonymous memory */
 } opening;
 
+/* Losses and rows go together. */
+static bl_status check_rows(const bl_losses *losses, const char *path, bl_data_format format)
+{
+    bool is_pair = format == BL_DATA_PREFERENCE,
+         is_unpaired = format == BL_DATA_UNPAIRED_PREFERENCE;
+
+    if (!losses->is_preference && (is_pair || is_unpaired))
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: rows of preferences need a loss of preferences: loss_type %s, for "
+                       "example (docs/preference.md)",
+                       path, is_pair ? "sigmoid" : "kto");
+    if (losses->is_preference && (losses->is_unpaired ? !is_unpaired : !is_pair))
+        return BL_FAIL(BL_EUSAGE, "%s: loss_type %s needs rows of data_format %s, not %s", path,
+                       bl_loss_name(losses->term[0].loss),
+                       bl_data_format_name(losses->is_unpaired ? BL_DATA_UNPAIRED_PREFERENCE
+                                                               : BL_DATA_PREFERENCE),
+                       bl_data_format_name(format));
+    return BL_OK;
+}
+
 static bl_status open_dataset(const opening *o, bl_dataset_options options, bl_rows *out)
 {
     const bl_train_config *c = o->config;
     const bl_run_data *data = o->data;
     bl_dataset_stats stats;
+    bl_losses losses;
 
-    options.format = c->data_format;
+    BL_TRY(bl_train_config_losses(c, &losses));
+    options.format = bl_losses_data_format(&losses, c->data_format);
     options.max_seq_length = c->max_seq_length;
     options.overlong = c->overlong;
     options.train_on_inputs = c->train_on_inputs;
@@ -40,6 +62,7 @@ static bl_status open_dataset(const opening *o, bl_dataset_options options, bl_r
     options.n_threads = (int)c->threads * o->n_here * bl_host_memory_size(o->host);
     options.host = o->host;
     BL_TRY(bl_dataset_open(&options, data->tokenizer, &out->set));
+    BL_TRY(check_rows(&losses, options.path, bl_dataset_format(out->set)));
     bl_dataset_get_stats(out->set, &stats);
     out->n = bl_dataset_count(out->set);
     bl_log_info("%s: %lld samples, %lld tokens, %lld of them labels", options.path,

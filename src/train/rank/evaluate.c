@@ -6,6 +6,7 @@
 
 #include "base/sizes.h"
 #include "train/rank.h"
+#include "train/rank/preference.h"
 
 static bl_status fill(bl_rank *r, int64_t micro)
 {
@@ -18,7 +19,24 @@ static bl_status fill(bl_rank *r, int64_t micro)
     for (int64_t row = first; row < bl_min_i64(first + b, job->data.validation.n); row++)
         BL_TRY(bl_batches_append(batches, 0, job->data.validation.set,
                                  job->data.validation.first + row, row));
+    if (r->preference) BL_TRY(bl_preference_mismatch(r->preference, batches, r->mismatched));
     return bl_batches_upload(batches, r->compute);
+}
+
+/* The validation rows of micro-batch `micro` of all ranks. */
+static bl_status run_micro(bl_rank *r, int64_t micro, double *loss_sum)
+{
+    enum { MAX_COMPANIONS = 3 };
+    bl_pass_micro micros[1 + MAX_COMPANIONS] = {{.batch = r->evaluation->micro,
+                                                 .adapter = r->state ? &r->adapter : NULL,
+                                                 .loss_sum = loss_sum}};
+    bl_pass_input input = {.n_micro = 1, .micro = micros};
+
+    BL_TRY(fill(r, micro));
+    if (r->preference)
+        bl_preference_join(r->preference, r->evaluation, r->mismatched, 0, micros, &input);
+    BL_TRY(bl_pass_run(r->pass, &input));
+    return bl_stream_synchronize(r->compute); /* the batch is about to be filled again */
 }
 
 bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
@@ -28,15 +46,11 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     double *sums = r->sums->memory; /* loss, labels: exact in a double */
     double *result = r->sums->host, labels = 0.0;
 
+    if (r->preference) bl_preference_begin(r->preference);
     BL_TRY(bl_stream_zero(r->compute, sums, 2 * sizeof *sums));
     for (int64_t micro = 0; micro < bl_ceil_div(job->data.validation.n, per_visit); micro++) {
-        BL_TRY(fill(r, micro));
+        BL_TRY(run_micro(r, micro, &sums[0]));
         labels += (double)r->evaluation->n_labels;
-        bl_pass_micro one = {.batch = r->evaluation->micro,
-                             .adapter = r->state ? &r->adapter : NULL,
-                             .loss_sum = &sums[0]};
-        BL_TRY(bl_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
-        BL_TRY(bl_stream_synchronize(r->compute)); /* the batch is about to be filled again */
     }
     result[1] = labels;
     BL_TRY(bl_twin_upload(r->sums, r->compute, sizeof labels, sizeof labels));
@@ -49,6 +63,10 @@ bl_status bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
     *out = (bl_eval_result){.loss = result[0] / result[1],
                             .label_tokens = (int64_t)result[1],
                             .rows = job->data.validation.n};
+    if (r->preference) {
+        BL_TRY(bl_preference_end(r->preference, &out->preference));
+        out->loss = out->preference.evaluation_loss;
+    }
     if (!isfinite(out->loss)) return BL_FAIL(BL_ENUMERIC, "the validation loss is not finite");
     return BL_OK;
 }

@@ -4,6 +4,7 @@
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "train/rank.h"
+#include "train/rank/preference.h"
 
 static int index_on_host(const bl_rank *r)
 {
@@ -154,8 +155,10 @@ bl_status bl_rank_create_pass(bl_rank *r)
 
 bl_status bl_rank_create_evaluation(bl_rank *r)
 {
+    BL_TRY(bl_preference_create(r, &r->preference));
     if (!r->job->data.validation.set) return BL_OK;
     BL_TRY(bl_batches_create(r->device, 1, r->job->plan.pass.T_max, &r->evaluation));
+    BL_TRY(bl_preference_prepare(r->preference, r->evaluation, &r->mismatched));
     return bl_twin_create(r->device, 2 * sizeof(double), "sums of an evaluation", &r->sums);
 }
 
@@ -166,16 +169,20 @@ void bl_rank_borrow(bl_rank *r, const bl_rank *lead, const bl_job *job)
     r->lead = lead;
     r->state = NULL;
     r->adapter = (bl_pass_adapter){0};
-    r->evaluation = NULL;
+    r->evaluation = r->mismatched = NULL;
+    r->preference = NULL;
     r->sums = NULL;
 }
 
 void bl_rank_close_run(bl_rank *r)
 {
     bl_batches_destroy(r->evaluation);
+    bl_batches_destroy(r->mismatched);
+    bl_preference_destroy(r->preference);
     bl_twin_destroy(r->sums);
     bl_adapter_state_destroy(r->state);
-    r->evaluation = NULL;
+    r->evaluation = r->mismatched = NULL;
+    r->preference = NULL;
     r->sums = NULL;
     r->state = NULL;
 }

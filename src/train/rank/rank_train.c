@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "train/rank/preference.h"
 #include "train/rank/trainer.h"
 
 static bl_batches *batches_of(const bl_trainer *t, int64_t step)
@@ -59,7 +60,11 @@ bl_status bl_trainer_end_fill(bl_trainer *t)
     if (t->fill.n_rows == 0) return BL_OK;
     bl_trainer_fill(t, t->fill.n_rows);
     if (t->fill.error.status != BL_OK) return bl_error_restore(&t->fill.error);
-    return bl_batches_upload(batches_of(t, t->fill.step), t->rank->compute);
+    bl_batches *batches = batches_of(t, t->fill.step);
+    if (t->rank->preference)
+        BL_TRY(
+            bl_preference_mismatch(t->rank->preference, batches, t->mismatched[t->fill.step & 1]));
+    return bl_batches_upload(batches, t->rank->compute);
 }
 
 bl_batches *bl_trainer_batches(const bl_trainer *t)
@@ -72,11 +77,13 @@ int64_t bl_trainer_rows_to_fill(const bl_trainer *t)
     return t->fill.n_rows;
 }
 
-bl_status bl_trainer_begin_step(bl_trainer *t, int64_t n_labels, bl_pass_micro *micro)
+bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl_pass_micro *micro)
 {
     const bl_batches *batches = bl_trainer_batches(t);
+    struct bl_preference *preference = t->rank->preference;
+    double n_means = (double)(preference ? totals->n_filled : totals->n_labels);
 
-    if (n_labels == 0)
+    if (totals->n_labels == 0)
         return BL_FAIL(BL_EINPUT,
                        "%s: step %lld has no label that carries loss: all its labels are masked",
                        t->config->train_file, (long long)t->steps_done + 1);
@@ -89,7 +96,8 @@ bl_status bl_trainer_begin_step(bl_trainer *t, int64_t n_labels, bl_pass_micro *
                                    .adapter = &t->rank->adapter,
                                    .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
                                    .gradients = bl_adapter_state_sink(t->rank->state),
-                                   .loss_scale = 1.0 / (double)n_labels};
+                                   .loss_scale = 1.0 / n_means};
+    if (preference) bl_preference_begin(preference);
     if (t->steps_done + 1 < t->training->total_steps)
         begin_fill(t, t->steps_done + 1);
     else
@@ -199,6 +207,7 @@ static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals 
             (double)totals->n_tokens / (double)(end - bl_train_position(c, n, step)),
             (double)totals->n_labels),
         .n_fallbacks = result->n_fallbacks,
+        .preference = result->preference,
         .peak_flops = t->peak_flops * job->topology.n_ranks};
     memcpy(metrics.lanes, result->lanes, sizeof metrics.lanes);
     BL_TRY(bl_output_check_lock(t->output));
@@ -215,6 +224,10 @@ bl_status bl_trainer_end_step(bl_trainer *t, const bl_round_totals *totals,
 
     BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &result->grad_norm, result->lanes));
     result->loss = loss_sum / (double)totals->n_labels;
+    if (t->rank->preference) {
+        BL_TRY(bl_preference_end(t->rank->preference, &result->preference));
+        result->loss = result->preference.step_loss;
+    }
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return report_not_finite(t, step, result->loss, result->grad_norm, last_group);
     if (c->dump_gradients && step == training->start.step)
@@ -273,8 +286,13 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
         if (step == 0) t->output->outcome.base = result;
         t->output->outcome.trained = result;
         BL_TRY(bl_output_check_lock(t->output));
-        BL_TRY(bl_metrics_eval(t->output->metrics, step, result.loss, result.label_tokens,
-                               bl_now_s() - started, compares ? &t->best : NULL));
+        bl_eval_metrics metrics = {.step = step,
+                                   .loss = result.loss,
+                                   .label_tokens = result.label_tokens,
+                                   .seconds = bl_now_s() - started,
+                                   .best = compares ? &t->best : NULL,
+                                   .preference = result.preference};
+        BL_TRY(bl_metrics_eval(t->output->metrics, &metrics));
     }
     t->evaluated_step = step;
     return BL_OK;

@@ -16,12 +16,15 @@
 
 #include "base/log.h"
 #include "base/sizes.h"
+#include "train/rank/preference.h"
 #include "train/rank/round.h"
+
+enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals */
 
 typedef struct bl_round {
     bl_trainer **trainers; /* of this rank, a run each */
     int n_trainers;
-    int64_t *counts; /* [2 n_trainers + 1] */
+    int64_t *counts; /* [N_COUNTS n_trainers + 1] */
     bool *stepped;   /* [n_trainers]: in the round under way */
     int64_t n_visits;
 } bl_round;
@@ -69,18 +72,24 @@ static bl_status count_round(bl_round *r, bool *stops)
         const bl_trainer *t = r->trainers[i];
         const bl_batches *batches = bl_trainer_batches(t);
         bool is_live = bl_trainer_goes_on(t);
-        r->counts[2 * i] = is_live ? batches->n_labels : 0;
-        r->counts[2 * i + 1] = is_live ? batches->n_tokens : 0;
+        int64_t *counts = r->counts + N_COUNTS * i;
+        counts[LABELS] = is_live ? batches->n_labels : 0;
+        counts[TOKENS] = is_live ? batches->n_tokens : 0;
+        counts[FILLED] = 0;
+        for (int m = 0; m < batches->n_micro && is_live; m++)
+            counts[FILLED] += batches->micro[m].T > 0;
     }
-    r->counts[2 * n] = atomic_load(&lead->control->stop);
-    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, (size_t)(2 * n + 1)));
-    *stops = r->counts[2 * n] > 0;
+    r->counts[N_COUNTS * n] = atomic_load(&lead->control->stop);
+    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, N_COUNTS * n + 1));
+    *stops = r->counts[N_COUNTS * n] > 0;
     return BL_OK;
 }
 
 static bl_round_totals totals_of(const bl_round *r, int i)
 {
-    return (bl_round_totals){.n_labels = r->counts[2 * i], .n_tokens = r->counts[2 * i + 1]};
+    const int64_t *counts = r->counts + N_COUNTS * i;
+    return (bl_round_totals){
+        .n_labels = counts[LABELS], .n_tokens = counts[TOKENS], .n_filled = counts[FILLED]};
 }
 
 /* Micro-batches of all runs, those of a run one after the other. */
@@ -90,10 +99,23 @@ static bl_status begin_steps(bl_round *r, int64_t *n_micro)
     for (int i = 0; i < r->n_trainers; i++) {
         bl_trainer *t = enter(r, i);
         if (!bl_trainer_goes_on(t)) continue;
-        BL_TRY(bl_trainer_begin_step(t, totals_of(r, i).n_labels, lead_of(r)->micro + *n_micro));
+        bl_round_totals totals = totals_of(r, i);
+        BL_TRY(bl_trainer_begin_step(t, &totals, lead_of(r)->micro + *n_micro));
         *n_micro += bl_trainer_batches(t)->n_micro;
     }
     return BL_OK;
+}
+
+/* Of one run, whose losses are of preferences: the group gets companions. */
+static void join_preference(const bl_round *r, int64_t first, bl_pass_input *input)
+{
+    bl_trainer *t = lead_of(r);
+
+    if (!t->rank->preference) return;
+    for (int m = 0; m < input->n_micro; m++) t->group[m] = t->micro[first + m];
+    input->micro = t->group;
+    bl_preference_join(t->rank->preference, bl_trainer_batches(t), t->mismatched[t->steps_done & 1],
+                       (int)first, t->group, input);
 }
 
 /* Leaves the last group in *input. */
@@ -107,6 +129,7 @@ static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
     for (int64_t first = 0; first < n_micro; first += group) {
         input->micro = lead_of(r)->micro + first;
         input->n_micro = (int)bl_min_i64(group, n_micro - first);
+        join_preference(r, first, input);
         BL_TRY(bl_pass_run(lead_of(r)->rank->pass, input));
     }
     return BL_OK;
@@ -126,7 +149,7 @@ static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
 {
     bl_trainer *lead = lead_of(r);
     bl_lane_totals lanes[BL_N_LANES];
-    bl_step_result result;
+    bl_step_result result = {.n_fallbacks = -1};
     bl_status st = BL_OK;
 
     for (int i = 0; i < r->n_trainers; i++) {
@@ -246,7 +269,7 @@ bl_status bl_round_run(bl_trainer **trainers, int n)
 {
     bl_round r = {.trainers = trainers,
                   .n_trainers = n,
-                  .counts = calloc((size_t)(2 * n + 1), sizeof *r.counts),
+                  .counts = calloc((size_t)(N_COUNTS * n + 1), sizeof *r.counts),
                   .stepped = calloc((size_t)n, sizeof *r.stepped)};
 
     bl_status st =

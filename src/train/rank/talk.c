@@ -38,6 +38,12 @@ bl_status bl_talk_sum(const bl_talk *talk, int64_t *values, int64_t n)
     return bl_stream_synchronize(talk->stream);
 }
 
+bl_status bl_talk_sum_real(const bl_talk *talk, double *values, int64_t n)
+{
+    BL_TRY(bl_comm_all_reduce_f64(talk->comm, talk->stream, values, n));
+    return bl_stream_synchronize(talk->stream);
+}
+
 bl_status bl_talk_meet(const bl_talk *talk)
 {
     BL_TRY(bl_comm_barrier(talk->comm, talk->stream));

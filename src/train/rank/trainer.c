@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "ops/gemm.h"
+#include "train/rank/preference.h"
 
 /* The rate of a plain GEMM of this rank while the other ranks run theirs: mfu is a fraction of it.
  * That of a GPU stays unknown. */
@@ -41,9 +42,11 @@ static bl_status create_run(bl_trainer *t)
     const bl_job *job = t->job;
 
     BL_TRY(bl_rank_create_evaluation(t->rank));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         BL_TRY(bl_batches_create(t->rank->device, (int)job->config->gradient_accumulation_steps,
                                  job->plan.pass.T_max, &t->batches[i]));
+        BL_TRY(bl_preference_prepare(t->rank->preference, t->batches[i], &t->mismatched[i]));
+    }
     t->files = calloc((size_t)job->topology.n_ranks, sizeof *t->files);
     return t->files ? BL_OK : BL_FAIL(BL_ENOMEM, "checkpoint files");
 }
@@ -58,8 +61,11 @@ bl_status bl_trainer_setup(bl_trainer *t, int64_t n_micro)
     BL_TRY(bl_trainer_check_weights(t));
     BL_TRY(bl_rank_create_adapter(r));
     BL_TRY(fill_adapter(t));
+    const bl_pass_options *pass = &t->job->plan.pass;
+    size_t n_group = (size_t)pass->max_group * (size_t)(1 + pass->n_companions);
     t->micro = calloc((size_t)n_micro, sizeof *t->micro);
-    if (!t->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
+    t->group = calloc(n_group, sizeof *t->group);
+    if (!t->micro || !t->group) return BL_FAIL(BL_ENOMEM, "micro-batches");
     BL_TRY(bl_rank_create_pass(r));
     return create_run(t);
 }
@@ -77,7 +83,11 @@ bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead)
 void bl_trainer_free(bl_trainer *t)
 {
     if (t->rank->lead) bl_rank_close_run(t->rank);
-    for (int i = 0; i < 2; i++) bl_batches_destroy(t->batches[i]);
+    for (int i = 0; i < 2; i++) {
+        bl_batches_destroy(t->batches[i]);
+        bl_batches_destroy(t->mismatched[i]);
+    }
     free(t->files);
+    free(t->group);
     free(t->micro);
 }

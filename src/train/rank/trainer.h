@@ -38,7 +38,9 @@ typedef struct bl_trainer {
     bl_timeline_totals counted;
     int64_t counted_fallbacks;
     bl_pass_micro *micro;      /* the lead's: of a round of all runs */
+    bl_pass_micro *group;      /* the lead's: of a pass, with its companions */
     bl_batches *batches[2];    /* the step under way and the next one */
+    bl_batches *mismatched[2]; /* the same of kto's mismatched answers; NULL: none */
     bl_fill fill;              /* of the next one */
     bl_checkpoint_file *files; /* [n_ranks]: the files that they wrote into a checkpoint */
     bool start_differs;        /* from the checkpoint that was resumed: in its weights */
@@ -72,7 +74,7 @@ bl_status bl_trainers_warm_up(bl_trainer **trainers, int n);
 
 /* Sums over the ranks, of a run's step. */
 typedef struct bl_round_totals {
-    int64_t n_labels, n_tokens;
+    int64_t n_labels, n_tokens, n_filled; /* n_filled: micro-batches with rows */
 } bl_round_totals;
 
 /* lanes and n_fallbacks are the round's. */
@@ -80,6 +82,7 @@ typedef struct bl_step_result {
     double loss, grad_norm;
     bl_lane_totals lanes[BL_N_LANES];
     int64_t n_fallbacks;
+    bl_preference_metrics preference;
 } bl_step_result;
 
 /* From the run's start: its first evaluation, the rows of its first step. */
@@ -90,7 +93,8 @@ bool bl_trainer_goes_on(const bl_trainer *trainer);
 bl_batches *bl_trainer_batches(const bl_trainer *trainer);
 /* Lists the step's micro-batches in micro[gradient_accumulation_steps] and begins to fill the next
  * step's. BL_EINPUT: the step has no label. */
-bl_status bl_trainer_begin_step(bl_trainer *trainer, int64_t n_labels, bl_pass_micro *micro);
+bl_status bl_trainer_begin_step(bl_trainer *trainer, const bl_round_totals *totals,
+                                bl_pass_micro *micro);
 /* While the passes run: at most n rows of the next step, of bl_trainer_rows_to_fill in all; errors
  * come at the end. */
 void bl_trainer_fill(bl_trainer *trainer, int64_t n);

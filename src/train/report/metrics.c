@@ -174,7 +174,7 @@ static void print_stall_sum(const bl_step_metrics *s, char *text, size_t text_by
         snprintf(text, text_bytes, "stalls: %.0f %%", 100 * sum);
 }
 
-enum { PART_BYTES = 96, MAX_PARTS = 9 };
+enum { PART_BYTES = 96, MAX_PARTS = 9, NAME_BYTES = 48, PREFERENCE_BYTES = 320 };
 
 static void join_parts(char part[MAX_PARTS][PART_BYTES], char *line, size_t line_bytes)
 {
@@ -207,8 +207,8 @@ static void fit_parts(char part[MAX_PARTS][PART_BYTES], const int *important, si
 /* A line of the log, which stays. */
 static void print_step(const bl_metrics *m, const bl_step_metrics *s, int columns)
 {
-    enum { STEP, LOSS, GRAD_NORM, RATE, SPEED, LEFT, STALLS };
-    static const int important[] = {STEP, LOSS, RATE, SPEED, GRAD_NORM, LEFT, STALLS};
+    enum { STEP, LOSS, MARGIN, GRAD_NORM, RATE, SPEED, LEFT, STALLS };
+    static const int important[] = {STEP, LOSS, MARGIN, RATE, SPEED, GRAD_NORM, LEFT, STALLS};
     char part[MAX_PARTS][PART_BYTES] = {{0}}, line[MAX_PARTS * PART_BYTES],
          left[BL_CLOCK_TEXT_BYTES];
 
@@ -216,6 +216,9 @@ static void print_step(const bl_metrics *m, const bl_step_metrics *s, int column
     snprintf(part[STEP], PART_BYTES, "step %lld/%lld", (long long)s->step,
              (long long)s->total_steps);
     snprintf(part[LOSS], PART_BYTES, "loss %.4f", s->loss);
+    if (s->preference.is_there && !isnan(s->preference.value[BL_METRIC_MARGINS]))
+        snprintf(part[MARGIN], PART_BYTES, "reward margin %.4f",
+                 s->preference.value[BL_METRIC_MARGINS]);
     snprintf(part[GRAD_NORM], PART_BYTES, "grad_norm %.3f", s->grad_norm);
     snprintf(part[RATE], PART_BYTES, "lr %.2e", s->learning_rate);
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
@@ -278,24 +281,60 @@ void bl_metrics_report_to(bl_metrics *m, bl_events *events)
     m->events = events;
 }
 
-static bl_status add_step_event(const bl_metrics *m, const bl_step_metrics *s)
+static bl_status add_event(const bl_metrics *m, int64_t step, bl_scalar *scalars, size_t n,
+                           const char *prefix, const bl_preference_metrics *preference)
 {
-    const bl_scalar scalars[] = {{"train/loss", s->loss},
-                                 {"train/grad_norm", s->grad_norm},
-                                 {"train/learning_rate", s->learning_rate},
-                                 {"train/epoch", s->epoch},
-                                 {"train/tokens_per_second", (double)s->tokens / s->step_s}};
+    char names[BL_PREFERENCE_N_METRICS][NAME_BYTES];
 
     if (!m->events) return BL_OK;
-    return bl_events_add(m->events, s->step, bl_wall_s(), scalars, BL_COUNT(scalars));
+    for (int i = 0; i < BL_PREFERENCE_N_METRICS && preference->is_there; i++) {
+        if (isnan(preference->value[i])) continue;
+        snprintf(names[i], NAME_BYTES, "%s/%s", prefix, bl_preference_metric_name(i));
+        scalars[n++] = (bl_scalar){names[i], preference->value[i]};
+    }
+    return bl_events_add(m->events, step, bl_wall_s(), scalars, n);
 }
 
-static bl_status add_eval_event(const bl_metrics *m, int64_t step, double loss, double seconds)
+static bl_status add_step_event(const bl_metrics *m, const bl_step_metrics *s)
 {
-    const bl_scalar scalars[] = {{"eval/loss", loss}, {"eval/runtime", seconds}};
+    enum { N = 5 };
+    bl_scalar scalars[N + BL_PREFERENCE_N_METRICS] = {
+        {"train/loss", s->loss},
+        {"train/grad_norm", s->grad_norm},
+        {"train/learning_rate", s->learning_rate},
+        {"train/epoch", s->epoch},
+        {"train/tokens_per_second", (double)s->tokens / s->step_s}};
 
-    if (!m->events) return BL_OK;
-    return bl_events_add(m->events, step, bl_wall_s(), scalars, BL_COUNT(scalars));
+    return add_event(m, s->step, scalars, N, "train", &s->preference);
+}
+
+static bl_status add_eval_event(const bl_metrics *m, const bl_eval_metrics *e)
+{
+    enum { N = 2 };
+    bl_scalar scalars[N + BL_PREFERENCE_N_METRICS] = {{"eval/loss", e->loss},
+                                                      {"eval/runtime", e->seconds}};
+
+    return add_event(m, e->step, scalars, N, "eval", &e->preference);
+}
+
+/* ",\"rewards/chosen\":0.1", and so on; "" without preferences. */
+static void print_preference(const bl_preference_metrics *p, const char *prefix, char *text,
+                             size_t n_bytes)
+{
+    size_t used = 0;
+
+    text[0] = '\0';
+    for (int i = 0; i < BL_PREFERENCE_N_METRICS && p->is_there; i++)
+        if (!isnan(p->value[i]) && used < n_bytes)
+            used += (size_t)snprintf(text + used, n_bytes - used, ",\"%s%s\":%.12g", prefix,
+                                     bl_preference_metric_name(i), p->value[i]);
+}
+
+/* Of preferences to the last bit: that of the first step says whether policy and reference are the
+ * same. */
+static int loss_digits(const bl_preference_metrics *p)
+{
+    return p->is_there ? 17 : 12;
 }
 
 void bl_metrics_print_end(const bl_metrics *m)
@@ -311,7 +350,7 @@ void bl_metrics_print_end(const bl_metrics *m)
 
 bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
 {
-    char line[1024], mfu[32] = "null";
+    char line[1024 + PREFERENCE_BYTES], preference[PREFERENCE_BYTES], mfu[32] = "null";
 
     m->n_steps++;
     m->n_tokens += s->tokens;
@@ -319,12 +358,12 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
     if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
     snprintf(
         line, sizeof line,
-        "{\"step\":%lld,\"loss\":%.12g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,"
+        "{\"step\":%lld,\"loss\":%.*g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,"
         "\"tokens\":%lld,"
         "\"label_tokens\":%lld,\"step_s\":%.6f,\"tokens_per_s\":%.3f,\"tflops\":%.6f,\"mfu\":%s",
-        (long long)s->step, s->loss, s->grad_norm, s->learning_rate, s->epoch, (long long)s->tokens,
-        (long long)s->label_tokens, s->step_s, (double)s->tokens / s->step_s,
-        s->flops / s->step_s * 1e-12, mfu);
+        (long long)s->step, loss_digits(&s->preference), s->loss, s->grad_norm, s->learning_rate,
+        s->epoch, (long long)s->tokens, (long long)s->label_tokens, s->step_s,
+        (double)s->tokens / s->step_s, s->flops / s->step_s * 1e-12, mfu);
     size_t used = strlen(line);
     for (size_t i = 0; i < BL_COUNT(moving_lanes); i++) {
         const bl_lane_totals *lane = &s->lanes[moving_lanes[i]];
@@ -336,28 +375,46 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
     if (s->n_fallbacks >= 0)
         used += (size_t)snprintf(line + used, sizeof line - used, ",\"bf16_fallbacks\":%lld",
                                  (long long)s->n_fallbacks);
-    snprintf(line + used, sizeof line - used, "}\n");
+    print_preference(&s->preference, "", preference, sizeof preference);
+    snprintf(line + used, sizeof line - used, "%s}\n", preference);
     print_progress(m, s);
     BL_TRY(append(m, line));
     return add_step_event(m, s);
 }
 
-bl_status bl_metrics_eval(bl_metrics *m, int64_t step, double eval_loss, int64_t label_tokens,
-                          double seconds, const bl_best *best)
+static void log_evaluation(const bl_eval_metrics *e, bool is_lowest)
 {
-    char line[256], of_best[96] = "";
-    bool has_best = best && best->step >= 0;
+    const bl_preference_metrics *p = &e->preference;
+    char more[PART_BYTES] = "";
+    int used = 0;
 
-    bl_log_info("step %lld  validation loss %.4f  perplexity %.3f%s", (long long)step, eval_loss,
-                exp(eval_loss), has_best && best->step == step ? "  (lowest)" : "");
+    if (!p->is_there)
+        snprintf(more, sizeof more, "  perplexity %.3f", exp(e->loss));
+    else if (!isnan(p->value[BL_METRIC_MARGINS]))
+        used = snprintf(more, sizeof more, "  reward margin %.4f", p->value[BL_METRIC_MARGINS]);
+    if (p->is_there && !isnan(p->value[BL_METRIC_ACCURACIES]))
+        snprintf(more + used, sizeof more - (size_t)used, "  accuracy %.3f",
+                 p->value[BL_METRIC_ACCURACIES]);
+    bl_log_info("step %lld  validation loss %.4f%s%s", (long long)e->step, e->loss, more,
+                is_lowest ? "  (lowest)" : "");
+}
+
+bl_status bl_metrics_eval(bl_metrics *m, const bl_eval_metrics *e)
+{
+    char line[256 + PREFERENCE_BYTES], preference[PREFERENCE_BYTES], of_best[96] = "";
+    bool has_best = e->best && e->best->step >= 0;
+
+    log_evaluation(e, has_best && e->best->step == e->step);
     if (has_best)
         snprintf(of_best, sizeof of_best, ",\"best_step\":%lld,\"best_eval_loss\":%.12g",
-                 (long long)best->step, best->loss);
+                 (long long)e->best->step, e->best->loss);
+    print_preference(&e->preference, "eval_", preference, sizeof preference);
     snprintf(line, sizeof line,
-             "{\"step\":%lld,\"eval_loss\":%.12g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f%s}\n",
-             (long long)step, eval_loss, (long long)label_tokens, seconds, of_best);
+             "{\"step\":%lld,\"eval_loss\":%.*g,\"eval_label_tokens\":%lld,\"eval_s\":%.3f%s%s}\n",
+             (long long)e->step, loss_digits(&e->preference), e->loss, (long long)e->label_tokens,
+             e->seconds, preference, of_best);
     BL_TRY(append(m, line));
-    return add_eval_event(m, step, eval_loss, seconds);
+    return add_eval_event(m, e);
 }
 
 int64_t bl_metrics_bytes(const bl_metrics *m)
