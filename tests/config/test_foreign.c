@@ -63,7 +63,7 @@ static void test_all_problems_at_once(void **state)
     assert_int_equal(load("lora_rnak: 4\nlora_r: many\n\nseed: 1\nseed: 2\ndatasets:\n"
                           "  - path: tatsu-lab/alpaca\n    type: alpaca\n  - type: alpaca\n"
                           "mine:\n  deep: [1, {a: b}]\n? [key]\n: {x: [1]}\n!!str tagged: [1, 2]\n"
-                          "overlong: cut\nrl: dpo\n",
+                          "overlong: cut\nrl: grpo\n",
                           &c),
                      BL_EUSAGE);
     assert_string_equal(bl_error_text(), "c.yaml: 10 problems, listed above");
@@ -79,7 +79,7 @@ static void test_all_problems_at_once(void **state)
         "c.yaml:12: expected a key\n"
         "c.yaml:14: tags are not supported\n"
         "c.yaml:15: overlong: expected one of truncate, skip, error, got 'cut'\n"
-        "c.yaml:16: rl: 'dpo' is not supported: supervised fine-tuning is the only stage\n");
+        "c.yaml:16: rl: 'grpo' is not supported; use loss_type\n");
 }
 
 /* One problem is one line, and one too many ends the reading. */
@@ -140,7 +140,8 @@ static void test_rejected_by_reason(void **state)
         {"adapter: qlora\n", "'qlora' is not supported: there is no 4-bit format"},
         {"load_in_8bit: true\n", "use base_format fp8_row, 8 bits per weight"},
         {"optim: adamw_8bit\n", "the optimizer is AdamW in fp32"},
-        {"stage: dpo\n", "supervised fine-tuning is the only stage"},
+        {"stage: dpo\n", "'dpo' is not supported; use loss_type; for dpo: sigmoid"},
+        {"cpo_alpha: 0.5\n", "use loss_type: [simpo, sft], and loss_weights"},
         {"finetuning_type: full\n", "LoRA adapters and nothing else"},
         {"template: qwen\n", "use chat_template: llama2, llama3,"},
         {"val_set_size: 500\n", "validation_split_percentage, in percent"},
@@ -337,6 +338,23 @@ static void expect_lines(const char *text, const char *const *lines, size_t n_li
         if (!strstr(text, lines[i])) fail_msg("'%s' is not in:\n%s", lines[i], text);
 }
 
+static void test_preference_keys(void **state)
+{
+    bl_train_config *c;
+    bl_losses losses;
+    (void)state;
+
+    assert_int_equal(load(REQUIRED "rl: dpo\nrl_beta: 0.3\n", &c), BL_OK);
+    assert_int_equal(bl_train_config_losses(c, &losses), BL_OK);
+    assert_true(losses.term[0].loss == BL_LOSS_SIGMOID && losses.beta == 0.3);
+    bl_train_config_free(c);
+    assert_int_equal(load(REQUIRED "stage: kto\npref_beta: 0.2\nkto_chosen_weight: 2\n", &c),
+                     BL_OK);
+    assert_int_equal(bl_train_config_losses(c, &losses), BL_OK);
+    assert_true(losses.is_unpaired && losses.beta == 0.2 && losses.desirable_weight == 2);
+    bl_train_config_free(c);
+}
+
 static void test_from_axolotl(void **state)
 {
     static const char *const lines[] = {
@@ -474,6 +492,7 @@ int main(void)
         cmocka_unit_test(test_values_keep_their_meaning),
         cmocka_unit_test(test_rarer_keys),
         cmocka_unit_test(test_bf16_on_a_cpu),
+        cmocka_unit_test(test_preference_keys),
         cmocka_unit_test(test_from_axolotl),
         cmocka_unit_test(test_from_llamafactory),
         cmocka_unit_test(test_from_trl),
