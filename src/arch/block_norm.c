@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_norm.c -- the norm of a family over the hidden channels, RMSNorm or LayerNorm, and the norms
- * of q and k. */
+/* block_norm.c -- the norm of a family over the hidden channels, RMSNorm or LayerNorm, and the
+ * norms of q and k. */
 #include "arch/block.h"
 #include "arch/block_internal.h"
 #include "ops/norm.h"

@@ -168,13 +168,8 @@ bl_status bl_config_choose_device(bl_config_device *device, bl_compute_dtype *dt
 {
     *gpu = (bl_gpu_info){0};
     BL_TRY(choose_device(device, gpu));
-    bool is_auto = *dtype == BL_COMPUTE_AUTO;
     config_arithmetic has = {gpu->name, gpu->capability, computes_bf16()};
-    BL_TRY(config_choose_dtype(*device, &has, dtype));
-    if (is_auto && *device == BL_CONFIG_DEVICE_CPU && has.cpu_bf16)
-        bl_log_info("compute_dtype auto: fp32; this processor has AVX512-BF16: compute_dtype bf16 "
-                    "takes about half the time");
-    return BL_OK;
+    return config_choose_dtype(*device, &has, dtype);
 }
 
 /* The matrices that a name selects, bits, in one layer or, *layer -1, in all. */

@@ -283,11 +283,12 @@ static void test_combinations(void **state)
         {"--lora_target_modules q_proj,qproj",
          "lora_target_modules: 'qproj' is not one of q_proj, k_proj, "
          "v_proj, o_proj, gate_proj, up_proj, down_proj, query_key_value, dense, "
-         "dense_h_to_4h, dense_4h_to_h, all-linear; did you mean q_proj?"},
+         "dense_h_to_4h, dense_4h_to_h, qkv_proj, gate_up_proj, all-linear; did you mean "
+         "q_proj?"},
         {"--lora_target_modules model.layers.x.self_attn.q_proj",
          "lora_target_modules: 'model.layers.x.self_attn.q_proj' is not one of q_proj, k_proj, "
          "v_proj, o_proj, gate_proj, up_proj, down_proj, query_key_value, dense, "
-         "dense_h_to_4h, dense_4h_to_h, all-linear"},
+         "dense_h_to_4h, dense_4h_to_h, qkv_proj, gate_up_proj, all-linear"},
         {"--lora_target_modules q_proj,all-linear",
          "lora_target_modules: all-linear cannot be combined with other names"},
         {"--lora_target_modules q_proj,q_proj", "lora_target_modules: 'q_proj' is named twice"},

@@ -82,7 +82,7 @@ static void test_models(void **state)
     static const struct {
         const char *key, *value, *reason;
     } cases[] = {
-        {"model_type", "\"phi3\"", "key model_type: expected \"llama\" or "},
+        {"model_type", "\"gpt2\"", "key model_type: expected \"llama\" or "},
         {"model_type", "\"qwen3\"", "key architectures: expected [\"Qwen3ForCausalLM\"]"},
         {"model_type", "\"mixtral\"", "key model_type"},
         {"architectures", "[\"MixtralForCausalLM\"]", "key architectures"},
