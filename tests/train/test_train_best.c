@@ -3,6 +3,8 @@
  * run: save_strategy, load_best_model_at_end, early_stopping_patience. */
 #include "runs.h"
 
+#include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -275,6 +277,67 @@ static void test_a_lost_best(void **state)
     golden_args_free(&args);
 }
 
+/* A bit of the best step's checkpoint flips while the run goes on; false: the run was through
+ * before. */
+static bool damage_best(runs_child *child, const golden_args *args, const char *output, int best)
+{
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    runs_start(child, "train", args);
+    while (runs_is_alive(child) && runs_logged_steps(output) <= best) runs_sleep_s(0.001);
+    if (!runs_stop(child)) return false;
+    bool is_in_time = runs_logged_steps(output) < N_STEPS;
+    if (is_in_time)
+        runs_flip_in_files(runs_path("damaged/checkpoints/step-%d", best), ".safetensors", -1);
+    kill(child->pid, SIGCONT);
+    return is_in_time;
+}
+
+/* The run ends with exit 5, names the checkpoint, and writes no adapter; its last checkpoint is
+ * whole. A resume warns, and takes the best of the rest. */
+static void test_a_best_damaged_during_the_run(void **state)
+{
+    enum { EXIT_CHECKPOINT = 5, MAX_TRIES = 30 };
+    const char *output = runs_path("damaged"),
+               *adapter = runs_path("damaged/adapter_model.safetensors");
+    golden_args args = {0};
+    runs_child child = {0};
+    json_t *saved;
+    bool is_damaged = false;
+    char text[128];
+
+    (void)state;
+    overfitting(&args, output, 1);
+    runs_set(&args, "load_best_model_at_end", "true");
+    assert_int_equal(golden_train(&args), BL_OK);
+    json_t *line = last_evaluation(output);
+    int best = (int)integer_of(line, "best_step");
+    json_decref(line);
+    for (int i = 0; i < MAX_TRIES && !is_damaged; i++) {
+        is_damaged = damage_best(&child, &args, output, best);
+        int code = runs_wait(&child, 600);
+        assert_int_equal(code, is_damaged ? EXIT_CHECKPOINT : 0);
+    }
+    assert_true(is_damaged);
+    snprintf(text, sizeof text, "/checkpoints/step-%d/", best);
+    runs_assert_error(&child, "load_best_model_at_end: ");
+    runs_assert_error(&child, text);
+    runs_assert_error(&child, "--resume_from_checkpoint true takes the best of the rest");
+    assert_false(bl_file_exists(adapter));
+    assert_int_equal(bl_checkpoint_verify(runs_path("damaged/checkpoints/step-14"), NULL, &saved),
+                     BL_OK);
+    json_decref(saved);
+
+    runs_set(&args, "resume_from_checkpoint", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 600), 0);
+    char *log = runs_read(child.log, NULL);
+    assert_non_null(
+        strstr(log, "the checkpoint of the lowest validation loss so far, is missing or damaged"));
+    free(log);
+    assert_same_file(adapter, runs_path("damaged/checkpoints/step-14/adapter_model.safetensors"));
+    golden_args_free(&args);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_early_stopping),
         cmocka_unit_test(test_an_evaluation_after_the_save),
         cmocka_unit_test(test_a_lost_best),
+        cmocka_unit_test(test_a_best_damaged_during_the_run),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

@@ -55,7 +55,11 @@ static bl_status export_best(const bl_trainer *t)
                                       job->config->adapter_dtype == BL_ADAPTER_BF16);
     json_decref(state);
     free(dir);
-    return st == BL_ECHECKPOINT ? bl_error_prefix(st, "load_best_model_at_end") : st;
+    return st == BL_ECHECKPOINT
+               ? bl_error_prefix(st, "load_best_model_at_end: the checkpoint of the lowest loss is "
+                                     "damaged, --resume_from_checkpoint true takes the best of the "
+                                     "rest")
+               : st;
 }
 
 /* Before the files appear. README.md follows when the ranks have ended. */
