@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bl_model_quantize and bl_model_merge killed before each system call that changes the disk, one
- * after the other: run once more, each ends with the bytes of an undisturbed run, and leaves
- * nothing else behind. */
+ * after the other, and on a disk that becomes full: run once more, each ends with the bytes of an
+ * undisturbed run, and leaves nothing else behind. */
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -25,6 +26,8 @@
 static char folder[] = "/tmp/ballast-test-quantize-killed.XXXXXX";
 
 static int n_left = -1; /* calls until the process ends; negative: it does not */
+
+static int64_t n_free = -1; /* bytes until the disk is full; negative: it is not */
 
 static void count(void)
 {
@@ -73,6 +76,12 @@ int __wrap_ftruncate(int fd, off_t n_bytes)
 ssize_t __wrap_pwrite(int fd, const void *src, size_t n_bytes, off_t offset)
 {
     count();
+    if (n_free >= 0 && (int64_t)n_bytes > n_free) {
+        n_bytes = (size_t)n_free;
+        errno = ENOSPC;
+        if (n_bytes == 0) return -1;
+    }
+    if (n_free >= 0) n_free -= (int64_t)n_bytes;
     return __real_pwrite(fd, src, n_bytes, offset);
 }
 
@@ -204,6 +213,106 @@ static void kill_before_each_call(convert_fn convert, const char *source)
     assert_true(n > 20);
 }
 
+/* ---- a full disk ---- */
+
+/* In a child, with room for so many bytes. Returns the exit code of its status; `text`: its
+ * error. */
+static int run_with_room(convert_fn convert, const char *source, const char *target, int64_t room,
+                         char text[BL_ERROR_TEXT_BYTES])
+{
+    int status, ends[2];
+
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        bl_pool *pool;
+        if (bl_pool_create(1, &pool) != BL_OK) _exit(1);
+        n_free = room;
+        bl_status st = convert(source, target, pool);
+        const char *error = st == BL_OK ? "" : bl_error_text();
+        (void)!write(ends[1], error, strlen(error));
+        _exit(bl_status_exit_code(st));
+    }
+    close(ends[1]);
+    ssize_t n = read(ends[0], text, BL_ERROR_TEXT_BYTES - 1);
+    close(ends[0]);
+    text[n > 0 ? n : 0] = '\0';
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+/* Files under their final names are those of an undisturbed run; without config.json it is no
+ * model. */
+static void assert_nothing_half(const char *whole, const char *target)
+{
+    char **names, path[600];
+    size_t n_names;
+
+    assert_int_equal(bl_dir_list(target, &names, &n_names), BL_OK);
+    for (size_t i = 0; i < n_names; i++) {
+        assert_string_not_equal(names[i], "config.json");
+        snprintf(path, sizeof path, "%s/%s", whole, names[i]);
+        if (bl_text_ends_with(names[i], ".safetensors") && bl_file_exists(path))
+            assert_same_file(whole, target, names[i]);
+    }
+    bl_names_free(names, n_names);
+}
+
+/* Of all files but the last one, config.json: with room for them, that one does not fit. */
+static int64_t bytes_without_config(const char *dir)
+{
+    char **names, path[600];
+    size_t n_names, n;
+    int64_t sum = 0;
+    void *bytes;
+
+    assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
+    for (size_t i = 0; i < n_names; i++) {
+        if (strcmp(names[i], "config.json") == 0 || names[i][0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s", dir, names[i]);
+        assert_int_equal(bl_file_read_all(path, 1 << 30, &bytes, &n), BL_OK);
+        free(bytes);
+        sum += (int64_t)n;
+    }
+    bl_names_free(names, n_names);
+    return sum;
+}
+
+static void fill_the_disk(convert_fn convert, const char *source)
+{
+    enum { N_ROOMS = 24, EXIT_LIMIT = 4 };
+    char whole[256], target[256], text[BL_ERROR_TEXT_BYTES];
+
+    snprintf(whole, sizeof whole, "%s/fits", folder);
+    snprintf(target, sizeof target, "%s/full", folder);
+    assert_int_equal(bl_tree_remove(whole), BL_OK);
+    assert_false(run(convert, source, whole, -1));
+    int64_t most = bytes_without_config(whole);
+    for (int i = 0; i < N_ROOMS; i++) {
+        assert_int_equal(bl_tree_remove(target), BL_OK);
+        int code = run_with_room(convert, source, target, most * i / (N_ROOMS - 1), text);
+        if (code != EXIT_LIMIT) fail_msg("room %d: exit code %d: %s", i, code, text);
+        if (!strstr(text, target) || !strstr(text, "No space left on device"))
+            fail_msg("room %d: %s", i, text);
+        assert_nothing_half(whole, target);
+        /* Full again, and then not. */
+        assert_int_equal(run_with_room(convert, source, target, 0, text), EXIT_LIMIT);
+        assert_nothing_half(whole, target);
+        assert_false(run(convert, source, target, -1));
+        assert_same_folder(whole, target);
+    }
+}
+
+static void test_full_disk(void **state)
+{
+    (void)state;
+    adapter = "tests/golden/train/adapters/tiny-gqa-mlp";
+    fill_the_disk(merge, "tests/golden/train/models/tiny-gqa");
+    fill_the_disk(quantize, "tests/golden/train/models/tiny-gqa");
+}
+
 static void test_golden_model(void **state)
 {
     (void)state;
@@ -234,6 +343,7 @@ int main(void)
         cmocka_unit_test(test_golden_model),
         cmocka_unit_test(test_merged_model),
         cmocka_unit_test(test_sharded_model),
+        cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
