@@ -51,7 +51,7 @@ BL_API bl_status bl_cpu_gemm_bf16(bl_pool *pool, bool trans_a, bool trans_b, int
                                   void *C, int64_t ldc);
 
 /* y (T,N) = x (T,K) W^T + beta y. FP8 codes are multiplied as they are, since bf16 holds them
- * exactly; the scale of a row or block multiplies fp32 sums of at most 512 or 128 products. f32 and
+ * exactly; the scale of a row or block multiplies fp32 sums of at most 640 or 128 products. f32 and
  * f16 weights are rounded to bf16. */
 BL_API bl_status bl_cpu_gemm_bf16_weight_nt(bl_pool *pool, int64_t T, const uint16_t *x,
                                             int64_t ldx, const bl_weight *w, float beta,

@@ -20,7 +20,7 @@
 #include <stdint.h>
 
 enum {
-    OPS_BF16_DEPTH = 512,
+    OPS_BF16_DEPTH = 640,
     OPS_BF16_A_STRIDE = OPS_BF16_DEPTH + 32,
     OPS_BF16_ROWS = 14,
     OPS_BF16_PANEL = 32,
