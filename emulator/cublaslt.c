@@ -19,6 +19,7 @@
 #include "base/dtype.h"
 #include "counts.h"
 #include "emulated.h"
+#include "fast_sums.h"
 #include "fp8/fp8.h"
 #include "ops/cpu/blas.h"
 #include "queue.h"
@@ -400,6 +401,13 @@ static void *take(int64_t n, size_t each)
     return memory;
 }
 
+/* Of which the sums, not the terms, are scaled. */
+static bool has_fast_sums(const lt_operation *o, const lt_matrix *a)
+{
+    return is_fp8(a) && o->fast_sums &&
+           o->scale_mode_a != CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+}
+
 /* FP8 operands have the sum's direction along their columns (demand_what_the_manual_says): a column
  * is one outer index. */
 static void widen_codes(const lt_matrix *m, const uint8_t *codes, int32_t mode, const float *scales,
@@ -450,6 +458,19 @@ static void write_result(const lt_product *p, const float *sums)
         }
 }
 
+/* A and B: operands without scales, k along each of their columns. */
+static void add_fast(const lt_product *p, int64_t k, const float *A, const float *B, float *sums)
+{
+    const lt_operation *o = &p->operation;
+    int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
+
+    for (int64_t col = 0; col < n; col++)
+        for (int64_t row = 0; row < m; row++)
+            sums[col * m + row] = scale_of(o->scale_mode_a, o->scale_a, row, m, 0, k) *
+                                  scale_of(o->scale_mode_b, o->scale_b, col, n, 0, k) *
+                                  emulated_fast_sum(k, A + row * k, B + col * k);
+}
+
 /* A column-major product is a row-major one of the same memory with the operands' places changed:
  * D^T (n,m) = op(B)^T op(A)^T. */
 static void multiply(void *argument)
@@ -459,12 +480,17 @@ static void multiply(void *argument)
     int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
     bool turn_a = o->transpose_a == CUBLAS_OP_T, turn_b = o->transpose_b == CUBLAS_OP_T;
     int64_t k = (int64_t)(turn_a ? p->a.rows : p->a.cols);
-    float *A = widen(&p->a, p->A, o->scale_mode_a, o->scale_a),
-          *B = widen(&p->b, p->B, o->scale_mode_b, o->scale_b), *sums = take(m * n, sizeof *sums);
+    bool is_fast = has_fast_sums(o, &p->a);
+    int32_t plain = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F;
+    float *A = widen(&p->a, p->A, is_fast ? plain : o->scale_mode_a, is_fast ? NULL : o->scale_a),
+          *B = widen(&p->b, p->B, is_fast ? plain : o->scale_mode_b, is_fast ? NULL : o->scale_b),
+          *sums = take(m * n, sizeof *sums);
 
     if (p->is_slow) emulated_cuda_pretend_ms(SLOW_MS);
-    if (!ops_blas_sgemm(turn_b, turn_a, n, m, k, 1.0f, B, (int64_t)p->b.rows, A, (int64_t)p->a.rows,
-                        0.0f, sums, m))
+    if (is_fast)
+        add_fast(p, k, A, B, sums);
+    else if (!ops_blas_sgemm(turn_b, turn_a, n, m, k, 1.0f, B, (int64_t)p->b.rows, A,
+                             (int64_t)p->a.rows, 0.0f, sums, m))
         abort();
     write_result(p, sums);
     free(A), free(B), free(sums), free(p);

@@ -61,6 +61,7 @@ static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
         .matrix = (int)matrix,
         .prepared = block->prepared,
         .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
+                 .sums = block->dims->sums,
                  .workspace = ws->lora,
                  .workspace_bytes = ws->lora_bytes,
                  .dropout = block->dropout}};

@@ -82,6 +82,7 @@ typedef struct bl_block_dims {
     /* How products with the frozen matrices are made on CUDA, and whether these are all stored as
      * bf16, so that products make no copies. */
     bl_matmul_mode mode;
+    bl_matmul_sums sums;
     bool is_dense;
     /* Of each matrix's memory in a block's `prepared`; 0: none, copies are made in scratch. */
     size_t prepared_bytes[BL_LAYER_MATRICES];

@@ -47,6 +47,12 @@ typedef enum bl_compute_dtype {
     BL_COMPUTE_BF16,
     BL_COMPUTE_FP8
 } bl_compute_dtype;
+/* In the order of bl_matmul_sums. */
+typedef enum bl_fast_accumulation {
+    BL_FAST_ACCUMULATION_NONE,
+    BL_FAST_ACCUMULATION_FORWARD,
+    BL_FAST_ACCUMULATION_ALL
+} bl_fast_accumulation;
 typedef enum bl_rank_processes {
     BL_RANK_PROCESSES_AUTO,
     BL_RANK_PROCESSES_TRUE,
@@ -142,6 +148,7 @@ typedef struct bl_train_config {
     bl_config_device device;
     bl_compute_dtype compute_dtype;
     bl_string_list compute_bf16_modules; /* empty: none; bl_train_config_bf16_matrices */
+    bl_fast_accumulation fp8_fast_accumulation;
     bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */

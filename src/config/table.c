@@ -220,6 +220,10 @@ const bl_option bl_train_options[] = {
      .help = "exceptions from compute_dtype fp8: projections (down_proj), layers (layers.0) or "
              "projections of a layer (layers.0.mlp.down_proj); those that share a fused matrix "
              "go together"},
+    {KEY(fp8_fast_accumulation, ENUM), RESULT, .commands = BOTH, .names = "none|forward|all",
+     .default_text = "none",
+     .help = "with compute_dtype fp8: products that sum in Hopper's accumulator, which keeps about "
+             "14 bits; forward: also recomputation, not gradients"},
     {KEY(base_format, ENUM), RESULT, .commands = BOTH, .names = "auto|fp8_row|fp8_block|stored",
      .default_text = "auto",
      .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "

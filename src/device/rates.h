@@ -13,8 +13,9 @@ extern "C" {
 typedef struct bl_rates {
     double gemm_flops_per_s;     /* products with frozen matrices: bf16 on a GPU, fp32 on a CPU */
     double fp8_gemm_flops_per_s; /* the same with FP8 operands */
-    double lora_flops_per_s;     /* products with LoRA's factors; 0: as gemm */
-    double head_flops_per_s;     /* products with the head; 0: as gemm */
+    double fp8_fast_gemm_flops_per_s; /* with fast sums; 0: as with full ones */
+    double lora_flops_per_s;          /* products with LoRA's factors; 0: as gemm */
+    double head_flops_per_s;          /* products with the head; 0: as gemm */
     double attention_forward_flops_per_s, attention_backward_flops_per_s;
     double memory_bytes_per_s; /* of the device: bytes read plus bytes written */
     double decode_weights_per_s;

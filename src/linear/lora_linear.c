@@ -116,6 +116,7 @@ static bl_matmul_weight_args frozen_args(const bl_lora_linear *linear, const wor
 {
     return (bl_matmul_weight_args){.forward = forward,
                                    .mode = linear->mode,
+                                   .sums = linear->sums,
                                    .beta = beta,
                                    .T = T,
                                    .in = in,

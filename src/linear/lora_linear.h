@@ -60,6 +60,7 @@ typedef struct bl_lora_linear {
     bool is_stacked;
     bl_lora_dropout dropout;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
+    bl_matmul_sums sums; /* of it, in FP8 */
     /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */
     bl_matmul_prepared *prepared;
     void *workspace;        /* bl_lora_linear_workspace_bytes(...), 256-byte aligned on CUDA */

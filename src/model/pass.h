@@ -71,6 +71,7 @@ typedef struct bl_pass_options {
     /* Of products with the frozen projections on CUDA; and, by layer, those that are made in bf16
      * all the same: bit m is bl_layer_matrix m. NULL: none. Borrowed by the pass. */
     bl_matmul_mode mode;
+    bl_matmul_sums sums;
     const uint8_t *bf16_matrices;
     bool is_dense; /* all frozen projections are stored as bf16; create looks at its weights */
     /* Bytes of what products make of a layer's matrices and a visit keeps:

@@ -18,6 +18,7 @@ bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_optio
     bl_block_dims dims = bl_block_dims_of(config, o->kind, o->act);
 
     dims.mode = o->mode;
+    dims.sums = o->sums;
     dims.is_dense = o->is_dense;
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
         dims.prepared_bytes[m] = o->prepared.matrix[m].memory_bytes;

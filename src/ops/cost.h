@@ -29,6 +29,7 @@ typedef enum bl_cost_rate {
     BL_COST_MEMORY, /* no FLOPs that count */
     BL_COST_GEMM,
     BL_COST_FP8_GEMM,
+    BL_COST_FP8_FAST_GEMM,
     BL_COST_LORA,
     BL_COST_HEAD,
     BL_COST_ATTENTION_FORWARD,

@@ -35,6 +35,12 @@ BL_API bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args);
  * bl_matmul_fallback. */
 typedef enum bl_matmul_mode { BL_MATMUL_BF16, BL_MATMUL_FP8 } bl_matmul_mode;
 
+/* Sums of FP8 products with scales per row. FULL: fp32. FAST: Hopper's accumulator over the whole
+ * sum, which keeps about 14 bits of a mantissa (DeepSeek-V3, arXiv:2412.19437, 3.3.2); in
+ * FAST_FORWARD only for y = x W^T. Products with scales per block have full sums in any case: they
+ * leave the accumulator every 128 terms. */
+typedef enum bl_matmul_sums { BL_SUMS_FULL, BL_SUMS_FAST_FORWARD, BL_SUMS_FAST } bl_matmul_sums;
+
 /* Why a product that was to be in FP8 is in bf16. */
 typedef enum bl_matmul_fallback {
     BL_FALLBACK_FORMAT, /* segments that are not FP8, differ in format or have gaps between them */
@@ -88,6 +94,7 @@ typedef struct bl_matmul_prepared {
 typedef struct bl_matmul_weight_args {
     bool forward;
     bl_matmul_mode mode;
+    bl_matmul_sums sums;
     float beta;
     int64_t T;
     bl_tensor in, out;

@@ -24,6 +24,7 @@ const bl_figure_info bl_figures[] = {
     FIGURE(bf16_gemm_flops_per_s, "products of bf16, sustained"),
     FIGURE(fp8_gemm_flops_per_s, "products of FP8, sustained"),
     FIGURE(f32_gemm_flops_per_s, "products of fp32 on a CPU"),
+    FIGURE(fp8_fast_gemm_flops_per_s, "products of FP8 with fast sums, sustained"),
     FIGURE(attention_forward_flops_per_s, "attention, forward"),
     FIGURE(attention_backward_flops_per_s, "attention, backward"),
     FIGURE(fp8_decode_weights_per_s, "weights decoded from FP8"),

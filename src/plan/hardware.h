@@ -45,6 +45,7 @@ typedef struct bl_hardware {
      * products sustain. CPU: f32 alone, of all cores of the host. */
     bl_figure bf16_peak_flops_per_s, fp8_peak_flops_per_s;
     bl_figure bf16_gemm_flops_per_s, fp8_gemm_flops_per_s, f32_gemm_flops_per_s;
+    bl_figure fp8_fast_gemm_flops_per_s; /* with fp8_fast_accumulation; 0: as without */
     /* Causal attention, of the half of the products that is computed. */
     bl_figure attention_forward_flops_per_s, attention_backward_flops_per_s;
     bl_figure fp8_decode_weights_per_s; /* FP8 codes to the type of products */

@@ -42,6 +42,8 @@ bl_status bl_hardware_check_peaks(const bl_hardware *h)
          h->bf16_peak_flops_per_s.value},
         {"fp8_gemm_flops_per_s", "fp8_peak_flops_per_s", h->fp8_gemm_flops_per_s.value,
          h->fp8_peak_flops_per_s.value},
+        {"fp8_fast_gemm_flops_per_s", "fp8_peak_flops_per_s", h->fp8_fast_gemm_flops_per_s.value,
+         h->fp8_peak_flops_per_s.value},
         {"attention_forward_flops_per_s", "bf16_peak_flops_per_s",
          h->attention_forward_flops_per_s.value, h->bf16_peak_flops_per_s.value},
         {"attention_backward_flops_per_s", "bf16_peak_flops_per_s",

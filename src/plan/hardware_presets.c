@@ -43,6 +43,9 @@
 #define GEMM_16(best) ASSUMED(0.88 * (best), "88 % of the best product in ml-engineering's table")
 #define GEMM_8(best)                                                                               \
     ASSUMED(0.94 * (best) / 1.2, "94 % of ml-engineering's best product, 1.2 less for full sums")
+
+#define FAST_GEMM_8(best) ASSUMED(0.94 * (best), "94 % of ml-engineering's best product")
+
 /* Codes go through shared memory to be transposed: 70 to 80 % of a copy's rate by their
  * instructions. */
 #define DECODE(memory_rate)                                                                        \
@@ -97,6 +100,7 @@ static const struct {
       HOPPER,
       .bf16_gemm_flops_per_s = GEMM_16(794.5 * TFLOPS),
       .fp8_gemm_flops_per_s = GEMM_8(1402.6 * TFLOPS),
+      .fp8_fast_gemm_flops_per_s = FAST_GEMM_8(1402.6 * TFLOPS),
       .fp8_decode_weights_per_s = DECODE(3.35 * TB),
       .gather_bytes_per_s = SEEN(361 * GB, "NCCL bus bandwidth on 8 H200 (ml-engineering)"),
       PCIE_5,
@@ -110,6 +114,7 @@ static const struct {
       HOPPER,
       .bf16_gemm_flops_per_s = GEMM_16(794.5 * TFLOPS),
       .fp8_gemm_flops_per_s = GEMM_8(1453.4 * TFLOPS),
+      .fp8_fast_gemm_flops_per_s = FAST_GEMM_8(1453.4 * TFLOPS),
       .fp8_decode_weights_per_s = DECODE(4.8 * TB),
       .gather_bytes_per_s = SEEN(361 * GB, "NCCL bus bandwidth on 8 H200 (ml-engineering)"),
       PCIE_5,
@@ -148,6 +153,7 @@ static const struct {
       HOPPER,
       .bf16_gemm_flops_per_s = GEMM_16(794.5 * TFLOPS),
       .fp8_gemm_flops_per_s = GEMM_8(1402.6 * TFLOPS),
+      .fp8_fast_gemm_flops_per_s = FAST_GEMM_8(1402.6 * TFLOPS),
       .fp8_decode_weights_per_s = DECODE(4.0 * TB),
       .copy_in_bytes_per_s = SEEN(375 * GB, "NVLink-C2C to the GPU (arXiv:2407.07850)"),
       .copy_out_bytes_per_s = SEEN(297 * GB, "NVLink-C2C to the CPU (arXiv:2407.07850)"),

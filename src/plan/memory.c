@@ -178,6 +178,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .kind = bl_train_config_device_kind(c),
         .act = bl_train_config_act(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+        .sums = (bl_matmul_sums)c->fp8_fast_accumulation,
         .is_dense = bl_model_base_is_bf16(in->model, in->formats),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */

@@ -141,6 +141,8 @@ static void print_rates(const bl_plan_report *r, FILE *out)
 
     fputs("\nRates\n", out);
     if (is_fp8) print_flops("FP8 products", &h->fp8_gemm_flops_per_s, out);
+    if (is_fp8 && r->plan->pass.sums != BL_SUMS_FULL)
+        print_flops("with fast sums", &h->fp8_fast_gemm_flops_per_s, out);
     print_flops(is_gpu ? "bf16 products" : "products",
                 is_gpu ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s, out);
     print_flops("attention", &h->attention_forward_flops_per_s, out);

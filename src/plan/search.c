@@ -103,6 +103,7 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         .kind = plan->pass.kind,
         .act = plan->pass.act,
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+        .sums = plan->pass.sums,
         .rates = rates_of(in),
         .n_ranks = in->topology.n_ranks,
         .n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host),

@@ -36,6 +36,7 @@ bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads
     bl_rates r = {
         .gemm_flops_per_s = h->bf16_gemm_flops_per_s.value,
         .fp8_gemm_flops_per_s = h->fp8_gemm_flops_per_s.value,
+        .fp8_fast_gemm_flops_per_s = h->fp8_fast_gemm_flops_per_s.value,
         .attention_forward_flops_per_s = h->attention_forward_flops_per_s.value,
         .attention_backward_flops_per_s = h->attention_backward_flops_per_s.value,
         .memory_bytes_per_s = h->device_memory_bytes_per_s.value,

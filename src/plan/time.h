@@ -51,6 +51,7 @@ typedef struct bl_time_input {
     bl_device_kind kind;
     bl_dtype act;        /* of activations */
     bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */
+    bl_matmul_sums sums; /* of those in FP8 */
     bl_rates rates;
     int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */
     int n_shards;         /* ranks of a shard group */

@@ -136,6 +136,7 @@ static void add_frozen(plan_tally *t, const plan_matrix *m, int matrix, bool for
     const bl_time_habits *habits = &t->in->habits;
     bl_matmul_weight_args product = {.forward = forward,
                                      .mode = m->is_fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+                                     .sums = t->in->sums,
                                      .beta = m->n_parts > 0 ? 1 : 0,
                                      .T = t->T,
                                      .in = t->x,

@@ -364,6 +364,33 @@ static void test_fp8_products_are_fp8_products(void **state)
     }
 }
 
+/* Fast sums are those of products with scales per row, in the direction asked for, and the results
+ * are as near as FP8 is. */
+static void test_fast_sums(void **state)
+{
+    fixture *f = *state;
+    bl_pool *pool = bl_device_pool(f->cpu.device);
+
+    for (size_t i = 0; i < 4; i++)
+        for (int sums = BL_SUMS_FULL; sums <= BL_SUMS_FAST; sums++) {
+            const layer_shape *shape = &shapes[i];
+            bool is_row = shape->segment[0].format == BL_FORMAT_FP8_ROW;
+            side want = side_create(f->cpu, pool, shape, 0, BL_MATMUL_FP8),
+                 got = side_create(f->gpu, pool, shape, 0, BL_MATMUL_FP8);
+            int before = emulated_cublaslt_fast_sums();
+            got.linear.sums = (bl_matmul_sums)sums;
+            side_run(&want, shape->T);
+            side_run(&got, shape->T);
+            assert_int_equal(emulated_cublaslt_fast_sums() - before, is_row ? sums : 0);
+            compare(shape->name, "y", &got, got.y.data, &want, want.y.data,
+                    shape->T * want.linear.weight.rows, false, FP8_ERROR);
+            compare(shape->name, "dx", &got, got.dx.data, &want, want.dx.data, shape->T * shape->K,
+                    false, FP8_ERROR);
+            side_destroy(&want);
+            side_destroy(&got);
+        }
+}
+
 /* Stacked, x is read by one product for all parts in each pass, dA is one, and dx is gone through
  * once. */
 static void test_stacked_updates_share_products(void **state)
@@ -417,6 +444,7 @@ int main(void)
 #ifdef BALLAST_CUDA_EMULATED
         TEST(test_fp8_products_are_fp8_products),
         TEST(test_refused_fp8_falls_back),
+        TEST(test_fast_sums),
         TEST(test_stacked_updates_share_products),
 #endif
     };

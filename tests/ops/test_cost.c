@@ -81,6 +81,12 @@ static void a_matrix_is_prepared_once(void **state)
     assert_kernel(&cost, 1, BL_COST_MEMORY, 0, 3 * T * N);
     assert_kernel(&cost, 2, BL_COST_FP8_GEMM, 2.0 * T * N * K, N * K + T * N + 2 * 2 * T * K);
     assert_int_equal(bl_cost_matmul_weight(&gpu, &dx).n, 2);
+    for (int sums = BL_SUMS_FULL; sums <= BL_SUMS_FAST; sums++) {
+        dx.sums = (bl_matmul_sums)sums;
+        cost = bl_cost_matmul_weight(&gpu, &dx);
+        assert_int_equal(cost.kernel[1].rate,
+                         sums == BL_SUMS_FAST ? BL_COST_FP8_FAST_GEMM : BL_COST_FP8_GEMM);
+    }
 }
 
 /* Segments of several formats are dequantized, each from its stored format. */

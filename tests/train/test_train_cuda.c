@@ -39,6 +39,9 @@ static const struct {
     {"two", 2, "activation_checkpointing none"},
     {"demo", 1, DEMO "base_format fp8_row"},
     {"fp8", 1, DEMO "base_format fp8_row compute_dtype fp8"},
+    {"fast", 1,
+     DEMO "base_format fp8_row compute_dtype fp8 fp8_fast_accumulation forward "
+          "activation_checkpointing none"},
     {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block"},
     {"stored", 1, "base_format stored"},
     {"blocks", 2, BLOCKS "shard_size 1"},
@@ -68,6 +71,10 @@ static const same_case same[] = {
     {"fp8", 1,
      DEMO "base_format fp8_row compute_dtype fp8 visit_tokens 1 activation_checkpointing full "
           "offload_ratio 1",
+     false},
+    {"fast", 1, /* recomputed in the same way */
+     DEMO "base_format fp8_row compute_dtype fp8 fp8_fast_accumulation forward "
+          "activation_checkpointing full",
      false},
     {"block", 2, DEMO "compute_dtype fp8 base_format fp8_block visit_tokens 1 shard_size 1", false},
     {"stored", 1, "base_format stored offload_ratio 1 visit_tokens 1", false},
@@ -139,6 +146,11 @@ static void test_exceptions_from_fp8(void **state)
     assert_non_null(strstr(metrics, "\"bf16_fallbacks\":0}"));
     free(metrics);
     assert_false(has_same_adapter("fp8", "demo"));
+    make_plain("fast");
+    assert_false(has_same_adapter("fast", "fp8"));
+    cuda_runs_train("variant", 1,
+                    DEMO "base_format fp8_row compute_dtype fp8 fp8_fast_accumulation all");
+    assert_false(has_same_adapter("variant", "fast"));
     cuda_runs_train("variant", 1,
                     DEMO "base_format fp8_row compute_dtype fp8 compute_bf16_modules o_proj");
     assert_false(has_same_adapter("variant", "fp8"));

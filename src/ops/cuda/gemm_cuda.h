@@ -39,9 +39,7 @@ typedef enum ops_gemm_kind {
 typedef struct ops_gemm {
     ops_gemm_kind kind;
     bool transpose_a, transpose_b;
-    /* FP8: sums that are rounded to fewer bits than fp32 has on their way; no layer asks for
-     * them. */
-    bool fast_sums;
+    bool fast_sums; /* FP8: sums that are rounded to fewer bits than fp32 has on their way */
     bl_dtype d_type;
     float alpha, beta;
     int64_t m, n, k, lda, ldb, ldd;

@@ -144,6 +144,7 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
     p.gemm.a_scale =
         floats_at(p.memory, a->forward ? p.in_memory.scales : p.in_memory.turned_scales);
     p.gemm.b_scale = floats_at(p.scratch, p.at.scales);
+    p.gemm.fast_sums = ops_matmul_plan_has_fast_sums(a, kind);
     return p;
 }
 

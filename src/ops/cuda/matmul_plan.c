@@ -24,6 +24,12 @@ static bool segments_follow_each_other(const bl_weight *w)
     return w->n_segments > 0;
 }
 
+bool ops_matmul_plan_has_fast_sums(const bl_matmul_weight_args *a, ops_gemm_kind kind)
+{
+    return kind == OPS_GEMM_FP8_ROW &&
+           (a->sums == BL_SUMS_FAST || (a->sums == BL_SUMS_FAST_FORWARD && a->forward));
+}
+
 bool ops_matmul_plan_is_dense(const bl_weight *weight)
 {
     return segments_follow_each_other(weight) && weight->segment[0].format == BL_FORMAT_BF16;

@@ -16,6 +16,9 @@
  * written. */
 ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args, bl_matmul_fallback *reason);
 
+/* Whether the product, of the kind of ops_matmul_plan_kind, has fast sums. */
+bool ops_matmul_plan_has_fast_sums(const bl_matmul_weight_args *args, ops_gemm_kind kind);
+
 /* Whether the matrix is one dense bf16 matrix already. */
 bool ops_matmul_plan_is_dense(const bl_weight *weight);
 

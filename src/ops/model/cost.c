@@ -212,8 +212,10 @@ bl_cost bl_cost_matmul_weight(const bl_cost_setting *s, const bl_matmul_weight_a
 
     if (is_cuda) prepare(a, kind, &cost);
     if (is_fp8) add(&cost, BL_COST_MEMORY, 0, T * inner * (element + 1)); /* `in` is quantized */
-    add(&cost, is_fp8 ? BL_COST_FP8_GEMM : BL_COST_GEMM, 2 * T * weights,
-        weight_bytes + T * inner * (is_fp8 ? 1 : element) + outputs);
+    bl_cost_rate rate = ops_matmul_plan_has_fast_sums(a, kind) ? BL_COST_FP8_FAST_GEMM
+                        : is_fp8                               ? BL_COST_FP8_GEMM
+                                                               : BL_COST_GEMM;
+    add(&cost, rate, 2 * T * weights, weight_bytes + T * inner * (is_fp8 ? 1 : element) + outputs);
     return cost;
 }
 
@@ -271,6 +273,8 @@ static double flops_per_s(bl_cost_rate rate, const bl_rates *r)
     switch (rate) {
     case BL_COST_FP8_GEMM:
         return r->fp8_gemm_flops_per_s;
+    case BL_COST_FP8_FAST_GEMM:
+        return or_else(r->fp8_fast_gemm_flops_per_s, r->fp8_gemm_flops_per_s);
     case BL_COST_LORA:
         return or_else(r->lora_flops_per_s, r->gemm_flops_per_s);
     case BL_COST_HEAD:
