@@ -133,6 +133,7 @@ static void foresee(const job *j, spans *out)
                            .n_runs = 1,
                            .head_dtype = BL_BF16,
                            .kind = j->is_cuda ? BL_DEVICE_CUDA : BL_DEVICE_CPU,
+                           .act = j->is_cuda ? BL_BF16 : BL_F32,
                            .rates = {.gemm_flops_per_s = 1e10,
                                      .attention_forward_flops_per_s = 1e10,
                                      .attention_backward_flops_per_s = 1e10,
