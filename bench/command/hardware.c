@@ -16,6 +16,7 @@
 #include "bench/command/bench.h"
 #include "bench/command/file.h"
 #include "bench/command/rates.h"
+#include "ops/gemm.h"
 
 typedef struct hardware_options {
     char *dir, *disk_size, *memory_size, *output;
@@ -365,6 +366,8 @@ static bl_status measure_cpu(hardware *h, int n_threads)
     BL_TRY(bl_device_create_cpu(n_threads, &device));
     if (n_threads == 1) BL_TRY_GOTO(st, done, measure_copies(h, "cpu", &device, 1));
     BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_F32, device));
+    if (bl_cpu_gemm_has_bf16())
+        BL_TRY_GOTO(st, done, measure_gemm(h, "cpu", n_threads, BL_BF16, device));
     st = measure_fp8(h, n_threads, device);
 done:
     bl_device_destroy(device);

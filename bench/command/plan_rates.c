@@ -31,6 +31,7 @@ bl_status bl_bench_plan_rates(const bl_model_config *model, int64_t lora_r, int6
                               bl_rates *out)
 {
     BL_TRY(bl_plan_measure_rates(&(bl_plan_measure_options){.model = model,
+                                                            .act = BL_F32,
                                                             .lora_r = lora_r,
                                                             .tokens = tokens,
                                                             .document_tokens = tokens,

@@ -59,11 +59,12 @@ bl_status bl_cli_plan_measure(bl_plan_case *c, bool wanted, bool again)
     BL_TRY(bl_plan_measure(&c->input, again, &m));
     c->measured = m.rates;
     c->input.measured = &c->measured;
-    snprintf(c->hardware.f32_gemm_flops_per_s.source,
-             sizeof c->hardware.f32_gemm_flops_per_s.source,
-             "measured on this processor, %s, +-%.0f %%", m.date, 50 * m.scatter);
-    c->hardware.f32_gemm_flops_per_s.value =
-        m.rates.gemm_flops_per_s * c->hardware.n_cores / (double)c->config->threads;
+    bl_figure *products = bl_train_config_act(c->config) == BL_BF16
+                              ? &c->hardware.bf16_gemm_flops_per_s
+                              : &c->hardware.f32_gemm_flops_per_s;
+    snprintf(products->source, sizeof products->source, "measured on this processor, %s, +-%.0f %%",
+             m.date, 50 * m.scatter);
+    products->value = m.rates.gemm_flops_per_s * c->hardware.n_cores / (double)c->config->threads;
     bl_log_info("rates of this processor, %s %s: products %.1f GFLOP/s with %lld thread%s, scatter "
                 "%.0f %%%s",
                 m.is_cached ? "measured" : "measured now,", m.date, m.rates.gemm_flops_per_s * 1e-9,

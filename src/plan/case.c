@@ -7,6 +7,7 @@
 
 #include "base/sizes.h"
 #include "adapter/choose.h"
+#include "ops/gemm.h"
 #include "plan/memory.h"
 
 static int64_t n_devices(const bl_hardware *h)
@@ -24,7 +25,8 @@ static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char 
                                  .n_ranks_on_host = h->n_devices,
                                  .gpu = h->device,
                                  .capability = h->arch,
-                                 .cpu_bf16 = h->bf16_gemm_flops_per_s.value > 0};
+                                 .cpu_bf16 = h->bf16_gemm_flops_per_s.value > 0 &&
+                                             (!is_here || bl_cpu_gemm_has_bf16())};
 
     BL_TRY(bl_train_config_load_for(&machine, argc, argv, out));
     if (!(*out)->model_name_or_path)

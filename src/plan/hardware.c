@@ -129,8 +129,14 @@ static bl_status read_device_rates(reading *r)
 
     BL_TRY(read_rate(r, "device_copy", "bytes", in, 1, &h->copy_in_bytes_per_s));
     BL_TRY(read_rate(r, "device_copy", "bytes", out, 1, &h->copy_out_bytes_per_s));
+    const char *bf16[] = {"device", "cpu", "dtype", "bf16", NULL};
+
     BL_TRY(read_rate(r, "gemm", "flops", gemm, 1,
                      is_gpu ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s));
+    if (!is_gpu) { /* measured where the processor has it */
+        h->bf16_gemm_flops_per_s = (bl_figure){0};
+        BL_TRY(read_rate(r, "gemm", "flops", bf16, 1, &h->bf16_gemm_flops_per_s));
+    }
     if (is_gpu && h->bf16_gemm_flops_per_s.value > h->bf16_peak_flops_per_s.value)
         h->bf16_peak_flops_per_s = h->bf16_gemm_flops_per_s; /* clocks above the datasheet's */
     return read_rate(r, "fp8", "weights", decode, 1, &h->fp8_decode_weights_per_s);
@@ -362,7 +368,8 @@ static void assume_gathers(bl_hardware *h)
  * cores. */
 static void scale_cores(bl_hardware *h, int n_cores)
 {
-    bl_figure *const rates[] = {&h->f32_gemm_flops_per_s, &h->attention_forward_flops_per_s,
+    bl_figure *const rates[] = {&h->f32_gemm_flops_per_s, &h->bf16_gemm_flops_per_s,
+                                &h->attention_forward_flops_per_s,
                                 &h->attention_backward_flops_per_s, &h->fp8_decode_weights_per_s};
 
     for (size_t i = 0; i < BL_COUNT(rates); i++) {

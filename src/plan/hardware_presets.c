@@ -412,6 +412,7 @@ static const struct {
       .n_devices = 1,
       .n_cores = 2,
       .f32_gemm_flops_per_s = MEASURED(7.31e10, "gemm"),
+      .bf16_gemm_flops_per_s = ASSUMED(2 * 7.31e10, "twice fp32's, with AVX512-BF16"),
       .attention_forward_flops_per_s = ASSUMED(3.6e10, "half of the products'"),
       .attention_backward_flops_per_s = ASSUMED(3.6e10, "half of the products'"),
       .fp8_decode_weights_per_s = MEASURED(6.32e9, "fp8"),
@@ -448,9 +449,12 @@ static const struct {
      {.device = "AMD EPYC 9575F, 2 x 64 cores",
       BIG_CPU_HOST(0.8 * 24 * 48.0 * GB),
       .n_cores = 128,
-      /* 64 fp32 operations per cycle and core: two FMA of 512 bits. */
+      /* 64 fp32 operations per cycle and core: two FMA of 512 bits; vdpbf16ps does twice as
+       * many. */
       .f32_gemm_flops_per_s =
           ASSUMED(0.6 * 128 * 64 * 3.3e9, "60 % of 128 cores x 64 per cycle x 3.3 GHz"),
+      .bf16_gemm_flops_per_s =
+          ASSUMED(0.6 * 128 * 128 * 3.3e9, "60 % of 128 cores x 128 per cycle x 3.3 GHz"),
       .attention_forward_flops_per_s = ASSUMED(0.3 * 128 * 64 * 3.3e9, "half of the products'"),
       .attention_backward_flops_per_s = ASSUMED(0.3 * 128 * 64 * 3.3e9, "half of the products'"),
       .host_memory_bytes = ASSUMED(768 * GB, "24 x 32 GB"),
@@ -459,9 +463,11 @@ static const struct {
      {.device = "Intel Xeon 8490H, 2 x 60 cores",
       BIG_CPU_HOST(0.8 * 16 * 38.4 * GB),
       .n_cores = 120,
-      /* 64 fp32 operations per cycle and core; AMX has no fp32, in which Ballast computes on
-       * CPUs. */
+      /* 64 fp32 operations per cycle and core, and as many of one vdpbf16ps per cycle. AMX, which
+       * does 1024 of bf16, is not used. */
       .f32_gemm_flops_per_s =
+          ASSUMED(0.6 * 120 * 64 * 2.3e9, "60 % of 120 cores x 64 per cycle x 2.3 GHz, no AMX"),
+      .bf16_gemm_flops_per_s =
           ASSUMED(0.6 * 120 * 64 * 2.3e9, "60 % of 120 cores x 64 per cycle x 2.3 GHz, no AMX"),
       .attention_forward_flops_per_s = ASSUMED(0.3 * 120 * 64 * 2.3e9, "half of the products'"),
       .attention_backward_flops_per_s = ASSUMED(0.3 * 120 * 64 * 2.3e9, "half of the products'"),

@@ -72,6 +72,7 @@ static bl_plan_measure_options options_of(const bl_plan_input *in)
 
     return (bl_plan_measure_options){
         .model = in->model,
+        .act = bl_train_config_act(c),
         .lora_r = bl_max_i64(in->lora->options.r, 1),
         .tokens = tokens,
         .document_tokens = bl_min_i64(tokens, bl_round_up((int64_t)fmax(1, document), TOKENS_MIN)),
@@ -90,7 +91,10 @@ static void describe(const bl_plan_measure_options *o, char key[KEY_BYTES])
     char processor[BL_PROCESSOR_NAME_BYTES], library[BL_CPU_GEMM_TEXT_BYTES];
 
     bl_processor_name(processor);
-    bl_cpu_gemm_describe(library);
+    if (o->act == BL_BF16)
+        bl_cpu_gemm_describe_bf16(library);
+    else
+        bl_cpu_gemm_describe(library);
     snprintf(
         key, KEY_BYTES,
         "%s; build %s; %s; %d ranks x %d threads; hidden %lld, inter %lld, heads %lld, kv %lld "

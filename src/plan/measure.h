@@ -9,6 +9,7 @@
 
 typedef struct bl_plan_measure_options {
     const bl_model_config *model; /* its shapes; borrowed */
+    bl_dtype act;                 /* of activations */
     int64_t lora_r, tokens;
     int64_t document_tokens; /* 1..tokens: attention's documents */
     int n_ranks, threads;    /* 1..16 ranks, all measuring at once */

@@ -63,7 +63,7 @@ static bl_status measure(rank_rates *m, queue_fn queue, double work, double *rat
 
 static bl_tensor at(const rank_rates *m, int block)
 {
-    return bl_tensor_f32(m->block[block]);
+    return bl_tensor_of(m->block[block], m->dims.act);
 }
 
 /* ---- the operations of a layer ---- */
@@ -216,8 +216,8 @@ static bl_status queue_head(rank_rates *m)
             &(bl_matmul_weight_args){
                 .forward = forward,
                 .T = m->T,
-                .in = bl_tensor_f32(forward ? m->block[1] : m->logits),
-                .out = bl_tensor_f32(forward ? m->logits : m->block[1]),
+                .in = bl_tensor_of(forward ? m->block[1] : m->logits, m->dims.act),
+                .out = bl_tensor_of(forward ? m->logits : m->block[1], m->dims.act),
                 .weight = {.rows = V,
                            .cols = m->dims.hidden,
                            .n_segments = 1,
@@ -231,7 +231,8 @@ static bl_status measure_all(rank_rates *m)
     bl_rates *r = &m->rates;
     double weights = 0, small = 0, T = (double)m->T,
            pairs = T * (double)m->options->document_tokens * (double)d->q_width;
-    double elements = (double)(10 * d->hidden + 3 * d->inter);
+    double elements = (double)(10 * d->hidden + 3 * d->inter),
+           element_bytes = (double)bl_dtype_bytes(d->act);
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
         weights += (double)(m->dims.matrix[i].rows * m->dims.matrix[i].cols);
@@ -241,7 +242,7 @@ static bl_status measure_all(rank_rates *m)
     BL_TRY(measure(m, queue_lora, 2 * T * small, &r->lora_flops_per_s));
     BL_TRY(measure(m, queue_attention_forward, 2 * pairs, &r->attention_forward_flops_per_s));
     BL_TRY(measure(m, queue_attention_backward, 5 * pairs, &r->attention_backward_flops_per_s));
-    BL_TRY(measure(m, queue_rows, T * elements * 4, &r->memory_bytes_per_s));
+    BL_TRY(measure(m, queue_rows, T * elements * element_bytes, &r->memory_bytes_per_s));
     BL_TRY(measure(m, queue_adamw, 7 * 4 * T * (double)d->hidden, &r->optimizer_bytes_per_s));
     if (!m->head) return BL_OK;
     double head = (double)(m->options->model->vocab_size * d->hidden);
@@ -348,7 +349,7 @@ bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_rates *out)
                       .compute_cores = o->threads,
                       .copy_cores = 1};
     for (int i = 0; i < o->n_ranks; i++) {
-        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, BL_F32),
+        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, o->act),
                                 .options = o,
                                 .r = o->lora_r,
                                 .T = o->tokens,

@@ -55,7 +55,7 @@ static bl_status open_job(int n_hosts, job *j)
         .kind = BL_DEVICE_CUDA,
         .act = BL_BF16,
         .mode = BL_MATMUL_BF16,
-        .rates = bl_time_rates_of(&j->hardware, GPUS, 1),
+        .rates = bl_time_rates_of(&j->hardware, GPUS, 1, BL_BF16),
         .n_ranks = GPUS * n_hosts,
         .n_hosts = n_hosts,
         .n_shards = GPUS * n_hosts,

@@ -47,9 +47,9 @@ double bl_plan_report_price(const bl_plan_report *r)
 
 const char *bl_plan_report_peak(const bl_plan_report *r)
 {
-    return r->c->hardware.kind != BL_DEVICE_CUDA ? "fp32"
-           : r->time->products.n_fp8 > 0         ? "FP8"
-                                                 : "bf16";
+    return bl_train_config_act(r->config) == BL_F32 ? "fp32"
+           : r->time->products.n_fp8 > 0            ? "FP8"
+                                                    : "bf16";
 }
 
 static double host_bytes(const bl_plan_report *r, const bl_memory_ledger *m)
@@ -108,11 +108,10 @@ static void BL_PRINTF(2, 3) add_word(word_list *l, const char *format, ...)
 static void describe_products(const bl_plan_report *r, char text[160])
 {
     const bl_time_products *p = &r->time->products;
-    bool is_cuda = r->c->hardware.kind == BL_DEVICE_CUDA;
     int64_t n_bf16 = p->n_matrices - p->n_fp8;
 
     if (r->config->compute_dtype != BL_COMPUTE_FP8 || n_bf16 == 0) {
-        snprintf(text, 160, "%s", !is_cuda ? "fp32" : p->n_fp8 > 0 ? "FP8" : "bf16");
+        snprintf(text, 160, "%s", bl_plan_report_peak(r));
         return;
     }
     const char *why = p->reason == BL_FALLBACK_COUNT ? "compute_bf16_modules"

@@ -143,8 +143,9 @@ static void print_rates(const bl_plan_report *r, FILE *out)
     if (is_fp8) print_flops("FP8 products", &h->fp8_gemm_flops_per_s, out);
     if (is_fp8 && r->plan->pass.sums != BL_SUMS_FULL)
         print_flops("with fast sums", &h->fp8_fast_gemm_flops_per_s, out);
-    print_flops(is_gpu ? "bf16 products" : "products",
-                is_gpu ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s, out);
+    bool is_bf16 = is_gpu || bl_train_config_act(r->config) == BL_BF16;
+    print_flops(is_bf16 ? "bf16 products" : "products",
+                is_bf16 ? &h->bf16_gemm_flops_per_s : &h->f32_gemm_flops_per_s, out);
     print_flops("attention", &h->attention_forward_flops_per_s, out);
     print_flops("attention, backward", &h->attention_backward_flops_per_s, out);
     if (is_gpu) print_rate("device memory", &h->device_memory_bytes_per_s, out);

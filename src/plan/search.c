@@ -58,8 +58,8 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
 /* Links and shared resources are the machine's in any case. */
 static bl_rates rates_of(const bl_plan_input *in)
 {
-    bl_rates rates =
-        bl_time_rates_of(in->hardware, in->topology.n_on_host, (int)in->config->threads);
+    bl_rates rates = bl_time_rates_of(in->hardware, in->topology.n_on_host,
+                                      (int)in->config->threads, bl_train_config_act(in->config));
     const bl_rates *measured = in->measured;
 
     if (!measured) return rates;

@@ -30,7 +30,7 @@ bl_lane bl_time_bound(const bl_time_estimate *e)
 
 /* ---- rates ---- */
 
-bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads)
+bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads, bl_dtype act)
 {
     double n = n_ranks_on_host;
     bl_rates r = {
@@ -58,9 +58,14 @@ bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads
     if (h->kind == BL_DEVICE_CUDA) return r;
     /* Cores are shared: a rank computes with its threads' part of what all of them reach. */
     double part = fmin(1.0 / n, (double)threads / bl_max_i64(h->n_cores, 1));
-    r.gemm_flops_per_s = r.peak_flops_per_s = h->f32_gemm_flops_per_s.value * part;
-    r.attention_forward_flops_per_s *= part;
-    r.attention_backward_flops_per_s *= part;
+    double products =
+        act == BL_BF16 ? h->bf16_gemm_flops_per_s.value : h->f32_gemm_flops_per_s.value;
+    r.gemm_flops_per_s = r.peak_flops_per_s = products * part;
+    /* The figures are fp32's; attention consists of products. */
+    double faster =
+        h->f32_gemm_flops_per_s.value > 0 ? products / h->f32_gemm_flops_per_s.value : 1;
+    r.attention_forward_flops_per_s *= part * faster;
+    r.attention_backward_flops_per_s *= part * faster;
     if (r.attention_forward_flops_per_s <= 0) r.attention_forward_flops_per_s = r.gemm_flops_per_s;
     if (r.attention_backward_flops_per_s <= 0)
         r.attention_backward_flops_per_s = r.gemm_flops_per_s;

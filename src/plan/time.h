@@ -19,8 +19,9 @@
 #include "plan/hardware.h"
 
 /* The rates of one of n_ranks_on_host ranks. On a GPU each has a separate device; on the CPU they
- * share the host's cores, of which each computes with `threads`. */
-bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads);
+ * share the host's cores, of which each computes with `threads`, on activations of dtype `act`. */
+bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int threads,
+                          bl_dtype act);
 
 /* Consecutive layers that are alike. */
 typedef struct bl_time_run {

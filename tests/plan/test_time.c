@@ -244,12 +244,12 @@ static void ranks_share_a_cpu(void **state)
     c.input.kind = BL_DEVICE_CPU;
     c.input.act = BL_F32;
     c.input.n_ranks = c.input.n_shards = 1;
-    c.input.rates = bl_time_rates_of(&cpu, 1, cpu.n_cores);
+    c.input.rates = bl_time_rates_of(&cpu, 1, cpu.n_cores, BL_F32);
     double alone = predict(&c.input).tokens_per_s;
     c.input.n_ranks = c.input.n_shards = 2;
-    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores);
+    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores, BL_F32);
     assert_near(predict(&c.input).tokens_per_s, alone, 0.15);
-    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores / 2);
+    c.input.rates = bl_time_rates_of(&cpu, 2, cpu.n_cores / 2, BL_F32);
     assert_near(predict(&c.input).tokens_per_s, alone, 0.15);
 }
 

@@ -8,6 +8,19 @@
 #include "ops/gemm.h"
 #include "train/rank/preference.h"
 
+/* C = A B^T of N x N matrices that begin one after the other in `block`, in the dtype of
+ * activations. */
+static bl_status multiply(const bl_trainer *t, int64_t N, float *block)
+{
+    bl_pool *pool = bl_device_pool(t->rank->device);
+    float *A = block, *B = A + N * N, *C = B + N * N;
+
+    if (bl_device_act(t->rank->device) == BL_F32)
+        return bl_cpu_gemm_f32(pool, false, true, N, N, N, 1.0f, A, N, B, N, 0.0f, C, N);
+    return bl_cpu_gemm_bf16(pool, false, true, N, N, N, 1.0f, (const uint16_t *)A, N,
+                            (const uint16_t *)B, N, 0.0f, BL_F32, C, N);
+}
+
 /* The rate of a plain GEMM of this rank while the other ranks run theirs: mfu is a fraction of it.
  * That of a GPU stays unknown. */
 static void measure_peak(bl_trainer *t)
@@ -19,9 +32,7 @@ static void measure_peak(bl_trainer *t)
     for (int i = 0; i < 2 * N * N; i++) block[i] = 1.0f;
     for (int run = 0; run < RUNS; run++) {
         double start = bl_now_s();
-        if (bl_cpu_gemm_f32(bl_device_pool(t->rank->device), false, true, N, N, N, 1.0f, block, N,
-                            block + N * N, N, 0.0f, block + 2 * N * N, N) != BL_OK)
-            break;
+        if (multiply(t, N, block) != BL_OK) break;
         double flops = 2.0 * N * N * N / (bl_now_s() - start);
         if (flops > t->peak_flops) t->peak_flops = flops;
     }
