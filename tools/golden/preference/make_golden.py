@@ -61,6 +61,7 @@ CASES = {
     'sigmoid-sft': case('two losses with weights', ['sigmoid', 'sft'], any_size=False, loss_weights=['1', '0.25']),
     'orpo': case('no reference; prompts carry loss, too', ['orpo'], any_size=False),
     'simpo': case('no reference, means', ['simpo'], beta=2.0, simpo_gamma=1.0, label_smoothing=0.1),
+    'holes': case('tokens without labels inside of answers', ['sigmoid_norm'], beta=2.0, tokens='holes'),
     'kto': case('answers with labels, one rank', ['kto'], kl_ranks=1, tokens='labels', desirable_weight=1.5),
     'kto-ranks': case('the same, whose divergence is a mean over two ranks', ['kto'], kl_ranks=2, tokens='labels',
                       desirable_weight=1.5),
@@ -77,9 +78,9 @@ def answer(rng, prompt, n, hole=False):
     return {'input_ids': ids, 'labels': labels}
 
 
-def pairs():
-    """Prompts and answers of many lengths: one answer is cut at MAX_LENGTH, one prompt is empty, one answer has a token
-    without a label, and one row's prompt fills MAX_LENGTH: it is left out."""
+def pairs(holes=False):
+    """Prompts and answers of many lengths: one answer is cut at MAX_LENGTH, one prompt is empty, and one row's prompt fills
+    MAX_LENGTH: it is left out. holes: answers have a token without a label, which TRL's rows cannot have."""
     rng, rows = np.random.default_rng(7), []
     for i in range(N_ROWS + 1):
         n_prompt = MAX_LENGTH if i == 4 else 0 if i == 7 else int(rng.integers(1, 12))
@@ -87,7 +88,7 @@ def pairs():
         sizes = [int(n) for n in rng.integers(3, 10, 2)]
         if i == 2:
             sizes[0] = MAX_LENGTH
-        rows.append({'chosen': answer(rng, prompt, sizes[0], i == 5), 'rejected': answer(rng, prompt, sizes[1])})
+        rows.append({'chosen': answer(rng, prompt, sizes[0], holes), 'rejected': answer(rng, prompt, sizes[1])})
     return rows
 
 
@@ -337,7 +338,7 @@ def main():
     a = p.parse_args()
     use_float64()
     os.makedirs(os.path.join(a.out, 'tokens'), exist_ok=True)
-    made = {'pairs': pairs(), 'labels': labeled()}
+    made = {'pairs': pairs(), 'holes': pairs(holes=True), 'labels': labeled()}
     for name, rows in made.items():
         inputs.write_tokens(os.path.join(a.out, 'tokens', name + '.jsonl'), rows)
     for name, c in CASES.items():
