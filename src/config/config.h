@@ -104,7 +104,6 @@ typedef struct bl_train_config {
     /* the loss; bl_train_config_losses */
     bl_string_list loss_type, loss_weights;
     double beta, label_smoothing, ld_alpha, simpo_gamma, desirable_weight, undesirable_weight;
-    bool precompute_ref_log_probs;
 
     /* LoRA */
     int64_t lora_r;
