@@ -296,7 +296,7 @@ static void print_second(const bl_plan_report *r, FILE *out)
 }
 
 /* Caveats about the rest. */
-static void print_notes(const bl_plan_report *r, FILE *out)
+static void print_notes(const bl_plan_report *r, bool has_details, FILE *out)
 {
     enum { LONG_S = 1000 * 3600 };
     static const double DOUBTFUL_MFU = 0.6, IDLE_HOST = 0.3;
@@ -317,6 +317,7 @@ static void print_notes(const bl_plan_report *r, FILE *out)
     if (r->time->mfu > DOUBTFUL_MFU && h->kind == BL_DEVICE_CUDA)
         fprintf(out, "Note     doubtful: few programs reach an MFU above %.0f %%\n",
                 100 * DOUBTFUL_MFU);
+    if (has_details) return;
     if (h->kind == BL_DEVICE_CUDA)
         fputs("Note     GPU rates are not measured by Ballast; --details has them, and memory by "
               "item\n",
@@ -334,6 +335,6 @@ bl_status bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *
     print_keys(r->config, r->plan, out);
     if (r->choice) print_second(r, out);
     if (has_details) BL_TRY(plan_report_print_details(r, out));
-    print_notes(r, out);
+    print_notes(r, has_details, out);
     return BL_OK;
 }

@@ -28,7 +28,7 @@ static bl_status print_model(const bl_job *job)
     bl_log_info("products: %s", products);
     if (c->device == BL_CONFIG_DEVICE_CPU && !bl_train_config_given(c, "compute_dtype") &&
         bl_cpu_gemm_has_bf16())
-        bl_log_info("compute_dtype auto: fp32; this processor has AVX512-BF16: compute_dtype bf16 "
+        bl_log_info("products are in fp32; this processor has AVX512-BF16: compute_dtype bf16 "
                     "is faster and rounds more");
     bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d rank%s x "
                 "%lld thread%s, shards of %lld",
