@@ -79,9 +79,9 @@
 #define HOPPER_ATTENTION                                                                           \
     .kind = BL_DEVICE_CUDA, .arch = 90,                                                            \
     .attention_forward_flops_per_s =                                                               \
-        ASSUMED(290 * TFLOPS, "the kernels' instructions; FA-2 at 8k: 306 (#1893)"),   \
+        ASSUMED(290 * TFLOPS, "the kernels' instructions; FA-2 at 8k: 306 (#1893)"),               \
     .attention_backward_flops_per_s =                                                              \
-        ASSUMED(150 * TFLOPS, "the kernels' instructions; FA-2 at 8k: 166 (#1893)"),   \
+        ASSUMED(150 * TFLOPS, "the kernels' instructions; FA-2 at 8k: 166 (#1893)"),               \
     .launch_s = LAUNCH, .gather_latency_s = LATENCY
 #define HOPPER                                                                                     \
     HOPPER_ATTENTION, .bf16_peak_flops_per_s = DATASHEET(989.4 * TFLOPS, "H100, dense"),           \
