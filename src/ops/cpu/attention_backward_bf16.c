@@ -60,8 +60,8 @@ static float scale_of(const bl_attention_backward_args *a)
 }
 
 /* p_i = exp(s_i - lse_i), ds_i = p_i (dp_i - delta_i); s and dp are where p and ds go. */
-OPS_CLONES static void gradient_row(int64_t n, const float *lse, const float *delta, float *p,
-                                    float *ds)
+OPS_CLONES static void tile_gradient_row(int64_t n, const float *lse, const float *delta, float *p,
+                                         float *ds)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) {
@@ -70,7 +70,8 @@ OPS_CLONES static void gradient_row(int64_t n, const float *lse, const float *de
     }
 }
 
-OPS_CLONES static void gradient_row_of_query(int64_t n, float lse, float delta, float *p, float *ds)
+OPS_CLONES static void tile_gradient_of_query(int64_t n, float lse, float delta, float *p,
+                                              float *ds)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) {
@@ -124,8 +125,8 @@ static void add_queries(const bl_attention_backward_args *a, const row_block *ke
         int64_t at = j * BLOCK, key = keys->first + j,
                 begin = bl_min_i64(n_rows, bl_max_i64(0, key - row)),
                 end = bl_max_i64(begin, bl_min_i64(n_rows, key + keys->window - row));
-        gradient_row(end - begin, s->lse + begin, s->delta + begin, s->p + at + begin,
-                     s->ds + at + begin);
+        tile_gradient_row(end - begin, s->lse + begin, s->delta + begin, s->p + at + begin,
+                          s->ds + at + begin);
         round_part(begin, end, n_rows, s->p + at, s->p_bf16 + at);
         round_part(begin, end, n_rows, s->ds + at, s->ds_bf16 + at);
     }
@@ -181,8 +182,8 @@ static void add_keys(const bl_attention_backward_args *a, const row_block *rows,
                 end = bl_max_i64(0, bl_min_i64(n_keys, row + 1 - key)),
                 begin = bl_min_i64(end, bl_max_i64(0, row + 1 - rows->window - key));
         int64_t of_row = row * a->n_heads + head;
-        gradient_row_of_query(end - begin, a->lse[of_row], a->delta[of_row], s->p + at + begin,
-                              s->ds + at + begin);
+        tile_gradient_of_query(end - begin, a->lse[of_row], a->delta[of_row], s->p + at + begin,
+                               s->ds + at + begin);
         round_part(begin, end, n_keys, s->ds + at, s->ds_bf16 + at);
     }
     ops_bf16_tile(rows->n, a->d, bl_ceil_div(n_keys, 2), 1.0f, s->ds_bf16, BLOCK, s->first, ld,
