@@ -90,12 +90,11 @@ static double percent_up_to(const bl_series_bin *bin, int lane)
     return whole > 0 ? 100 * sum / whole : 0;
 }
 
-static void range_of(const bl_series *s, bl_series_bin const *bin,
-                     double (*value)(const bl_series_bin *), double *least, double *most)
+static void range_of(const bl_series *s, report_value_fn value, double *least, double *most)
 {
     for (int64_t i = 0; i < s->n_bins; i++) {
-        *least = fmin(*least, value(&bin[i]));
-        *most = fmax(*most, value(&bin[i]));
+        *least = fmin(*least, value(&s->bin[i]));
+        *most = fmax(*most, value(&s->bin[i]));
     }
 }
 
@@ -174,8 +173,8 @@ static void draw_loss(FILE *out, const picture *pic)
     bool is_smooth = s->n_bins >= SMOOTH_FROM;
     int64_t around = s->n_bins / SMOOTH_PARTS / 2 + 1;
 
-    range_of(s, s->bin, loss_of, &least, &most);
-    range_of(e, e->bin, loss_of, &least, &most);
+    range_of(s, loss_of, &least, &most);
+    range_of(e, loss_of, &least, &most);
     train_panel_fit(&p, least, most, 0);
     train_panel_begin(out, &p, "%g");
     train_panel_line(out, &p, "train_loss",
@@ -196,31 +195,18 @@ static void draw_loss(FILE *out, const picture *pic)
     train_panel_end(out);
 }
 
-static void draw_rate(FILE *out, const picture *pic)
+/* A low panel with one line. */
+static void draw_line(FILE *out, const picture *pic, const char *id, const char *title, double top,
+                      const char *format, report_value_fn of)
 {
     const bl_series *s = &pic->run->steps;
-    report_panel p = panel_at(pic, "learning_rate", "Learning rate", RATE_TOP, LOW_HEIGHT);
+    report_panel p = panel_at(pic, id, title, top, LOW_HEIGHT);
     double least = 0, most = 0;
 
-    range_of(s, s->bin, rate_of, &least, &most);
+    range_of(s, of, &least, &most);
     train_panel_fit(&p, least, most, 0);
-    train_panel_begin(out, &p, "%.3g");
-    train_panel_line(out, &p, "learning_rate", "stroke=\"#0072b2\" stroke-width=\"1.6\"", s,
-                     rate_of);
-    train_panel_end(out);
-}
-
-static void draw_speed(FILE *out, const picture *pic)
-{
-    const bl_series *s = &pic->run->steps;
-    report_panel p = panel_at(pic, "tokens_per_s", "Tokens per second", SPEED_TOP, LOW_HEIGHT);
-    double least = 0, most = 0;
-
-    range_of(s, s->bin, speed_of, &least, &most);
-    train_panel_fit(&p, least, most, 0);
-    train_panel_begin(out, &p, "%.10g");
-    train_panel_line(out, &p, "tokens_per_s", "stroke=\"#0072b2\" stroke-width=\"1.6\"", s,
-                     speed_of);
+    train_panel_begin(out, &p, format);
+    train_panel_line(out, &p, id, "stroke=\"#0072b2\" stroke-width=\"1.6\"", s, of);
     train_panel_end(out);
 }
 
@@ -329,8 +315,8 @@ static void draw(const void *user, FILE *out)
     bl_svg_begin(out, WIDTH, TABLE_TOP + BAR_HEIGHT + 22 + (n + 1) * ROW + 8, pic->name, rest);
     draw_summary(out, pic);
     draw_loss(out, pic);
-    draw_rate(out, pic);
-    draw_speed(out, pic);
+    draw_line(out, pic, "learning_rate", "Learning rate", RATE_TOP, "%.3g", rate_of);
+    draw_line(out, pic, "tokens_per_s", "Tokens per second", SPEED_TOP, "%.10g", speed_of);
     draw_time(out, pic);
     draw_table(out, pic);
     fputs("</svg>\n", out);
