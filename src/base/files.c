@@ -353,11 +353,19 @@ static bl_status create_folder(const char *path, mode_t mode)
     return st;
 }
 
+static bl_status check_folder(const char *path)
+{
+    struct stat info;
+
+    if (stat(path, &info) != 0) return bl_fail_errno(BL_EIO, "%s", path);
+    if (!S_ISDIR(info.st_mode)) return BL_FAIL(BL_EINPUT, "%s: exists and is not a folder", path);
+    return BL_OK;
+}
+
 /* mode: of the last folder, when it is new. */
 static bl_status create_path(const char *path, mode_t mode)
 {
     bl_status st = BL_OK;
-    struct stat info;
     char *prefix = NULL;
 
     BL_TRY(bl_text_format(&prefix, "%s", path));
@@ -370,13 +378,16 @@ static bl_status create_path(const char *path, mode_t mode)
         *at = separator;
         if (separator == '\0') break;
     }
-    if (stat(path, &info) != 0)
-        st = bl_fail_errno(BL_EIO, "%s", path);
-    else if (!S_ISDIR(info.st_mode))
-        st = BL_FAIL(BL_EINPUT, "%s: exists and is not a folder", path);
+    st = check_folder(path);
 done:
     free(prefix);
     return st;
+}
+
+bl_status bl_dir_create_child(const char *path)
+{
+    BL_TRY(create_folder(path, 0777));
+    return check_folder(path);
 }
 
 bl_status bl_dir_create(const char *path)

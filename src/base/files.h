@@ -81,6 +81,8 @@ bl_status bl_file_write_atomic(const char *path, const void *bytes, size_t n_byt
 /* Creates parents, too; an existing directory is fine. BL_EINPUT: it, or a parent, exists and is
  * not a directory. */
 bl_status bl_dir_create(const char *path);
+/* The same, with BL_EIO where its parent does not exist: a removed directory stays removed. */
+bl_status bl_dir_create_child(const char *path);
 /* The same; the folder itself, when it is new, is for this user only (0700). */
 bl_status bl_dir_create_private(const char *path);
 /* BL_EUSAGE when another user than this process's or root owns the file or folder, or may write it.

@@ -146,14 +146,14 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
     BL_TRY_GOTO(st, done, bl_text_format(&checkpoint->dir, "%s", dir));
     BL_TRY_GOTO(st, done, store_checkpoint_step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
-    if ((st = bl_dir_create(dir)) !=
+    if ((st = bl_dir_create_child(dir)) !=
         BL_OK) { /* a run's own folder, which was there: not its input's fault */
         st = st == BL_EINPUT ? BL_EIO : st;
         goto done;
     }
     BL_TRY_GOTO(st, done, bl_tree_remove(checkpoint->tmp_path));
     BL_TRY_GOTO(st, done, check_space(dir, n_bytes));
-    BL_TRY_GOTO(st, done, bl_dir_create(checkpoint->tmp_path));
+    BL_TRY_GOTO(st, done, bl_dir_create_child(checkpoint->tmp_path));
     *out = checkpoint;
     checkpoint = NULL;
 done:

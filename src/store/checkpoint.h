@@ -25,8 +25,8 @@
 
 typedef struct bl_checkpoint bl_checkpoint; /* one that is being written */
 
-/* Starts DIR/step-N.tmp (DIR is created; an old step-N.tmp is removed). n_bytes: bytes that the
- * caller will write; BL_ELIMIT at once when the disk has less. */
+/* Starts DIR/step-N.tmp: removes an old one, creates DIR. BL_EIO where DIR's parent does not exist.
+ * n_bytes: bytes that the caller will write; BL_ELIMIT at once when the disk has less. */
 bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out);
 
 /* The folder for files that the caller writes itself; the checkpoint's. */

@@ -297,6 +297,12 @@ static void test_folders(void **state)
     assert_error_has("exists and is not a folder");
     assert_int_equal(bl_dir_create(in_folder("p/file/x")), BL_EINPUT);
     assert_error_has("p/file/x: creating the folder: Not a directory");
+    assert_int_equal(bl_dir_create_child(in_folder("p/s/t")), BL_EIO);
+    assert_error_has("p/s/t: creating the folder: No such file or directory");
+    assert_false(bl_file_exists(in_folder("p/s")));
+    for (int again = 0; again < 2; again++)
+        assert_int_equal(bl_dir_create_child(in_folder("p/s")), BL_OK);
+    assert_int_equal(bl_dir_create_child(in_folder("p/file")), BL_EINPUT);
     /* A link inside a removed tree is removed, its target is not. */
     assert_int_equal(bl_dir_create(in_folder("other")), BL_OK);
     assert_int_equal(bl_file_write_atomic(in_folder("other/file"), "", 0), BL_OK);

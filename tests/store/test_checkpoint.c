@@ -168,6 +168,9 @@ static void test_round_trip(void **state)
     assert_latest(dir, -1);
     assert_steps(dir, NULL, 0);
     assert_int_equal(bl_checkpoint_clean(dir, NULL), BL_OK);
+    assert_int_equal(save(dir, 7, 100), BL_EIO); /* a removed directory is not made again */
+    assert_false(bl_file_exists(tmp_path("run")));
+    tmp_subdir("run");
     assert_int_equal(save(dir, 7, 100), BL_OK);
     assert_int_equal(save(dir, 12, 0), BL_OK);
     assert_latest(dir, 12);
