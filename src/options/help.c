@@ -111,8 +111,9 @@ static void print_alias(const bl_option_alias *alias, FILE *out)
 static void print_aliases(const bl_options *options, FILE *out)
 {
     fputs(
-        "\n### Names from other programs\n\nNested names have dots. A name that ends in `*` stands "
-        "for all that begin so.\nOf the values, `x=y` means that x becomes y, `x=` that x sets "
+        "\n### Names from other programs\n\nNested names have dots. A name that ends in `*` means "
+        "all names with that prefix.\nOf the values, `x=y` means that x becomes y, `x=` that x "
+        "sets "
         "nothing, `!x` that x is rejected, and\n`x100` a fraction that becomes percent. `*` is any "
         "text. The first that fits holds.\n\n| name | read as, or use instead |\n| --- | --- |\n",
         out);

@@ -173,7 +173,7 @@ static void draw(const void *user, FILE *out)
     int n = make_bars(r, bars);
 
     write_title(r, title);
-    bl_svg_begin(out, WIDTH, TOP + n * ROW + LEGEND + 3 * 24, title, ": what lies where");
+    bl_svg_begin(out, WIDTH, TOP + n * ROW + LEGEND + 3 * 24, title, ": memory by tier and item");
     for (int i = 0; i < n; i++) draw_bar(out, &bars[i], TOP + i * ROW);
     draw_legend(out, bars, n, TOP + n * ROW + 10.0);
     fputs("</svg>\n", out);

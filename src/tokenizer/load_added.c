@@ -94,7 +94,7 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
         BL_TRY(check_added_id(model, token, content[i], next_id));
         for (size_t k = 0; k < i; k++)
             if (tokenizer->added[k].id == token->id)
-                return BL_FAIL(BL_EINPUT, "%s: %.80s stands there twice", where, content[i]);
+                return BL_FAIL(BL_EINPUT, "%s: %.80s is listed twice", where, content[i]);
         if (!bl_strings_get(&model->text, token->id, NULL))
             BL_TRY(bl_strings_set(&model->text, token->id, content[i], strlen(content[i])));
         if (token->id >= n_vocab && token->id >= next_id) next_id = token->id + 1;

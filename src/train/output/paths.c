@@ -295,7 +295,7 @@ static bl_status compare_with_removed(const bl_train_config *c, const places *ch
         bool lies = lies_in(path, folder);
         free(path);
         if (lies)
-            return BL_FAIL(BL_EUSAGE, "%s: %s lies in %s, where output_dir's run removes files",
+            return BL_FAIL(BL_EUSAGE, "%s: %s is in %s, where output_dir's run removes files",
                            input->key, input->path, folder->path);
     }
     return BL_OK;

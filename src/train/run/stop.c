@@ -77,7 +77,7 @@ static void abandon(supervisor *s)
         bl_error_save(&error, say_before_steps());
     else
         snprintf(error.text, sizeof error.text,
-                 "stopped inside a step; the newest checkpoint in %s stands",
+                 "stopped inside a step; the newest checkpoint in %s is kept",
                  s->runs[0].training.checkpoint_dir);
     atomic_store(&s->control.abandon, 1);
     bl_comm_abort(s->ranks.rank[0].host_world, &error);
@@ -141,9 +141,8 @@ static bl_status save_abandoned_run(supervisor *s, int run)
     for (int i = 0; agreed && i < s->ranks.n_here; i++) agreed = trainers[i].steps_done == step;
     if (!agreed)
         return BL_FAIL(BL_ESTOPPED,
-                       "stopped on request inside a step, which is lost; the newest checkpoint in "
-                       "%s stands: resume with "
-                       "--resume_from_checkpoint true",
+                       "stopped on request inside a step, which is lost; resume with "
+                       "--resume_from_checkpoint true from the newest checkpoint in %s",
                        training->checkpoint_dir);
     bl_output_abort_saving(&s->runs[run].output); /* one that was under way when the grace ended */
     if (trainers->saved_step != step) BL_TRY(bl_trainers_save(trainers, step));
