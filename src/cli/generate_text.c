@@ -94,13 +94,40 @@ static size_t without_open_character(const char *text, size_t begin, size_t n)
     return n;
 }
 
+/* Bytes of the text of ids[0..n), which is `length` bytes long, that later ids do not change. */
+static bl_status settled_bytes(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
+                               size_t length, size_t *out)
+{
+    size_t n_settled = bl_tokenizer_settled(tokenizer, ids, n);
+    char *text;
+
+    *out = length;
+    if (n_settled == n) return BL_OK;
+    BL_TRY(bl_tokenizer_decode(tokenizer, ids, n_settled, true, &text, out));
+    free(text);
+    return BL_OK;
+}
+
+/* A prompt's last bytes may become longer characters with the answer's first: a piece does not
+ * begin inside of one. */
+static size_t begin_of_character(const char *text, size_t at, size_t n)
+{
+    while (at < n && ((unsigned char)text[at] & 0xC0) == 0x80) at++;
+    return at;
+}
+
 bl_status bl_answer_text_next(bl_answer_text *a, const int32_t *ids, size_t n, bool is_last,
                               char **piece, size_t *n_bytes)
 {
     char *text;
-    size_t length;
+    size_t length, settled;
 
     BL_TRY(bl_tokenizer_decode(a->tokenizer, ids, n, true, &text, &length));
+    bl_status st = settled_bytes(a->tokenizer, ids, n, length, &settled);
+    if (st != BL_OK) {
+        free(text);
+        return st;
+    }
     /* A prompt that ends inside a character has a replacement there, which may be shorter. */
     size_t begin = a->begin < length ? a->begin : length, end = length;
     if (a->stop)
@@ -108,8 +135,9 @@ bl_status bl_answer_text_next(bl_answer_text *a, const int32_t *ids, size_t n, b
     else if ((end = find_stop(a->stops, text, begin, length, &a->stop)) == length && !is_last) {
         end = without_open_character(text, begin, length);
         end -= begun_stop(a->stops, text, begin, end);
+        if (end > settled) end = settled;
     }
-    size_t shown = a->shown < end ? a->shown : end;
+    size_t shown = begin_of_character(text, a->shown < end ? a->shown : end, end);
     *n_bytes = end - shown;
     memmove(text, text + shown, *n_bytes);
     text[*n_bytes] = '\0';

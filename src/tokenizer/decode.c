@@ -263,3 +263,20 @@ done:
     free_list(&list[1]);
     return st;
 }
+
+size_t bl_tokenizer_settled(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n)
+{
+    bool joins_bytes = false;
+    size_t settled = n;
+
+    for (size_t i = 0; i < tokenizer->n_decoders; i++)
+        joins_bytes = joins_bytes || tokenizer->decoder[i].kind == BL_DECODE_BYTE_FALLBACK;
+    for (size_t i = n; joins_bytes && i-- > 0;) {
+        size_t n_token;
+        const char *token = bl_strings_get(&tokenizer->model.text, ids[i], &n_token);
+        if (!token || tokenizer->model.is_special[ids[i]]) continue;
+        if (byte_token_value(token, n_token) < 0) break;
+        settled = i;
+    }
+    return settled;
+}

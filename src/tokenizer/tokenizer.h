@@ -61,6 +61,9 @@ bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, s
 bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
                               bool skip_special, char **out, size_t *n_bytes);
 
+/* How many of the ids have a text that ids after them do not change: all, except a run of byte
+ * tokens at the end, which decode together. Special tokens count as skipped. */
+size_t bl_tokenizer_settled(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n);
 int32_t bl_tokenizer_token_to_id(const bl_tokenizer *tokenizer,
                                  const char *token); /* -1: no such token */
 const char *bl_tokenizer_id_to_token(const bl_tokenizer *tokenizer,

@@ -11,21 +11,27 @@
 
 #include <cmocka.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
 #include "cli/generate_internal.h"
 #include "tokenizer/text.h"
 
 enum { MAX_BYTES = 4096 };
 
-static bl_tokenizer *tokenizer;
+static bl_tokenizer *tokenizer, *by_alphabet, *by_fallback;
 
-/* A token per byte, of the byte alphabet. */
+/* A token per byte: of the byte alphabet, or a letter or a byte token. */
 static void encode_bytes(const char *text, bl_ids *ids)
 {
     ids->n = 0;
     for (const char *at = text; *at; at++) {
         bl_bytes name = {0};
-        assert_int_equal(bl_bytes_append_to_alphabet(&name, at, 1), BL_OK);
+        char byte_token[8];
+        snprintf(byte_token, sizeof byte_token, "<0x%02X>", (unsigned)(unsigned char)*at);
+        if (tokenizer == by_fallback && !(*at >= 'a' && *at <= 'z'))
+            assert_int_equal(bl_bytes_append(&name, byte_token, strlen(byte_token)), BL_OK);
+        else
+            assert_int_equal(bl_bytes_append_to_alphabet(&name, at, 1), BL_OK);
         assert_int_equal(bl_bytes_append(&name, "", 1), BL_OK);
         int32_t id = bl_tokenizer_token_to_id(tokenizer, name.data);
         assert_true(id >= 0);
@@ -114,6 +120,24 @@ static void test_stop_texts(void **state)
     }
 }
 
+/* Byte tokens next to each other decode together: one that is no UTF-8 changes the text of those
+ * before it, which is not shown before the next other token. */
+static void test_byte_tokens(void **state)
+{
+    const char *stopped;
+
+    (void)state;
+    tokenizer = by_fallback;
+    assert_string_equal(play("a\nb", 0, NULL, NULL), "a\nb");
+    assert_string_equal(play("na\xC3\xAFve\n", 0, NULL, NULL), "na\xC3\xAFve\n");
+    assert_string_equal(play("a\n\xE0", 0, NULL, NULL), "a\xEF\xBF\xBD\xEF\xBF\xBD");
+    assert_string_equal(play("a\n\xE0", 2, NULL, NULL), "\xEF\xBF\xBD");
+    assert_string_equal(play("ab\n\nc", 1, "\n\n", &stopped), "b");
+    assert_string_equal(stopped, "\n\n");
+    assert_string_equal(play("ab\nc", 0, "[\"b\\nd\"]", NULL), "ab\nc");
+    tokenizer = by_alphabet;
+}
+
 static void test_stop_option(void **state)
 {
     bl_stop_texts stops;
@@ -130,17 +154,50 @@ static void test_stop_option(void **state)
     }
 }
 
+static char folder[] = "/tmp/ballast-test-text.XXXXXX";
+
+/* tokenizer.json: 256 byte tokens and 26 letters. */
+static bl_status write_byte_tokenizer(void)
+{
+    char *path = NULL, *text = NULL;
+    size_t n_bytes;
+    FILE *out = open_memstream(&text, &n_bytes);
+
+    fputs("{\"version\": \"1.0\", \"added_tokens\": [], \"normalizer\": null, "
+          "\"pre_tokenizer\": null, \"post_processor\": null, \"decoder\": {\"type\": "
+          "\"Sequence\", \"decoders\": [{\"type\": \"ByteFallback\"}, {\"type\": \"Fuse\"}]}, "
+          "\"model\": {\"type\": \"BPE\", \"byte_fallback\": true, \"merges\": [], \"vocab\": {",
+          out);
+    for (int i = 0; i < 256; i++) fprintf(out, "\"<0x%02X>\": %d, ", (unsigned)i, i);
+    for (int i = 0; i < 26; i++) fprintf(out, "%s\"%c\": %d", i ? ", " : "", 'a' + i, 256 + i);
+    fputs("}}}", out);
+    if (fclose(out) != 0) return BL_EIO;
+    BL_TRY(bl_path_join(folder, "tokenizer.json", &path));
+    bl_status st = bl_file_write_atomic(path, text, n_bytes);
+    free(path);
+    free(text);
+    return st;
+}
+
 static int set_up(void **state)
 {
     (void)state;
-    return bl_tokenizer_load("demo/base", &tokenizer) == BL_OK ? 0 : -1;
+    if (!mkdtemp(folder) || write_byte_tokenizer() != BL_OK ||
+        bl_tokenizer_load(folder, &by_fallback) != BL_OK ||
+        bl_tokenizer_load("demo/base", &by_alphabet) != BL_OK) {
+        fprintf(stderr, "%s\n", bl_error_text());
+        return -1;
+    }
+    tokenizer = by_alphabet;
+    return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    bl_tokenizer_destroy(tokenizer);
-    return 0;
+    bl_tokenizer_destroy(by_alphabet);
+    bl_tokenizer_destroy(by_fallback);
+    return bl_tree_remove(folder) != BL_OK;
 }
 
 int main(void)
@@ -148,6 +205,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_characters),
         cmocka_unit_test(test_stop_texts),
+        cmocka_unit_test(test_byte_tokens),
         cmocka_unit_test(test_stop_option),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
