@@ -37,7 +37,8 @@ static const bl_option table[] = {
      .help = "a factor for each adapter, separated by commas; default 1"},
     {OPTION(output_dir, PATH), .required_by = BL_CLI_ANY,
      .help = "the merged model: a new or empty directory, or that of an interrupted merge"},
-    {OPTION(base_format, ENUM), .names = "auto|bf16|fp8_row|fp8_block", .default_text = "auto",
+    {OPTION(base_format, ENUM), .names = "auto|bf16|f16|f32|fp8_row|fp8_block",
+     .default_text = "auto",
      .help =
          "format of the merged projections; auto: the checkpoint's, bf16 for an FP8 checkpoint"},
     {OPTION(rounding, ENUM), .names = "auto|nearest|stochastic", .default_text = "auto",

@@ -55,15 +55,14 @@ static bl_status describe_adapter(const bl_merge_adapter *adapter, json_t *list)
 
 static const char *format_name(const bl_merge *m)
 {
-    static const char *const names[] = {"auto", "bf16", "fp8_row", "fp8_block"};
-    return names[m->options->format];
+    return m->format == BL_FORMAT_COUNT ? "auto" : bl_format_name(m->format);
 }
 
 static bl_status describe_settings(bl_merge *m)
 {
     const bl_merge_options *o = m->options;
     json_t *adapters = json_array();
-    bool is_fp8 = m->format != BL_FORMAT_COUNT;
+    bool is_fp8 = bl_format_is_fp8(m->format);
     bl_status st = BL_OK;
 
     json_object_set_new(m->conversion.settings, "base_format", json_string(format_name(m)));
@@ -83,15 +82,20 @@ static bl_status describe_settings(bl_merge *m)
 
 /* ---- what is written besides the shards ---- */
 
-static bl_status change_config(void *user, const char *path, json_t *config)
+static const char *dtype_name(bl_format format)
 {
-    const bl_merge *m = user;
-    bool is_fp8 = m->format != BL_FORMAT_COUNT;
+    return format == BL_FORMAT_F32 ? "float32" : format == BL_FORMAT_F16 ? "float16" : "bfloat16";
+}
+
+bl_status bl_merge_change_config(void *merge, const char *path, json_t *config)
+{
+    const bl_merge *m = merge;
+    bool is_fp8 = bl_format_is_fp8(m->format);
 
     if (!is_fp8 && m->is_fp8_source) json_object_del(config, "quantization_config");
-    if (m->options->format == BL_MERGE_BF16) {
+    if (!is_fp8 && m->format != BL_FORMAT_COUNT) {
         const char *key = json_object_get(config, "dtype") ? "dtype" : "torch_dtype";
-        json_object_set_new(config, key, json_string("bfloat16"));
+        json_object_set_new(config, key, json_string(dtype_name(m->format)));
     }
     if (!is_fp8) return BL_OK;
     json_t *added = bl_quantization_config(m->format, m->conversion.config.arch);
@@ -225,11 +229,14 @@ static bl_status merge(bl_merge *m)
 
 bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
 {
-    bl_merge m = {.options = options, .format = BL_FORMAT_COUNT};
+    static const bl_format formats[] = {
+        [BL_MERGE_AUTO] = BL_FORMAT_COUNT,      [BL_MERGE_BF16] = BL_FORMAT_BF16,
+        [BL_MERGE_F16] = BL_FORMAT_F16,         [BL_MERGE_F32] = BL_FORMAT_F32,
+        [BL_MERGE_FP8_ROW] = BL_FORMAT_FP8_ROW, [BL_MERGE_FP8_BLOCK] = BL_FORMAT_FP8_BLOCK,
+    };
+    bl_merge m = {.options = options, .format = formats[options->format]};
 
     *out = (bl_merge_result){0};
-    if (options->format == BL_MERGE_FP8_ROW) m.format = BL_FORMAT_FP8_ROW;
-    if (options->format == BL_MERGE_FP8_BLOCK) m.format = BL_FORMAT_FP8_BLOCK;
     m.conversion = (bl_conversion){
         .source = options->source,
         .target = options->target,
@@ -238,7 +245,7 @@ bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
         .settings = json_object(),
         .user = &m,
         .write_shard = bl_merge_write_shard,
-        .change_config = change_config,
+        .change_config = bl_merge_change_config,
         .write_readme = write_readme,
     };
     m.terms = calloc(options->n_adapters + 1, sizeof *m.terms);

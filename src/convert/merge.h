@@ -25,6 +25,8 @@
 typedef enum bl_merge_format {
     BL_MERGE_AUTO, /* of the checkpoint; BF16 for an FP8 checkpoint */
     BL_MERGE_BF16,
+    BL_MERGE_F16,
+    BL_MERGE_F32,
     BL_MERGE_FP8_ROW,
     BL_MERGE_FP8_BLOCK
 } bl_merge_format;

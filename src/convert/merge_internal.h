@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* merge_internal.h -- between merge.c, for the adapters and the directory, merge_shard.c, for one
- * file, and merge_round.c, for some rows of a matrix. */
+/* merge_internal.h -- between merge.c, for the adapters and the directory, dequantize.c, for a
+ * directory without adapters, merge_shard.c, for one file, and merge_round.c, for some rows of a
+ * matrix. */
 #ifndef BALLAST_CONVERT_MERGE_INTERNAL_H
 #define BALLAST_CONVERT_MERGE_INTERNAL_H
 
@@ -25,7 +26,7 @@ typedef struct bl_merge {
     const bl_merge_options *options;
     bl_conversion conversion;
     bl_merge_term *terms; /* [options->n_adapters] */
-    bl_format format;     /* of FP8; else BL_FORMAT_COUNT */
+    bl_format format;     /* BL_FORMAT_COUNT: of the checkpoint; BF16 for its FP8 projections */
     bool is_fp8_source;
     bool is_stochastic;
 } bl_merge;
@@ -36,6 +37,9 @@ bl_format bl_merge_loaded_format(const bl_hf_weight *weight);
 
 bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out);
 bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry);
+
+/* config.json of a model whose projections have the merge's format. */
+bl_status bl_merge_change_config(void *merge, const char *path, json_t *config);
 
 /* Rows [row_begin, row_begin + rows) of a matrix; whole blocks unless they are its last. */
 typedef struct bl_merge_piece {

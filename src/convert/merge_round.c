@@ -183,7 +183,11 @@ static void round_rows(const bl_merge_piece *p, int64_t row_begin, int64_t row_e
         for (int64_t i = 0; i < n; i++)
             scratch[i] = p->delta ? p->base[at + i] + p->delta[at + i] : p->base[at + i];
         round_run(p->format, scratch, n, (char *)p->out + at * width, rounded);
-        if (p->delta) add_sums(p->base + at, p->delta + at, rounded, n, sums);
+        if (p->delta)
+            add_sums(p->base + at, p->delta + at, rounded, n, sums);
+        else
+            for (int64_t i = 0; i < n; i++)
+                if (!isfinite(rounded[i])) sums->error = INFINITY;
     }
 }
 

@@ -15,24 +15,28 @@ enum { PIECE_ELEMENTS = 4 << 20 };
 
 /* ---- the plan ---- */
 
-/* "X.weight_scale", "X.input_scale" and the like of a projection X: they describe stored codes. */
+/* "X.weight_scale", "X.input_scale" and the like of a projection X: they describe stored codes.
+ * Scales of the KV cache go with the quantization_config that declares them. */
 static bool describes_codes(const bl_arch *arch, const char *name)
 {
+    static const char *const cache[] = {".q_scale", ".k_scale", ".v_scale"};
     char weight[BL_TENSOR_NAME_BYTES];
     const char *point = strrchr(name, '.');
 
+    for (size_t i = 0; i < BL_COUNT(cache); i++)
+        if (point && !strcmp(point, cache[i])) return true;
     if (!point || !strcmp(point, ".weight") || !strcmp(point, ".bias")) return false;
     int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)(point - name), name);
     return n > 0 && n < (int)sizeof weight && bl_arch_is_projection(arch, weight);
 }
 
-/* The target's format of a projection; the dtype that is stored otherwise. */
+/* The target's format of a projection. */
 static bl_format target_format(const bl_merge *m, bl_dtype stored)
 {
-    bl_format format = BL_FORMAT_BF16;
+    bl_format format = BL_FORMAT_BF16; /* of stored codes */
 
     if (m->format != BL_FORMAT_COUNT) return m->format;
-    if (m->options->format == BL_MERGE_AUTO) bl_format_from_dtype(stored, &format);
+    bl_format_from_dtype(stored, &format);
     return format;
 }
 
@@ -51,6 +55,11 @@ bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shar
         const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
         if (describes_codes(arch, tensor->name)) continue;
         bool is_projection = bl_arch_is_projection(arch, tensor->name);
+        if (tensor->dtype == BL_F8_E4M3 && !is_projection)
+            return BL_FAIL(BL_EINPUT,
+                           "tensor %s is FP8, but not a projection of a decoder layer: "
+                           "use a checkpoint that has it in bf16",
+                           tensor->name);
         bl_format format = target_format(m, tensor->dtype);
         if (is_projection && bl_format_is_fp8(format)) {
             BL_TRY(bl_shard_plan_fp8(out, tensor, format));
@@ -313,8 +322,8 @@ static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
                                s->b + job->begin * x->r, x->r, s->a, cols, 0.0f, s->delta, cols));
     bl_merge_round(o->pool, &piece, sums);
     if (!isfinite(sums->error))
-        return BL_FAIL(BL_ENUMERIC, "tensor %s: W + delta is not finite in %s",
-                       x->weight.codes->name, bl_format_name(x->format));
+        return BL_FAIL(BL_ENUMERIC, "tensor %s: %s is not finite in %s", x->weight.codes->name,
+                       x->r > 0 ? "W + delta" : "code * scale", bl_format_name(x->format));
     return put_piece(s, x, job);
 }
 
@@ -375,7 +384,7 @@ bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json
     json_t *matrices = json_object();
     bl_status st;
 
-    json_object_set_new(entry, "matrices", matrices);
+    json_object_set_new(entry, "matrices", matrices); /* that adapters change */
     BL_TRY(bl_safetensors_create(path, s.plan->specs, s.plan->n_specs, metadata, 1, &s.writer));
     BL_TRY_GOTO(st, done, merge_matrices(&s, matrices));
     for (size_t i = 0; i < s.plan->n_specs; i++)

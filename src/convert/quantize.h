@@ -20,7 +20,7 @@
 
 typedef struct bl_quantize_options {
     const char *source, *target; /* directories; the target is made */
-    bl_format format;            /* FP8_ROW or FP8_BLOCK */
+    bl_format format;            /* FP8_ROW or FP8_BLOCK; convert/dequantize.h: others */
     bl_io_engine io_engine;
     bl_pool *pool;
 } bl_quantize_options;
