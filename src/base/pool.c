@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open,
  * and the caller closes it as soon as no item is left: a worker that wakes up late, because other
- * ranks hold the cores, is not waited for. Idle workers look around for a few microseconds (the
- * next loop of a step usually follows at once), then sleep.
+ * ranks hold the cores, is not waited for.
+ *
+ * Idle workers look around for LOOK_S before they sleep: the next loop of a step usually follows
+ * within that time, and waking a thread costs the loop's caller a system call of 9 us and the
+ * worker as long again, or more where an idle core of a virtual machine has been given back. They
+ * offer their core to others between looks, and sleep as soon as one takes it.
  *
  * Over a runtime of the caller's, n_joined counts the threads that the runtime has sent into the
  * loop, each of which takes another worker's scratch. */
@@ -10,10 +14,12 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/pause.h"
 #include "base/sizes.h"
 #include "base/thread.h"
@@ -61,6 +67,37 @@ static int count_joined(bl_pool *pool)
     return atomic_load_explicit(&pool->n_joined, memory_order_relaxed);
 }
 
+#define LOOK_S  100e-6
+#define TAKEN_S 10e-6 /* a yield that took longer: another thread ran */
+
+/* Until is_there(pool, seen), or it is time to sleep. */
+static void look_around(bl_pool *pool, bool (*is_there)(bl_pool *pool, unsigned long seen),
+                        unsigned long seen)
+{
+    for (int i = 0; i < BL_SPIN_ROUNDS; i++) {
+        if (is_there(pool, seen)) return;
+        bl_cpu_pause();
+    }
+    double begin = bl_now_s(), last = begin;
+    while (last - begin < LOOK_S) {
+        sched_yield();
+        double now = bl_now_s();
+        if (is_there(pool, seen) || now - last > TAKEN_S) return;
+        last = now;
+    }
+}
+
+static bool has_new_loop(bl_pool *pool, unsigned long seen)
+{
+    return count_loops(pool) != seen;
+}
+
+static bool is_left(bl_pool *pool, unsigned long seen)
+{
+    (void)seen;
+    return count_joined(pool) == 0;
+}
+
 static void *worker_main(void *argument)
 {
     worker *self = argument;
@@ -70,7 +107,7 @@ static void *worker_main(void *argument)
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         pthread_mutex_unlock(&pool->lock);
-        for (int i = 0; i < BL_SPIN_ROUNDS && count_loops(pool) == seen; i++) bl_cpu_pause();
+        look_around(pool, has_new_loop, seen);
         pthread_mutex_lock(&pool->lock);
         pool->n_asleep++;
         while (!pool->quit && count_loops(pool) == seen)
@@ -210,7 +247,7 @@ void bl_pool_run(bl_pool *pool, int64_t n_items, bl_pool_fn fn, void *arg)
 
     run_items(pool, pool->workers[0].scratch);
 
-    for (int i = 0; i < BL_SPIN_ROUNDS && count_joined(pool) > 0; i++) bl_cpu_pause();
+    look_around(pool, is_left, 0);
     pthread_mutex_lock(&pool->lock);
     pool->is_open = false;
     while (count_joined(pool) > 0) pthread_cond_wait(&pool->idle, &pool->lock);
