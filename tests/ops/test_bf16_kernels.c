@@ -178,13 +178,39 @@ static void test_products(void **state)
     free(C);
 }
 
+/* Attention's product: every part of a square of registers, panels wider than what is used of
+ * them, and nothing written beside the tile. */
+static void test_tiles(void **state)
+{
+    const ops_bf16_kernels *kernels[2] = {emulated, require_native()};
+    enum { LDA = 2 * SIDE + 6, LDB = 80, LDC = SIDE + 5, N_C = 9 * LDC };
+    uint16_t *A = random_halves(9 * LDA), *B = random_halves(SIDE * 2 * LDB);
+    float before[N_C], C[2][N_C];
+    (void)state;
+
+    for (int64_t i = 0; i < N_C; i++) before[i] = random_float();
+    for (int64_t M = 1; M <= 9; M++)
+        for (int64_t N = 0; N <= SIDE; N++)
+            for (int64_t n_pairs = 0; n_pairs <= SIDE; n_pairs += n_pairs < 3 ? 1 : 33)
+                for (int accumulate = 0; accumulate < 2; accumulate++) {
+                    for (int i = 0; i < 2; i++) {
+                        memcpy(C[i], before, sizeof before);
+                        ops_bf16_tile t = {M,   N,    n_pairs, A,     LDA,       B,
+                                           LDB, C[i], LDC,     0.37f, accumulate};
+                        kernels[i]->multiply_tile(&t);
+                    }
+                    assert_memory_equal(C[0], C[1], sizeof before);
+                }
+    free(A);
+    free(B);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_panels),
-        cmocka_unit_test(test_narrowing),
-        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_copies),    cmocka_unit_test(test_panels),
+        cmocka_unit_test(test_narrowing), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_tiles),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,20 +4,24 @@
  * rounded once. An item of the first pass is a block of keys of one document and key/value head,
  * one of the second a block of queries of one document and head. P and dS are computed in both,
  * transposed in the first, so that they are the left operand of the products that follow;
- * equations: attention_backward.c. */
+ * equations: attention_backward.c.
+ *
+ * A block is taken in strips of rows whose S, dP, P and dS stay in the first-level cache. A strip
+ * leaves out the columns that none of its rows sees: zeros would be added for them. */
 #include <math.h>
 
 #include "ops/attention.h"
-#include "ops/cpu/bf16_tile.h"
+#include "ops/cpu/bf16_kernels.h"
 #include "ops/cpu/ops_cpu.h"
 
-enum { BLOCK = 128, HEAD_MAX = 256 };
+enum { BLOCK = 128, STRIP = 16, HEAD_MAX = 256 };
 
 typedef struct backward_scratch {
-    uint32_t first_t[HEAD_MAX / 2 * BLOCK], second_t[HEAD_MAX / 2 * BLOCK]; /* packed transposed */
-    uint32_t first[BLOCK / 2 * HEAD_MAX], second[BLOCK / 2 * HEAD_MAX];
-    float p[BLOCK * BLOCK], ds[BLOCK * BLOCK];
-    uint16_t p_bf16[BLOCK * BLOCK], ds_bf16[BLOCK * BLOCK];
+    /* packed: as columns, and as rows */
+    uint16_t first_t[HEAD_MAX * BLOCK], second_t[HEAD_MAX * BLOCK];
+    uint16_t first[BLOCK * HEAD_MAX], second[BLOCK * HEAD_MAX];
+    float p[STRIP * BLOCK], ds[STRIP * BLOCK]; /* at first S and dP */
+    uint16_t p_bf16[STRIP * BLOCK], ds_bf16[STRIP * BLOCK];
     float sum[2][BLOCK * HEAD_MAX];
     float lse[BLOCK], delta[BLOCK];
 } backward_scratch;
@@ -59,81 +63,154 @@ static float scale_of(const bl_attention_backward_args *a)
     return (float)(1.0 / sqrt((double)a->d));
 }
 
-/* p_i = exp(s_i - lse_i), ds_i = p_i (dp_i - delta_i); s and dp are where p and ds go. */
-OPS_CLONES static void tile_gradient_row(int64_t n, const float *lse, const float *delta, float *p,
-                                         float *ds)
+/* p_i = exp(s_i - lse_i), ds_i = p_i (dp_i - delta_i), rounded; s and dp are where p and ds go. */
+OPS_CLONES static void gradient_of_key(int64_t n, const float *lse, const float *delta, float *p,
+                                       float *ds, uint16_t *p_bf16, uint16_t *ds_bf16)
 {
+    int64_t i = 0;
     OPS_IVDEP
-    for (int64_t i = 0; i < n; i++) {
-        p[i] = ops_expf(p[i] - lse[i]);
-        ds[i] = p[i] * (ds[i] - delta[i]);
+    for (int64_t k = 0; k < n; k++) {
+        p[k] = ops_expf(p[k] - lse[k]);
+        ds[k] = p[k] * (ds[k] - delta[k]);
+    }
+    for (; i + 16 <= n; i += 16) {
+        ops_round_16(p + i, p_bf16 + i);
+        ops_round_16(ds + i, ds_bf16 + i);
+    }
+    for (; i < n; i++) {
+        p_bf16[i] = bl_f32_to_bf16(p[i]);
+        ds_bf16[i] = bl_f32_to_bf16(ds[i]);
     }
 }
 
-OPS_CLONES static void tile_gradient_of_query(int64_t n, float lse, float delta, float *p,
-                                              float *ds)
+/* The same of a query, without P. */
+OPS_CLONES static void gradient_of_query(int64_t n, float lse, float delta, float *p, float *ds,
+                                         uint16_t *ds_bf16)
 {
+    int64_t i = 0;
     OPS_IVDEP
-    for (int64_t i = 0; i < n; i++) {
-        p[i] = ops_expf(p[i] - lse);
-        ds[i] = p[i] * (ds[i] - delta);
+    for (int64_t k = 0; k < n; k++) {
+        p[k] = ops_expf(p[k] - lse);
+        ds[k] = p[k] * (ds[k] - delta);
     }
+    for (; i + 16 <= n; i += 16) ops_round_16(ds + i, ds_bf16 + i);
+    for (; i < n; i++) ds_bf16[i] = bl_f32_to_bf16(ds[i]);
 }
 
-/* Columns [begin, end) of a row of n values are rounded, the others 0; n is padded to a pair. */
-static void round_part(int64_t begin, int64_t end, int64_t n, const float *values, uint16_t *out)
+/* Columns [begin, end) of a block that a row sees. */
+typedef struct range {
+    int64_t begin, end;
+} range;
+
+/* What a strip sees, from its first and its last row's: whole vectors from the left. */
+static range join(range first, range last)
 {
-    memset(out, 0, (size_t)bl_round_up(n, 2) * sizeof *out);
-    ops_round(end - begin, values + begin, out + begin);
+    return (range){first.begin / OPS_BF16_NARROW * OPS_BF16_NARROW, last.end};
+}
+
+/* Zeros around the columns of `r` in n columns, padded to a pair. */
+static void clear_around(range r, int64_t n, uint16_t *row)
+{
+    memset(row, 0, (size_t)r.begin * sizeof *row);
+    memset(row + r.end, 0, (size_t)(bl_round_up(n, 2) - r.end) * sizeof *row);
 }
 
 static void store_rows(bl_tensor out, int64_t at, int64_t stride, int64_t n_rows, int64_t d,
-                       float scale, float *sum, int64_t ld)
+                       float scale, const float *sum, int64_t ld)
 {
-    for (int64_t r = 0; r < n_rows; r++) {
-        ops_scale(d, scale, sum + r * ld);
-        ops_round(d, sum + r * ld, ops_bf16(out) + at + r * stride);
-    }
+    for (int64_t r = 0; r < n_rows; r++)
+        ops_scale_round(d, scale, sum + r * ld, ops_bf16(out) + at + r * stride);
 }
 
 /* ---- dk, dv ---- */
 
-/* The part of dk and dv of `keys` that queries [row, row + n_rows) of a head give. */
-static void add_queries(const bl_attention_backward_args *a, const row_block *keys, int64_t kv_head,
-                        int64_t head, int64_t row, int64_t n_rows, bool is_first,
-                        backward_scratch *s)
-{
-    const uint16_t *q = ops_bf16(a->q) + row * a->q_stride + head * a->d,
-                   *do_ = ops_bf16(a->do_) + row * a->o_stride + head * a->d,
-                   *k = ops_bf16(a->k) + keys->first * a->kv_stride + kv_head * a->d,
-                   *v = ops_bf16(a->v) + keys->first * a->kv_stride + kv_head * a->d;
-    int64_t ld = bl_round_up(a->d, OPS_TILE_COLUMNS), pairs = bl_ceil_div(n_rows, 2);
+/* Queries [row, row + n_rows) of a head, and a block of keys. */
+typedef struct key_step {
+    const bl_attention_backward_args *a;
+    const ops_bf16_kernels *kernels;
+    const row_block *keys;
+    int64_t kv_head, head, row, n_rows;
+    bool is_first;
+    backward_scratch *s;
+} key_step;
 
-    for (int64_t i = 0; i < n_rows; i++) {
-        s->lse[i] = a->lse[(row + i) * a->n_heads + head];
-        s->delta[i] = a->delta[(row + i) * a->n_heads + head];
+/* The queries of the step that see a key of the block. */
+static range queries_of(const key_step *x, int64_t key_index)
+{
+    int64_t key = x->keys->first + key_index - x->row,
+            begin = bl_min_i64(x->n_rows, bl_max_i64(0, key));
+    return (range){begin, bl_max_i64(begin, bl_min_i64(x->n_rows, key + x->keys->window))};
+}
+
+/* The part of dk and dv of the block's keys [at, at + n) that the step's queries give. */
+static void add_to_keys(const key_step *x, int64_t at, int64_t n)
+{
+    const bl_attention_backward_args *a = x->a;
+    backward_scratch *s = x->s;
+    int64_t ld = bl_round_up(a->d, OPS_BF16_NARROW), ld_t = bl_round_up(x->n_rows, OPS_BF16_NARROW),
+            at_kv = (x->keys->first + at) * a->kv_stride + x->kv_head * a->d;
+    range seen = join(queries_of(x, at), queries_of(x, at + n - 1));
+    int64_t n_seen = seen.end - seen.begin;
+    ops_bf16_tile t = {.M = n,
+                       .N = n_seen,
+                       .n_pairs = a->d / 2,
+                       .A = ops_bf16(a->k) + at_kv,
+                       .lda = a->kv_stride,
+                       .B = s->first_t + 2 * seen.begin,
+                       .ldb = ld_t,
+                       .C = s->p,
+                       .ldc = BLOCK,
+                       .alpha = scale_of(a)};
+
+    x->kernels->multiply_tile(&t);
+    t.A = ops_bf16(a->v) + at_kv, t.B = s->second_t + 2 * seen.begin, t.C = s->ds, t.alpha = 1;
+    x->kernels->multiply_tile(&t);
+    for (int64_t j = 0; j < n; j++) {
+        range q = queries_of(x, at + j);
+        const float *lse = s->lse + q.begin, *delta = s->delta + q.begin;
+        q = (range){q.begin - seen.begin, q.end - seen.begin};
+        int64_t first = j * BLOCK + q.begin;
+        gradient_of_key(q.end - q.begin, lse, delta, s->p + first, s->ds + first, s->p_bf16 + first,
+                        s->ds_bf16 + first);
+        clear_around(q, n_seen, s->p_bf16 + j * BLOCK);
+        clear_around(q, n_seen, s->ds_bf16 + j * BLOCK);
     }
-    ops_bf16_pack_transposed(n_rows, a->d, q, a->q_stride, s->first_t, BLOCK);
-    ops_bf16_pack_transposed(n_rows, a->d, do_, a->o_stride, s->second_t, BLOCK);
-    ops_bf16_pack(n_rows, a->d, q, a->q_stride, s->first, ld);
-    ops_bf16_pack(n_rows, a->d, do_, a->o_stride, s->second, ld);
-    ops_bf16_tile(keys->n, n_rows, a->d / 2, scale_of(a), k, a->kv_stride, s->first_t, BLOCK, false,
-                  s->p, BLOCK);
-    ops_bf16_tile(keys->n, n_rows, a->d / 2, 1.0f, v, a->kv_stride, s->second_t, BLOCK, false,
-                  s->ds, BLOCK);
-    for (int64_t j = 0; j < keys->n; j++) {
-        int64_t at = j * BLOCK, key = keys->first + j,
-                begin = bl_min_i64(n_rows, bl_max_i64(0, key - row)),
-                end = bl_max_i64(begin, bl_min_i64(n_rows, key + keys->window - row));
-        tile_gradient_row(end - begin, s->lse + begin, s->delta + begin, s->p + at + begin,
-                          s->ds + at + begin);
-        round_part(begin, end, n_rows, s->p + at, s->p_bf16 + at);
-        round_part(begin, end, n_rows, s->ds + at, s->ds_bf16 + at);
+    t = (ops_bf16_tile){.M = n,
+                        .N = a->d,
+                        .n_pairs = bl_ceil_div(n_seen, 2),
+                        .A = s->ds_bf16,
+                        .lda = BLOCK,
+                        .B = s->first + seen.begin * ld,
+                        .ldb = ld,
+                        .C = s->sum[0] + at * ld,
+                        .ldc = ld,
+                        .alpha = 1,
+                        .accumulate = !x->is_first};
+    x->kernels->multiply_tile(&t);
+    t.A = s->p_bf16, t.B = s->second + seen.begin * ld, t.C = s->sum[1] + at * ld;
+    x->kernels->multiply_tile(&t);
+}
+
+static void add_queries(const key_step *x)
+{
+    const bl_attention_backward_args *a = x->a;
+    const ops_bf16_kernels *kernels = x->kernels;
+    backward_scratch *s = x->s;
+    const uint16_t *q = ops_bf16(a->q) + x->row * a->q_stride + x->head * a->d,
+                   *do_ = ops_bf16(a->do_) + x->row * a->o_stride + x->head * a->d;
+    int64_t n = x->n_rows, ld = bl_round_up(a->d, OPS_BF16_NARROW),
+            ld_t = bl_round_up(n, OPS_BF16_NARROW);
+
+    for (int64_t i = 0; i < n; i++) {
+        s->lse[i] = a->lse[(x->row + i) * a->n_heads + x->head];
+        s->delta[i] = a->delta[(x->row + i) * a->n_heads + x->head];
     }
-    ops_bf16_tile(keys->n, a->d, pairs, 1.0f, s->ds_bf16, BLOCK, s->first, ld, !is_first, s->sum[0],
-                  ld);
-    ops_bf16_tile(keys->n, a->d, pairs, 1.0f, s->p_bf16, BLOCK, s->second, ld, !is_first, s->sum[1],
-                  ld);
+    kernels->pack_columns(q, a->q_stride, a->d, n, ld_t, s->first_t);
+    kernels->pack_columns(do_, a->o_stride, a->d, n, ld_t, s->second_t);
+    kernels->pack_rows(q, a->q_stride, n, a->d, ld, s->first);
+    kernels->pack_rows(do_, a->o_stride, n, a->d, ld, s->second);
+    for (int64_t at = 0; at < x->keys->n; at += STRIP)
+        add_to_keys(x, at, bl_min_i64(STRIP, x->keys->n - at));
 }
 
 static void keys_item(void *arg, int64_t index, void *scratch)
@@ -143,16 +220,21 @@ static void keys_item(void *arg, int64_t index, void *scratch)
     row_block keys = block_of_slot(a, index / a->n_kv_heads);
     backward_scratch *s = scratch;
     int64_t end_row = bl_min_i64(keys.end, keys.first + keys.n - 1 + keys.window),
-            ld = bl_round_up(a->d, OPS_TILE_COLUMNS),
+            ld = bl_round_up(a->d, OPS_BF16_NARROW),
             at = keys.first * a->kv_stride + kv_head * a->d;
-    bool is_first = true;
+    key_step x = {.a = a,
+                  .kernels = ops_bf16_kernels_best(),
+                  .keys = &keys,
+                  .kv_head = kv_head,
+                  .is_first = true,
+                  .s = s};
 
     if (keys.n <= 0) return;
-    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; head++)
-        for (int64_t row = keys.first; row < end_row; row += BLOCK) {
-            add_queries(a, &keys, kv_head, head, row, bl_min_i64(BLOCK, end_row - row), is_first,
-                        s);
-            is_first = false;
+    for (x.head = kv_head * group; x.head < (kv_head + 1) * group; x.head++)
+        for (x.row = keys.first; x.row < end_row; x.row += BLOCK) {
+            x.n_rows = bl_min_i64(BLOCK, end_row - x.row);
+            add_queries(&x);
+            x.is_first = false;
         }
     store_rows(a->dk, at, a->kv_stride, keys.n, a->d, scale_of(a), s->sum[0], ld);
     store_rows(a->dv, at, a->kv_stride, keys.n, a->d, 1.0f, s->sum[1], ld);
@@ -160,34 +242,84 @@ static void keys_item(void *arg, int64_t index, void *scratch)
 
 /* ---- dq ---- */
 
-/* The part of dq of `rows` that keys [key, key + n_keys) give. */
-static void add_keys(const bl_attention_backward_args *a, const row_block *rows, int64_t head,
-                     int64_t key, int64_t n_keys, bool is_first, backward_scratch *s)
-{
-    int64_t at_kv = key * a->kv_stride + head / (a->n_heads / a->n_kv_heads) * a->d,
-            ld = bl_round_up(a->d, OPS_TILE_COLUMNS);
-    const uint16_t *q = ops_bf16(a->q) + rows->first * a->q_stride + head * a->d,
-                   *do_ = ops_bf16(a->do_) + rows->first * a->o_stride + head * a->d,
-                   *k = ops_bf16(a->k) + at_kv, *v = ops_bf16(a->v) + at_kv;
+/* Keys [key, key + n_keys) of the document, and a block of queries of a head. */
+typedef struct query_step {
+    const bl_attention_backward_args *a;
+    const ops_bf16_kernels *kernels;
+    const row_block *rows;
+    int64_t head, key, n_keys;
+    bool is_first;
+    backward_scratch *s;
+} query_step;
 
-    ops_bf16_pack_transposed(n_keys, a->d, k, a->kv_stride, s->first_t, BLOCK);
-    ops_bf16_pack_transposed(n_keys, a->d, v, a->kv_stride, s->second_t, BLOCK);
-    ops_bf16_pack(n_keys, a->d, k, a->kv_stride, s->first, ld);
-    ops_bf16_tile(rows->n, n_keys, a->d / 2, scale_of(a), q, a->q_stride, s->first_t, BLOCK, false,
-                  s->p, BLOCK);
-    ops_bf16_tile(rows->n, n_keys, a->d / 2, 1.0f, do_, a->o_stride, s->second_t, BLOCK, false,
-                  s->ds, BLOCK);
-    for (int64_t r = 0; r < rows->n; r++) {
-        int64_t at = r * BLOCK, row = rows->first + r,
-                end = bl_max_i64(0, bl_min_i64(n_keys, row + 1 - key)),
-                begin = bl_min_i64(end, bl_max_i64(0, row + 1 - rows->window - key));
-        int64_t of_row = row * a->n_heads + head;
-        tile_gradient_of_query(end - begin, a->lse[of_row], a->delta[of_row], s->p + at + begin,
-                               s->ds + at + begin);
-        round_part(begin, end, n_keys, s->ds + at, s->ds_bf16 + at);
+/* The keys of the step that a query of the block sees. */
+static range keys_of(const query_step *x, int64_t row_index)
+{
+    int64_t end = x->rows->first + row_index + 1 - x->key,
+            begin = bl_max_i64(0, end - x->rows->window);
+    end = bl_max_i64(0, bl_min_i64(x->n_keys, end));
+    return (range){bl_min_i64(begin, end), end};
+}
+
+/* The part of dq of the block's queries [at, at + n) that the step's keys give. */
+static void add_to_queries(const query_step *x, int64_t at, int64_t n)
+{
+    const bl_attention_backward_args *a = x->a;
+    backward_scratch *s = x->s;
+    int64_t ld = bl_round_up(a->d, OPS_BF16_NARROW), row = x->rows->first + at;
+    range seen = join(keys_of(x, at), keys_of(x, at + n - 1));
+    int64_t n_seen = seen.end - seen.begin;
+    ops_bf16_tile t = {.M = n,
+                       .N = n_seen,
+                       .n_pairs = a->d / 2,
+                       .A = ops_bf16(a->q) + row * a->q_stride + x->head * a->d,
+                       .lda = a->q_stride,
+                       .B = s->first_t + 2 * seen.begin,
+                       .ldb = bl_round_up(x->n_keys, OPS_BF16_NARROW),
+                       .C = s->p,
+                       .ldc = BLOCK,
+                       .alpha = scale_of(a)};
+
+    x->kernels->multiply_tile(&t);
+    t.A = ops_bf16(a->do_) + row * a->o_stride + x->head * a->d, t.lda = a->o_stride;
+    t.B = s->second_t + 2 * seen.begin, t.C = s->ds, t.alpha = 1;
+    x->kernels->multiply_tile(&t);
+    for (int64_t r = 0; r < n; r++) {
+        int64_t of_row = (row + r) * a->n_heads + x->head;
+        range k = keys_of(x, at + r);
+        k = (range){k.begin - seen.begin, k.end - seen.begin};
+        int64_t first = r * BLOCK + k.begin;
+        gradient_of_query(k.end - k.begin, a->lse[of_row], a->delta[of_row], s->p + first,
+                          s->ds + first, s->ds_bf16 + first);
+        clear_around(k, n_seen, s->ds_bf16 + r * BLOCK);
     }
-    ops_bf16_tile(rows->n, a->d, bl_ceil_div(n_keys, 2), 1.0f, s->ds_bf16, BLOCK, s->first, ld,
-                  !is_first, s->sum[0], ld);
+    t = (ops_bf16_tile){.M = n,
+                        .N = a->d,
+                        .n_pairs = bl_ceil_div(n_seen, 2),
+                        .A = s->ds_bf16,
+                        .lda = BLOCK,
+                        .B = s->first + seen.begin * ld,
+                        .ldb = ld,
+                        .C = s->sum[0] + at * ld,
+                        .ldc = ld,
+                        .alpha = 1,
+                        .accumulate = !x->is_first};
+    x->kernels->multiply_tile(&t);
+}
+
+static void add_keys(const query_step *x)
+{
+    const bl_attention_backward_args *a = x->a;
+    int64_t n = x->n_keys, ld_t = bl_round_up(n, OPS_BF16_NARROW),
+            at_kv = x->key * a->kv_stride + x->head / (a->n_heads / a->n_kv_heads) * a->d;
+    const uint16_t *k = ops_bf16(a->k) + at_kv, *v = ops_bf16(a->v) + at_kv;
+
+    x->kernels->pack_columns(k, a->kv_stride, a->d, n, ld_t, x->s->first_t);
+    x->kernels->pack_columns(v, a->kv_stride, a->d, n, ld_t, x->s->second_t);
+    x->kernels->pack_rows(k, a->kv_stride, n, a->d, bl_round_up(a->d, OPS_BF16_NARROW),
+                          x->s->first);
+    for (int64_t at = 0; at < x->rows->n; at += STRIP)
+        add_to_queries(x, at, bl_min_i64(STRIP, x->rows->n - at));
 }
 
 static void queries_item(void *arg, int64_t index, void *scratch)
@@ -200,10 +332,19 @@ static void queries_item(void *arg, int64_t index, void *scratch)
             first_key = bl_max_i64(rows.begin, rows.first + 1 - rows.window);
 
     if (rows.n <= 0) return;
-    for (int64_t key = first_key; key < end_key; key += BLOCK)
-        add_keys(a, &rows, head, key, bl_min_i64(BLOCK, end_key - key), key == first_key, s);
+    query_step x = {.a = a,
+                    .kernels = ops_bf16_kernels_best(),
+                    .rows = &rows,
+                    .head = head,
+                    .is_first = true,
+                    .s = s};
+    for (x.key = first_key; x.key < end_key; x.key += BLOCK) {
+        x.n_keys = bl_min_i64(BLOCK, end_key - x.key);
+        add_keys(&x);
+        x.is_first = false;
+    }
     store_rows(a->dq, rows.first * a->q_stride + head * a->d, a->q_stride, rows.n, a->d,
-               scale_of(a), s->sum[0], bl_round_up(a->d, OPS_TILE_COLUMNS));
+               scale_of(a), s->sum[0], bl_round_up(a->d, OPS_BF16_NARROW));
 }
 
 static void delta_item(void *arg, int64_t index, void *scratch)

@@ -2,21 +2,33 @@
 /* An item is one block of queries of one document and one head. It passes over the keys in blocks,
  * with the running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691). In fp32
  * it gathers P V straight in o; in bf16 in fp32 sums that are rounded to o at the end, with P
- * rounded to bf16 for the product. */
+ * rounded to bf16 for the product. In bf16 a block of keys is taken by strips of queries, whose
+ * scores stay in the first-level cache, without the keys that none of them sees. */
 #include "ops/attention.h"
 
 #include <math.h>
 
-#include "ops/cpu/bf16_tile.h"
+#include "ops/cpu/bf16_kernels.h"
 #include "ops/cpu/blas.h"
 #include "ops/cpu/ops_cpu.h"
 
-enum { QUERY_BLOCK = 128, KEY_BLOCK = 512, KEY_BLOCK_BF16 = 256, HEAD_MAX = 256 };
+enum { QUERY_BLOCK = 128, KEY_BLOCK = 512, KEY_BLOCK_BF16 = 256, STRIP = 16, HEAD_MAX = 256 };
 
 typedef struct softmax_state {
     float highest[QUERY_BLOCK];
     double denominator[QUERY_BLOCK];
 } softmax_state;
+
+/* Of consecutive rows. */
+typedef struct softmax_rows {
+    float *highest;
+    double *denominator;
+} softmax_rows;
+
+static softmax_rows rows_from(softmax_state *state, int64_t row)
+{
+    return (softmax_rows){state->highest + row, state->denominator + row};
+}
 
 typedef struct forward_scratch {
     softmax_state state;
@@ -25,9 +37,9 @@ typedef struct forward_scratch {
 
 typedef struct forward_scratch_bf16 {
     softmax_state state;
-    float scores[QUERY_BLOCK * KEY_BLOCK_BF16], o[QUERY_BLOCK * HEAD_MAX];
-    uint16_t p[QUERY_BLOCK * KEY_BLOCK_BF16];
-    uint32_t k[HEAD_MAX / 2 * KEY_BLOCK_BF16], v[KEY_BLOCK_BF16 / 2 * HEAD_MAX];
+    float scores[STRIP * KEY_BLOCK_BF16], o[QUERY_BLOCK * HEAD_MAX];
+    uint16_t p[STRIP * KEY_BLOCK_BF16];
+    uint16_t k[HEAD_MAX * KEY_BLOCK_BF16], v[KEY_BLOCK_BF16 * HEAD_MAX]; /* packed */
 } forward_scratch_bf16;
 
 _Static_assert(sizeof(forward_scratch) <= BL_POOL_SCRATCH_BYTES &&
@@ -66,7 +78,7 @@ typedef struct forward_block {
 /* Row r sees the last `window` of the scores (n_rows, n_keys; rows ld apart) before n_visible + r.
  * They become exp(s - highest), the others 0; the sums that o holds from earlier blocks are
  * rescaled to the new maximum. */
-static void online_softmax(softmax_state *s, float *scores, int64_t ld, int64_t n_rows,
+static void online_softmax(softmax_rows s, float *scores, int64_t ld, int64_t n_rows,
                            int64_t n_keys, int64_t n_visible, int64_t window, float *o,
                            int64_t o_stride, int64_t d)
 {
@@ -78,16 +90,16 @@ static void online_softmax(softmax_state *s, float *scores, int64_t ld, int64_t 
         memset(row + end, 0, (size_t)(n_keys - end) * sizeof *row);
         if (n == 0) continue;
         row += begin;
-        float before = s->highest[r], block = ops_max(row, n),
+        float before = s.highest[r], block = ops_max(row, n),
               highest = block > before ? block : before;
         double sum = ops_exp_sum(row, n, highest);
         if (highest != before) {
             float factor = ops_expf(before - highest);
-            s->denominator[r] *= (double)factor;
+            s.denominator[r] *= (double)factor;
             if (before != -INFINITY) ops_scale(d, factor, o + r * o_stride);
-            s->highest[r] = highest;
+            s.highest[r] = highest;
         }
-        s->denominator[r] += sum;
+        s.denominator[r] += sum;
     }
 }
 
@@ -108,8 +120,8 @@ static void gather_f32(const bl_attention_forward_args *a, const forward_block *
         int64_t n_keys = bl_min_i64(KEY_BLOCK, b->n_keys - key);
         ops_blas_sgemm(false, true, b->n_rows, n_keys, a->d, b->scale, q, a->q_stride,
                        k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
-        online_softmax(&s->state, s->scores, n_keys, b->n_rows, n_keys, visible_from(a, b, key),
-                       b->window, o, a->o_stride, a->d);
+        online_softmax(rows_from(&s->state, 0), s->scores, n_keys, b->n_rows, n_keys,
+                       visible_from(a, b, key), b->window, o, a->o_stride, a->d);
         ops_blas_sgemm(false, false, b->n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
                        v + key * a->kv_stride, a->kv_stride, key == b->first_key ? 0.0f : 1.0f, o,
                        a->o_stride);
@@ -128,30 +140,64 @@ static void round_probabilities(forward_scratch_bf16 *s, int64_t n_rows, int64_t
     }
 }
 
+/* Rows [row, row + n_rows) of the block against keys [key, key + n_keys), which are packed. */
+static void gather_strip(const bl_attention_forward_args *a, const forward_block *b, int64_t key,
+                         int64_t n_keys, int64_t row, int64_t n_rows, forward_scratch_bf16 *s)
+{
+    const ops_bf16_kernels *kernels = ops_bf16_kernels_best();
+    int64_t n_visible = visible_from(a, b, key) + row, ld_o = bl_round_up(a->d, OPS_BF16_NARROW),
+            end = bl_max_i64(0, bl_min_i64(n_visible + n_rows - 1, n_keys)),
+            begin = bl_min_i64(end, bl_max_i64(0, n_visible - b->window)) / OPS_BF16_NARROW *
+                    OPS_BF16_NARROW,
+            n_seen = end - begin;
+    float *o = s->o + row * ld_o;
+    ops_bf16_tile t = {.M = n_rows,
+                       .N = n_seen,
+                       .n_pairs = a->d / 2,
+                       .A = ops_bf16(a->q) + b->at_q + row * a->q_stride,
+                       .lda = a->q_stride,
+                       .B = s->k + 2 * begin,
+                       .ldb = bl_round_up(n_keys, OPS_BF16_NARROW),
+                       .C = s->scores,
+                       .ldc = KEY_BLOCK_BF16,
+                       .alpha = b->scale};
+
+    kernels->multiply_tile(&t);
+    online_softmax(rows_from(&s->state, row), s->scores, KEY_BLOCK_BF16, n_rows, n_seen,
+                   n_visible - begin, b->window, o, ld_o, a->d);
+    round_probabilities(s, n_rows, n_seen);
+    t = (ops_bf16_tile){.M = n_rows,
+                        .N = a->d,
+                        .n_pairs = bl_ceil_div(n_seen, 2),
+                        .A = s->p,
+                        .lda = KEY_BLOCK_BF16,
+                        .B = s->v + begin * ld_o,
+                        .ldb = ld_o,
+                        .C = o,
+                        .ldc = ld_o,
+                        .alpha = 1,
+                        .accumulate = key != b->first_key};
+    kernels->multiply_tile(&t);
+}
+
 static void gather_bf16(const bl_attention_forward_args *a, const forward_block *b,
                         forward_scratch_bf16 *s)
 {
-    const uint16_t *q = ops_bf16(a->q) + b->at_q, *k = ops_bf16(a->k) + b->at_kv,
-                   *v = ops_bf16(a->v) + b->at_kv;
-    int64_t ld_o = bl_round_up(a->d, OPS_TILE_COLUMNS);
+    const ops_bf16_kernels *kernels = ops_bf16_kernels_best();
+    const uint16_t *k = ops_bf16(a->k) + b->at_kv, *v = ops_bf16(a->v) + b->at_kv;
+    int64_t ld_o = bl_round_up(a->d, OPS_BF16_NARROW);
 
     for (int64_t key = b->first_key; key < b->n_keys; key += KEY_BLOCK_BF16) {
         int64_t n_keys = bl_min_i64(KEY_BLOCK_BF16, b->n_keys - key), at = key * a->kv_stride;
-        ops_bf16_pack_transposed(n_keys, a->d, k + at, a->kv_stride, s->k, KEY_BLOCK_BF16);
-        ops_bf16_pack(n_keys, a->d, v + at, a->kv_stride, s->v, ld_o);
-        ops_bf16_tile(b->n_rows, n_keys, a->d / 2, b->scale, q, a->q_stride, s->k, KEY_BLOCK_BF16,
-                      false, s->scores, KEY_BLOCK_BF16);
-        online_softmax(&s->state, s->scores, KEY_BLOCK_BF16, b->n_rows, n_keys,
-                       visible_from(a, b, key), b->window, s->o, ld_o, a->d);
-        round_probabilities(s, b->n_rows, n_keys);
-        ops_bf16_tile(b->n_rows, a->d, bl_ceil_div(n_keys, 2), 1.0f, s->p, KEY_BLOCK_BF16, s->v,
-                      ld_o, key != b->first_key, s->o, ld_o);
+        kernels->pack_columns(k + at, a->kv_stride, a->d, n_keys,
+                              bl_round_up(n_keys, OPS_BF16_NARROW), s->k);
+        kernels->pack_rows(v + at, a->kv_stride, n_keys, a->d, ld_o, s->v);
+        for (int64_t row = 0; row < b->n_rows; row += STRIP)
+            gather_strip(a, b, key, n_keys, row, bl_min_i64(STRIP, b->n_rows - row), s);
     }
-    for (int64_t r = 0; r < b->n_rows; r++) {
-        float *o = s->o + r * ld_o;
-        ops_scale(a->d, (float)(1.0 / s->state.denominator[r]), o);
-        ops_round(a->d, o, ops_bf16(a->o) + b->at_o + r * a->o_stride);
-    }
+    for (int64_t r = 0; r < b->n_rows; r++)
+        ops_scale_round(a->d, (float)(1.0 / s->state.denominator[r]), s->o + r * ld_o,
+                        ops_bf16(a->o) + b->at_o + r * a->o_stride);
 }
 
 /* False: the slot is empty. */

@@ -3,7 +3,8 @@
  *
  * The kernel keeps ROWS x 32 sums in registers: 28 of 32, with two vectors of B and one pair of A.
  * A multiply-add a cycle needs a seventh of the loads that the processor can make, so B's panel may
- * come from the second-level cache. */
+ * come from the second-level cache. Attention's keeps SQUARE rows of SQUARE vectors: as many loads
+ * of B as of A, both from the first-level cache. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-enum { LANES = 16, PAIR = 2, ROWS = OPS_BF16_ROWS, STRIDE = OPS_BF16_A_STRIDE };
+enum { LANES = 16, PAIR = 2, ROWS = OPS_BF16_ROWS, SQUARE = 4, STRIDE = OPS_BF16_A_STRIDE };
 
 INLINE __mmask16 mask_16(int64_t n)
 {
@@ -59,6 +60,22 @@ INLINE void finish(const ops_bf16_block *s, int64_t row, int64_t col, __m512 sum
     }
 }
 
+/* What `finish` reads or writes of a row, into the first-level cache while sums are made: the bytes
+ * of a panel's row of C or of `sums`, which the step before left in the second-level cache. */
+INLINE void prefetch_row(const ops_bf16_block *s, int64_t row, int n_vectors)
+{
+    int64_t c_bytes = s->c_is_bf16 ? 2 : 4;
+    const char *c = (const char *)s->C + row * s->ldc * c_bytes,
+               *sums = (const char *)(s->sums + row * s->sums_ld);
+    if (s->is_last) {
+        __builtin_prefetch(c, 1);
+        if (!s->c_is_bf16 && n_vectors == 2) __builtin_prefetch(c + 64, 1);
+    }
+    if (s->is_first && s->is_last) return;
+    __builtin_prefetch(sums, 1);
+    if (n_vectors == 2) __builtin_prefetch(sums + 64, 1);
+}
+
 /* n_rows x 16 n_vectors of the output; both are constants where this is inlined. */
 INLINE void multiply_rows(const ops_bf16_block *s, int n_rows, int n_vectors)
 {
@@ -67,9 +84,7 @@ INLINE void multiply_rows(const ops_bf16_block *s, int n_rows, int n_vectors)
     UNROLL for (int i = 0; i < n_rows; i++)
     {
         sum[i][0] = sum[i][1] = _mm512_setzero_ps();
-        _mm_prefetch((const char *)(s->sums + i * s->sums_ld), _MM_HINT_T0);
-        if (n_vectors == 2)
-            _mm_prefetch((const char *)(s->sums + i * s->sums_ld + LANES), _MM_HINT_T0);
+        prefetch_row(s, i, n_vectors);
     }
     for (int64_t p = 0; p < s->n_pairs; p++, a += PAIR, b += n_vectors * LANES * PAIR) {
         __m512bh b0 = (__m512bh)_mm512_loadu_si512(b), b1 = b0;
@@ -107,6 +122,64 @@ static void multiply(const ops_bf16_block *s)
 {
     static void (*const functions[ROWS + 1])(const ops_bf16_block *) = {EACH_ROWS(ROWS_ENTRY)};
     functions[s->n_rows](s);
+}
+
+/* ---- attention's product ---- */
+
+/* rows x (16 vectors) of C, of which the last vector has the columns of `last`. */
+INLINE void tile_block(const ops_bf16_tile *t, int64_t row, int64_t column, int rows, int vectors,
+                       __mmask16 last)
+{
+    __m512 sum[SQUARE][SQUARE];
+    const uint16_t *a = t->A + row * t->lda, *b = t->B + PAIR * column;
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++) sum[r][v] =
+        _mm512_setzero_ps();
+    for (int64_t p = 0; p < t->n_pairs; p++, a += PAIR, b += PAIR * t->ldb) {
+        __m512bh words[SQUARE];
+        UNROLL for (int v = 0; v < vectors; v++) words[v] =
+            (__m512bh)_mm512_loadu_si512(b + PAIR * LANES * v);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            int pair;
+            memcpy(&pair, a + r * t->lda, sizeof pair);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            UNROLL for (int v = 0; v < vectors; v++) sum[r][v] =
+                _mm512_dpbf16_ps(sum[r][v], both, words[v]);
+        }
+    }
+    __m512 alpha = _mm512_set1_ps(t->alpha);
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int v = 0; v < vectors; v++)
+    {
+        float *c = t->C + (row + r) * t->ldc + column + LANES * v;
+        __mmask16 there = v == vectors - 1 ? last : (__mmask16)0xffff;
+        __m512 value = _mm512_mul_ps(sum[r][v], alpha);
+        if (t->accumulate) value = _mm512_add_ps(value, _mm512_maskz_loadu_ps(there, c));
+        _mm512_mask_storeu_ps(c, there, value);
+    }
+}
+
+#define TILE_CASE(rows, vectors)                                                                   \
+    case (rows)*8 + (vectors):                                                                     \
+        tile_block(t, row, column, rows, vectors, last);                                           \
+        break;
+#define TILE_CASES(rows) TILE_CASE(rows, 1) TILE_CASE(rows, 2) TILE_CASE(rows, 3) TILE_CASE(rows, 4)
+
+TARGET static void tile_rows(const ops_bf16_tile *t, int64_t row, int rows)
+{
+    for (int64_t column = 0; column < t->N; column += LANES * SQUARE) {
+        int64_t left = t->N - column, n = left < LANES * SQUARE ? left : LANES * SQUARE;
+        int vectors = (int)((n + LANES - 1) / LANES);
+        __mmask16 last = mask_16(n - LANES * (vectors - 1));
+        switch (rows * 8 + vectors) {
+            TILE_CASES(1) TILE_CASES(2) TILE_CASES(3) TILE_CASES(4)
+        }
+    }
+}
+
+static void multiply_tile(const ops_bf16_tile *t)
+{
+    for (int64_t row = 0; row < t->M; row += SQUARE)
+        tile_rows(t, row, t->M - row < SQUARE ? (int)(t->M - row) : SQUARE);
 }
 
 /* ---- conversions ---- */
@@ -232,5 +305,6 @@ TARGET static void pack_columns(const uint16_t *src, int64_t ld, int64_t depth, 
         }
 }
 
-const ops_bf16_kernels ops_bf16_kernels_avx512 = {
-    "avx512_bf16", narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply};
+const ops_bf16_kernels ops_bf16_kernels_avx512 = {"avx512_bf16", narrow,       copy_rows,
+                                                  copy_columns,  pack_rows,    pack_columns,
+                                                  multiply,      multiply_tile};

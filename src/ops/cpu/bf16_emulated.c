@@ -8,7 +8,6 @@
 #include "ops/cpu/ops_cpu.h"
 
 enum { LANES = 16 };
-typedef uint32_t vu16 __attribute__((vector_size(64), aligned(4), may_alias));
 _Static_assert(OPS_BF16_PANEL % LANES == 0 && (int)OPS_BF16_NARROW == (int)LANES,
                "panels are whole vectors");
 
@@ -103,5 +102,16 @@ static void multiply(const ops_bf16_block *s)
         }
 }
 
+static void multiply_tile(const ops_bf16_tile *t)
+{
+    for (int64_t row = 0; row < t->M; row++)
+        for (int64_t first = 0; first < t->N; first += LANES) {
+            float sum[LANES], *c = t->C + row * t->ldc + first;
+            sum_emulated(t->A + row * t->lda, t->B + 2 * first, t->n_pairs, t->ldb, sum);
+            for (int64_t j = 0; j < LANES && first + j < t->N; j++)
+                c[j] = t->accumulate ? t->alpha * sum[j] + c[j] : t->alpha * sum[j];
+        }
+}
+
 const ops_bf16_kernels ops_bf16_kernels_emulated = {
-    "emulated", narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply};
+    "emulated", narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply, multiply_tile};

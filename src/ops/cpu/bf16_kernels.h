@@ -41,6 +41,25 @@ typedef struct ops_bf16_block {
     int64_t ldc;
 } ops_bf16_block;
 
+/* C (M,N) = alpha A B, or += : A (M, 2 n_pairs) with rows lda apart, B a panel of ldb columns as
+ * pack_rows and pack_columns write it (ldb >= N rounded up to OPS_BF16_NARROW), C fp32.
+ *
+ * Attention is made of it. Its inner dimensions are a head's channels or a block of keys, and its
+ * blocks of rows end where the mask does. So A is multiplied where it is, which ops_bf16_block,
+ * whose A has a fixed distance of rows, cannot do without a copy, and the registers hold squares
+ * of sums, which suit a short inner dimension. */
+typedef struct ops_bf16_tile {
+    int64_t M, N, n_pairs;
+    const uint16_t *A;
+    int64_t lda;
+    const uint16_t *B;
+    int64_t ldb;
+    float *C;
+    int64_t ldc;
+    float alpha;
+    bool accumulate;
+} ops_bf16_tile;
+
 /* Columns of a panel of which n_cols are used. */
 static inline int64_t ops_bf16_panel_width(int64_t n_cols)
 {
@@ -57,13 +76,15 @@ typedef struct ops_bf16_kernels {
     /* The same of A stored transposed: dst[i][k] = src[k][i]. */
     void (*copy_columns)(const uint16_t *src, int64_t ld, int64_t n_rows, int64_t depth,
                          uint16_t *dst);
-    /* One panel of `width` columns of which n_cols are there; src[k][j], rows ld apart. */
+    /* One panel of `width` columns, a multiple of OPS_BF16_NARROW, of which n_cols are there;
+     * src[k][j], rows ld apart. */
     void (*pack_rows)(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols, int64_t width,
                       uint16_t *panel);
     /* The same of B stored transposed: src[j][k]. */
     void (*pack_columns)(const uint16_t *src, int64_t ld, int64_t depth, int64_t n_cols,
                          int64_t width, uint16_t *panel);
     void (*multiply)(const ops_bf16_block *block);
+    void (*multiply_tile)(const ops_bf16_tile *tile);
 } ops_bf16_kernels;
 
 /* Those with the processor's instructions for it; the emulation where there are none, or where the

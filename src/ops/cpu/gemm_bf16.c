@@ -265,20 +265,20 @@ typedef struct tile {
     ops_bf16_block block;
 } tile;
 
-/* The rows of A from `row` of the tile on, times all panels. */
-static void multiply_rows(tile *x, int64_t k, int64_t depth, int64_t row)
+/* n_rows rows of A from `row` of the tile on, times all panels. */
+static void multiply_rows(tile *x, int64_t k, int64_t depth, int64_t row, int64_t n_rows)
 {
     const bf16_task *t = x->t;
     ops_bf16_block *b = &x->block;
     int64_t m = x->m + row, left = x->n_rows - row;
     ahead next_a = {.t = t,
-                    .first = m + OPS_BF16_ROWS,
-                    .n_runs = t->trans_a ? 0 : bl_min_i64(left - OPS_BF16_ROWS, OPS_BF16_ROWS),
+                    .first = m + n_rows,
+                    .n_runs = t->trans_a ? 0 : bl_min_i64(left - n_rows, OPS_BF16_ROWS),
                     .begin = k,
                     .n = depth};
     int64_t a_lines = lines_per_call(depth * OPS_BF16_ROWS, bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
 
-    b->n_rows = bl_min_i64(left, OPS_BF16_ROWS);
+    b->n_rows = n_rows;
     if (t->trans_a)
         t->kernels->copy_columns(t->A + k * t->lda + m, t->lda, b->n_rows, depth, x->s->a);
     else
@@ -327,6 +327,8 @@ static void bf16_tile(void *arg, int64_t index, void *scratch)
                         .c_is_bf16 = t->c_is_bf16,
                         .beta = t->beta,
                         .ldc = t->ldc}};
+    /* Blocks of about the same height: few rows keep the processor waiting for their own sums. */
+    int64_t n_blocks = bl_ceil_div(x.n_rows, OPS_BF16_ROWS);
     do { /* once for K = 0, too: C = beta C */
         int64_t end = end_of_step(t, k), depth = end - k;
         pack_step(t, k, depth, n, x.n_cols, s);
@@ -335,8 +337,11 @@ static void bf16_tile(void *arg, int64_t index, void *scratch)
         look_ahead(&x, end);
         x.block.n_pairs = bl_ceil_div(depth, 2);
         x.block.is_last = end == t->K;
-        for (int64_t row = 0; row < x.n_rows; row += OPS_BF16_ROWS)
-            multiply_rows(&x, k, depth, row);
+        for (int64_t i = 0, row = 0; i < n_blocks; i++) {
+            int64_t next = (i + 1) * x.n_rows / n_blocks;
+            multiply_rows(&x, k, depth, row, next - row);
+            row = next;
+        }
         x.block.is_first = false;
         k = end;
     } while (k < t->K);

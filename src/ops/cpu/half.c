@@ -3,9 +3,6 @@
  * the first-level cache and rounded from there. */
 #include "ops/cpu/ops_cpu.h"
 
-typedef uint32_t vu16 __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t vh16 __attribute__((vector_size(32), aligned(2), may_alias));
-
 OPS_CLONES static void widen_row(int64_t n, const uint16_t *x, float *y)
 {
     int64_t i = 0;
@@ -14,17 +11,21 @@ OPS_CLONES static void widen_row(int64_t n, const uint16_t *x, float *y)
     for (; i < n; i++) y[i] = bl_bf16_to_f32(x[i]);
 }
 
-/* bl_f32_to_bf16, 16 elements at a time. */
-OPS_CLONES static void round_row(int64_t n, const float *x, uint16_t *y)
+/* y_i = bf16(factor x_i), 16 elements at a time; y may be where x is. */
+OPS_CLONES static void scale_round_row(int64_t n, float factor, const float *x, uint16_t *y)
 {
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        vu16 bits = *(const vu16 *)(x + i), high = bits >> 16,
-             is_nan = (vu16)((bits & 0x7fffffffu) > 0x7f800000u),
-             rounded = (bits + 0x7fffu + (high & 1u)) >> 16;
-        *(vh16 *)(y + i) =
-            __builtin_convertvector((rounded & ~is_nan) | ((high | 0x40u) & is_nan), vh16);
+        vf16 scaled = *(const vf16 *)(x + i) * factor;
+        ops_round_16((const float *)&scaled, y + i);
     }
+    for (; i < n; i++) y[i] = bl_f32_to_bf16(x[i] * factor);
+}
+
+OPS_CLONES static void round_row(int64_t n, const float *x, uint16_t *y)
+{
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) ops_round_16(x + i, y + i);
     for (; i < n; i++) y[i] = bl_f32_to_bf16(x[i]);
 }
 
@@ -36,6 +37,11 @@ void ops_widen(int64_t n, const uint16_t *x, float *y)
 void ops_round(int64_t n, const float *x, uint16_t *y)
 {
     round_row(n, x, y);
+}
+
+void ops_scale_round(int64_t n, float factor, const float *x, uint16_t *y)
+{
+    scale_round_row(n, factor, x, y);
 }
 
 const float *ops_read(bl_tensor t, int64_t at, int64_t n, float *copy)

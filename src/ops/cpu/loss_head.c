@@ -52,9 +52,13 @@ static void softmax_item(void *arg, int64_t index, void *scratch)
     c->logp[index] = (double)logit - (double)highest - log(sum);
     if (!bl_tensor_is_there(a->dx)) return;
     double factor = a->scale * (double)a->weights[token], hit = (double)row[target] / sum;
-    ops_scale(a->V, (float)(factor / sum), row);
-    row[target] = (float)(factor * (hit - 1.0));
-    if (a->dx.dtype == BL_BF16) ops_round(a->V, row, (uint16_t *)row);
+    if (a->dx.dtype == BL_BF16) {
+        ops_scale_round(a->V, (float)(factor / sum), row, (uint16_t *)row);
+        ((uint16_t *)row)[target] = bl_f32_to_bf16((float)(factor * (hit - 1.0)));
+    } else {
+        ops_scale(a->V, (float)(factor / sum), row);
+        row[target] = (float)(factor * (hit - 1.0));
+    }
 }
 
 /* Packs the tokens that count from *next_token on, at most n_max of them, into the rows of
@@ -131,6 +135,14 @@ static void spread_rows(const bl_loss_head_args *a, int64_t n_packed)
     }
 }
 
+/* Tokens of a chunk: chunks of about the same size, at most n_max. */
+static int64_t size_of_chunks(const bl_loss_head_args *a, int64_t n_max)
+{
+    int64_t n_tokens = 0;
+    for (int64_t t = 0; t < a->T; t++) n_tokens += a->weights[t] != 0.0f;
+    return bl_max_i64(1, bl_ceil_div(n_tokens, bl_max_i64(1, bl_ceil_div(n_tokens, n_max))));
+}
+
 bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
 {
     chunk c = {.args = a};
@@ -140,11 +152,13 @@ bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
         return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld",
                        (long long)a->H, (long long)a->V);
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
+    /* A library's fp32 product may depend on the number of rows. */
+    int64_t n_chunk = a->x.dtype == BL_F32 ? n_max : size_of_chunks(a, n_max);
     for (int64_t next_token = 0; next_token < a->T;) {
         bl_tensor packed = bl_tensor_is_there(a->dx)
                                ? bl_tensor_at(a->dx, n_packed * a->H)
                                : bl_tensor_of((float *)a->logits + n_max * a->V, a->x.dtype);
-        BL_TRY(gather_chunk(&c, &next_token, n_max, packed));
+        BL_TRY(gather_chunk(&c, &next_token, n_chunk, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;
     }

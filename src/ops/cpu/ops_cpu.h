@@ -45,6 +45,8 @@
 /* Unaligned vectors; may_alias because they are laid over float arrays. */
 typedef float vf16 __attribute__((vector_size(64), aligned(4), may_alias));
 typedef int32_t vi16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t vu16 __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t vh16 __attribute__((vector_size(32), aligned(2), may_alias));
 typedef float vf8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef double vd8 __attribute__((vector_size(64), aligned(8), may_alias));
 
@@ -110,6 +112,19 @@ void ops_write(bl_tensor t, int64_t at, int64_t n, const float *values);
 /* y_i = x_i for i < n, exact; rounded to nearest even, NaN stays NaN (bl_f32_to_bf16). */
 void ops_widen(int64_t n, const uint16_t *x, float *y);
 void ops_round(int64_t n, const float *x, uint16_t *y);
+
+/* y_i = bf16(factor x_i) for i < n; y may begin where x does. */
+void ops_scale_round(int64_t n, float factor, const float *x, uint16_t *y);
+
+/* bl_f32_to_bf16 of 16 elements, inside an OPS_CLONES function. By address: a vector as an argument
+ * is passed in another way where AVX-512 is not enabled. */
+__attribute__((always_inline)) static inline void ops_round_16(const float *x, uint16_t *y)
+{
+    vu16 bits = *(const vu16 *)x, high = bits >> 16,
+         is_nan = (vu16)((bits & 0x7fffffffu) > 0x7f800000u),
+         rounded = (bits + 0x7fffu + (high & 1u)) >> 16;
+    *(vh16 *)y = __builtin_convertvector((rounded & ~is_nan) | ((high | 0x40u) & is_nan), vh16);
+}
 
 enum {
     OPS_BLOCK = 512, /* columns at a time of a loop over a wide row: copies stay in the L1 cache */
