@@ -243,11 +243,12 @@ static void perform(nccl_work *work)
 
 static void run_and_free(nccl_work *work)
 {
-    int multiprocessors_of = work->has_copy_engines ? -1 : work->comm->device;
+    bool pairs = work->kind == NCCL_PAIRS, is_kernel = !work->has_copy_engines;
+    int device = work->comm->device;
     wait_for_turn(work);
-    emulated_hold_gpu(multiprocessors_of);
+    if (is_kernel) emulated_hold_gpu_for_nccl(device, work->comm->rank, pairs);
     perform(work);
-    emulated_release_gpu(multiprocessors_of);
+    if (is_kernel) emulated_release_gpu_of_nccl(device, pairs);
     end_turn(work);
     free(work->transfers);
     free(work);

@@ -20,6 +20,7 @@ typedef enum emulated_windows {
     EMULATED_WINDOWS_NO,
     EMULATED_WINDOWS_FAIL
 } emulated_windows;
+typedef enum emulated_whole { EMULATED_SHARED, EMULATED_WHOLE, EMULATED_CROSSED } emulated_whole;
 enum { EMULATED_MAX_DEVICES = 64 };
 typedef struct emulated_settings {
     bool is_strict;
@@ -34,12 +35,12 @@ typedef struct emulated_settings {
     emulated_windows nccl_windows;
     bool nccl_reports; /* the death of a rank is an asynchronous error; or the others just hang */
     bool nccl_abort_hangs;
-    const char *nccl_log; /* NULL: none */
-    const char *fault;    /* NULL: none */
-    size_t memory_bytes;  /* of a device */
-    bool has_fp8;         /* whether cuBLASLt has FP8 products at all */
-    uint64_t seed;        /* 0: no delays */
-    bool has_whole_gpus;  /* whole.c */
+    const char *nccl_log;      /* NULL: none */
+    const char *fault;         /* NULL: none */
+    size_t memory_bytes;       /* of a device */
+    bool has_fp8;              /* whether cuBLASLt has FP8 products at all */
+    uint64_t seed;             /* 0: no delays */
+    emulated_whole whole_gpus; /* whole.c */
 } emulated_settings;
 const emulated_settings *emulated_settings_get(void);
 
@@ -89,6 +90,9 @@ void emulated_end_work(void);
  * not, it is a copy engine. */
 void emulated_hold_gpu(int device);
 void emulated_release_gpu(int device);
+/* The same around a kernel of NCCL, of sends and receives (pairs) or of a collective. */
+void emulated_hold_gpu_for_nccl(int device, int rank, bool pairs);
+void emulated_release_gpu_of_nccl(int device, bool pairs);
 
 /* ---- memory.c ---- */
 

@@ -98,7 +98,7 @@ static void read_environment(void)
         .memory_bytes = (size_t)number("BALLAST_EMULATED_MEMORY_MIB", 1, 1 << 20, 4096) << 20,
         .has_fp8 = number("BALLAST_EMULATED_FP8", 0, 1, 1) != 0,
         .seed = number("BALLAST_EMULATED_SEED", 0, UINT64_MAX, 0),
-        .has_whole_gpus = number("BALLAST_EMULATED_WHOLE_GPU", 0, 1, 0) != 0,
+        .whole_gpus = (emulated_whole)CHOOSE("BALLAST_EMULATED_WHOLE_GPU", "no", "yes", "crossed"),
         .host = text_of("BALLAST_EMULATED_HOST"),
         .nccl_version = (int)number("BALLAST_EMULATED_NCCL_VERSION", 0, 99999, 22809),
         .nccl_hidden = text_of("BALLAST_EMULATED_NCCL_HIDE"),

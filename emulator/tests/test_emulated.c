@@ -307,7 +307,7 @@ static void test_a_kernel_may_have_the_whole_gpu(void **state)
 {
     (void)state;
     outcome shared = RUN(copies_beside_a_kernel, CONCURRENT),
-            whole = RUN(copies_beside_a_kernel, CONCURRENT, "BALLAST_EMULATED_WHOLE_GPU=1");
+            whole = RUN(copies_beside_a_kernel, CONCURRENT, "BALLAST_EMULATED_WHOLE_GPU=yes");
     assert_fine(shared);
     assert_true(WIFEXITED(whole.status));
     assert_int_equal(WEXITSTATUS(whole.status), 2);
