@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two passes, so that every sum is one thread's, in a fixed order: one kernel for dk and dv, one
- * for dq. Both compute S and dP anew (algorithm 2 of arXiv:2307.08691 does so once, and adds to dq
- * atomically). P and dS are rounded to bf16 for the products with do, q and k; everything else is
- * fp32. */
+/* Two passes, so that every sum has a fixed order: one kernel for dk and dv, one for dq. Both
+ * compute S and dP anew (algorithm 2 of arXiv:2307.08691 does so once, and adds to dq atomically).
+ * P and dS are rounded to bf16 for the products with do, q and k; everything else is fp32. */
+#include <cooperative_groups.h>
+
 #include "ops/cuda/attention.cuh"
+#include "ops/cuda/attention_grid.h"
+
+namespace cg = cooperative_groups;
 
 template <int D> struct backward_tile {
     enum {
@@ -11,8 +15,12 @@ template <int D> struct backward_tile {
         STEP = D <= 128 ? 64 : 16,   /* of the others, a stage of two */
         COLS = D <= 128 ? D : 128,   /* of dk and dv a block: more do not fit the registers */
         SHARED_BYTES = (2 * ROWS + 4 * STEP) * D * (int)sizeof(bl_bf16) +
-                       5 * ROWS * (int)sizeof(float) /* ends and statistics, or starts */
+                       5 * ROWS * (int)sizeof(float), /* ends and statistics, or starts */
+        SUMS_LD = COLS + 8 /* fp32 sums of dk, then of dv: rows of 8 accesses are in all banks */
     };
+    static_assert((int)ROWS == (int)OPS_ATTENTION_KEYS, "the grid's arithmetic");
+    static_assert(2 * ROWS * SUMS_LD * sizeof(float) <= (2 * ROWS + 4 * STEP) * D * sizeof(bl_bf16),
+                  "sums take the place of tiles");
 };
 
 typedef struct backward_tensors {
@@ -163,10 +171,59 @@ __device__ static inline void stage_add(float (&dk)[1][COLS / 8][4], float (&dv)
     tile_add_weighted<D, 1, STEP, COLS>(dk, rounded, stage.q, column);
 }
 
-/* Of dk and dv the columns [column, column + COLS); a group's query heads one after the other. */
+/* 16 rows of fp32 sums in C's layout, from `row` on. */
+template <int COLS, int LD>
+__device__ static inline void sums_put(float *sums, int row, const float (&c)[COLS / 8][4])
+{
+    int lane = (int)threadIdx.x % BL_WARP, g = lane / 4, t = lane % 4;
+    float *at = sums + (row + g) * LD + 2 * t;
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+        *(float2 *)(at + 8 * n) = make_float2(c[n][0], c[n][1]);
+        *(float2 *)(at + 8 * LD + 8 * n) = make_float2(c[n][2], c[n][3]);
+    }
+}
+
+#if __CUDA_ARCH__ >= 900
+/* The block's share of the tile's rows: factor times the sums of the cluster's blocks, added in
+ * their order. The halves of a chunk are read in an order that keeps lanes in different banks. */
+template <int D, bool WIDE, int COLS, int LD>
+__device__ static inline void sums_store(const attention_call &call, float *sums, int column,
+                                         float factor, bl_bf16 *head, int first)
+{
+    cg::cluster_group cluster = cg::this_cluster();
+    constexpr int CHUNKS = COLS / BL_GROUP;
+    int n_pieces = (int)cluster.num_blocks(), n_rows = OPS_ATTENTION_KEYS / n_pieces;
+    for (int i = (int)threadIdx.x; i < n_rows * CHUNKS; i += ATTENTION_THREADS) {
+        int row = (int)cluster.block_rank() * n_rows + i / CHUNKS, chunk = i % CHUNKS,
+            at = column + chunk * BL_GROUP, half = i >> 2 & 1;
+        if (first + row >= call.T || at >= call.d) continue;
+        float sum[2][4] = {}, out[BL_GROUP];
+        for (int p = 0; p < n_pieces; p++) {
+            const float *of = cluster.map_shared_rank(sums, (unsigned)p) + row * LD;
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                float4 four = *(const float4 *)(of + chunk * BL_GROUP + 4 * (half ^ k));
+                sum[k][0] += four.x, sum[k][1] += four.y, sum[k][2] += four.z, sum[k][3] += four.w;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            out[k] = factor * (half ? sum[1][k] : sum[0][k]);
+            out[4 + k] = factor * (half ? sum[0][k] : sum[1][k]);
+        }
+        bl_store(head + (int64_t)(first + row) * call.kv_stride + at, WIDE ? BL_GROUP : call.d - at,
+                 WIDE, out);
+    }
+}
+#endif
+
+/* Of dk and dv the columns [column, column + COLS). The pairs of a query head of the group and a
+ * stage of its queries, head after head, are cut into n_pieces: a block each, which are a cluster.
+ */
 template <int D, bool WIDE>
 __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
-    attention_backward_keys_kernel(attention_call call, backward_tensors x)
+    attention_backward_keys_kernel(attention_call call, int n_pieces, backward_tensors x)
 {
     enum {
         ROWS = backward_tile<D>::ROWS,
@@ -178,39 +235,58 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     float *statistics = (float *)(ends + ROWS);
     int n_kv_heads = call.n_heads / call.group, n_tokens = attention_n_tokens(call);
     /* The first keys are seen by most: they go first. */
-    int slice = (int)blockIdx.x % (D / COLS), item = (int)blockIdx.x / (D / COLS),
-        kv_head = item % n_kv_heads, first = item / n_kv_heads * ROWS,
-        row = (int)threadIdx.x / BL_WARP * 16, column = slice * COLS;
+    int piece = (int)blockIdx.x % n_pieces, item = (int)blockIdx.x / n_pieces,
+        slice = item % (D / COLS), kv_head = item / (D / COLS) % n_kv_heads,
+        first = item / (D / COLS) / n_kv_heads * ROWS, row = (int)threadIdx.x / BL_WARP * 16,
+        column = slice * COLS;
     int64_t at_head = (int64_t)kv_head * call.d;
 
     find_ends<ROWS>(call, first, n_tokens, ends);
     __syncthreads();
     int end = first < n_tokens ? ends[min((int)ROWS, n_tokens - first) - 1] : 0, /* the largest */
-        last = min(row + 16, n_tokens - first) - 1; /* the warp's, of those in documents */
+        last = min(row + 16, n_tokens - first) - 1;         /* the warp's, of those in documents */
+    int n_stages = (max(end - first, 0) + STEP - 1) / STEP; /* of a head */
+    int64_t n_pairs = (int64_t)call.group * n_stages;
+    int begin = (int)(n_pairs * piece / n_pieces),
+        left = (int)(n_pairs * (piece + 1) / n_pieces) - begin;
+    int head = kv_head * call.group, query = first;
     float factor = call.scale * ATTENTION_LOG2E, dk[1][COLS / 8][4] = {}, dv[1][COLS / 8][4] = {};
-    if (end > 0) {
+    if (left > 0) {
+        head += begin / n_stages, query += begin % n_stages * STEP;
         tile_load<D, WIDE, ROWS>(call, k, x.k + at_head, call.kv_stride, first, n_tokens);
         tile_load<D, WIDE, ROWS>(call, v, x.v + at_head, call.kv_stride, first, n_tokens);
-        stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, 0), kv_head * call.group,
-                            first, end);
+        stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, left % 2), head, query, end);
         mma_copies_commit();
     }
-    int head = kv_head * call.group, query = first;
-    for (int i = 0; query < end; i++) {
-        query_stage<D> now = stage_of<D>(stages, statistics, i % 2);
+    for (; left > 0; left--) {
+        query_stage<D> now = stage_of<D>(stages, statistics, left % 2);
         int at = query;
         query += STEP;
-        if (query >= end && ++head < (kv_head + 1) * call.group) query = first;
+        if (query >= end) head++, query = first;
         mma_copies_wait<0>();
         __syncthreads(); /* this stage is there, the other has been used */
-        if (query < end) {
-            stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, (i + 1) % 2), head, query,
-                                end);
+        if (left > 1) {
+            stage_load<D, WIDE>(call, x, stage_of<D>(stages, statistics, (left - 1) % 2), head,
+                                query, end);
             mma_copies_commit();
         }
         if (last < row || at + STEP <= first + row || at >= ends[last]) continue;
         stage_add<D, COLS>(dk, dv, now, k, v, row, column, ends + row, first + row, at, factor);
     }
+#if __CUDA_ARCH__ >= 900
+    if (n_pieces > 1) {
+        enum { LD = backward_tile<D>::SUMS_LD };
+        float *sums = (float *)k;
+        __syncthreads(); /* all warps have used the tiles */
+        sums_put<COLS, LD>(sums, row, dk[0]);
+        sums_put<COLS, LD>(sums + ROWS * LD, row, dv[0]);
+        cg::this_cluster().sync();
+        sums_store<D, WIDE, COLS, LD>(call, sums, column, call.scale, x.dk + at_head, first);
+        sums_store<D, WIDE, COLS, LD>(call, sums + ROWS * LD, column, 1.0f, x.dv + at_head, first);
+        cg::this_cluster().sync(); /* no block exits while its shared memory may be read */
+        return;
+    }
+#endif
     __syncwarp(); /* the warp has used its rows of k and v */
     tile_put<D, COLS>(k, row, column, dk[0], call.scale, call.scale);
     tile_put<D, COLS>(v, row, column, dv[0], 1.0f, 1.0f);
@@ -322,10 +398,14 @@ static bl_status launch_backward(bl_stream *stream, const attention_call &call,
         BYTES = backward_tile<D>::SHARED_BYTES,
         SLICES = D / backward_tile<D>::COLS
     };
-    int64_t n_tiles = bl_blocks_for(call.T, ROWS);
-    BL_TRY(bl_launch("attention_backward", stream,
-                     attention_grid(n_tiles * (call.n_heads / call.group) * SLICES, BYTES),
-                     attention_backward_keys_kernel<D, WIDE>, call, x));
+    int64_t n_tiles = bl_blocks_for(call.T, ROWS),
+            n_items = n_tiles * (call.n_heads / call.group) * SLICES;
+    bool has_clusters = bl_cuda_device_properties(bl_stream_device(stream))->capability >= 90;
+    int64_t n_pieces = has_clusters ? ops_attention_pieces(n_items) : 1;
+    bl_grid keys = attention_grid(n_items * n_pieces, BYTES);
+    keys.n_clustered = (unsigned)n_pieces;
+    BL_TRY(bl_launch("attention_backward", stream, keys, attention_backward_keys_kernel<D, WIDE>,
+                     call, (int)n_pieces, x));
     return bl_launch("attention_backward", stream, attention_grid(n_tiles * call.n_heads, BYTES),
                      attention_backward_queries_kernel<D, WIDE>, call, x);
 }
