@@ -61,7 +61,8 @@ BL_API bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *str
 BL_API bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name,
                                   int64_t unit, int item, bl_stream *stream, bl_event *event);
 
-/* Collects finished spans. Called between steps; begin does so, too, when room runs out. */
+/* Collects finished spans, up to the first that has not ended. Called where the host has waited
+ * and streams have work left; begin does so, too, when room runs out. */
 BL_API void bl_timeline_collect(bl_timeline *timeline);
 
 /* Sums over all spans collected since create. */

@@ -367,10 +367,12 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
     return BL_OK;
 }
 
-/* A stop that comes while the thread waits is seen before anything more is queued. */
+/* A stop that comes while the thread waits is seen before anything more is queued. Spans are
+ * collected here, while streams have a visit to do: at the end of a step they would wait. */
 static bl_status wait_for_turn(bl_pass *pass, const bl_pass_input *input)
 {
     BL_TRY(bl_event_synchronize(pass->visited[pass->n_visits % RUN_AHEAD]));
+    bl_timeline_collect(pass->options.timeline);
     if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
     return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
 }

@@ -285,6 +285,9 @@ typedef struct ahead_state {
     int queued;       /* visits that were asked for */
     int stop_at;
     bool is_bounded;
+    const bl_timeline *timeline;
+    double
+        busy_s[2]; /* of visits whose spans were collected: before visit LAYERS, before the stop */
 } ahead_state;
 
 static bl_status count_visit(bl_stream *stream, const void *argument)
@@ -300,7 +303,11 @@ static bl_status count_visit(bl_stream *stream, const void *argument)
 static bool before_slow_visit(void *user)
 {
     ahead_state *s = user;
+    bl_timeline_totals totals;
     s->is_bounded = s->is_bounded && atomic_load(&s->begun) >= s->queued - 1;
+    bl_timeline_get_totals(s->timeline, &totals);
+    if (s->queued == LAYERS || s->queued == s->stop_at)
+        s->busy_s[s->queued == s->stop_at] = totals.lane[BL_LANE_COMPUTE].busy_s;
     if (s->queued == s->stop_at) return true;
     s->queued++;
     (void)bl_stream_call(s->stream, count_visit, &s, sizeof s);
@@ -322,11 +329,14 @@ static bl_status run_ahead(test_rank *self)
 
     BL_TRY_GOTO(st, done, pass_model_create(self, v.depth, &m));
     BL_TRY_GOTO(st, done, pass_create(self, &m, &v, &pass));
+    s.timeline = m.timeline;
     use_adapter(&m, 0, MICROS, NULL, micro);
     BL_TRY_GOTO(st, done, bl_pass_run(pass, &input)); /* LAYERS + 1 visits */
     TEST_CHECK_GOTO(st, done, bl_pass_run(pass, &input) == BL_ESTOPPED);
     TEST_CHECK_GOTO(st, done, s.is_bounded && s.queued == LAYERS + 4);
     TEST_CHECK_GOTO(st, done, atomic_load(&s.begun) >= s.queued - 2);
+    /* Of visits up to three before these. */
+    TEST_CHECK_GOTO(st, done, s.busy_s[0] > 0 && s.busy_s[1] > s.busy_s[0]);
     st = bl_stream_synchronize(self->stream);
 done:
     pass_model_close(self, &m, pass);
