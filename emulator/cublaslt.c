@@ -366,7 +366,7 @@ typedef struct lt_product {
     lt_operation operation;
     lt_matrix a, b, d;
     float alpha, beta;
-    const void *A, *B;
+    const void *A, *B, *C;
     void *D;
     bool is_slow;
 } lt_product;
@@ -438,7 +438,8 @@ static float *widen(const lt_matrix *m, const void *values, int32_t mode, const 
     return out;
 }
 
-/* D = alpha sums + beta D, each rounded once. */
+/* D = alpha sums + beta C, each rounded once. C may be D: an element is read before it is
+ * written. */
 static void write_result(const lt_product *p, const float *sums)
 {
     int64_t m = (int64_t)p->d.rows, n = (int64_t)p->d.cols;
@@ -446,15 +447,15 @@ static void write_result(const lt_product *p, const float *sums)
     for (int64_t col = 0; col < n; col++)
         for (int64_t row = 0; row < m; row++) {
             int64_t at = col * p->d.ld + row;
-            uint16_t *half = (uint16_t *)p->D + at;
-            float *whole = (float *)p->D + at;
             double value = (double)p->alpha * (double)sums[col * m + row];
             if (p->beta != 0)
-                value += (double)p->beta * (double)(is_half ? bl_bf16_to_f32(*half) : *whole);
+                value += (double)p->beta *
+                         (double)(is_half ? bl_bf16_to_f32(((const uint16_t *)p->C)[at])
+                                          : ((const float *)p->C)[at]);
             if (is_half)
-                *half = bl_f32_to_bf16((float)value);
+                ((uint16_t *)p->D)[at] = bl_f32_to_bf16((float)value);
             else
-                *whole = (float)value;
+                ((float *)p->D)[at] = (float)value;
         }
 }
 
@@ -518,7 +519,8 @@ static void note_product(const lt_product *p)
         emulated_count(what, 0);
     }
     if (!is_fp8(&p->a)) return;
-    demand((uintptr_t)p->A % 16 == 0 && (uintptr_t)p->B % 16 == 0 && (uintptr_t)p->D % 16 == 0,
+    demand((uintptr_t)p->A % 16 == 0 && (uintptr_t)p->B % 16 == 0 && (uintptr_t)p->D % 16 == 0 &&
+               (p->beta == 0 || (uintptr_t)p->C % 16 == 0),
            "matrices begin at 16 bytes");
     demand_what_the_manual_says(&p->operation, &p->a, &p->b, &p->d);
     atomic_fetch_add(&n_fp8_products, 1);
@@ -549,6 +551,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                           .beta = *(const float *)beta,
                           .A = A,
                           .B = B,
+                          .C = C,
                           .D = D,
                           .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
 
@@ -563,7 +566,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (is_refused(&product, candidate))
         return product.beta != 0 && is_fp8(&product.a) ? CUBLAS_STATUS_INVALID_VALUE
                                                        : CUBLAS_STATUS_NOT_SUPPORTED;
-    if (C != D || c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
+    if (c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
         return CUBLAS_STATUS_INVALID_VALUE;
     atomic_store(&last_candidate, candidate);
     note_product(&product);

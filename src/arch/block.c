@@ -72,13 +72,15 @@ static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
     return use;
 }
 
+/* residual: added to y; may be none, and is where there is a bias. */
 static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
-                                bl_tensor x, bl_tensor y)
+                                bl_tensor x, bl_tensor residual, bl_tensor y)
 {
     const bl_block_dims *dims = block->dims;
     bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
 
+    use.lora.residual = residual;
     BL_TRY(bl_linear_apply(stream, &use, batch->T, x, y));
     if (dims->bias_offset[matrix] < 0) return BL_OK;
     return bl_add_bias(stream,
@@ -203,7 +205,7 @@ static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_
     bl_tensor in;
 
     BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, &in));
-    BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, in, t->qkv));
+    BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, in, (bl_tensor){0}, t->qkv));
     if (block->dims->q_norm_width > 0) return BL_OK; /* compute_qk rotates */
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
 }
@@ -276,14 +278,19 @@ static bl_status scale_branch(bl_stream *stream, const bl_block_dims *dims, int6
                         .n = T * dims->hidden, .scale = dims->residual_multiplier, .x = x, .y = y});
 }
 
-/* y = x + y, y being the sub-layer's output; x + norm of y with norms of outputs */
-static bl_status add_residual(bl_stream *stream, const bl_block *block, int64_t T,
-                              bl_layer_vector norm, const bl_block_workspace *ws, bl_tensor x,
-                              bl_tensor y)
+/* y = x + what the sub-layer's last matrix makes of `input`; x + its norm with norms of outputs.
+ * Where nothing comes between, the product adds x itself. */
+static bl_status add_branch(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                            bl_layer_vector norm, const bl_micro_batch *batch,
+                            const bl_block_workspace *ws, bl_tensor input, bl_tensor x, bl_tensor y)
 {
     const bl_block_dims *dims = block->dims;
     bool is_normed = dims->has_post_norms;
+    int64_t T = batch->T;
 
+    if (bl_block_adds_in_product(dims, matrix))
+        return linear_forward(stream, block, matrix, batch, ws, input, x, y);
+    BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, (bl_tensor){0}, y));
     if (is_normed) BL_TRY(norm_forward(stream, block, T, norm, y, ws));
     if (dims->residual_multiplier > 0) BL_TRY(scale_branch(stream, dims, T, y, y));
     return bl_add(
@@ -303,7 +310,7 @@ static bl_status branch_gradient(bl_stream *stream, const bl_block *block, bl_la
     *dy = dims->residual_multiplier > 0 || dims->has_post_norms ? ws->norm : d;
     if (dims->has_post_norms) {
         bl_block_norm n = norm_of(block, batch->T, norm, ws->d_norm, ws);
-        BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, ws->d_norm));
+        BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, (bl_tensor){0}, ws->d_norm));
         BL_TRY(bl_block_norm_forward(stream, dims, &n, ws->norm));
         return bl_block_norm_backward(stream, dims, &n, false, d, *dy);
     }
@@ -314,8 +321,8 @@ static bl_status branch_gradient(bl_stream *stream, const bl_block *block, bl_la
 static bl_status compute_mid(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              const bl_block_workspace *ws, const bl_block_tensors *t)
 {
-    BL_TRY(linear_forward(stream, block, BL_OUT, batch, ws, t->attention, t->mid));
-    return add_residual(stream, block, batch->T, BL_ATTENTION_NORM, ws, t->x, t->mid);
+    return add_branch(stream, block, BL_OUT, BL_ATTENTION_NORM, batch, ws, t->attention, t->x,
+                      t->mid);
 }
 
 static bl_tensor mlp_input(const bl_block_dims *dims, const bl_block_tensors *t)
@@ -331,7 +338,7 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
 
     BL_TRY(branch_input(stream, block, batch->T, block->dims->mlp_norm, mlp_input(block->dims, t),
                         ws, &in));
-    return linear_forward(stream, block, BL_GATE_UP, batch, ws, in, t->gate_up);
+    return linear_forward(stream, block, BL_GATE_UP, batch, ws, in, (bl_tensor){0}, t->gate_up);
 }
 
 static bl_gelu_form form_of(const bl_block_dims *dims)
@@ -371,8 +378,8 @@ static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_
                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor out)
 {
     BL_TRY(activate(stream, block->dims, batch->T, t->gate_up, ws->h));
-    BL_TRY(linear_forward(stream, block, BL_MLP_DOWN, batch, ws, ws->h, out));
-    return add_residual(stream, block, batch->T, block->dims->mlp_norm, ws, t->mid, out);
+    return add_branch(stream, block, BL_MLP_DOWN, block->dims->mlp_norm, batch, ws, ws->h, t->mid,
+                      out);
 }
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,

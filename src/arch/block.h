@@ -94,6 +94,10 @@ typedef struct bl_block_dims {
 /* Without the tables. act: the dtype of activations (bl_device_act). */
 bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind, bl_dtype act);
 
+/* Whether the product with `matrix` adds the residual itself: that with a sub-layer's last matrix,
+ * where no bias, norm or factor comes between. */
+bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix);
+
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
  * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);
  * lse (T,n_heads), by groups, fp32. */

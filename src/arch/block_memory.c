@@ -50,6 +50,12 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     return dims;
 }
 
+bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
+{
+    return (matrix == BL_OUT || matrix == BL_MLP_DOWN) && !dims->has_post_norms &&
+           !(dims->residual_multiplier > 0) && dims->bias_offset[matrix] < 0;
+}
+
 bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens)
 {
     bl_block_rope one = *rope;

@@ -9,10 +9,12 @@
  * columns side by side: the parts are a stack. Else each is its own.
  *
  * The LoRA terms go first and the frozen product is added to them: where y is bf16, the small term
- * is the one that is rounded twice. Rows of W without a LoRA term start at zero. Where cuBLASLt has
- * no FP8 product that adds to its result, the frozen product goes first, and where it has none at
- * all, it is in bf16 (`way`). Which of the three depends on the shape alone: a refusal that shows
- * only when the product is called has the call start again in the next way. */
+ * is the one that is rounded twice. A residual goes before both (CUDA): y is then rounded twice at
+ * the size of the sum, and a pass over y and one over the residual are saved. Rows of W without a
+ * LoRA term start at zero. Where cuBLASLt has no FP8 product that adds to its result, the frozen
+ * product goes first, and where it has none at all, it is in bf16 (`way`). Which of the three
+ * depends on the shape alone: a refusal that shows only when the product is called has the call
+ * start again in the next way. */
 #include "linear/lora_linear.h"
 
 #include "base/sizes.h"
@@ -141,6 +143,7 @@ typedef struct pass {
     int64_t T;
     bl_tensor x, input; /* of the frozen product; of the terms: with dropout D x */
     bl_tensor y, dy, dx;
+    bool begins_with_residual; /* forward, where the frozen product is last */
     bl_matmul_weight_args frozen;
 } pass;
 
@@ -159,7 +162,7 @@ static bl_status run_ways(bl_stream *stream, const pass *p,
                           bl_status (*run)(bl_stream *stream, const pass *p, order way,
                                            bool *is_refused))
 {
-    bool has_choice = p->linear->mode == BL_MATMUL_FP8 && p->linear->n_parts > 0;
+    bool has_choice = p->linear->mode == BL_MATMUL_FP8 && p->frozen.beta != 0;
 
     for (order way = ADD_FROZEN; has_choice && way < ADD_FROZEN_BF16; way++) {
         bl_matmul_weight_args args = p->frozen;
@@ -219,9 +222,11 @@ static bl_status project_down(bl_stream *stream, const bl_lora_linear *linear, c
     return bl_matmul(stream, &product);
 }
 
-/* y's columns of the stack's part `index` (T,rows) = s u B^T + beta y */
+/* y's columns of the stack's part `index` (T,rows) = s u B^T + beta times those of z: y or
+ * another matrix of its shape */
 static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, const stack *s,
-                            int index, const workspace *ws, int64_t T, float beta, bl_tensor y)
+                            int index, const workspace *ws, int64_t T, float beta, bl_tensor z,
+                            bl_tensor y)
 {
     const bl_lora_part *part = &s->part[index];
     bl_matmul_args product = small_product(ws);
@@ -232,6 +237,7 @@ static bl_status project_up(bl_stream *stream, const bl_lora_linear *linear, con
     product.alpha = part->scale, product.beta = beta;
     product.a = columns_of(s, index, ws->u), product.b = part->B;
     product.c = bl_tensor_at(y, part->row_begin);
+    if (beta != 0 && z.data != y.data) product.addend = bl_tensor_at(z, part->row_begin);
     return bl_matmul(stream, &product);
 }
 
@@ -243,8 +249,8 @@ static bool parts_cover_rows(const bl_lora_linear *linear)
     return rows == linear->weight.rows;
 }
 
-/* y = the LoRA terms, or += */
-static bl_status add_terms(bl_stream *stream, const pass *p, float beta)
+/* y = the LoRA terms + beta z; z: y or another matrix of its shape */
+static bl_status add_terms(bl_stream *stream, const pass *p, float beta, bl_tensor z)
 {
     const bl_lora_linear *linear = p->linear;
 
@@ -255,34 +261,57 @@ static bl_status add_terms(bl_stream *stream, const pass *p, float beta)
         stack s = stack_at(linear, p->ws, i);
         BL_TRY(project_down(stream, linear, &s, p->ws, p->T, p->input));
         for (int k = 0; k < s.n_parts; k++)
-            BL_TRY(project_up(stream, linear, &s, k, p->ws, p->T, beta, p->y));
+            BL_TRY(project_up(stream, linear, &s, k, p->ws, p->T, beta, z, p->y));
         i += s.n_parts;
     }
     return BL_OK;
 }
 
+/* y += the residual */
+static bl_status add_residual(bl_stream *stream, const pass *p)
+{
+    bl_tensor z = p->linear->residual;
+    if (!bl_tensor_is_there(z)) return BL_OK;
+    return bl_add(stream,
+                  &(bl_add_args){.n = p->T * p->linear->weight.rows, .a = z, .b = p->y, .y = p->y});
+}
+
+/* Where the residual is not the first product's addend, it is added last. */
 static bl_status run_forward(bl_stream *stream, const pass *p, order way, bool *is_refused)
 {
-    if (way != ADD_TERMS) {
-        BL_TRY(add_terms(stream, p, 0));
-        return run_frozen(stream, p, way, p->y, is_refused);
+    const bl_lora_linear *linear = p->linear;
+
+    if (way == ADD_TERMS) {
+        BL_TRY(run_frozen(stream, p, way, p->y, is_refused));
+        if (*is_refused) return BL_OK;
+        BL_TRY(add_terms(stream, p, 1, p->y));
+        return add_residual(stream, p);
     }
+    if (linear->n_parts > 0)
+        BL_TRY(add_terms(stream, p, p->begins_with_residual ? 1 : 0, linear->residual));
     BL_TRY(run_frozen(stream, p, way, p->y, is_refused));
-    return *is_refused ? BL_OK : add_terms(stream, p, 1);
+    if (p->begins_with_residual || (is_refused && *is_refused)) return BL_OK;
+    return add_residual(stream, p);
 }
 
 bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                  bl_tensor x, bl_tensor y)
 {
     workspace ws = divide_workspace(stream, x.dtype, linear, T);
+    bl_device_kind kind = bl_device_get_kind(bl_stream_device(stream));
+    bool has_terms = linear->n_parts > 0;
     pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .y = y};
 
     if (T == 0) return BL_OK;
+    p.begins_with_residual = bl_tensor_is_there(linear->residual) && kind == BL_DEVICE_CUDA &&
+                             (!has_terms || parts_cover_rows(linear));
     if (linear->n_parts > 0 && linear->dropout.p > 0) {
         BL_TRY(apply_dropout(stream, linear, T, x, ws.masked));
         p.input = ws.masked;
     }
-    p.frozen = frozen_args(linear, &ws, true, T, linear->n_parts > 0 ? 1.0f : 0.0f, x, y);
+    p.frozen =
+        frozen_args(linear, &ws, true, T, has_terms || p.begins_with_residual ? 1.0f : 0.0f, x, y);
+    if (!has_terms && p.begins_with_residual) p.frozen.addend = linear->residual;
     return run_ways(stream, &p, run_forward);
 }
 

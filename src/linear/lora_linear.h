@@ -6,6 +6,8 @@
  *   dx = dy W  + D (s (dy B) A)         W gets no gradient
  *   dA = (s dy B)^T (D x)   dB = s dy^T (D x A^T)
  *
+ * and where there is a residual z (T,N), y = z + the above.
+ *
  * Row-major: x, dx (T,K)  y, dy (T,N)  W (N,K)  A (r,K)  B (n,r). A fused matrix (q|k|v, gate|up)
  *                                                        has up to BL_LORA_PARTS updates, each on
  * its own rows [row_begin, row_begin + n) of W, all reading the same D x.
@@ -59,6 +61,10 @@ typedef struct bl_lora_linear {
      * for all parts instead of once for each. Ignored in fp32. */
     bool is_stacked;
     bl_lora_dropout dropout;
+    /* z of a forward call: of y's dtype, not in y's memory. None: y is the product alone. On CUDA
+     * it is the addend of the first product, so that it costs a read; elsewhere it is added
+     * last. */
+    bl_tensor residual;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
     bl_matmul_sums sums; /* of it, in FP8 */
     /* of the weight (ops/matmul.h), borrowed; NULL: made in the workspace by every call */

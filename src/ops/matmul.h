@@ -12,17 +12,20 @@
 extern "C" {
 #endif
 
-/* C = alpha op(A) op(B) + beta C, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when
- * asked. Leading dimensions are the strides between stored rows. With beta 0 C is overwritten,
- * whatever it held. C overlaps neither A nor B. A and B are bf16 and C is bf16 or fp32, sums are
- * fp32, rounded once; or, on the CPU, all are fp32. scratch: BL_MATMUL_SCRATCH_BYTES or nothing
- * (slower for some shapes); ignored on the CPU. 256-byte aligned. */
+/* C = alpha op(A) op(B) + beta Z, row-major: op(A) (M,K), op(B) (K,N), C (M,N); op transposes when
+ * asked. Z is C, or `addend` where that is there: (M,N) of C's dtype and leading dimension, C
+ * itself or apart from it. Leading dimensions are the strides between stored rows. With beta 0 C is
+ * overwritten, whatever it held, and no addend read. C overlaps neither A nor B. A and B are bf16
+ * and C is bf16 or fp32, sums are fp32, rounded once; or, on the CPU, all are fp32. scratch:
+ * BL_MATMUL_SCRATCH_BYTES or nothing (slower for some shapes); ignored on the CPU. 256-byte
+ * aligned. */
 enum { BL_MATMUL_SCRATCH_BYTES = 32 << 20 };
 typedef struct bl_matmul_args {
     bool transpose_a, transpose_b;
     int64_t M, N, K, lda, ldb, ldc;
     float alpha, beta;
     bl_tensor a, b, c;
+    bl_tensor addend; /* may be none */
     void *scratch;
     size_t scratch_bytes;
 } bl_matmul_args;
@@ -87,10 +90,11 @@ typedef struct bl_matmul_prepared {
 
 /* forward:  y (T,N) = x (T,K) W^T + beta y;   otherwise the input gradient:  dx (T,K) = dy (T,N) W
  *                                                                            + beta dx.
- * With beta 0 `out` is overwritten, whatever it held; it overlaps neither `in` nor the weight. Both
- * are dense rows; W = weight (N,K), in any format, dequantized on the fly: no fp32 copy of it is
- * made. scratch: bl_matmul_weight_scratch_bytes of the same arguments, or of ones with a larger T;
- * 256-byte aligned. None on the CPU. */
+ * An `addend` that is there takes the place of y or dx on the right: dense rows of their shape and
+ * dtype, `out` itself or apart from it. With beta 0 `out` is overwritten, whatever it held; it
+ * overlaps neither `in` nor the weight. All are dense rows; W = weight (N,K), in any format,
+ * dequantized on the fly: no fp32 copy of it is made. scratch: bl_matmul_weight_scratch_bytes of
+ * the same arguments, or of ones with a larger T; 256-byte aligned. None on the CPU. */
 typedef struct bl_matmul_weight_args {
     bool forward;
     bl_matmul_mode mode;
@@ -98,6 +102,7 @@ typedef struct bl_matmul_weight_args {
     float beta;
     int64_t T;
     bl_tensor in, out;
+    bl_tensor addend; /* may be none */
     bl_weight weight;
     void *scratch;
     size_t scratch_bytes;

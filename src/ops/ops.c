@@ -270,7 +270,7 @@ bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->b));
-    BL_TRY(CHECK_DTYPES("matmul", acts_or_f32(ops), args->c));
+    BL_TRY(CHECK_DTYPES("matmul", acts_or_f32(ops), args->c, args->addend));
     if (args->a.dtype == BL_F32) BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->c));
     return ops->matmul(stream, args);
 }
@@ -278,7 +278,7 @@ bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
 bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul_weight", ops->acts, args->in, args->out));
+    BL_TRY(CHECK_DTYPES("matmul_weight", ops->acts, args->in, args->out, args->addend));
     return ops->matmul_weight(stream, args);
 }
 

@@ -130,14 +130,15 @@ void bl_time_count_products(const bl_time_input *in, bl_time_products *out)
         }
 }
 
-/* A product with the frozen matrix: y = x W^T or dx = dy W, added to what LoRA has left there. */
-static void add_frozen(plan_tally *t, const plan_matrix *m, int matrix, bool forward)
+/* A product with the frozen matrix: y = x W^T or dx = dy W, `adds`: to what LoRA has left there, or
+ * to the residual. */
+static void add_frozen(plan_tally *t, const plan_matrix *m, int matrix, bool forward, bool adds)
 {
     const bl_time_habits *habits = &t->in->habits;
     bl_matmul_weight_args product = {.forward = forward,
                                      .mode = m->is_fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
                                      .sums = t->in->sums,
-                                     .beta = m->n_parts > 0 ? 1 : 0,
+                                     .beta = adds ? 1 : 0,
                                      .T = t->T,
                                      .in = t->x,
                                      .weight = m->weight};
@@ -148,12 +149,20 @@ static void add_frozen(plan_tally *t, const plan_matrix *m, int matrix, bool for
     plan_tally_add(t, PLAN_OF_PRODUCTS, bl_cost_matmul_weight(&t->setting, &product));
 }
 
-/* C (T,N) = A (T,K) B, or one with the sum over T: either way, these are its operands. */
-static void add_small(plan_tally *t, int64_t K, int64_t N)
+/* C (T,N) = A (T,K) B, or one with the sum over T: either way, these are its operands; with the
+ * addend, if there is one. */
+static void add_small_to(plan_tally *t, int64_t K, int64_t N, bl_tensor addend)
 {
     plan_tally_add(
         t, PLAN_OF_LORA,
-        bl_cost_matmul(&t->setting, &(bl_matmul_args){.M = t->T, .N = N, .K = K, .a = t->x}));
+        bl_cost_matmul(
+            &t->setting,
+            &(bl_matmul_args){.M = t->T, .N = N, .K = K, .beta = 1, .a = t->x, .addend = addend}));
+}
+
+static void add_small(plan_tally *t, int64_t K, int64_t N)
+{
+    add_small_to(t, K, N, (bl_tensor){0});
 }
 
 static void add_dropout(plan_tally *t, int64_t width)
@@ -172,19 +181,28 @@ static void add_downs(plan_tally *t, const plan_matrix *m)
         add_small(t, m->weight.cols, m->r * (m->n_parts / n_products));
 }
 
+/* Whether the product adds the residual itself. */
+static bool adds_in_product(const plan_tally *t, int matrix)
+{
+    return is_cuda(t->in) && !t->in->habits.is_eager &&
+           bl_block_adds_in_product(&t->dims, (bl_layer_matrix)matrix);
+}
+
 static void linear_forward(plan_tally *t, int matrix)
 {
     plan_matrix m = plan_matrix_of(t->in, t->run, matrix);
+    bool has_residual = adds_in_product(t, matrix);
 
     acquire(t, matrix);
     if (m.n_parts > 0) {
         add_dropout(t, m.weight.cols);
         add_downs(t, &m);
-        for (int p = 0; p < m.n_parts; p++) add_small(t, m.r, m.part_rows[p]);
+        for (int p = 0; p < m.n_parts; p++)
+            add_small_to(t, m.r, m.part_rows[p], has_residual ? t->x : (bl_tensor){0});
         /* scaled, and added to the frozen product */
         if (t->in->habits.is_eager) add_elements(t, PLAN_OF_LORA, 5 * (double)m.weight.rows);
     }
-    add_frozen(t, &m, matrix, true);
+    add_frozen(t, &m, matrix, true, m.n_parts > 0 || has_residual);
 }
 
 static void linear_backward(plan_tally *t, int matrix)
@@ -205,7 +223,7 @@ static void linear_backward(plan_tally *t, int matrix)
         if (t->in->habits.is_eager)
             add_elements(t, PLAN_OF_LORA, 2 * (double)m.weight.rows + 3 * (double)m.weight.cols);
     }
-    add_frozen(t, &m, matrix, false);
+    add_frozen(t, &m, matrix, false, m.n_parts > 0);
 }
 
 /* ---- the block: arch/block.c in the same order ---- */
@@ -326,10 +344,16 @@ static void activate_backward(plan_tally *t)
                            &(bl_swiglu_backward_args){.T = t->T, .I = t->dims.inter, .dh = t->x}));
 }
 
-static void residual(plan_tally *t)
+static void add(plan_tally *t)
 {
     plan_tally_add(t, PLAN_OF_ELEMENTWISE,
                    bl_cost_add(&t->setting, &(bl_add_args){.n = t->T * t->dims.hidden, .y = t->x}));
+}
+
+/* To what a sub-layer's last matrix yields. */
+static void residual(plan_tally *t, int matrix)
+{
+    if (!adds_in_product(t, matrix)) add(t);
 }
 
 /* Of a sub-layer's input, or of its output, as the model has it; backward computes it again. */
@@ -342,7 +366,7 @@ static void norm(plan_tally *t, bool is_of_output)
 static void norm_input_backward(plan_tally *t)
 {
     if (t->dims.has_post_norms)
-        residual(t);
+        add(t);
     else
         plan_norm_backward(t);
 }
@@ -366,7 +390,7 @@ static void compute_mid(plan_tally *t)
 {
     linear_forward(t, BL_OUT);
     norm(t, true);
-    residual(t);
+    residual(t, BL_OUT);
 }
 
 static void compute_gate_up(plan_tally *t)
@@ -385,7 +409,7 @@ void plan_block_forward(plan_tally *t, plan_segments *out)
     activate(t);
     linear_forward(t, BL_MLP_DOWN);
     norm(t, true);
-    residual(t);
+    residual(t, BL_MLP_DOWN);
     end_segments(t);
 }
 
@@ -401,7 +425,7 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
     activate(t);
     if (t->in->habits.recomputes_all && has == BL_SAVE_S0) {
         linear_forward(t, BL_MLP_DOWN);
-        residual(t);
+        residual(t, BL_MLP_DOWN);
     }
     norm_output_backward(t, BL_MLP_DOWN);
     linear_backward(t, BL_MLP_DOWN);

@@ -186,6 +186,16 @@ side side_create(test_device d, bl_pool *pool, const layer_shape *shape, float d
     return s;
 }
 
+void side_add_residual(side *s, int64_t T)
+{
+    int64_t n = T * s->linear.weight.rows;
+    float *values = bf16_values(n, 3, 0);
+
+    for (int64_t i = 0; i < n; i++) values[i] *= 4;
+    s->linear.residual = activations(s, values, n);
+    free(values);
+}
+
 void side_destroy(side *s)
 {
     for (int i = 0; i < s->n_guards; i++) {

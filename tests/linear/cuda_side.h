@@ -53,6 +53,8 @@ side side_create(test_device d, bl_pool *pool, const layer_shape *shape, float d
 /* Gives the layer a workspace of the bytes that its members ask for now, with guarded bytes
  * behind. */
 void side_take_workspace(side *s, int64_t T);
+/* Gives the layer a residual, the same on every device. */
+void side_add_residual(side *s, int64_t T);
 void side_destroy(side *s);
 
 /* forward and backward, to the end. */

@@ -133,13 +133,14 @@ static void compare(const char *name, const char *what, const side *got_side,
     free(want);
 }
 
-static void check_shape(test_device cpu, test_device gpu, const layer_shape *shape, float dropout,
-                        bl_matmul_mode mode)
+static void check_layer(test_device cpu, test_device gpu, const layer_shape *shape, float dropout,
+                        bl_matmul_mode mode, bool has_residual)
 {
     bl_pool *pool = bl_device_pool(cpu.device);
     side want = side_create(cpu, pool, shape, dropout, mode),
          got = side_create(gpu, pool, shape, dropout, mode);
     double frozen = mode == BL_MATMUL_FP8 && shape->is_fp8_possible ? FP8_ERROR : BF16_ERROR;
+    if (has_residual) side_add_residual(&want, shape->T), side_add_residual(&got, shape->T);
     side_run(&want, shape->T);
     side_run(&got, shape->T);
     compare(shape->name, "y", &got, got.y.data, &want, want.y.data,
@@ -153,6 +154,12 @@ static void check_shape(test_device cpu, test_device gpu, const layer_shape *sha
     }
     side_destroy(&want);
     side_destroy(&got);
+}
+
+static void check_shape(test_device cpu, test_device gpu, const layer_shape *shape, float dropout,
+                        bl_matmul_mode mode)
+{
+    check_layer(cpu, gpu, shape, dropout, mode, false);
 }
 
 typedef struct fixture {
@@ -194,6 +201,24 @@ static void test_fp8_is_as_near_as_fp8_is(void **state)
         check_shape(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_FP8);
         check_shape(f->cpu, f->gpu, &shapes[i], 0.3f, BL_MATMUL_FP8);
     }
+}
+
+/* Another rounding of y, which may be the residual's size; also where cuBLASLt adds to no FP8
+ * product, so that the residual is added last. */
+static void test_residual_is_added(void **state)
+{
+    fixture *f = *state;
+    for (size_t i = 0; i < BL_COUNT(shapes); i++)
+        for (int mode = BL_MATMUL_BF16; mode <= BL_MATMUL_FP8; mode++) {
+            check_layer(f->cpu, f->gpu, &shapes[i], 0.0f, (bl_matmul_mode)mode, true);
+            check_layer(f->cpu, f->gpu, &shapes[i], 0.3f, (bl_matmul_mode)mode, true);
+        }
+#ifdef BALLAST_CUDA_EMULATED
+    emulated_cublaslt_refuse_fp8_sums(true);
+    for (size_t i = 0; i < BL_COUNT(shapes); i++)
+        check_layer(f->cpu, f->gpu, &shapes[i], 0.0f, BL_MATMUL_FP8, true);
+    emulated_cublaslt_refuse_fp8_sums(false);
+#endif
 }
 
 /* The same bits from the same input, twice: no atomics, no split sums. */
@@ -436,6 +461,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(test_bf16_equals_the_cpu),
         TEST(test_fp8_is_as_near_as_fp8_is),
+        TEST(test_residual_is_added),
         TEST(test_runs_repeat_bit_for_bit),
         TEST(test_what_makes_no_sense_is_refused),
         TEST(test_choice_by_time),

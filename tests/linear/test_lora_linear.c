@@ -296,6 +296,27 @@ static void test_against_reference(void **state)
     test_device_destroy(d);
 }
 
+/* Added to what y is without it, rounded once more. */
+static void test_residual(void **state)
+{
+    test_device d = test_device_create(2);
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(shapes); i++) {
+        problem p = create_problem(&shapes[i], bl_device_pool(d.device), 0.0f, i);
+        int64_t n = p.T * p.N;
+        float *residual = test_random_floats(n, 77), *want = test_floats(n);
+        run(d, &p);
+        for (int64_t k = 0; k < n; k++) want[k] = residual[k] + p.y[k];
+        p.linear.residual = bl_tensor_f32(residual);
+        run(d, &p);
+        test_same_bits("y", p.y, want, n);
+        free(residual), free(want);
+        free_problem(&p);
+    }
+    test_device_destroy(d);
+}
+
 /* The frozen matrix, the input and the adapter are read only; three threads give the bits of one;
  * dx NULL changes no bit. */
 static void test_what_is_left_alone(void **state)
@@ -498,6 +519,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_reference),
+        cmocka_unit_test(test_residual),
         cmocka_unit_test(test_what_is_left_alone),
         cmocka_unit_test(test_two_adapters_over_one_base),
         cmocka_unit_test(test_finite_differences),

@@ -89,6 +89,18 @@ static void a_matrix_is_prepared_once(void **state)
     }
 }
 
+/* A product's addend is read. */
+static void an_addend_is_read(void **state)
+{
+    bl_matmul_args a = {.M = T, .N = N, .K = 8, .beta = 1, .a = act(&gpu)};
+    (void)state;
+    bl_cost in_place = bl_cost_matmul(&gpu, &a);
+    a.addend = act(&gpu);
+    bl_cost apart = bl_cost_matmul(&gpu, &a);
+    assert_kernel(&in_place, 0, BL_COST_LORA, 2.0 * T * N * 8, 2 * (T * 8 + 8 * N + T * N));
+    assert_kernel(&apart, 0, BL_COST_LORA, 2.0 * T * N * 8, 2 * (T * 8 + 8 * N + 2 * T * N));
+}
+
 /* Segments of several formats are dequantized, each from its stored format. */
 static void a_mixed_matrix_is_dequantized(void **state)
 {
@@ -150,6 +162,7 @@ static void the_slowest_limit_decides(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_addend_is_read),
         cmocka_unit_test(a_product_moves_its_operands),
         cmocka_unit_test(a_matrix_is_prepared_once),
         cmocka_unit_test(a_mixed_matrix_is_dequantized),

@@ -525,6 +525,53 @@ static void other_dtypes_are_refused(void **state)
     test_device_destroy(d);
 }
 
+/* A product with an addend has the bits of one that adds to the addend's copy; rows have gaps. */
+static void an_addend_takes_the_place_of_the_result(void **state)
+{
+    enum { M = 5, N = 3, K = 4, LD = 6 };
+    test_device d = test_device_create(2);
+    float *a = test_random_floats(M * K, 1), *b = test_random_floats(K * N, 2),
+          *addend = test_random_floats(M * LD, 3), *c = test_random_floats(M * LD, 4),
+          *want = test_floats(M * LD);
+    bl_matmul_args args = {.M = M,
+                           .N = N,
+                           .K = K,
+                           .lda = K,
+                           .ldb = N,
+                           .ldc = LD,
+                           .alpha = 2,
+                           .beta = 0.5f,
+                           .a = bl_tensor_f32(a),
+                           .b = bl_tensor_f32(b),
+                           .c = bl_tensor_f32(want)};
+    bl_matmul_weight_args frozen = {
+        .forward = true,
+        .beta = 1,
+        .T = M,
+        .in = args.a,
+        .out = args.c,
+        .weight = {.rows = N,
+                   .cols = K,
+                   .n_segments = 1,
+                   .segment = {{.format = BL_FORMAT_F32, .codes = b, .rows = N}}}};
+    (void)state;
+    memcpy(want, c, M * LD * sizeof *c);
+    for (int row = 0; row < M; row++) memcpy(want + row * LD, addend + row * LD, N * sizeof *c);
+    assert_int_equal(bl_matmul(d.stream, &args), BL_OK);
+    args.c = bl_tensor_f32(c), args.addend = bl_tensor_f32(addend);
+    assert_int_equal(bl_matmul(d.stream, &args), BL_OK);
+    test_finish(d);
+    test_same_bits("c", c, want, M * LD);
+    memcpy(want, addend, M * N * sizeof *c);
+    assert_int_equal(bl_matmul_weight(d.stream, &frozen), BL_OK);
+    frozen.out = bl_tensor_f32(c), frozen.addend = bl_tensor_f32(addend);
+    assert_int_equal(bl_matmul_weight(d.stream, &frozen), BL_OK);
+    test_finish(d);
+    test_same_bits("out", c, want, M * N);
+    free(a), free(b), free(addend), free(c), free(want);
+    test_device_destroy(d);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -538,6 +585,7 @@ int main(void)
         cmocka_unit_test(casts_round_to_nearest_even),
         cmocka_unit_test(other_dtypes_are_refused),
         cmocka_unit_test(embedding_takes_rows_of_any_float_type),
+        cmocka_unit_test(an_addend_takes_the_place_of_the_result),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

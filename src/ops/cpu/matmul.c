@@ -3,11 +3,24 @@
  * or fallback. */
 #include "ops/matmul.h"
 
+#include <string.h>
+
 #include "ops/gemm.h"
 #include "ops/cpu/ops_cpu.h"
 
+/* The products add to what is there: an addend is copied first. */
+static void place_addend(bl_tensor addend, float beta, int64_t rows, int64_t cols, int64_t ld,
+                         bl_tensor out)
+{
+    if (!bl_tensor_is_there(addend) || addend.data == out.data || beta == 0) return;
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(bl_tensor_at(out, row * ld).data, bl_tensor_at(addend, row * ld).data,
+               bl_tensor_bytes(out, cols));
+}
+
 bl_status ops_cpu_matmul(bl_stream *stream, const bl_matmul_args *a)
 {
+    place_addend(a->addend, a->beta, a->M, a->N, a->ldc, a->c);
     if (a->a.dtype == BL_BF16)
         return bl_cpu_gemm_bf16(ops_pool(stream), a->transpose_a, a->transpose_b, a->M, a->N, a->K,
                                 a->alpha, a->a.data, a->lda, a->b.data, a->ldb, a->beta, a->c.dtype,
@@ -21,6 +34,8 @@ bl_status ops_cpu_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *
 {
     bl_pool *pool = ops_pool(stream);
     const bl_weight *w = &a->weight;
+    int64_t width = a->forward ? w->rows : w->cols;
+    place_addend(a->addend, a->beta, a->T, width, width, a->out);
     if (a->in.dtype == BL_BF16)
         return (a->forward ? bl_cpu_gemm_bf16_weight_nt : bl_cpu_gemm_bf16_weight_nn)(
             pool, a->T, a->in.data, a->forward ? w->cols : w->rows, w, a->beta, a->out.dtype,

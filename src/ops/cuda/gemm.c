@@ -85,6 +85,11 @@ static int64_t alignment_of(const void *pointer)
     return alignment;
 }
 
+static const void *c_of(const ops_gemm *g)
+{
+    return g->c ? g->c : g->d;
+}
+
 static ops_plan_key key_of(const ops_gemm *g)
 {
     return (ops_plan_key){.kind = g->kind,
@@ -101,6 +106,7 @@ static ops_plan_key key_of(const ops_gemm *g)
                           .ldd = g->ldd,
                           .align_a = alignment_of(g->a),
                           .align_b = alignment_of(g->b),
+                          .align_c = alignment_of(c_of(g)),
                           .align_d = alignment_of(g->d),
                           .workspace_bytes = g->workspace ? (int64_t)g->workspace_bytes : 0};
 }
@@ -160,7 +166,7 @@ static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t pref
     uint64_t workspace_bytes = (uint64_t)key->workspace_bytes;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
     uint32_t align_a = (uint32_t)key->align_a, align_b = (uint32_t)key->align_b,
-             align_d = (uint32_t)key->align_d;
+             align_c = (uint32_t)key->align_c, align_d = (uint32_t)key->align_d;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         const void *value;
@@ -170,7 +176,7 @@ static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t pref
         {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align_a, sizeof align_a},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align_b, sizeof align_b},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_d, sizeof align_d},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align_c, sizeof align_c},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align_d, sizeof align_d},
     };
     for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++)
@@ -356,7 +362,7 @@ static cublasStatus_t multiply(const gemm_state *state, const plan *p, int candi
                                const ops_gemm *g)
 {
     return cublasLtMatmul(state->handle, p->operation, &g->alpha, g->a, p->a, g->b, p->b, &g->beta,
-                          g->d, p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
+                          c_of(g), p->d, g->d, p->d, &p->candidates[candidate], g->workspace,
                           (size_t)p->entry.key.workspace_bytes, handle);
 }
 

@@ -2,8 +2,9 @@
 /* gemm_cuda.h -- one matrix product on a CUDA stream through cuBLASLt, whose algorithms are chosen
  * once for each shape and kept with the device. Internal to ops/, and for measurements.
  *
- * As BLAS has it, column-major: D (m,n) = alpha op(A) op(B) + beta D; op(A) (m,k), op(B) (k,n); op
- * transposes when asked; ld: elements from column to column. Sums are fp32 and rounded once into D.
+ * As BLAS has it, column-major: D (m,n) = alpha op(A) op(B) + beta C; op(A) (m,k), op(B) (k,n); op
+ * transposes when asked; ld: elements from column to column. C is D, or other memory of D's shape,
+ * dtype and ld. Sums are fp32 and rounded once into D.
  * No partial sums are combined through memory: the same bits every time.
  *
  * The kinds and their requirements:
@@ -45,6 +46,7 @@ typedef struct ops_gemm {
     int64_t m, n, k, lda, ldb, ldd;
     const void *a, *b;
     const float *a_scale, *b_scale; /* FP8 */
+    const void *c;                  /* NULL: d */
     void *d;
     void *workspace; /* 256-byte aligned; NULL for none */
     size_t workspace_bytes;

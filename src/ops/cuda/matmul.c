@@ -53,6 +53,7 @@ static bl_status multiply_piece(bl_stream *stream, const bl_matmul_args *a)
                                              .ldd = a->ldc,
                                              .a = a->b.data,
                                              .b = a->a.data,
+                                             .c = a->addend.data,
                                              .d = a->c.data,
                                              .workspace = a->scratch,
                                              .workspace_bytes = a->scratch ? a->scratch_bytes : 0});
@@ -68,7 +69,7 @@ bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
 
     if (a->M == 0 || a->N == 0) return BL_OK;
     if (a->K == 0 && a->beta == 0) return zero_rows(stream, a);
-    if (a->K == 0 && a->beta == 1) return BL_OK;
+    if (a->K == 0 && a->beta == 1 && !bl_tensor_is_there(a->addend)) return BL_OK;
     if (a->K == 0)
         return BL_FAIL(BL_EINTERNAL, "matmul: an empty sum and beta %g", (double)a->beta);
     for (int64_t m = 0; m < a->M; m += rows)
@@ -79,7 +80,8 @@ bl_status ops_cuda_matmul(bl_stream *stream, const bl_matmul_args *a)
             piece.a = bl_tensor_at(a->a, a->transpose_a ? k * a->lda + m : m * a->lda + k);
             piece.b = bl_tensor_at(a->b, a->transpose_b ? k : k * a->ldb);
             piece.c = bl_tensor_at(a->c, m * a->ldc);
-            if (k > 0) piece.beta = 1;
+            piece.addend = bl_tensor_at(a->addend, m * a->ldc);
+            if (k > 0) piece.beta = 1, piece.addend = piece.c;
             BL_TRY(multiply_piece(stream, &piece));
         }
     return BL_OK;
@@ -133,6 +135,7 @@ static weight_product describe(bl_stream *stream, const bl_matmul_weight_args *a
                         .ldb = inner,
                         .ldd = outer,
                         .b = is_fp8 ? (const void *)(p.scratch + p.at.codes) : a->in.data,
+                        .c = a->addend.data,
                         .d = a->out.data,
                         .workspace = p.scratch + p.at.workspace,
                         .workspace_bytes = BL_MATMUL_SCRATCH_BYTES};
@@ -296,6 +299,7 @@ bl_status ops_cuda_matmul_weight_in_pieces(bl_stream *stream, const bl_matmul_we
         piece.T = bl_min_i64(tokens, a->T - t);
         piece.in = bl_tensor_at(a->in, t * (a->forward ? K : N));
         piece.out = bl_tensor_at(a->out, t * (a->forward ? N : K));
+        piece.addend = bl_tensor_at(a->addend, t * (a->forward ? N : K));
         /* A last piece of another shape must not undo the others. */
         piece.is_refused = a->is_refused && t == 0 ? &is_refused : NULL;
         BL_TRY(run_piece(stream, &piece, &own));

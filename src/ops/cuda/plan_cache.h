@@ -16,7 +16,7 @@ enum { OPS_PLAN_CACHE_MAX = 4096, OPS_PLAN_CACHE_BUCKETS = 4096 };
 typedef struct ops_plan_key {
     int64_t kind, transpose_a, transpose_b, fast_sums, d_type, accumulates;
     int64_t m, n, k, lda, ldb, ldd;
-    int64_t align_a, align_b, align_d, workspace_bytes;
+    int64_t align_a, align_b, align_c, align_d, workspace_bytes;
 } ops_plan_key;
 
 /* The first member of the owner's entry. The cache sets the links. */

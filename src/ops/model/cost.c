@@ -162,14 +162,16 @@ bl_cost bl_cost_attention_backward(const bl_cost_setting *s, const bl_attention_
 
 /* ---- products ---- */
 
-/* With LoRA's factors; C counts once, also where it is added to. */
+/* With LoRA's factors; C counts once, also where it is added to, and an addend apart from it. */
 bl_cost bl_cost_matmul(const bl_cost_setting *s, const bl_matmul_args *a)
 {
     double M = (double)a->M, N = (double)a->N, K = (double)a->K;
     bl_cost cost = {.n = 0};
 
     (void)s;
-    add(&cost, BL_COST_LORA, 2 * M * N * K, (M * K + K * N + M * N) * element_bytes(a->a));
+    int n_results = bl_tensor_is_there(a->addend) && a->beta != 0 ? 2 : 1;
+    add(&cost, BL_COST_LORA, 2 * M * N * K,
+        (M * K + K * N + n_results * M * N) * element_bytes(a->a));
     return cost;
 }
 
