@@ -21,7 +21,7 @@
 #include "offload/pager.h"
 #include "train/train.h"
 
-typedef enum question { OVERLAP, STALL, RATIO, RUNS } question;
+typedef enum question { OVERLAP, STALL, RATIO, RUNS, EVALUATION } question;
 
 typedef struct pager_options {
     question question;
@@ -36,11 +36,13 @@ typedef struct pager_options {
     .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(question, ENUM), .names = "overlap|stall|ratio|runs", .default_text = "overlap",
+    {OPTION(question, ENUM), .names = "overlap|stall|ratio|runs|evaluation",
+     .default_text = "overlap",
      .help = "overlap: step times against those without offloading; stall: seconds that "
              "micro-batches wait when 1 to 8 of them share a "
              "visit; ratio: tokens per second for offload_ratio 0 to 1; runs: a round of --runs "
-             "runs over one base against a step of one run"},
+             "runs over one base against a step of one run; evaluation: its time apart, and in the "
+             "visits of a step (eval_overlap)"},
     {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
      .help = "tier of offloaded pages: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
@@ -125,11 +127,14 @@ typedef struct contender {
     double ratio;
     bool is_synchronous;
     int64_t visit_micro; /* micro-batches that share a visit */
+    bool evaluates;      /* after each step, the rows of the training, one per micro-batch */
+    bool in_visits;      /* of the next step */
 } contender;
 
 typedef struct outcome {
     double step_s, tokens_per_s, stall_s; /* medians of steps; stall: of compute, for pages */
     double forward_s, backward_s; /* medians of visits of one micro-batch; with a trace only */
+    double eval_s; /* median of evaluations between steps; in visits: what comes on top of those */
 } outcome;
 
 typedef struct pager_bench {
@@ -171,6 +176,13 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
     bl_bench_add(a, "offload_ratio", "%g", c->ratio);
     bl_bench_add(a, "offload_tier", "%s", bl_tier_name(o->tier));
     if (o->tier == BL_TIER_DISK) bl_bench_add(a, "offload_dir", "%s", b->scratch);
+    if (c->evaluates) {
+        bl_bench_add(a, "validation_file", "%s/train.jsonl", b->scratch);
+        bl_bench_add(a, "per_device_eval_batch_size", "1");
+        bl_bench_add(a, "eval_strategy", "steps");
+        bl_bench_add(a, "eval_steps", "1");
+        bl_bench_add(a, "eval_overlap", c->in_visits ? "true" : "false");
+    }
     if (traces) bl_bench_add(a, "trace", "%s/trace.json", b->scratch);
     bl_status st = bl_bench_load(a, out);
     free(a);
@@ -181,8 +193,8 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
 static bl_status read_metrics(const pager_bench *b, outcome *out)
 {
     char path[2 * PATH_BYTES], line[2048];
-    double step_s[MAX_VALUES], tokens_per_s[MAX_VALUES], stall_s[MAX_VALUES];
-    int64_t n = 0, n_lines = 0;
+    double step_s[MAX_VALUES], tokens_per_s[MAX_VALUES], stall_s[MAX_VALUES], eval_s[MAX_VALUES];
+    int64_t n = 0, n_lines = 0, n_evaluations = 0;
 
     snprintf(path, sizeof path, "%s/run0/metrics.jsonl", b->scratch);
     FILE *file = fopen(path, "re");
@@ -195,12 +207,15 @@ static bl_status read_metrics(const pager_bench *b, outcome *out)
             stall_s[n++] = json_number_value(json_object_get(row, "copy_stall_s")) +
                            json_number_value(json_object_get(row, "disk_stall_s"));
         }
+        if (json_object_get(row, "eval_s") && n > 0 && n < b->options->steps - N_WARM)
+            eval_s[n_evaluations++] = json_number_value(json_object_get(row, "eval_s"));
         json_decref(row);
     }
     fclose(file);
     *out = (outcome){.step_s = median(step_s, n),
                      .tokens_per_s = median(tokens_per_s, n),
-                     .stall_s = median(stall_s, n)};
+                     .stall_s = median(stall_s, n),
+                     .eval_s = median(eval_s, n_evaluations)};
     return n > 0 ? BL_OK : BL_FAIL(BL_EINTERNAL, "%s holds no step", path);
 }
 
@@ -256,7 +271,7 @@ static bl_status train(pager_bench *b, const contender *c, bool traces, outcome 
     return train_runs(b, c, traces, 1, out);
 }
 
-/* ---- the three questions ---- */
+/* ---- the questions ---- */
 
 /* A training without offloading; its visits set the pace of those that follow. */
 static bl_status calibrate(pager_bench *b, outcome *plain)
@@ -381,9 +396,46 @@ static bl_status ask_runs(pager_bench *b)
     return BL_OK;
 }
 
+/* The time that an evaluation adds to a step: with the base resident, which is its compute; with
+ * the base offloaded, apart and in the visits of a step. */
+static bl_status ask_evaluation(pager_bench *b)
+{
+    const pager_options *o = b->options;
+    double apart_s[100], in_visits_s[100];
+
+    for (int64_t round = 0; round < o->rounds; round++) {
+        contender c = {.ratio = 0, .visit_micro = o->micro_batches, .evaluates = true};
+        outcome resident, without, apart, in_visits;
+        BL_TRY(calibrate(b, &without));
+        BL_TRY(train(b, &c, false, &resident));
+        c.ratio = 1;
+        BL_TRY(train(b, &c, false, &apart));
+        c.in_visits = true;
+        BL_TRY(train(b, &c, false, &in_visits));
+        c.evaluates = false;
+        BL_TRY(train(b, &c, false, &without));
+        apart_s[round] = apart.eval_s / resident.eval_s;
+        in_visits_s[round] =
+            (in_visits.step_s - without.step_s + in_visits.eval_s) / resident.eval_s;
+        printf("{\"bench\":\"pager\",\"question\":\"evaluation\",\"tier\":\"%s\",\"part\":%g,"
+               "\"round\":%lld,\"micro_batches\":%lld,\"step_s\":%.6f,\"compute_s\":%.6f,"
+               "\"apart\":%.4f,\"in_visits\":%.4f}\n",
+               bl_tier_name(o->tier), o->part, (long long)round + 1,
+               (long long)(o->steps * o->micro_batches), without.step_s, resident.eval_s,
+               apart_s[round], in_visits_s[round]);
+        fflush(stdout);
+    }
+    printf("{\"bench\":\"pager\",\"question\":\"evaluation\",\"tier\":\"%s\",\"part\":%g,"
+           "\"apart_median\":%.4f,\"in_visits_median\":%.4f}\n",
+           bl_tier_name(o->tier), o->part, bl_bench_summarize(apart_s, o->rounds).median_s,
+           bl_bench_summarize(in_visits_s, o->rounds).median_s);
+    return BL_OK;
+}
+
 static bl_status run(const void *values)
 {
-    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio, ask_runs};
+    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio, ask_runs,
+                                                      ask_evaluation};
     pager_options options = *(const pager_options *)values;
     const pager_options *o = &options;
 
@@ -426,6 +478,8 @@ const bl_bench bl_bench_pager = {
                "relative to the first way's.\n"
                "Question runs: offloaded is the time of a round of all runs relative to a step of "
                "one; resident_in_turn the\n"
-               "same without offloading, relative to the runs one after the other.\n",
+               "same without offloading, relative to the runs one after the other.\n"
+               "Question evaluation: time that an evaluation adds to a step, relative to that "
+               "without offloading.\n",
     .run = run,
 };

@@ -131,6 +131,7 @@ typedef struct bl_train_config {
     int64_t save_steps, save_total_limit; /* 0: only at the end; 0: keep all */
     bl_eval_strategy eval_strategy;
     int64_t eval_steps;
+    bool eval_overlap;
     bool load_best_model_at_end;
     bl_best_metric metric_for_best_model;
     bool greater_is_better;

@@ -105,22 +105,8 @@ static bl_status compare_places(const bl_train_config *one, const bl_train_confi
     return BL_OK;
 }
 
-/* A pass has one weigher and the companions of one run (model/pass.h). */
-static bl_status check_loss(const bl_train_config *config)
-{
-    bl_losses losses;
-
-    BL_TRY(bl_train_config_losses(config, &losses));
-    if (!losses.is_preference) return BL_OK;
-    return BL_FAIL(BL_EUSAGE,
-                   "loss_type %s: a run with a preference loss cannot share its base with other "
-                   "runs yet (output_dir %s): start them one after the other",
-                   bl_loss_name(losses.term[0].loss), config->output_dir);
-}
-
 static bl_status check_together(const bl_train_configs *configs)
 {
-    for (int i = 0; i < configs->n && configs->n > 1; i++) BL_TRY(check_loss(configs->run[i]));
     for (int i = 1; i < configs->n; i++) {
         for (size_t k = 0; k < bl_train_n_options; k++)
             if (is_common(&bl_train_options[k]))

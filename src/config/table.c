@@ -179,6 +179,9 @@ const bl_option bl_train_options[] = {
      .help = "when to evaluate the held-out data"},
     {KEY(eval_steps, INT), RANGE(1, NO_MAX), .commands = TRAIN, .default_text = "500",
      .help = "steps between evaluations with eval_strategy steps"},
+    {KEY(eval_overlap, BOOL), .commands = TRAIN, .default_text = "false",
+     .help = "evaluate in the visits of the next step, which bring each layer once for both; the "
+             "results are the same"},
     {KEY(load_best_model_at_end, BOOL), .commands = TRAIN, .default_text = "false",
      .help = "write the adapter of the evaluation with the lowest loss, not that of the last step; "
              "an evaluation with the lowest loss so far is followed by a checkpoint; needs "

@@ -30,7 +30,7 @@
  * The head: x -> norm -> logits -> loss, and the gradient of x from the same call, so that
  * logits of (T, vocab) never outlive a piece of them (ops/loss_head.h). With a weigher the head is
  * run twice: for the log-probabilities of all micro-batches, which the host waits for, and with the
- * weights that they give. */
+ * weights that they give; so of the micro-batches that are weighed. */
 #include "model/pass.h"
 
 #include <math.h>
@@ -72,9 +72,9 @@ struct bl_pass {
     int64_t *first_row; /* [max_micro]: of each micro-batch, each of bl_feed_rows; in transit or in
                             the other tensors */
     int64_t max_rows;   /* of those: max_group micro-batches */
-    bl_tensor transit[2]; /* [n_companions * max_rows][hidden] */
+    bl_tensor transit[2]; /* [rows of max_companions micro-batches][hidden] */
     bl_twin *values;      /* [max_micro * T_max], of group_row; NULL: no weigher */
-    float **host_values;  /* [max_micro]: those of each micro-batch */
+    float **host_values;  /* [max_micro]: those of each micro-batch; NULL: it is not weighed */
     /* [max_micro]: the adapters of the pass under way, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
@@ -308,12 +308,12 @@ static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
         if (micro->adapter &&
             (micro->adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
             return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
+        if (micro->is_weighed && (!o->weighs || !input->weigher))
+            return BL_FAIL(BL_EINTERNAL, "a weighed micro-batch in a pass without weigher");
     }
-    if (input->n_micro - n_companions > o->max_group ||
-        n_companions > o->max_group * o->n_companions)
+    if (input->n_micro - n_companions > o->max_group || n_companions > o->max_companions)
         return BL_FAIL(BL_EINTERNAL, "%d micro-batches, %d of them companions, in a pass of %d",
                        input->n_micro, n_companions, o->max_group);
-    if (input->weigher && !o->weighs) return BL_FAIL(BL_EINTERNAL, "a weigher in a pass without");
     return BL_OK;
 }
 
@@ -452,6 +452,8 @@ static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
     const float *device_values = pass->values->memory;
 
     for (int m = 0; m < input->n_micro; m++) {
+        pass->host_values[m] = NULL;
+        if (!input->micro[m].is_weighed) continue;
         BL_TRY(move_values(pass, input, m, false));
         pass->host_values[m] = (float *)pass->values->host + group_row(pass, &input->micro[m], m);
     }
@@ -459,7 +461,7 @@ static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
     BL_TRY(input->weigher->weigh(input->weigher->user, pass->host_values));
     for (int m = 0; m < input->n_micro; m++) {
         const bl_pass_micro *micro = &input->micro[m];
-        if (!micro->gradients) continue;
+        if (!micro->gradients || !micro->is_weighed) continue;
         BL_TRY(move_values(pass, input, m, true));
         BL_TRY(run_head(pass, micro, m, device_values + group_row(pass, micro, m), NULL));
     }
@@ -469,11 +471,11 @@ static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
 static bl_status run_heads(bl_pass *pass, const bl_pass_input *input, int m)
 {
     const bl_pass_micro *micro = &input->micro[m];
+    float *logp = NULL;
 
-    if (!input->weigher) return run_head(pass, micro, m, pass->batches[m].weights, NULL);
-    BL_TRY(run_head(pass, micro, m, pass->batches[m].weights,
-                    (float *)pass->values->memory + group_row(pass, micro, m)));
-    return m + 1 == input->n_micro ? weigh(pass, input) : BL_OK;
+    if (micro->is_weighed) logp = (float *)pass->values->memory + group_row(pass, micro, m);
+    BL_TRY(run_head(pass, micro, m, pass->batches[m].weights, logp));
+    return input->weigher && m + 1 == input->n_micro ? weigh(pass, input) : BL_OK;
 }
 
 static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)

@@ -50,15 +50,17 @@ typedef struct bl_pass_micro {
     const bl_gradient_sink *gradients; /* NULL: forward and loss only */
     double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
     /* Without gradients: it accompanies the others, with two layer inputs at a time instead of all
-     * (bl_pass_options.n_companions). */
+     * (bl_pass_options.max_companions). */
     bool is_companion;
+    bool is_weighed; /* the pass's weigher has its log-probabilities, and gives its weights */
 } bl_pass_micro;
 
 /* Losses that are functions of log-probabilities, such as those of preferences: their gradient is
  * that of the loss head with other weights. In the head's visit, when the log-probabilities of the
  * whole group are known, weigh gets values[m][t] (host memory, T of micro-batch m; 0 where the
- * batch's weight is 0) and replaces those of micro-batches with gradients by the weights of the
- * tokens. Called once per pass by its thread; an error ends the pass. */
+ * batch's weight is 0) of the micro-batches that are weighed, NULL of the others, and replaces
+ * those of micro-batches with gradients by the weights of the tokens. Called once per pass by its
+ * thread; an error ends the pass. */
 typedef struct bl_pass_weigher {
     void *user;
     bl_status (*weigh)(void *user, float *const *values);
@@ -77,12 +79,12 @@ typedef struct bl_pass_options {
     /* Bytes of what products make of a layer's matrices and a visit keeps:
      * bl_linear_prepared_measure of the base. Zeros: each product makes its own. */
     bl_linear_prepared prepared;
-    int64_t T_max;    /* tokens of the largest micro-batch */
-    int max_group;    /* micro-batches visited together, >= 1, companions apart */
-    int n_companions; /* for each of them so many at most */
-    bool weighs;      /* passes may have a weigher */
-    int ring_depth;   /* how far to look ahead */
-    unsigned save;    /* bl_save, of all layers but n_saving_all, which are spread evenly: these */
+    int64_t T_max;      /* tokens of the largest micro-batch */
+    int max_group;      /* micro-batches visited together, >= 1, companions apart */
+    int max_companions; /* and these */
+    bool weighs;        /* passes may have a weigher */
+    int ring_depth;     /* how far to look ahead */
+    unsigned save; /* bl_save, of all layers but n_saving_all, which are spread evenly: these */
     int64_t n_saving_all; /* keep BL_SAVE_S4 */
     bool training;        /* false: forward only, two layer inputs are kept */
     /* Layer inputs and saved tensors go to host memory and back; nothing without training. */
@@ -137,7 +139,7 @@ typedef struct bl_pass_input {
     /* Asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
-    const bl_pass_weigher *weigher; /* NULL: weights are those of the batches */
+    const bl_pass_weigher *weigher; /* of the micro-batches that are weighed; NULL: none is */
 } bl_pass_input;
 
 /* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients.

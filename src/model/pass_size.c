@@ -67,7 +67,7 @@ static void measure_stack(int64_t n_rows, size_t (*row_bytes)(const void *, int6
 
 int model_pass_max_micro(const bl_pass_options *o)
 {
-    return o->max_group * (1 + o->n_companions);
+    return o->max_group + o->max_companions;
 }
 
 model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *o)
@@ -82,7 +82,7 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
     m.feed = bl_feed_measure(&dims, o->T_max, model_pass_max_micro(o));
-    m.transit = o->n_companions * rows * (int64_t)row_bytes;
+    m.transit = o->max_companions * T * (int64_t)row_bytes;
     if (o->weighs) m.values = model_pass_max_micro(o) * T * (int64_t)sizeof(float);
     if (o->training) {
         m.d = rows * (int64_t)row_bytes;

@@ -23,7 +23,7 @@ typedef struct bl_plan_rows {
 typedef struct bl_plan_run {
     const bl_train_config *config;
     const bl_lora_layout *lora;
-    int64_t longest_train_row, longest_validation_row; /* as bl_plan_input's */
+    int64_t longest_train_row, longest_validation_row, n_validation_rows; /* as bl_plan_input's */
 } bl_plan_run;
 
 /* Borrowed: the pointers' targets outlive the input and the plan. */
@@ -43,7 +43,8 @@ typedef struct bl_plan_input {
     bl_topology topology;
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
     int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
-    int64_t data_bytes;                                /* of the data sets' index; 0: not known */
+    int64_t n_validation_rows;
+    int64_t data_bytes; /* of the data sets' index; 0: not known */
     /* Of a training: the runs beside this one. rows, data_bytes and tokenizer_bytes are of all;
      * times are this run's alone. */
     const bl_plan_run *others;

@@ -103,31 +103,45 @@ int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
 
 /* ---- the pass ---- */
 
+/* Run i of all over the base, from 0 to in->n_others. */
+static bl_plan_run run_at(const bl_plan_input *in, int i)
+{
+    if (i > 0) return in->others[i - 1];
+    return (bl_plan_run){.config = in->config,
+                         .lora = in->lora,
+                         .longest_train_row = in->longest_train_row,
+                         .longest_validation_row = in->longest_validation_row,
+                         .n_validation_rows = in->n_validation_rows};
+}
+
 /* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an
  * evaluation. */
 static int64_t train_tokens(const bl_plan_input *in)
 {
-    int64_t most = in->config->per_device_train_batch_size * in->longest_train_row;
-    for (int i = 0; i < in->n_others; i++)
-        most = bl_max_i64(most, in->others[i].config->per_device_train_batch_size *
-                                    in->others[i].longest_train_row);
+    int64_t most = 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_plan_run run = run_at(in, i);
+        most = bl_max_i64(most, run.config->per_device_train_batch_size * run.longest_train_row);
+    }
     return most;
 }
 
 static int64_t evaluation_tokens(const bl_plan_input *in)
 {
-    int64_t most = in->config->per_device_eval_batch_size * in->longest_validation_row;
-    for (int i = 0; i < in->n_others; i++)
-        most = bl_max_i64(most, in->others[i].config->per_device_eval_batch_size *
-                                    in->others[i].longest_validation_row);
+    int64_t most = 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_plan_run run = run_at(in, i);
+        most =
+            bl_max_i64(most, run.config->per_device_eval_batch_size * run.longest_validation_row);
+    }
     return most;
 }
 
 /* Micro-batches of a step of each run. */
 static int64_t count_micro(const bl_plan_input *in)
 {
-    int64_t n = in->config->gradient_accumulation_steps;
-    for (int i = 0; i < in->n_others; i++) n += in->others[i].config->gradient_accumulation_steps;
+    int64_t n = 0;
+    for (int i = 0; i <= in->n_others; i++) n += run_at(in, i).config->gradient_accumulation_steps;
     return n;
 }
 
@@ -144,36 +158,71 @@ static int64_t visit_group(const bl_plan_input *in)
 
 static int64_t largest_r(const bl_plan_input *in)
 {
-    int64_t r = in->lora->options.r;
-    for (int i = 0; i < in->n_others; i++) r = bl_max_i64(r, in->others[i].lora->options.r);
+    int64_t r = 0;
+    for (int i = 0; i <= in->n_others; i++) r = bl_max_i64(r, run_at(in, i).lora->options.r);
     return r;
 }
 
 static bool some_drop(const bl_plan_input *in)
 {
-    bool drops = in->lora->options.dropout > 0;
-    for (int i = 0; i < in->n_others; i++) drops |= in->others[i].lora->options.dropout > 0;
+    bool drops = false;
+    for (int i = 0; i <= in->n_others; i++) drops |= run_at(in, i).lora->options.dropout > 0;
     return drops;
 }
 
 /* Of a configuration that was validated: without an error. */
-static bl_losses losses_of(const bl_plan_input *in)
+static bl_losses losses_of(const bl_train_config *config)
 {
     bl_losses losses = {0};
-    (void)bl_train_config_losses(in->config, &losses);
+    (void)bl_train_config_losses(config, &losses);
     return losses;
 }
 
-/* Micro-batches of the reference, and of kto's mismatched answers by policy and reference. */
-static int companions(const bl_losses *losses)
+static bool some_weigh(const bl_plan_input *in)
 {
-    return (losses->has_reference ? 1 : 0) + (losses->is_unpaired ? 2 : 0);
+    bool weighs = false;
+    for (int i = 0; i <= in->n_others; i++) weighs |= losses_of(run_at(in, i).config).is_preference;
+    return weighs;
+}
+
+/* Of a micro-batch, at most: those of the reference, and of kto's mismatched answers by policy and
+ * reference. */
+static int companions(const bl_plan_input *in)
+{
+    int most = 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_losses losses = losses_of(run_at(in, i).config);
+        int n = (losses.has_reference ? 1 : 0) + (losses.is_unpaired ? 2 : 0);
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* Micro-batches of evaluations that ride in a visit (eval_overlap): as many as end within a step,
+ * in no more memory than that of the inputs of its layers. */
+static int64_t count_riders(const bl_plan_input *in)
+{
+    int64_t group = visit_group(in), n_passes = bl_ceil_div(count_micro(in), group), n = 0,
+            most = in->config->activation_offload ? group : group * ((in->model->n_layers + 1) / 2);
+    if (!in->is_training) return 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_plan_run run = run_at(in, i);
+        int64_t per_visit = run.config->per_device_eval_batch_size * in->topology.n_ranks;
+        if (run.config->eval_overlap)
+            n += bl_ceil_div(bl_ceil_div(run.n_validation_rows, per_visit), n_passes);
+    }
+    return bl_min_i64(n, most);
+}
+
+int bl_plan_riders(const bl_plan_input *in, const bl_pass_options *pass)
+{
+    int n = companions(in);
+    return in->is_training ? (pass->max_companions - pass->max_group * n) / (1 + n) : 0;
 }
 
 bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
-    bl_losses losses = losses_of(in);
     return (bl_pass_options){
         .kind = bl_train_config_device_kind(c),
         .act = bl_train_config_act(c),
@@ -183,8 +232,9 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
-        .n_companions = companions(&losses),
-        .weighs = losses.is_preference,
+        .max_companions = (in->is_training ? (int)visit_group(in) : 1) * companions(in) +
+                          (int)count_riders(in) * (1 + companions(in)),
+        .weighs = some_weigh(in),
         .ring_depth = (int)c->ring_depth,
         .save = save,
         .n_saving_all =
@@ -221,13 +271,18 @@ bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
 /* ---- the sum ---- */
 
 /* In device memory, and the same in host memory. */
-static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max)
+static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_riders)
 {
-    int64_t n_train = in->is_training ? 2 * count_micro(in) : 0,
-            n_evaluation = in->longest_validation_row > 0 ? 1 : 0;
-    for (int i = 0; i < in->n_others; i++) n_evaluation += in->others[i].longest_validation_row > 0;
-    return (n_train + n_evaluation) * (losses_of(in).is_unpaired ? 2 : 1) *
-           bl_batches_micro_bytes(T_max);
+    int64_t n = 0;
+
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_plan_run run = run_at(in, i);
+        int64_t n_run = in->is_training ? 2 * run.config->gradient_accumulation_steps : 0;
+        if (run.longest_validation_row > 0)
+            n_run += 2 * (run.config->eval_overlap ? bl_max_i64(1, n_riders) : 1);
+        n += n_run * (losses_of(run.config).is_unpaired ? 2 : 1);
+    }
+    return n * bl_batches_micro_bytes(T_max);
 }
 
 /* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and
@@ -280,11 +335,13 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
 }
 
 /* A continued adapter's reference is the adapter as it began. */
-static void add_reference(const bl_plan_input *in, bl_dtype act, bl_memory_ledger *out)
+static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dtype act,
+                          bl_memory_ledger *out)
 {
-    if (!in->is_training || !in->config->init_adapter || !losses_of(in).has_reference) return;
+    if (!in->is_training || !run->config->init_adapter || !losses_of(run->config).has_reference)
+        return;
     bl_adapter_bytes n = bl_adapter_state_measure(
-        act, in->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
+        act, run->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
     out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
     out->item[BL_MEMORY_LORA_RING].device += n.ring;
     out->item[BL_MEMORY_STAGING].host += n.staging;
@@ -296,7 +353,7 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
     bl_pass_bytes n = pass_bytes(in, pass, T_train);
     bool is_cpu = pass->kind == BL_DEVICE_CPU;
     int64_t T = is_cpu ? bl_max_i64(T_train, evaluation_tokens(in)) : pass->T_max,
-            tokens = batch_bytes(in, T);
+            tokens = batch_bytes(in, T, bl_plan_riders(in, pass));
 
     out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs + n.companions, n.host_inputs};
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
@@ -360,9 +417,11 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
                               .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
-    add_adapter(in, in->lora, pass->act, out);
-    for (int i = 0; i < in->n_others; i++) add_adapter(in, in->others[i].lora, pass->act, out);
-    add_reference(in, pass->act, out);
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_plan_run run = run_at(in, i);
+        add_adapter(in, run.lora, pass->act, out);
+        add_reference(in, &run, pass->act, out);
+    }
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

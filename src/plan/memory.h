@@ -89,6 +89,10 @@ int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_m
  * here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 
+/* Of such a pass: micro-batches of evaluations that it can have among its companions, each with
+ * its own. 0: evaluations have separate passes. */
+int bl_plan_riders(const bl_plan_input *input, const bl_pass_options *pass);
+
 /* Gives each matrix of a layer memory for copies that the micro-batches of a visit share
  * (linear/prepared.h). BL_ENOMEM. */
 bl_status bl_plan_prepare(const bl_plan_input *input, bl_pass_options *pass);

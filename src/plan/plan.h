@@ -10,6 +10,7 @@ typedef struct bl_plan {
     bl_placement placement; /* of the frozen base; index is a rank's own */
     bl_pass_options pass;   /* as bl_plan_pass_options; save and prepared are what was chosen */
     bl_memory_ledger memory;
+    int n_riders; /* bl_plan_riders */
 } bl_plan;
 
 /* bl_save of a key's value (auto: what full saves), and the value's name. */

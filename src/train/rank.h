@@ -38,11 +38,11 @@ typedef struct bl_rank {
     bl_pass *pass;
     bl_adapter_state *state; /* NULL: no adapter */
     bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
-    bl_batches *evaluation;  /* one micro-batch; NULL without validation data */
+    struct bl_group *group;  /* the lead's, of one pass after the other */
+    /* Of the validation rows (rank/evaluate.h); NULL: there are none. */
+    struct bl_evaluation *evaluation;
     /* Of preference losses (rank/preference.h); NULL: another loss. */
     struct bl_preference *preference;
-    bl_batches *mismatched; /* kto's, of the evaluation; NULL: none */
-    bl_twin *sums;          /* [2] doubles: loss and labels of an evaluation */
 } bl_rank;
 
 /* rank_setup.c: everything that a rank needs, in this order, on its own thread. Some are collective

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "model/rows.h"
+#include "train/rank/evaluate.h"
 #include "train/rank/trainer.h"
 
 /* The folder of the run under way, where it is taken away, and whether it is made again. */
@@ -71,15 +72,15 @@ static atomic_int n_passes_after;
 static const double GRACE_S = 0.01,
                     HEARD_S = 0.5; /* by then the grace is over, and the ranks know */
 
-bl_status __real_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);
-bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out);
-bl_status __wrap_bl_rank_evaluate(bl_rank *r, bl_eval_result *out)
+bl_status __real_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out);
+bl_status __wrap_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out);
+bl_status __wrap_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out)
 {
     if (atomic_load(&is_asked_in_evaluation)) {
-        if (r->index == 0) (void)kill(getpid(), SIGTERM);
+        if (e->rank->index == 0) (void)kill(getpid(), SIGTERM);
         runs_sleep_s(HEARD_S);
     }
-    return __real_bl_rank_evaluate(r, out);
+    return __real_bl_evaluation_end(e, out);
 }
 
 bl_status __real_bl_pass_run(bl_pass *pass, const bl_pass_input *input);

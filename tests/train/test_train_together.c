@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Several runs over one base: each has the bits that it has alone, whatever the others do, on
  * threads and processes and with the base in any tier; one that fails leaves the others; all are
- * stopped, killed and resumed together; sweeps and their names; and what does not fit together. */
+ * stopped, killed and resumed together; sweeps and their names; and what does not fit together.
+ * Losses of preferences and others share a base. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,11 +12,15 @@
 #include "base/sizes.h"
 #include "runs.h"
 
-enum { N_RUNS = 3 };
+enum { N_RUNS = 3, FIRST_PREFERENCE = 2, N_ALL = 6 };
 static const double LIMIT_S = 120;
 
-/* Keys in which the runs differ; lengths of steps, rows and adapters among them. */
-static const char *const differences[N_RUNS][6][2] = {
+#define PAIRS  "tests/golden/preference/tokens/pairs.jsonl"
+#define LABELS "tests/golden/preference/tokens/labels.jsonl"
+
+/* Keys in which the runs differ; lengths of steps, rows and adapters among them. From
+ * FIRST_PREFERENCE on: one without, the others with losses of preferences. */
+static const char *const differences[N_ALL][9][2] = {
     {{"max_steps", "8"}, {"lora_r", "8"}, {"seed", "42"}},
     {{"max_steps", "5"},
      {"lora_r", "4"},
@@ -29,6 +34,28 @@ static const char *const differences[N_RUNS][6][2] = {
      {"train_on_inputs", "true"},
      {"eval_steps", "2"},
      {"gradient_accumulation_steps", "1"}},
+    {{"loss_type", "[sigmoid, sft]"},
+     {"loss_weights", "[1, 0.3]"},
+     {"data_format", "preference"},
+     {"train_file", PAIRS},
+     {"validation_file", PAIRS},
+     {"max_steps", "6"}},
+    {{"loss_type", "kto"},
+     {"data_format", "unpaired_preference"},
+     {"train_file", LABELS},
+     {"validation_file", LABELS},
+     {"init_adapter", GOLDEN_DIR "/adapters/tiny-gqa-all-linear"},
+     {"lora_r", "4"},
+     {"lora_dropout", "0"},
+     {"per_device_train_batch_size", "2"},
+     {"gradient_accumulation_steps", "3"}},
+    {{"loss_type", "orpo"},
+     {"data_format", "preference"},
+     {"train_file", PAIRS},
+     {"validation_file", PAIRS},
+     {"lora_target_modules", "[q_proj, v_proj]"},
+     {"max_steps", "5"},
+     {"beta", "0.3"}},
 };
 
 static void set_differences(golden_args *args, int run)
@@ -101,18 +128,34 @@ typedef struct placed_case {
     size_t n_keys;
 } placed_case;
 
-static void train_alone(const placed_case *c)
+static void train_apart(const placed_case *c, int first, int end)
 {
-    for (int run = 0; run < N_RUNS; run++) {
+    for (int run = first; run < end; run++) {
         const char *file = make_config(c->name, "alone", run, c->ranks);
         assert_int_equal(train(&file, 1, c->keys, c->n_keys), 0);
     }
+}
+
+static void train_alone(const placed_case *c)
+{
+    train_apart(c, 0, N_RUNS);
 }
 
 static void assert_same(const char *name, int run)
 {
     assert_true(
         runs_are_same(runs_path("%s-alone-%d", name, run), runs_path("%s-together-%d", name, run)));
+}
+
+static void compare_runs(const placed_case *c, int first, int end)
+{
+    const char *files[N_ALL];
+
+    train_apart(c, first, end);
+    for (int run = first; run < end; run++)
+        files[run - first] = make_config(c->name, "together", run, c->ranks);
+    assert_int_equal(train(files, end - first, c->keys, c->n_keys), 0);
+    for (int run = first; run < end; run++) assert_same(c->name, run);
 }
 
 static void test_bits(void **state)
@@ -125,15 +168,23 @@ static void test_bits(void **state)
     };
 
     (void)state;
-    for (size_t i = 0; i < BL_COUNT(cases); i++) {
-        const placed_case *c = &cases[i];
-        const char *files[N_RUNS];
-        train_alone(c);
-        for (int run = 0; run < N_RUNS; run++)
-            files[run] = make_config(c->name, "together", run, c->ranks);
-        assert_int_equal(train(files, N_RUNS, c->keys, c->n_keys), 0);
-        for (int run = 0; run < N_RUNS; run++) assert_same(c->name, run);
-    }
+    for (size_t i = 0; i < BL_COUNT(cases); i++) compare_runs(&cases[i], 0, N_RUNS);
+}
+
+/* Losses of preferences, with the base and with an adapter as reference, beside others. */
+static void test_preferences(void **state)
+{
+    static const placed_case cases[] = {
+        {"preferences", 1, {"--visit_tokens", "1"}, 2},
+        {"preferences-threads", 2, {"--rank_processes", "false", "--visit_tokens", "256"}, 4},
+        {"preferences-host",
+         1,
+         {"--offload_ratio", "1", "--activation_checkpointing", "full", "--visit_tokens", "1000"},
+         6},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) compare_runs(&cases[i], FIRST_PREFERENCE, N_ALL);
 }
 
 /* On page files, which the runs share. */
@@ -287,10 +338,10 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),     cmocka_unit_test(test_disk),
-        cmocka_unit_test(test_failure),  cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_stopped),  cmocka_unit_test(test_sweep),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bits),   cmocka_unit_test(test_preferences),
+        cmocka_unit_test(test_disk),   cmocka_unit_test(test_failure),
+        cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_sweep),  cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* preference.c -- companions of a group and their order: for n micro-batches, n of the reference
- * and, for kto, n mismatched ones of the policy and n of the reference. */
+/* preference.c -- companions of n micro-batches and their order: n of the reference and, for kto, n
+ * mismatched ones of the policy and n of the reference. */
 #include "train/rank/preference.h"
 
 #include <math.h>
@@ -8,19 +8,13 @@
 
 #include "base/sizes.h"
 
-enum { POLICY, REFERENCE, MISMATCHED, MISMATCHED_REFERENCE };
-
 struct bl_preference {
     bl_rank *rank;
     bl_losses losses;
     bl_adapter_state *state; /* of a reference with an adapter */
     bl_pass_adapter adapter; /* its; or unused */
-    bl_preference_sums sums;
-    double *divergence; /* [2 * max_group]: sums over ranks, and numbers of them */
-    bl_pass_weigher weigher;
-    /* Of the pass under way. */
-    const bl_batches *batches, *mismatched;
-    int first, n;
+    bl_preference_sums sums[BL_PREFERENCE_PURPOSES];
+    double *divergence; /* [2 * micro-batches of a pass]: sums over ranks, and numbers of them */
 };
 
 /* ---- weights ---- */
@@ -33,37 +27,62 @@ static bl_preference_micro micro_of(const bl_batches *batches, int index)
         .n_documents = batches->micro[index].n_documents, .ends = view.ends, .marks = view.marks};
 }
 
+/* Where the part's companions of a kind are in the group. */
+static int reference_at(const bl_group_part *part)
+{
+    return part->companions_at;
+}
+
+static int mismatched_at(const bl_group_part *part)
+{
+    return part->companions_at + part->n;
+}
+
+static int mismatched_reference_at(const bl_group_part *part)
+{
+    return part->companions_at + 2 * part->n;
+}
+
 /* kl of each micro-batch, into divergence[i]: the mean over the ranks that have rows for it, and at
  * least 0. */
-static bl_status estimate_divergence(bl_preference *p, float *const *values)
+static bl_status estimate_divergence(bl_preference *p, const bl_group_part *part,
+                                     float *const *values)
 {
-    double *sum = p->divergence, *count = sum + p->n;
+    double *sum = p->divergence, *count = sum + part->n;
 
-    for (int i = 0; i < p->n; i++) {
-        bl_preference_micro m = micro_of(p->mismatched, p->first + i);
-        m.policy = values[MISMATCHED * p->n + i];
-        m.reference = values[MISMATCHED_REFERENCE * p->n + i];
+    for (int i = 0; i < part->n; i++) {
+        bl_preference_micro m = micro_of(part->mismatched, part->first + i);
+        m.policy = values[mismatched_at(part) + i];
+        m.reference = values[mismatched_reference_at(part) + i];
         count[i] = m.n_documents > 0;
         sum[i] = m.n_documents > 0 ? bl_preference_divergence(&m) : 0;
     }
-    BL_TRY(bl_talk_sum_real(&p->rank->talk, p->divergence, 2 * p->n));
-    for (int i = 0; i < p->n; i++) sum[i] = count[i] > 0 ? fmax(0, sum[i] / count[i]) : 0;
+    BL_TRY(bl_talk_sum_real(&p->rank->talk, p->divergence, 2 * part->n));
+    for (int i = 0; i < part->n; i++) sum[i] = count[i] > 0 ? fmax(0, sum[i] / count[i]) : 0;
     return BL_OK;
 }
 
-/* bl_pass_weigher. */
+static bl_status weigh_part(const bl_group_part *part, float *const *values)
+{
+    bl_preference *p = part->preference;
+
+    if (part->mismatched) BL_TRY(estimate_divergence(p, part, values));
+    for (int i = 0; i < part->n; i++) {
+        bl_preference_micro m = micro_of(part->batches, part->first + i);
+        m.policy = m.weights = values[part->at + i];
+        if (p->losses.has_reference) m.reference = values[reference_at(part) + i];
+        if (part->mismatched) m.kl = p->divergence[i];
+        bl_preference_weigh(&p->losses, &m, part->sums);
+    }
+    return BL_OK;
+}
+
+/* bl_pass_weigher of a group. */
 static bl_status weigh(void *user, float *const *values)
 {
-    bl_preference *p = user;
+    const bl_group *group = user;
 
-    if (p->mismatched) BL_TRY(estimate_divergence(p, values));
-    for (int i = 0; i < p->n; i++) {
-        bl_preference_micro m = micro_of(p->batches, p->first + i);
-        m.policy = m.weights = values[i];
-        if (p->losses.has_reference) m.reference = values[REFERENCE * p->n + i];
-        if (p->mismatched) m.kl = p->divergence[i];
-        bl_preference_weigh(&p->losses, &m, &p->sums);
-    }
+    for (int i = 0; i < group->n_parts; i++) BL_TRY(weigh_part(&group->part[i], values));
     return BL_OK;
 }
 
@@ -92,8 +111,8 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
     if (!losses.is_preference) return BL_OK;
     bl_preference *p = calloc(1, sizeof *p);
     if (!p) return BL_FAIL(BL_ENOMEM, "preferences");
-    *p = (bl_preference){.rank = rank, .losses = losses, .weigher = {p, weigh}};
-    p->divergence = calloc(2 * (size_t)rank->job->plan.pass.max_group, sizeof *p->divergence);
+    *p = (bl_preference){.rank = rank, .losses = losses};
+    p->divergence = calloc(2 * (size_t)rank->group->room, sizeof *p->divergence);
     bl_status st =
         p->divergence ? create_reference(p) : BL_FAIL(BL_ENOMEM, "divergences of micro-batches");
     if (st != BL_OK) {
@@ -135,41 +154,60 @@ bl_status bl_preference_mismatch(const bl_preference *p, const bl_batches *batch
 
 /* ---- passes ---- */
 
-void bl_preference_begin(bl_preference *p)
+void bl_preference_begin(bl_preference *p, bl_preference_purpose purpose)
 {
-    p->sums = (bl_preference_sums){0};
+    p->sums[purpose] = (bl_preference_sums){0};
 }
 
-void bl_preference_join(bl_preference *p, const bl_batches *batches, const bl_batches *mismatched,
-                        int first, bl_pass_micro *micro, bl_pass_input *input)
+static bl_status add_companions(bl_group *group, const bl_batches *batches, int first, int n,
+                                const bl_pass_adapter *adapter)
 {
-    const bl_pass_adapter *reference = p->state ? &p->adapter : NULL;
-    int n = input->n_micro;
+    int at;
 
-    p->batches = batches;
-    p->mismatched = mismatched;
-    p->first = first;
-    p->n = n;
     for (int i = 0; i < n; i++) {
-        bl_pass_micro companion = {
-            .batch = micro[i].batch, .adapter = reference, .is_companion = true};
-        micro[i].loss_sum = NULL;
-        if (p->losses.has_reference) micro[REFERENCE * n + i] = companion;
-        if (!mismatched) continue;
-        companion.batch = mismatched->micro + first + i;
-        micro[MISMATCHED_REFERENCE * n + i] = companion;
-        companion.adapter = micro[i].adapter;
-        micro[MISMATCHED * n + i] = companion;
+        bl_pass_micro companion = {.batch = batches->micro + first + i,
+                                   .adapter = adapter,
+                                   .is_companion = true,
+                                   .is_weighed = true};
+        BL_TRY(bl_group_add(group, &companion, 1, &at));
     }
-    input->n_micro = n * (1 + p->rank->job->plan.pass.n_companions);
-    input->weigher = &p->weigher;
+    return BL_OK;
 }
 
-bl_status bl_preference_end(bl_preference *p, bl_preference_metrics *out)
+bl_status bl_preference_join(bl_preference *p, bl_preference_purpose purpose,
+                             const bl_batches *batches, const bl_batches *mismatched, int first,
+                             int n, int at, bl_group *group)
+{
+    const bl_pass_adapter *policy = group->micro[at].adapter,
+                          *reference = p->state ? &p->adapter : NULL;
+
+    group->weigher = (bl_pass_weigher){group, weigh};
+    group->part[group->n_parts++] = (bl_group_part){.preference = p,
+                                                    .sums = &p->sums[purpose],
+                                                    .batches = batches,
+                                                    .mismatched = mismatched,
+                                                    .first = first,
+                                                    .n = n,
+                                                    .at = at,
+                                                    .companions_at = group->n_micro};
+    for (int i = at; i < at + n; i++) {
+        group->micro[i].loss_sum = NULL;
+        group->micro[i].is_weighed = true;
+    }
+    if (p->losses.has_reference) BL_TRY(add_companions(group, batches, first, n, reference));
+    if (!mismatched) return BL_OK;
+    BL_TRY(add_companions(group, mismatched, first, n, policy));
+    return add_companions(group, mismatched, first, n, reference);
+}
+
+bl_status bl_preference_end(bl_preference *p, bl_preference_purpose purpose,
+                            bl_preference_metrics *out)
 {
     _Static_assert(sizeof(bl_preference_sums) == BL_PREFERENCE_N_SUMS * sizeof(double),
                    "sums are doubles");
-    BL_TRY(bl_talk_sum_real(&p->rank->talk, (double *)&p->sums, BL_PREFERENCE_N_SUMS));
-    *out = bl_preference_summarize(&p->losses, &p->sums);
+    bl_preference_sums *sums = &p->sums[purpose];
+
+    BL_TRY(bl_talk_sum_real(&p->rank->talk, (double *)sums, BL_PREFERENCE_N_SUMS));
+    *out = bl_preference_summarize(&p->losses, sums);
     return BL_OK;
 }

@@ -3,7 +3,7 @@
  * on each other. */
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
-#include "train/rank.h"
+#include "train/rank/evaluate.h"
 #include "train/rank/preference.h"
 
 static int index_on_host(const bl_rank *r)
@@ -150,6 +150,7 @@ bl_status bl_rank_create_pass(bl_rank *r)
     options.activations = r->activations;
     options.timeline = r->timeline;
     BL_TRY(bl_matmul_spare_multiprocessors(r->device, bl_nccl_multiprocessors(r->shard_group)));
+    BL_TRY(bl_group_create(&options, &r->group));
     return bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass);
 }
 
@@ -157,9 +158,7 @@ bl_status bl_rank_create_evaluation(bl_rank *r)
 {
     BL_TRY(bl_preference_create(r, &r->preference));
     if (!r->job->data.validation.set) return BL_OK;
-    BL_TRY(bl_batches_create(r->device, 1, r->job->plan.pass.T_max, &r->evaluation));
-    BL_TRY(bl_preference_prepare(r->preference, r->evaluation, &r->mismatched));
-    return bl_twin_create(r->device, 2 * sizeof(double), "sums of an evaluation", &r->sums);
+    return bl_evaluation_create(r, &r->evaluation);
 }
 
 void bl_rank_borrow(bl_rank *r, const bl_rank *lead, const bl_job *job)
@@ -169,21 +168,17 @@ void bl_rank_borrow(bl_rank *r, const bl_rank *lead, const bl_job *job)
     r->lead = lead;
     r->state = NULL;
     r->adapter = (bl_pass_adapter){0};
-    r->evaluation = r->mismatched = NULL;
+    r->evaluation = NULL;
     r->preference = NULL;
-    r->sums = NULL;
 }
 
 void bl_rank_close_run(bl_rank *r)
 {
-    bl_batches_destroy(r->evaluation);
-    bl_batches_destroy(r->mismatched);
+    bl_evaluation_destroy(r->evaluation);
     bl_preference_destroy(r->preference);
-    bl_twin_destroy(r->sums);
     bl_adapter_state_destroy(r->state);
-    r->evaluation = r->mismatched = NULL;
+    r->evaluation = NULL;
     r->preference = NULL;
-    r->sums = NULL;
     r->state = NULL;
 }
 
@@ -198,6 +193,7 @@ void bl_rank_close(bl_rank *r)
 {
     bl_rank_drain(r);
     bl_pass_destroy(r->pass);
+    bl_group_destroy(r->group);
     bl_rank_close_run(r);
     bl_base_destroy(r->base);
     bl_model_weights_free(r->weights);

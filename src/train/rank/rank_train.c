@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "train/rank/evaluate.h"
 #include "train/rank/preference.h"
 #include "train/rank/trainer.h"
 
@@ -97,7 +98,7 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
                                    .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
                                    .gradients = bl_adapter_state_sink(t->rank->state),
                                    .loss_scale = 1.0 / n_means};
-    if (preference) bl_preference_begin(preference);
+    if (preference) bl_preference_begin(preference, BL_PREFERENCE_STEP);
     if (t->steps_done + 1 < t->training->total_steps)
         begin_fill(t, t->steps_done + 1);
     else
@@ -225,7 +226,7 @@ bl_status bl_trainer_end_step(bl_trainer *t, const bl_round_totals *totals,
     BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &result->grad_norm, result->lanes));
     result->loss = loss_sum / (double)totals->n_labels;
     if (t->rank->preference) {
-        BL_TRY(bl_preference_end(t->rank->preference, &result->preference));
+        BL_TRY(bl_preference_end(t->rank->preference, BL_PREFERENCE_STEP, &result->preference));
         result->loss = result->preference.step_loss;
     }
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
@@ -255,7 +256,7 @@ static bool evaluation_is_due(const bl_trainer *t, int64_t step)
 {
     const bl_train_config *c = t->config;
 
-    if (!t->job->data.validation.set) return false;
+    if (!t->job->data.validation.set || t->evaluated_step >= step) return false;
     if (step == 0 || step == t->training->total_steps) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
     return c->eval_strategy == BL_EVAL_EPOCH && ends_epoch(t, step);
@@ -272,14 +273,29 @@ static bool save_is_due(const bl_trainer *t, int64_t step)
     return c->save_strategy == BL_SAVE_EPOCH && ends_epoch(t, step);
 }
 
-static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
+static void begin_evaluation(bl_trainer *t)
+{
+    t->evaluates = true;
+    t->evaluation_s = 0;
+    bl_evaluation_begin(t->rank->evaluation);
+}
+
+/* Whether it goes on in the visits of the next step (eval_overlap), if there is one. */
+static bool evaluation_rides(const bl_trainer *t)
+{
+    return t->rank->evaluation->n_riders > 0 && bl_trainer_goes_on(t);
+}
+
+/* Of the steps that are done. */
+static bl_status end_evaluation(bl_trainer *t)
 {
     const bl_train_config *c = t->config;
     double started = bl_now_s();
+    int64_t step = t->steps_done;
     bl_eval_result result;
 
-    if (t->evaluated_step >= step || !evaluation_is_due(t, step)) return BL_OK;
-    BL_TRY(bl_rank_evaluate(t->rank, &result));
+    t->evaluates = false;
+    BL_TRY(bl_evaluation_end(t->rank->evaluation, &result));
     if (step > 0) bl_trainer_note_loss(t, step, result.loss);
     if (t->output) {
         bool compares = c->load_best_model_at_end || c->early_stopping_patience > 0;
@@ -289,7 +305,7 @@ static bl_status evaluate_if_due(bl_trainer *t, int64_t step)
         bl_eval_metrics metrics = {.step = step,
                                    .loss = result.loss,
                                    .label_tokens = result.label_tokens,
-                                   .seconds = bl_now_s() - started,
+                                   .seconds = t->evaluation_s + bl_now_s() - started,
                                    .best = compares ? &t->best : NULL,
                                    .preference = result.preference};
         BL_TRY(bl_metrics_eval(t->output->metrics, &metrics));
@@ -308,33 +324,61 @@ static bl_status verify_base(bl_trainer *t)
     return bl_base_verify(t->rank->base);
 }
 
-bl_status bl_trainer_after_step(bl_trainer *t)
+/* At the run's start the best step needs a checkpoint that has its loss: one that was made before
+ * the evaluation, or is in another output_dir, is not that. */
+static bl_status save_start(bl_trainer *t)
+{
+    int64_t step = t->training->start.step;
+
+    if (!t->config->load_best_model_at_end || t->best.step != step) return BL_OK;
+    if (t->training->start.best.step != step) t->saved_step = -1;
+    return bl_trainer_save(t, step);
+}
+
+static bl_status save_if_due(bl_trainer *t)
 {
     int64_t step = t->steps_done;
 
-    BL_TRY(evaluate_if_due(t, step));
+    if (step == t->training->start.step) return save_start(t);
     if (!save_is_due(t, step)) return BL_OK;
     BL_TRY(verify_base(t));
     return bl_trainer_save(t, step);
+}
+
+bl_status bl_trainer_after_step(bl_trainer *t)
+{
+    if (evaluation_is_due(t, t->steps_done)) {
+        begin_evaluation(t);
+        if (evaluation_rides(t)) return BL_OK;
+        BL_TRY(end_evaluation(t));
+    }
+    return save_if_due(t);
+}
+
+bl_status bl_trainer_join_evaluation(bl_trainer *t, int64_t n_passes, bl_group *group, int *room)
+{
+    double started = bl_now_s();
+    int64_t left = t->evaluates ? bl_evaluation_left(t->rank->evaluation) : 0;
+    int n = (int)bl_min_i64(bl_ceil_div(left, n_passes), *room);
+
+    if (n == 0) return BL_OK;
+    *room -= n;
+    BL_TRY(bl_evaluation_join(t->rank->evaluation, n, group));
+    t->evaluation_s += bl_now_s() - started;
+    return BL_OK;
+}
+
+bl_status bl_trainer_end_evaluation(bl_trainer *t)
+{
+    if (!t->evaluates) return BL_OK;
+    BL_TRY(end_evaluation(t));
+    return save_if_due(t);
 }
 
 bool bl_trainer_goes_on(const bl_trainer *t)
 {
     return t->status == BL_OK && t->steps_done < t->training->total_steps &&
            !bl_trainer_stops_early(t);
-}
-
-/* Before the first step; or an evaluation that a stop cut short. The best step
- * needs a checkpoint here that has its loss: one that was made before the evaluation, or is in
- * another output_dir, is not that. */
-static bl_status evaluate_start(bl_trainer *t)
-{
-    int64_t step = t->training->start.step;
-
-    BL_TRY(evaluate_if_due(t, step));
-    if (!t->config->load_best_model_at_end || t->best.step != step) return BL_OK;
-    if (t->training->start.best.step != step) t->saved_step = -1;
-    return bl_trainer_save(t, step);
 }
 
 bl_status bl_trainer_start(bl_trainer *t)
@@ -345,7 +389,8 @@ bl_status bl_trainer_start(bl_trainer *t)
     t->saved_step = start->is_saved && !t->start_differs ? start->step : -1;
     t->evaluated_step = start->evaluated_step;
     t->best = start->best;
-    BL_TRY(evaluate_start(t));
+    /* Before the first step; or an evaluation that a stop cut short. */
+    BL_TRY(bl_trainer_after_step(t));
     if (!bl_trainer_goes_on(t)) return BL_OK;
     begin_fill(t, start->step);
     return bl_trainer_end_fill(t);

@@ -4,7 +4,9 @@
  * A round is one optimizer step of each run that still trains: count the labels of all ranks;
  * forward, loss and backward of all runs' micro-batches, group by group, so that each layer's
  * frozen weights are brought once per group whosever micro-batches it has; then run by run the sum
- * of loss and gradients and AdamW; then run by run evaluations and checkpoints. While a round runs,
+ * of loss and gradients and AdamW; then run by run evaluations and checkpoints. With eval_overlap
+ * an evaluation only begins there: its micro-batches ride in the groups of the next round, whose
+ * update waits for its end and the checkpoint. While a round runs,
  * the rows of the next one are read and tokenized: some before each visit of its passes.
  *
  * A run has the bits that it has alone: micro-batches do not mix, a run's come in their order, and
@@ -14,8 +16,10 @@
  * failure ends the job. */
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "train/rank/evaluate.h"
 #include "train/rank/preference.h"
 #include "train/rank/round.h"
 
@@ -24,9 +28,9 @@ enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals *
 typedef struct bl_round {
     bl_trainer **trainers; /* of this rank, a run each */
     int n_trainers;
-    int64_t *counts; /* [N_COUNTS n_trainers + 1] */
-    bool *stepped;   /* [n_trainers]: in the round under way */
-    int64_t n_visits;
+    int64_t *counts;  /* [N_COUNTS n_trainers + 1] */
+    bool *stepped;    /* [n_trainers]: in the round under way */
+    int64_t n_visits; /* of the round under way, without those of riders alone */
 } bl_round;
 
 static bl_trainer *lead_of(const bl_round *r)
@@ -106,31 +110,86 @@ static bl_status begin_steps(bl_round *r, int64_t *n_micro)
     return BL_OK;
 }
 
-/* Of one run, whose losses are of preferences: the group gets companions. */
-static void join_preference(const bl_round *r, int64_t first, bl_pass_input *input)
+/* The group has n micro-batches of the round from `first` on: runs whose losses are of preferences
+ * add companions of theirs. */
+static bl_status join_preferences(const bl_round *r, int64_t first, int64_t n)
 {
-    bl_trainer *t = lead_of(r);
+    int64_t begin = 0;
 
-    if (!t->rank->preference) return;
-    for (int m = 0; m < input->n_micro; m++) t->group[m] = t->micro[first + m];
-    input->micro = t->group;
-    bl_preference_join(t->rank->preference, bl_trainer_batches(t), t->mismatched[t->steps_done & 1],
-                       (int)first, t->group, input);
+    for (int i = 0; i < r->n_trainers; i++) {
+        const bl_trainer *t = r->trainers[i];
+        if (!bl_trainer_goes_on(t)) continue;
+        int64_t end = begin + bl_trainer_batches(t)->n_micro, from = bl_max_i64(begin, first),
+                to = bl_min_i64(end, first + n);
+        if (t->rank->preference && from < to)
+            BL_TRY(bl_preference_join(t->rank->preference, BL_PREFERENCE_STEP,
+                                      bl_trainer_batches(t), t->mismatched[t->steps_done & 1],
+                                      (int)(from - begin), (int)(to - from), (int)(from - first),
+                                      t->rank->group));
+        begin = end;
+    }
+    return BL_OK;
+}
+
+/* Evaluations that ride in the visits of this round: their share of one of n_passes passes. */
+static bl_status join_evaluations(const bl_round *r, int64_t n_passes)
+{
+    int room = lead_of(r)->job->plan.n_riders;
+
+    for (int i = 0; i < r->n_trainers; i++)
+        BL_TRY(bl_trainer_join_evaluation(enter(r, i), n_passes, lead_of(r)->rank->group, &room));
+    return BL_OK;
+}
+
+static int64_t count_riders(const bl_round *r)
+{
+    int64_t n = 0;
+    for (int i = 0; i < r->n_trainers; i++)
+        if (r->trainers[i]->evaluates) n += bl_evaluation_left(r->trainers[i]->rank->evaluation);
+    return n;
+}
+
+static bl_status run_group(bl_round *r, bl_pass_input *input)
+{
+    const bl_rank *rank = lead_of(r)->rank;
+
+    *input = bl_group_input(rank->group);
+    input->stop = before_visit;
+    input->stop_user = r;
+    return bl_pass_run(rank->pass, input);
+}
+
+/* Those that the last pass has no room for, so that it is the last one. */
+static bl_status run_riders(bl_round *r, bl_pass_input *input)
+{
+    const bl_job *job = lead_of(r)->job;
+
+    while (count_riders(r) > job->plan.n_riders) {
+        bl_group_clear(lead_of(r)->rank->group);
+        BL_TRY(join_evaluations(r, 1));
+        BL_TRY(run_group(r, input));
+    }
+    return BL_OK;
 }
 
 /* Leaves the last group in *input. */
 static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
 {
     const bl_job *job = lead_of(r)->job;
-    int64_t group = job->plan.pass.max_group;
+    bl_group *group = lead_of(r)->rank->group;
+    int64_t room = job->plan.pass.max_group;
+    int at;
 
-    r->n_visits = bl_ceil_div(n_micro, group) * (2 * job->model->config.n_layers + 1);
-    *input = (bl_pass_input){.stop = before_visit, .stop_user = r};
-    for (int64_t first = 0; first < n_micro; first += group) {
-        input->micro = lead_of(r)->micro + first;
-        input->n_micro = (int)bl_min_i64(group, n_micro - first);
-        join_preference(r, first, input);
-        BL_TRY(bl_pass_run(lead_of(r)->rank->pass, input));
+    r->n_visits = bl_ceil_div(n_micro, room) * (2 * job->model->config.n_layers + 1);
+    for (int64_t first = 0; first < n_micro; first += room) {
+        int64_t n = bl_min_i64(room, n_micro - first),
+                n_passes = bl_ceil_div(n_micro - first, room);
+        if (n_passes == 1) BL_TRY(run_riders(r, input));
+        bl_group_clear(group);
+        BL_TRY(bl_group_add(group, lead_of(r)->micro + first, (int)n, &at));
+        BL_TRY(join_preferences(r, first, n));
+        BL_TRY(join_evaluations(r, n_passes));
+        BL_TRY(run_group(r, input));
     }
     return BL_OK;
 }
@@ -142,6 +201,19 @@ static bl_status note_failure(const bl_round *r, bl_trainer *t, bl_status st)
     t->status = st;
     bl_error_save(&t->error, st);
     if (t->output) bl_log_warning("this run ends here, the others go on: %s", t->error.text);
+    return BL_OK;
+}
+
+/* Their time is not the steps'. */
+static bl_status end_evaluations(const bl_round *r)
+{
+    double started = bl_now_s();
+
+    for (int i = 0; i < r->n_trainers; i++) {
+        bl_trainer *t = enter(r, i);
+        BL_TRY(note_failure(r, t, bl_trainer_end_evaluation(t)));
+    }
+    for (int i = 0; i < r->n_trainers; i++) r->trainers[i]->started_s += bl_now_s() - started;
     return BL_OK;
 }
 
@@ -157,12 +229,14 @@ static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
         BL_TRY(bl_trainer_end_fill(enter(r, i)));
         BL_TRY(bl_adapter_state_join(r->trainers[i]->rank->state));
     }
+    BL_TRY(end_evaluations(r));
     bl_trainer_count_lanes(lead, lanes);
     BL_TRY(bl_trainer_count_fallbacks(lead, &result.n_fallbacks));
     for (int i = 0; i < r->n_trainers && st == BL_OK; i++) {
         bl_trainer *t = enter(r, i);
         bl_round_totals totals = totals_of(r, i);
-        if (!bl_trainer_goes_on(t)) continue;
+        r->stepped[i] = bl_trainer_goes_on(t);
+        if (!r->stepped[i]) continue;
         for (int lane = 0; lane < BL_N_LANES; lane++) result.lanes[lane] = lanes[lane];
         st = note_failure(r, t, bl_trainer_end_step(t, &totals, last_group, &result));
     }
@@ -201,7 +275,6 @@ static bl_status run_round(bl_round *r)
     bl_pass_input input;
     int64_t n_micro;
 
-    for (int i = 0; i < r->n_trainers; i++) r->stepped[i] = bl_trainer_goes_on(r->trainers[i]);
     BL_TRY(begin_steps(r, &n_micro));
     BL_TRY(run_groups(r, n_micro, &input));
     BL_TRY(end_steps(r, &input));

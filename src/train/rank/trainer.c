@@ -72,11 +72,8 @@ bl_status bl_trainer_setup(bl_trainer *t, int64_t n_micro)
     BL_TRY(bl_trainer_check_weights(t));
     BL_TRY(bl_rank_create_adapter(r));
     BL_TRY(fill_adapter(t));
-    const bl_pass_options *pass = &t->job->plan.pass;
-    size_t n_group = (size_t)pass->max_group * (size_t)(1 + pass->n_companions);
     t->micro = calloc((size_t)n_micro, sizeof *t->micro);
-    t->group = calloc(n_group, sizeof *t->group);
-    if (!t->micro || !t->group) return BL_FAIL(BL_ENOMEM, "micro-batches");
+    if (!t->micro) return BL_FAIL(BL_ENOMEM, "micro-batches");
     BL_TRY(bl_rank_create_pass(r));
     return create_run(t);
 }
@@ -99,6 +96,5 @@ void bl_trainer_free(bl_trainer *t)
         bl_batches_destroy(t->mismatched[i]);
     }
     free(t->files);
-    free(t->group);
     free(t->micro);
 }

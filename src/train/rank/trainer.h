@@ -38,7 +38,6 @@ typedef struct bl_trainer {
     bl_timeline_totals counted;
     int64_t counted_fallbacks;
     bl_pass_micro *micro;      /* the lead's: of a round of all runs */
-    bl_pass_micro *group;      /* the lead's: of a pass, with its companions */
     bl_batches *batches[2];    /* the step under way and the next one */
     bl_batches *mismatched[2]; /* the same of kto's mismatched answers; NULL: none */
     bl_fill fill;              /* of the next one */
@@ -48,6 +47,8 @@ typedef struct bl_trainer {
     int64_t steps_done;        /* optimizer steps in the adapter's state */
     int64_t saved_step;        /* of the newest checkpoint of this run; -1: none */
     int64_t evaluated_step;    /* of the newest evaluation; -1: none */
+    bool evaluates;            /* one has begun and has not ended */
+    double evaluation_s;       /* time for it alone so far */
     bl_best best;              /* of the evaluations so far; the same on all ranks */
     bool has_ended;            /* its adapter is written */
     /* Of a run of several that has failed alone, the same on all ranks; BL_OK: it has not. */
@@ -104,8 +105,16 @@ bl_status bl_trainer_end_fill(bl_trainer *trainer);
  * all ranks'. BL_ENUMERIC: a loss that is not finite; last_group is still in the pass. */
 bl_status bl_trainer_end_step(bl_trainer *trainer, const bl_round_totals *totals,
                               const bl_pass_input *last_group, bl_step_result *result);
-/* The work due after a step: evaluation, checkpoint. */
+/* The work due after a step, or at the start: evaluation, checkpoint. An evaluation that rides in
+ * the next step's passes has begun, and the checkpoint follows it. */
 bl_status bl_trainer_after_step(bl_trainer *trainer);
+/* Adds the share of its micro-batches of one of n_passes passes to the group, at most *room, which
+ * they reduce. */
+bl_status bl_trainer_join_evaluation(bl_trainer *trainer, int64_t n_passes, struct bl_group *group,
+                                     int *room);
+/* After those passes and the state's join, before bl_trainer_end_step: the weights are still those
+ * of the evaluation. Afterwards the run may be one that stops early. */
+bl_status bl_trainer_end_evaluation(bl_trainer *trainer);
 /* In place of a step: saves; BL_ESTOPPED. */
 bl_status bl_trainer_stop(bl_trainer *trainer);
 /* After the last step: the adapter. */

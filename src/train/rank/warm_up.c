@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/matmul.h"
+#include "train/rank/evaluate.h"
 #include "train/rank/trainer.h"
 
 static bl_status synchronize(const bl_rank *r)
@@ -85,13 +86,14 @@ static bl_status run_shorter(bl_trainer *t, bl_pass_micro *micro)
 /* As an evaluation has it. */
 static bl_status run_forward(bl_rank *r, int64_t T)
 {
-    bl_pass_micro one = {.batch = r->evaluation->micro,
+    bl_batches *batches = r->evaluation->batches[0];
+    bl_pass_micro one = {.batch = batches->micro,
                          .adapter = r->state ? &r->adapter : NULL,
-                         .loss_sum = r->sums->memory};
+                         .loss_sum = r->evaluation->sums->memory};
 
-    bl_batches_clear(r->evaluation);
-    fill(r, r->evaluation, 0, T);
-    BL_TRY(bl_batches_upload(r->evaluation, r->compute));
+    bl_batches_clear(batches);
+    fill(r, batches, 0, T);
+    BL_TRY(bl_batches_upload(batches, r->compute));
     BL_TRY(bl_pass_run(r->pass, &(bl_pass_input){.n_micro = 1, .micro = &one}));
     return synchronize(r);
 }

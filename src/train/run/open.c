@@ -115,7 +115,8 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .data_bytes = bl_run_data_bytes(&job->data),
         .tokenizer_bytes = job->data.tokenizer_bytes,
         .longest_train_row = job->data.train.longest,
-        .longest_validation_row = job->data.validation.longest};
+        .longest_validation_row = job->data.validation.longest,
+        .n_validation_rows = job->data.validation.n};
 }
 
 /* As output_dir, it is made with its parents. */
@@ -150,6 +151,7 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
     if (job->launch) BL_TRY(bl_job_share_memory(job, &of_all));
     BL_TRY(bl_plan_choose(&of_all, &job->plan));
     job->plan.pass.bf16_matrices = job->bf16_matrices;
+    job->plan.n_riders = bl_plan_riders(&of_all, &job->plan.pass);
     return job->launch ? bl_job_compare_plans(job) : BL_OK;
 }
 

@@ -229,7 +229,8 @@ static bl_plan_run plan_run(const bl_job *job)
     return (bl_plan_run){.config = job->config,
                          .lora = &job->lora,
                          .longest_train_row = job->data.train.longest,
-                         .longest_validation_row = job->data.validation.longest};
+                         .longest_validation_row = job->data.validation.longest,
+                         .n_validation_rows = job->data.validation.n};
 }
 
 /* others[n_others], borrowed by the input. */
