@@ -303,9 +303,9 @@ bl_status bl_linear_stack_create(const bl_linear_options *options, int64_t n_lay
 void bl_linear_stack_destroy(bl_linear_stack *stack)
 {
     if (!stack) return;
-    void *const memory[] = {stack->scales,      stack->weights,     stack->gradients, stack->work,
-                            stack->copies.data, stack->biases.data, stack->no_sample, stack->token,
-                            stack->ones.data,   stack->panel};
+    void *const memory[] = {stack->scales,      stack->weights,     stack->gradients,  stack->work,
+                            stack->copies.data, stack->biases.data, stack->no_sample,  stack->token,
+                            stack->ones.data,   stack->panel,       stack->halves.data};
 
     if (stack->gather) (void)bl_stream_synchronize(stack->gather);
     if (stack->copy) (void)bl_stream_synchronize(stack->copy);

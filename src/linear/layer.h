@@ -148,8 +148,9 @@ typedef struct bl_linear_call {
     size_t size_bytes;
     int64_t T;
     int64_t rows, cols; /* of the layer as the caller sees it; compared unless 0 */
-    /* x, dx (T, cols), y, dy (T, rows), row-major. One dtype: bf16, or on the CPU fp32 or bf16, for
-     * which it computes in fp32 and rounds once, a panel of tokens at a time. */
+    /* x, dx (T, cols), y, dy (T, rows), row-major. One dtype: bf16, or on the CPU fp32 or bf16. A
+     * CPU with AVX512-BF16 multiplies bf16 tensors as they are, A and B rounded to bf16, with fp32
+     * sums; another computes in fp32, a panel of tokens at a time, and rounds once. */
     bl_tensor x, y;   /* y: of forward */
     bl_tensor dy, dx; /* of backward; no dx skips it */
     /* With is_external: (r, cols), (rows, r). dA, dB: of backward. Other layers: not read. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layer_call.c -- forward and backward of a stack's layers: the checks, the caller's or the stack's
- * LoRA weights, bf16 tensors on the CPU in panels of tokens, and the account of calls. */
+ * LoRA weights, bf16 tensors on the CPU, and the account of calls. bf16 tensors are multiplied as
+ * they are where the processor has instructions for it, else in fp32 panels of tokens. */
 #include "linear/layer.h"
 
 #include <inttypes.h>
@@ -8,6 +9,7 @@
 #include "base/sizes.h"
 #include "linear/layer_internal.h"
 #include "ops/elementwise.h"
+#include "ops/gemm.h"
 
 enum { PANEL_TOKENS = 512 }; /* decoding W once per panel costs a tenth of the panel's products */
 
@@ -118,8 +120,28 @@ static bl_linear_lora_view weights_of(const bl_linear_layer *layer, const bl_lin
                                  .dB = call->dB};
 }
 
+/* Compute copies of A and B; none: they are used as they are. */
+typedef struct lora_copies {
+    bl_tensor A, B;
+} lora_copies;
+
+static lora_copies copies_of(const bl_linear_layer *layer, bl_dtype dtype)
+{
+    const bl_linear_stack *stack = layer->stack;
+    int64_t cols = stack->layout.units[layer->index].matrix[0].weight.cols;
+
+    if (layer->r == 0) return (lora_copies){.A = bl_tensor_f32(NULL)};
+    if (bl_tensor_is_there(stack->copies))
+        return (lora_copies){bl_tensor_at(stack->copies, layer->a_offset),
+                             bl_tensor_at(stack->copies, layer->b_offset)};
+    if (dtype != BL_BF16 || !bl_tensor_is_there(stack->halves))
+        return (lora_copies){.A = bl_tensor_f32(NULL)};
+    return (lora_copies){stack->halves, bl_tensor_at(stack->halves, layer->r * cols)};
+}
+
 /* The part of a call that is the same for all of its tokens. */
-static bl_linear_use bind_call(const bl_linear_layer *layer, const bl_linear_call *call)
+static bl_linear_use bind_call(const bl_linear_layer *layer, const bl_linear_call *call,
+                               lora_copies copies)
 {
     bl_linear_stack *stack = layer->stack;
     bl_linear_use use = {
@@ -134,9 +156,9 @@ static bl_linear_use bind_call(const bl_linear_layer *layer, const bl_linear_cal
     part->B = bl_tensor_f32(view.B);
     part->dA = view.dA;
     part->dB = view.dB;
-    if (bl_tensor_is_there(stack->copies)) {
-        part->A = bl_tensor_at(stack->copies, layer->a_offset);
-        part->B = bl_tensor_at(stack->copies, layer->b_offset);
+    if (bl_tensor_is_there(copies.A)) {
+        part->A = copies.A;
+        part->B = copies.B;
     }
     if (call->skip_dropout) use.lora.dropout.p = 0;
     const int64_t *sample = call->has_keys ? call->sample : stack->sample;
@@ -148,21 +170,18 @@ static bl_linear_use bind_call(const bl_linear_layer *layer, const bl_linear_cal
     return use;
 }
 
-/* The compute copies of A and B. */
 static bl_status copy_weights(const bl_linear_layer *layer, bl_stream *stream,
-                              const bl_linear_call *call)
+                              const bl_linear_call *call, lora_copies copies)
 {
-    const bl_linear_stack *stack = layer->stack;
-    const bl_weight *w = &stack->layout.units[layer->index].matrix[0].weight;
+    const bl_weight *w = &layer->stack->layout.units[layer->index].matrix[0].weight;
 
-    if (layer->r == 0 || !bl_tensor_is_there(stack->copies)) return BL_OK;
+    if (!bl_tensor_is_there(copies.A)) return BL_OK;
     bl_linear_lora_view view = weights_of(layer, call);
-    BL_TRY(bl_cast(stream, &(bl_cast_args){.n = layer->r * w->cols,
-                                           .x = bl_tensor_f32(view.A),
-                                           .y = bl_tensor_at(stack->copies, layer->a_offset)}));
-    return bl_cast(stream, &(bl_cast_args){.n = layer->r * w->rows,
-                                           .x = bl_tensor_f32(view.B),
-                                           .y = bl_tensor_at(stack->copies, layer->b_offset)});
+    BL_TRY(bl_cast(
+        stream,
+        &(bl_cast_args){.n = layer->r * w->cols, .x = bl_tensor_f32(view.A), .y = copies.A}));
+    return bl_cast(stream, &(bl_cast_args){
+                               .n = layer->r * w->rows, .x = bl_tensor_f32(view.B), .y = copies.B});
 }
 
 /* ---- time ---- */
@@ -199,6 +218,11 @@ static bl_status add_bias(const bl_linear_layer *layer, bl_stream *stream, int64
     int64_t rows = stack->layout.units[layer->index].matrix[0].weight.rows;
 
     if (layer->bias_offset < 0 || T == 0) return BL_OK;
+    if (y.dtype != stack->biases.dtype) {
+        const bl_tensor bias = bl_tensor_at(stack->biases, layer->bias_offset);
+        return bl_add_bias(stream,
+                           &(bl_add_bias_args){.T = T, .N = rows, .bias = bias.data, .y = y});
+    }
     return bl_matmul(stream, &(bl_matmul_args){.M = T,
                                                .N = rows,
                                                .K = 1,
@@ -218,6 +242,23 @@ static bl_status run(const bl_linear_layer *layer, bl_stream *stream, const bl_l
     if (is_backward) return bl_linear_pull_back(stream, use, call->T, call->x, call->dy, call->dx);
     BL_TRY(bl_linear_apply(stream, use, call->T, call->x, call->y));
     return call->skip_bias ? BL_OK : add_bias(layer, stream, call->T, call->y);
+}
+
+/* Copies of the largest layer's A and B. */
+static bl_status take_halves(bl_linear_stack *stack)
+{
+    int64_t most = 0;
+    void *memory;
+
+    for (int64_t i = 0; i < stack->n_layers; i++) {
+        const bl_weight *w = &stack->layout.units[i].matrix[0].weight;
+        most = bl_max_i64(most, stack->layers[i].r * (w->rows + w->cols));
+    }
+    if (most == 0 || bl_tensor_is_there(stack->halves)) return BL_OK;
+    BL_TRY(bl_device_alloc(stack->options.device, BL_SPACE_DEVICE,
+                           (size_t)most * bl_dtype_bytes(BL_BF16), "LoRA copies", &memory));
+    stack->halves = bl_tensor_of(memory, BL_BF16);
+    return BL_OK;
 }
 
 static bl_status take_panel(bl_linear_stack *stack)
@@ -269,19 +310,22 @@ static bl_status run_call(bl_linear_layer *layer, bl_stream *stream, const bl_li
                           bool is_backward, bl_dtype dtype)
 {
     bl_linear_stack *stack = layer->stack;
+    bool is_half = is_cpu(stack) && dtype == BL_BF16,
+         has_products = bl_linear_stack_multiplies_bf16(stack);
 
+    if (is_half) BL_TRY(has_products ? take_halves(stack) : take_panel(stack));
     if (call->T > stack->n_tokens) {
         BL_TRY(bl_stream_synchronize(stream));
         BL_TRY(bl_linear_stack_reserve(stack, call->T));
     }
     BL_TRY(bl_linear_order_turn(stack, layer->index, is_backward, stream));
     BL_TRY(await_weight(layer, stream));
-    BL_TRY(copy_weights(layer, stream, call));
+    lora_copies copies = copies_of(layer, dtype);
+    BL_TRY(copy_weights(layer, stream, call, copies));
     *(is_backward ? &stack->n_backward : &stack->n_forward) += 1;
-    bl_linear_use use = bind_call(layer, call);
+    bl_linear_use use = bind_call(layer, call, copies);
     use.lora.part[0].accumulate = call->accumulate;
-    if (!is_cpu(stack) || dtype != BL_BF16) return run(layer, stream, &use, call, is_backward);
-    BL_TRY(take_panel(stack));
+    if (!is_half || has_products) return run(layer, stream, &use, call, is_backward);
     int64_t begin = 0;
     do { /* once without tokens, too: backward clears dA and dB */
         BL_TRY(run_panel(layer, stream, &use, call, is_backward, begin));

@@ -63,7 +63,9 @@ struct bl_linear_stack {
     void *work;
     size_t work_bytes;
     bl_tensor ones; /* NULL without biases */
-    /* of the CPU, for calls with bf16 tensors: x, dx and y or dy of a panel of tokens */
+    /* Of the CPU, for calls with bf16 tensors, taken by the first: copies of one layer's A and B;
+     * or without bf16 products x, dx and y or dy of a panel of tokens. */
+    bl_tensor halves;
     float *panel;
 
     bool has_dropout;
@@ -102,6 +104,9 @@ size_t bl_linear_stack_call_bytes(const bl_linear_stack *stack, int64_t T);
 /* Makes the workspace, the tokens' numbers and the ones large enough for T tokens; what held them
  * before is freed, and nothing queued may use it. */
 bl_status bl_linear_stack_reserve(bl_linear_stack *stack, int64_t T);
+
+/* Whether bf16 tensors are multiplied as they are; else by way of fp32. */
+bool bl_linear_stack_multiplies_bf16(const bl_linear_stack *stack);
 
 bl_status bl_linear_order_create(bl_linear_order *order, int64_t n_layers);
 /* Has the ring hold the layers expected from a call of `layer` on. */

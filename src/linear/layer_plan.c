@@ -9,6 +9,7 @@
 #include "linear/base_paged.h"
 #include "linear/layer_internal.h"
 #include "offload/arena.h"
+#include "ops/gemm.h"
 
 enum {
     FLOAT_ALIGN = 64, /* tensors start on 256-byte boundaries */
@@ -163,6 +164,11 @@ bl_lora_linear bl_linear_layer_outline(const bl_linear_layer *layer)
     return lora;
 }
 
+bool bl_linear_stack_multiplies_bf16(const bl_linear_stack *stack)
+{
+    return bl_device_act(stack->options.device) == BL_BF16 || bl_cpu_gemm_has_bf16();
+}
+
 size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T)
 {
     bl_device_kind kind = bl_device_get_kind(stack->options.device);
@@ -171,7 +177,11 @@ size_t bl_linear_stack_work_bytes(const bl_linear_stack *stack, int64_t T)
 
     for (int64_t i = 0; i < stack->n_layers; i++) {
         bl_lora_linear lora = bl_linear_layer_outline(&stack->layers[i]);
-        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, act, &lora, T);
+        size_t n_bytes = bl_lora_linear_workspace_bytes(kind, act, &lora, T),
+               n_halves = bl_linear_stack_multiplies_bf16(stack)
+                              ? bl_lora_linear_workspace_bytes(kind, BL_BF16, &lora, T)
+                              : 0;
+        n_bytes = n_halves > n_bytes ? n_halves : n_bytes; /* few tokens: for their alignment */
         if (n_bytes > most) most = n_bytes;
     }
     return most;

@@ -81,10 +81,11 @@ class Layer(unittest.TestCase):
                     self.run_pair(layer, reference, torch.randn(3, 7, 96), torch.randn(3, 7, 160))
 
     def test_bf16(self):
-        # The rounded fp32 result: 2^-8 of an element.
+        # A, x A^T, B, the LoRA term, y and y with the bias are rounded, by 2^-9 of a value each; on
+        # a processor without bf16 products y alone is.
         layer = layer_of()
         x = torch.randn(700, 96, dtype=torch.bfloat16)
-        self.assert_close(layer(x).float(), layer(x.float()), 2**-8)
+        self.assert_close(layer(x).float(), layer(x.float()), 6 * 2**-9)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             self.assertEqual(layer(x.float()).dtype, torch.bfloat16)
 
