@@ -2,8 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes docs/compatibility.md: models as transformers writes them, in Ballast and in transformers and PEFT with float64.
 
-usage: make.py [--ballast PROGRAM] [--processes N] [--check]
+usage: make.py [--ballast PROGRAM] [--processes N] [--check] [--only FAMILY] [--results FILE]
 
+--results keeps what was computed in FILE, a line per model: a run that was interrupted, or runs of one family each (--only), are
+completed by a run over all families. FILE is of one program: remove it when the program changed.
 --check writes nothing: it runs one combination per family and every rejection, and compares with the page. Exit 77: a library is
 missing, or the page is of another version of transformers.
 
@@ -194,6 +196,27 @@ def run_all(jobs, program, processes):
             yield result
 
 
+def read_results(path):
+    """Those without a problem, by their combinations."""
+    if not path or not os.path.exists(path):
+        return {}
+    with open(path) as f:
+        results = [Result(*json.loads(line)) for line in f]
+    return {r[:5]: r for r in results if not r.problem}
+
+
+def run_missing(jobs, program, processes, path):
+    """The results of all jobs, in their order; the new ones are added to the file."""
+    known = read_results(path)
+    missing = [j for j in jobs if j[1] not in known]
+    with open(path or os.devnull, 'a') as f:
+        for result in run_all(missing, program, processes):
+            f.write(json.dumps(result) + '\n')
+            f.flush()
+            known[result[:5]] = result
+    return [known[combination] for _, combination in jobs]
+
+
 # ---- what is rejected
 
 PREFIX = 'ballast: error: '
@@ -345,13 +368,14 @@ def main():
     p.add_argument('--processes', type=int, default=2)
     p.add_argument('--check', action='store_true')
     p.add_argument('--only', metavar='FAMILY')
+    p.add_argument('--results', metavar='FILE')
     a = p.parse_args()
     start = time.monotonic()
     prepare(os.path.abspath(a.ballast))
     shapes = list(tokenizers_of.SHAPES)
     chosen = cases.quick(shapes) if a.check else cases.combinations(shapes)
     jobs = [j for j in enumerate(chosen) if not a.only or j[1][0] == a.only]
-    results = list(run_all(jobs, ballast.program, a.processes))
+    results = run_missing(jobs, ballast.program, a.processes, a.results)
     failed = [r for r in results if r.problem]
     print('%d models, %d failed, %.0f s' % (len(results), len(failed), time.monotonic() - start), flush=True)
     if a.check:
