@@ -220,6 +220,7 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
                                   size_t n_messages, const json_t *context, bool train_on_inputs,
                                   bl_ids *ids, bl_ids *labels)
 {
+    chat = bl_chat_template_for(chat, context);
     if (chat->jinja)
         return bl_chat_rendered_encode(chat, messages, n_messages, context, train_on_inputs, ids,
                                        labels);
@@ -236,6 +237,7 @@ bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
                                          const json_t *context, bl_ids *ids)
 {
     bl_ids labels = {0};
+    chat = bl_chat_template_for(chat, context);
     writer w = {.chat = chat, .ids = ids, .labels = &labels};
 
     bl_chat_role last = n_messages > 0 ? messages[n_messages - 1].role : BL_CHAT_USER;

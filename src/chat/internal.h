@@ -36,6 +36,7 @@ struct bl_chat_template {
     struct tm now;     /* output of strftime_now */
     int32_t end;       /* bl_chat_template_end of it */
     char *system_head; /* NULL, or the beginning of every conversation's system message */
+    bl_chat_template *with_tools; /* NULL, or the model's own for conversations with tools */
 };
 
 extern const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1]; /* the last: tool */

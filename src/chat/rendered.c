@@ -4,7 +4,8 @@
  * The learned text is the inside of {% generation %}, where the template has it. Else two texts are
  * rendered, the messages before an answer, with the generation prompt, and those including it; the
  * text that the second adds is learned: up to the last special token, where only white space
- * follows. Each of these renderings must be the beginning of the whole one.
+ * follows. Each of these renderings must be the beginning of the whole one; of the second, special
+ * tokens at its end may be missing there, with which a template ends every conversation.
  *
  * Text of a message that spells a special token gets a mark inside it before the template sees it,
  * so that the rendered text has no such token; the mark is removed before tokenizing. */
@@ -20,7 +21,7 @@
 #include "chat/internal.h"
 #include "tokenizer/text.h"
 
-#define MARK "\xee\x84\x80" /* U+E100, private use */
+#define MARK BL_JINJA_MARK
 
 typedef struct conversation {
     const bl_chat_template *chat;
@@ -251,6 +252,11 @@ static bl_status encode_parts(const bl_chat_template *chat, const bl_jinja_outpu
 
 /* ---- learned text ---- */
 
+static bool is_space(char c)
+{
+    return c && strchr(" \t\r\n", c);
+}
+
 /* Where the learned text that begins at `begin` ends: behind its last special token if only white
  * space follows, else at `end`. *id gets the token; -1: none. */
 static size_t find_end(const bl_tokenizer *tokenizer, const char *text, size_t begin, size_t end,
@@ -264,7 +270,7 @@ static size_t find_end(const bl_tokenizer *tokenizer, const char *text, size_t b
         last = match.end;
         *id = match.id;
     }
-    for (at = last; at < end && strchr(" \t\r\n", text[at]);) at++;
+    for (at = last; at < end && is_space(text[at]);) at++;
     if (*id >= 0 && at == end) return last;
     *id = -1;
     return end;
@@ -284,6 +290,29 @@ static bool begins_with(const bl_jinja_output *whole, const bl_jinja_output *sta
     return start->n_bytes <= whole->n_bytes && !memcmp(whole->text, start->text, start->n_bytes);
 }
 
+/* Bytes of `start` that are the beginning of `whole`, where only special tokens and white space may
+ * follow them in `start`; -1: something else follows. A special token is in both or in none. */
+static int64_t shared_bytes(const bl_tokenizer *tokenizer, const bl_jinja_output *whole,
+                            const bl_jinja_output *start)
+{
+    size_t n = 0, shared, cursor = 0, done = 0;
+    bl_special_match match;
+
+    while (n < start->n_bytes && n < whole->n_bytes && start->text[n] == whole->text[n]) n++;
+    if (n == start->n_bytes) return (int64_t)n;
+    for (shared = n;
+         bl_tokenizer_next_special(tokenizer, start->text, start->n_bytes, &cursor, done, &match);
+         done = match.end) {
+        if (match.end <= n) continue;
+        if (match.start < n) shared = match.start;
+        for (size_t at = done > shared ? done : shared; at < match.start; at++)
+            if (!is_space(start->text[at])) return -1;
+    }
+    for (size_t at = done > shared ? done : shared; at < start->n_bytes; at++)
+        if (!is_space(start->text[at])) return -1;
+    return (int64_t)shared;
+}
+
 /* The place of the answer that is message i. */
 static bl_status find_answer(conversation *c, const bl_jinja_output *whole, size_t i, part *out)
 {
@@ -300,11 +329,12 @@ static bl_status find_answer(conversation *c, const bl_jinja_output *whole, size
     out->end = whole->n_bytes;
     if (i + 1 < c->n) {
         BL_TRY_GOTO(st, done, render(c, i + 1, false, &with));
-        out->end = with.n_bytes;
-        if (!begins_with(whole, &with) || with.n_bytes < before.n_bytes) {
+        int64_t end = shared_bytes(c->chat->tokenizer, whole, &with);
+        if (end < (int64_t)before.n_bytes) {
             st = fail_prefix(c->chat, i, "an answer");
             goto done;
         }
+        out->end = (size_t)end;
     }
     out->end = find_end(c->chat->tokenizer, whole->text, out->begin, out->end, &id);
     out->learned = true;

@@ -23,6 +23,9 @@ const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "
 /* A jinja text's name: of no known family; given in place of a name. */
 static const char own_name[] = "the model's own", text_name[] = "the configuration's";
 
+/* transformers' name of the template for conversations with tools. */
+static const char tool_use[] = "tool_use";
+
 /* ---- texts ---- */
 
 static bl_status add_piece(int32_t id, const char *text, size_t n_bytes, bl_chat_text *out)
@@ -79,6 +82,7 @@ void bl_chat_template_destroy(bl_chat_template *chat)
     free_text(&chat->answer_start);
     free_text(&chat->answer_end);
     bl_jinja_destroy(chat->jinja);
+    bl_chat_template_destroy(chat->with_tools);
     free(chat->system_head);
     free(chat->name);
     free(chat);
@@ -210,14 +214,32 @@ static bl_status recognize_text(const char *jinja, family *found)
     return BL_OK;
 }
 
+/* The model has templates, and none of them is "default". */
+static bl_status fail_choice(const bl_named_template *templates, size_t n)
+{
+    char names[400];
+    size_t used = 0;
+
+    for (size_t i = 0; i < n && used < sizeof names; i++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "",
+                                 templates[i].name);
+    return BL_FAIL(BL_EUSAGE,
+                   "chat_template: the model has several templates and no default; give the name "
+                   "of one: %s",
+                   names);
+}
+
 static bl_status recognize(const bl_tokenizer *tokenizer, family *found)
 {
-    const char *jinja = bl_tokenizer_chat_template(tokenizer);
+    size_t n;
+    const bl_named_template *own = bl_tokenizer_chat_templates(tokenizer, &n);
+    const char *jinja = bl_tokenizer_chat_template(tokenizer, BL_TOKENIZER_DEFAULT_TEMPLATE);
 
-    if (jinja) {
-        BL_TRY(recognize_text(jinja, found));
-        return BL_OK; /* rendered as it is */
-    }
+    *found = FAMILY_FILE;
+    if (n && !jinja) return fail_choice(own, n);
+    if (jinja && bl_tokenizer_chat_template(tokenizer, tool_use))
+        return BL_OK; /* tools go with messages that a template by name does not read */
+    if (jinja) return recognize_text(jinja, found);
     /* A base model: its special tokens decide. Those of Llama 3.1 and 3.2 are the same, and so is
      * the output of their templates. */
     bool llama3 = has_special(tokenizer, "<|begin_of_text|>") &&
@@ -306,19 +328,21 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
                                 bl_chat_template **out)
 {
     family which = FAMILY_FILE;
-    const char *title = own_name, *text = NULL;
+    const char *title = own_name, *text = name ? bl_tokenizer_chat_template(tokenizer, name) : NULL;
 
     *out = NULL;
-    if (name && is_jinja_text(name)) {
+    if (!name) {
+        BL_TRY(recognize(tokenizer, &which));
+        text = which == FAMILY_FILE
+                   ? bl_tokenizer_chat_template(tokenizer, BL_TOKENIZER_DEFAULT_TEMPLATE)
+                   : NULL;
+        if (which != FAMILY_FILE) title = family_names[which];
+    } else if (!text && is_jinja_text(name)) {
         title = text_name;
         text = name;
-    } else if (name) {
-        title = name;
-        which = find_family(name);
     } else {
-        BL_TRY(recognize(tokenizer, &which));
-        if (which == FAMILY_FILE) text = bl_tokenizer_chat_template(tokenizer);
-        if (which != FAMILY_FILE) title = family_names[which];
+        title = name;
+        if (!text) which = find_family(name);
     }
     bl_chat_template *chat = calloc(1, sizeof *chat);
     if (!chat || !(chat->name = strdup(title))) {
@@ -328,6 +352,8 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
     chat->tokenizer = tokenizer;
     chat->recognized = !name;
     bl_status st = build(chat, which, text, date);
+    if (st == BL_OK && !name && bl_tokenizer_chat_template(tokenizer, tool_use))
+        st = bl_chat_template_load(tool_use, date, tokenizer, &chat->with_tools);
     if (st != BL_OK) {
         bl_chat_template_destroy(chat);
         return st;
@@ -337,6 +363,13 @@ bl_status bl_chat_template_load(const char *name, const char *date, const bl_tok
 }
 
 /* ---- look-ups ---- */
+
+/* transformers: `tools is not None`, an empty list included. */
+const bl_chat_template *bl_chat_template_for(const bl_chat_template *chat, const json_t *context)
+{
+    const json_t *tools = json_object_get(context, "tools");
+    return chat->with_tools && tools && !json_is_null(tools) ? chat->with_tools : chat;
+}
 
 const char *bl_chat_template_name(const bl_chat_template *chat)
 {
@@ -370,5 +403,8 @@ uint64_t bl_chat_template_hash(const bl_chat_template *chat)
         hash_text(&chat->answer_end, hash_text(&chat->answer_start, hash_text(&chat->begin, hash)));
     hash = chat->jinja ? XXH3_64bits_withSeed(&chat->jinja_hash, sizeof hash, hash) : hash;
     const char *head = chat->system_head ? chat->system_head : "";
-    return XXH3_64bits_withSeed(head, strlen(head), hash);
+    hash = XXH3_64bits_withSeed(head, strlen(head), hash);
+    if (!chat->with_tools) return hash;
+    uint64_t with_tools = bl_chat_template_hash(chat->with_tools);
+    return XXH3_64bits_withSeed(&with_tools, sizeof with_tools, hash);
 }

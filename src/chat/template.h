@@ -16,10 +16,10 @@
  * run.
  *
  * Anything else is the path of a file, docs/data.md: a jinja text (.jinja, .jinja2, .j2), or role
- * prefixes and suffixes. Without a name the model's own text decides (tokenizer_config.json,
- * chat_template.jinja): one of the above if it is theirs, else rendered as it is (rendered.c).
- * Without a text, special tokens that only one of the families has decide; where that is not
- * certain, the caller is asked to name one.
+ * prefixes and suffixes. Without a name the model's own text decides (tokenizer/tokenizer.h): one
+ * of the above if it is theirs, else rendered as it is (rendered.c). Without a text, special tokens
+ * that only one of the families has decide; where that is not certain, the caller is asked to name
+ * one.
  *
  * Masks are exact by construction: an assistant's content is tokenized apart from its header and
  * joined as ids. Learned are the content and the token that ends the turn, never a header. Text in
@@ -63,7 +63,9 @@ typedef struct bl_chat_message {
 /* Never changes once loaded: any thread may use it. */
 typedef struct bl_chat_template bl_chat_template;
 
-/* name: NULL for the model's own; a jinja text has "{{" or "{%". date: NULL, or "DD Mon YYYY" for a
+/* name: NULL for the model's own, as transformers chooses among several: "tool_use" for a
+ * conversation with tools, where there is one, else "default"; or the name of one of the model's; a
+ * jinja text has "{{" or "{%". date: NULL, or "DD Mon YYYY" for a
  * template that writes one. `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an
  * unknown name, a date without use, a template that this tokenizer lacks tokens for, no name and no
  * certain choice, a file that does not follow the format ("file:line: key: reason"); BL_EIO,
@@ -71,6 +73,10 @@ typedef struct bl_chat_template bl_chat_template;
 bl_status bl_chat_template_load(const char *name, const char *date, const bl_tokenizer *tokenizer,
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
+
+/* The template that writes a conversation with this context: `chat`, or, with tools, the model's
+ * own for them. Borrowed from `chat`. */
+const bl_chat_template *bl_chat_template_for(const bl_chat_template *chat, const json_t *context);
 
 /* "llama3.1", or the file's path. */
 const char *bl_chat_template_name(const bl_chat_template *chat);

@@ -76,7 +76,7 @@ static bl_status answer(chat *c)
     bl_generate_outcome outcome;
 
     s->ids.n = 0;
-    BL_TRY(bl_generate_messages_encode(c->template, c->object, &s->ids));
+    BL_TRY(bl_generate_messages_encode(c->template, c->object, &s->ids, &s->end));
     s->n_prompt = s->ids.n;
     if ((int64_t)s->ids.n >= s->capacity)
         return BL_FAIL(

@@ -81,13 +81,14 @@ bl_status bl_generate_messages_load(const char *text, json_t **out)
 }
 
 bl_status bl_generate_messages_encode(const bl_chat_template *chat, const json_t *object,
-                                      bl_ids *ids)
+                                      bl_ids *ids, int32_t *end)
 {
     bl_conversation c = {0};
 
     BL_TRY(bl_conversation_read(MESSAGES, object, chat, &c));
     bl_status st = bl_chat_template_encode_prompt(chat, c.message, c.n, c.context, ids);
     if (st != BL_OK) bl_error_prefix(st, "%s", MESSAGES);
+    *end = bl_chat_template_end(bl_chat_template_for(chat, c.context));
     bl_conversation_free(&c);
     return st;
 }
@@ -103,8 +104,7 @@ static bl_status encode_messages(const bl_generate_prompt *p, const bl_tokenizer
     BL_TRY_GOTO(st, done, bl_json_check_object(MESSAGES, object));
     BL_TRY_GOTO(st, done,
                 bl_chat_template_load(p->chat_template, p->template_date, tokenizer, &chat));
-    st = bl_generate_messages_encode(chat, object, ids);
-    *end = bl_chat_template_end(chat);
+    st = bl_generate_messages_encode(chat, object, ids, end);
 done:
     bl_chat_template_destroy(chat);
     json_decref(object);

@@ -30,9 +30,9 @@ bl_status bl_generate_prompt_read(const bl_generate_prompt *prompt, const bl_tok
 /* {"messages": [...]} of --messages: JSON, or a file of it, where a list may be alone; *out is the
  * caller's. BL_EINPUT, BL_EIO, BL_ENOMEM. */
 bl_status bl_generate_messages_load(const char *text, json_t **out);
-/* Appends the prompt for an answer to the last message of such an object. As
- * bl_chat_template_encode_prompt. */
+/* Appends the prompt for an answer to the last message of such an object; *end is the token that
+ * ends the answer, as of bl_chat_template_end. As bl_chat_template_encode_prompt. */
 bl_status bl_generate_messages_encode(const bl_chat_template *chat, const json_t *object,
-                                      bl_ids *ids);
+                                      bl_ids *ids, int32_t *end);
 
 #endif

@@ -81,8 +81,8 @@ const bl_option bl_train_options[] = {
     {KEY(skip_bad, BOOL), RESULT, .commands = BOTH, .default_text = "false",
      .help = "skip and count unreadable rows instead of stopping at the first"},
     {KEY(chat_template, STRING), RESULT, .commands = BOTH,
-     .help = "llama2, llama3, llama3.1, llama3.2, a file, or a jinja text (docs/data.md); null: "
-             "the model's own template"},
+     .help = "llama2, llama3, llama3.1, llama3.2, a file, a jinja text, or the name of one of the "
+             "model's templates (docs/data.md); null: the model's own template"},
     {KEY(template_date, STRING), RESULT, .commands = BOTH,
      .help = "date written by templates that write one; default 26 Jul 2024"},
 #undef GROUP

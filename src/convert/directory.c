@@ -18,6 +18,7 @@
 #include "arch/config.h"
 #include "model/rows.h"
 #include "store/checkpoint.h"
+#include "tokenizer/tokenizer.h"
 
 enum { MAX_JSON_BYTES = 64 << 20, HEADER_BYTES_PER_TENSOR = 256, SPACE_SLACK_BYTES = 1 << 20 };
 
@@ -334,41 +335,71 @@ done:
     return st;
 }
 
-/* Copies the other files of the source, or, with `n_bytes`, only adds up how large they are.
- * Does not copy directories. */
-static bl_status copy_others(const bl_conversion *c, int64_t *n_bytes)
+/* A file of the source, by its path there. With `n_bytes`, only adds its size. */
+static bl_status copy_other(const bl_conversion *c, const char *name, int64_t *n_bytes)
 {
-    char **names, *from = NULL, *to = NULL;
-    size_t n_names;
+    char *from = NULL, *to = NULL;
     struct stat info;
-    bl_status st = BL_OK;
+    int64_t size;
+    bl_status st;
     int fd = -1;
 
-    BL_TRY(bl_dir_list(c->source, &names, &n_names));
+    BL_TRY_GOTO(st, done, bl_path_join(c->source, name, &from));
+    BL_TRY_GOTO(st, done, bl_path_join(c->target, name, &to));
+    if (stat(from, &info) != 0 || !S_ISREG(info.st_mode)) goto done;
+    if (n_bytes) {
+        *n_bytes += info.st_size;
+        goto done;
+    }
+    BL_TRY_GOTO(st, done, bl_file_open(from, &fd, &size));
+    BL_TRY_GOTO(st, done, copy_file(from, to, size, fd));
+    st = note_beside(c, name);
+done:
+    if (fd >= 0) close(fd);
+    free(from);
+    free(to);
+    return st;
+}
+
+/* The chat templates besides the default one, the only directory that is copied. */
+static bl_status copy_templates(const bl_conversion *c, int64_t *n_bytes)
+{
+    char **names = NULL, *from = NULL, *to = NULL, *name = NULL;
+    size_t n_names = 0;
+    struct stat info;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_path_join(c->source, BL_TOKENIZER_TEMPLATE_FOLDER, &from));
+    if (stat(from, &info) != 0 || !S_ISDIR(info.st_mode)) goto done;
+    BL_TRY_GOTO(st, done, bl_dir_list(from, &names, &n_names));
+    BL_TRY_GOTO(st, done, bl_path_join(c->target, BL_TOKENIZER_TEMPLATE_FOLDER, &to));
+    if (!n_bytes) BL_TRY_GOTO(st, done, bl_dir_create(to));
     for (size_t i = 0; st == BL_OK && i < n_names; i++) {
-        if (!is_copied(c, names[i]) || is_kept(c, names[i])) continue;
-        BL_TRY_GOTO(st, done, bl_path_join(c->source, names[i], &from));
-        BL_TRY_GOTO(st, done, bl_path_join(c->target, names[i], &to));
-        bool is_file = stat(from, &info) == 0 && S_ISREG(info.st_mode);
-        if (is_file && n_bytes) {
-            *n_bytes += info.st_size;
-        } else if (is_file) {
-            int64_t size;
-            st = bl_file_open(from, &fd, &size);
-            if (st == BL_OK) st = copy_file(from, to, size, fd);
-            if (fd >= 0) close(fd);
-            fd = -1;
-            if (st == BL_OK) st = note_beside(c, names[i]);
-        }
-        free(from);
-        free(to);
-        from = to = NULL;
+        if (!bl_text_ends_with(names[i], ".jinja")) continue;
+        BL_TRY_GOTO(st, done, bl_path_join(BL_TOKENIZER_TEMPLATE_FOLDER, names[i], &name));
+        if (!is_kept(c, name)) st = copy_other(c, name, n_bytes);
+        free(name);
+        name = NULL;
     }
 done:
     free(from);
     free(to);
     bl_names_free(names, n_names);
     return st;
+}
+
+/* Copies the other files of the source, or, with `n_bytes`, only adds up how large they are. */
+static bl_status copy_others(const bl_conversion *c, int64_t *n_bytes)
+{
+    char **names;
+    size_t n_names;
+    bl_status st = BL_OK;
+
+    BL_TRY(bl_dir_list(c->source, &names, &n_names));
+    for (size_t i = 0; st == BL_OK && i < n_names; i++)
+        if (is_copied(c, names[i]) && !is_kept(c, names[i])) st = copy_other(c, names[i], n_bytes);
+    bl_names_free(names, n_names);
+    return st == BL_OK ? copy_templates(c, n_bytes) : st;
 }
 
 static bl_status check_space(const bl_conversion *c, const bool *finished)

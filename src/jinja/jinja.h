@@ -32,6 +32,11 @@ enum {
     BL_JINJA_MAX_OUTPUT_BYTES = 1 << 26
 };
 
+/* A character that callers may put into texts, and take out of the output again: repr() and JSON
+ * write it as it is, though Python would escape it. U+E100, private use. */
+#define BL_JINJA_MARK_CODE 0xE100
+#define BL_JINJA_MARK      "\xee\x84\x80"
+
 /* A parsed template. Never changes: any number of threads may render it at once. */
 typedef struct bl_jinja bl_jinja;
 

@@ -53,7 +53,7 @@ static bl_status write_repr(jinja_run *run, const jinja_value *value, int depth,
 /* str.isprintable of one code point. */
 static bool is_printable(uint32_t code)
 {
-    if (code == ' ') return true;
+    if (code == ' ' || code == BL_JINJA_MARK_CODE) return true;
     switch (utf8proc_category((utf8proc_int32_t)code)) {
     case UTF8PROC_CATEGORY_CC:
     case UTF8PROC_CATEGORY_CF:
@@ -206,7 +206,7 @@ static bl_status write_json_code(jinja_run *run, uint32_t code, bool ascii, jinj
             snprintf(escape, sizeof escape, "\\%c", letters[i + 1]);
             return add(run, out, escape);
         }
-    if (code < 0x20 || (ascii && code >= 0x7f)) {
+    if (code < 0x20 || (ascii && code >= 0x7f && code != BL_JINJA_MARK_CODE)) {
         if (code < 0x10000)
             snprintf(escape, sizeof escape, "\\u%04x", (unsigned)code);
         else

@@ -205,11 +205,6 @@ const int32_t *bl_tokenizer_suffix(const bl_tokenizer *tokenizer, size_t *n)
     return tokenizer->suffix.id;
 }
 
-const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer)
-{
-    return tokenizer->chat_template;
-}
-
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
 {
     if (!tokenizer) return;
@@ -223,7 +218,7 @@ void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
     free(tokenizer->decoded);
     bl_model_free(&tokenizer->model);
     free(tokenizer->added);
-    free(tokenizer->chat_template);
+    bl_tokenizer_free_templates(tokenizer);
     bl_trie_free(&tokenizer->raw_trie);
     bl_trie_free(&tokenizer->normalized_trie);
     bl_ids_free(&tokenizer->prefix);

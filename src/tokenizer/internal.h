@@ -364,7 +364,8 @@ struct bl_tokenizer {
     bl_trie raw_trie, normalized_trie;
     bl_ids prefix, suffix, eos;
     int32_t bos;
-    char *chat_template; /* NULL: none */
+    bl_named_template *templates; /* [n_templates] of chats */
+    size_t n_templates;
     bool has_decoder;
     bl_decoder_step decoder[BL_MAX_STEPS];
     size_t n_decoders;
@@ -400,6 +401,14 @@ bl_status bl_tokenizer_load_added(const json_t *list,
                                   bl_tokenizer *tokenizer); /* after model and normalizer */
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */
 bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer);
+
+/* ---- load_templates.c ---- */
+
+bl_status bl_tokenizer_read_template_files(const char *folder, bl_tokenizer *tokenizer);
+/* Those of `config`, tokenizer_config.json, where no file had one. BL_EINPUT, BL_ENOMEM. */
+bl_status bl_tokenizer_read_templates(const char *file, const json_t *config,
+                                      bl_tokenizer *tokenizer);
+void bl_tokenizer_free_templates(bl_tokenizer *tokenizer);
 
 /* Rejects a key of `object` that is not in the NULL-terminated list: unknown keys must not be
  * ignored. */

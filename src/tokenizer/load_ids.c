@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads which ids begin and end a text, and the chat template, from the files beside
- * tokenizer.json. */
+/* Reads which ids begin and end a text from the files beside tokenizer.json. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,44 +70,6 @@ static bl_status load_beside(const char *folder, const char *name, char **path, 
     return bl_json_check_object(*path, *out);
 }
 
-/* tokenizer_config.json's "chat_template": a text, or a list of {"name", "template"}. */
-static bl_status read_chat_template(const char *file, const json_t *config, bl_tokenizer *tokenizer)
-{
-    const json_t *value = json_object_get(config, "chat_template"), *entry;
-    size_t i;
-
-    if (json_is_array(value)) {
-        const json_t *list = value;
-        value = NULL;
-        json_array_foreach((json_t *)list, i, entry)
-        {
-            const char *name = bl_json_text(json_object_get(entry, "name"));
-            if (name && !strcmp(name, "default")) value = json_object_get(entry, "template");
-        }
-    }
-    if (!value || json_is_null(value) || tokenizer->chat_template) return BL_OK;
-    const char *text = bl_json_text(value);
-    if (!text) return bl_json_fail(file, "chat_template", "a text without NUL", value);
-    tokenizer->chat_template = strdup(text);
-    return tokenizer->chat_template ? BL_OK : BL_FAIL(BL_ENOMEM, "%s", file);
-}
-
-static bl_status read_jinja_file(const char *folder, bl_tokenizer *tokenizer)
-{
-    enum { MAX_JINJA_BYTES = 1 << 20 };
-    char *path;
-    void *bytes = NULL;
-    size_t n_bytes;
-    bool exists;
-
-    BL_TRY(bl_path_join(folder, "chat_template.jinja", &path));
-    bl_status st = bl_path_exists(path, &exists);
-    if (st == BL_OK && exists) st = bl_file_read_all(path, MAX_JINJA_BYTES, &bytes, &n_bytes);
-    tokenizer->chat_template = bytes;
-    free(path);
-    return st;
-}
-
 bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer)
 {
     static const char *const id_files[] = {"generation_config.json", "config.json"};
@@ -117,10 +78,10 @@ bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokeni
     int32_t eos = -1;
     bl_status st;
 
-    BL_TRY_GOTO(st, done, read_jinja_file(folder, tokenizer));
+    BL_TRY_GOTO(st, done, bl_tokenizer_read_template_files(folder, tokenizer));
     BL_TRY_GOTO(st, done, load_beside(folder, "tokenizer_config.json", &path, &config));
     if (config) {
-        BL_TRY_GOTO(st, done, read_chat_template(path, config, tokenizer));
+        BL_TRY_GOTO(st, done, bl_tokenizer_read_templates(path, config, tokenizer));
         BL_TRY_GOTO(st, done,
                     read_token_name(path, config, "bos_token", tokenizer, &tokenizer->bos));
         BL_TRY_GOTO(st, done, read_token_name(path, config, "eos_token", tokenizer, &eos));

@@ -84,10 +84,20 @@ const int32_t *bl_tokenizer_eos(const bl_tokenizer *tokenizer, size_t *n);
 const int32_t *bl_tokenizer_prefix(const bl_tokenizer *tokenizer, size_t *n);
 const int32_t *bl_tokenizer_suffix(const bl_tokenizer *tokenizer, size_t *n);
 
-/* The model's chat template, jinja text: chat_template.jinja beside the tokenizer, else
- * tokenizer_config.json's chat_template (of a list, the one named "default"). NULL: none. Borrowed
- * from the tokenizer. */
-const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer);
+#define BL_TOKENIZER_TEMPLATE_FILE    "chat_template.jinja"
+#define BL_TOKENIZER_TEMPLATE_FOLDER  "additional_chat_templates"
+#define BL_TOKENIZER_DEFAULT_TEMPLATE "default"
+
+typedef struct bl_named_template {
+    char *name, *text;
+} bl_named_template;
+
+/* The model's chat templates, jinja texts. Files beside the tokenizer: chat_template.jinja is
+ * "default", additional_chat_templates/NAME.jinja is NAME. Where there is none of them,
+ * tokenizer_config.json's chat_template: a text, which is "default", or a list of named ones.
+ * Borrowed from the tokenizer; NULL: none of that name. */
+const bl_named_template *bl_tokenizer_chat_templates(const bl_tokenizer *tokenizer, size_t *n);
+const char *bl_tokenizer_chat_template(const bl_tokenizer *tokenizer, const char *name);
 
 /* A special token in text[0..n_bytes): bytes [start, end), whitespace that it strips included. */
 typedef struct bl_special_match {

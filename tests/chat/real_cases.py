@@ -13,6 +13,7 @@ CASES = {
     'SmolLM2, its own template': (None, None, MESSAGES),
     'Phi-3, TRL': ('phi3', 'trl-phi3_training.jinja', MESSAGES),
     'Phi-3, TRL, several turns': ('phi3-tf5', 'trl-phi3_training.jinja', 'fastchat_messages.jsonl'),
+    'Phi-3.5, its own template, several turns': ('phi3-tf5', 'microsoft-Phi-3.5-mini-instruct.jinja', 'fastchat_messages.jsonl'),
     'Qwen3, TRL': ('qwen3', 'trl-qwen3_instruct_2507_training.jinja', MESSAGES),
     'Qwen3, TRL, Qwen2.5 template, several turns': ('qwen3', 'trl-qwen2_5_training.jinja', 'fastchat_messages.jsonl'),
 }

@@ -189,6 +189,12 @@ static bl_status learn(const char *jinja, bool masks_first, char **text)
     "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}\n{% else %}A" answer         \
     "{% endif %}{% endfor %}{% if add_generation_prompt %}A{% endif %}"
 
+/* With a special token behind every conversation, as Phi-3.5 writes it; it may begin as the token
+ * that follows otherwise. */
+#define CLOSED(closing)                                                                            \
+    "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>\n{% endfor %}"                   \
+    "{% if add_generation_prompt %}<|im_start|>{% else %}" closing "{% endif %}"
+
 static void test_learned_parts(void **state)
 {
     static const struct {
@@ -198,6 +204,8 @@ static void test_learned_parts(void **state)
         {EACH("{{ m.content }}<|im_end|>\n"), "cd<|im_end|>gh<|im_end|>", false},
         {EACH("{{ m.content }}<|im_end|>\n"), "gh<|im_end|>", true},
         {EACH("{{ m.content }}!\n"), "cd!\ngh!", false}, /* the text's last newline is dropped */
+        {CLOSED("<|eot_id|>"), "cd<|im_end|>gh<|im_end|>\n<|eot_id|>", false},
+        {CLOSED("<|eot_id|>\n"), "gh<|im_end|>\n<|eot_id|>", true},
         {EACH("<t>{{ m.content }}<|im_end|>"), "<t>cd<|im_end|><t>gh<|im_end|>", false},
         {EACH("<t>{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"), "cdgh", false},
         {EACH("<t>{% generation %}{{ m.content }}{% endgeneration %}<|im_end|>"), "gh", true}};
@@ -224,9 +232,39 @@ static void test_broken_prefixes(void **state)
         BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "message 1: chat template "));
     assert_non_null(strstr(bl_error_text(), "{% generation %} around answers"));
+    assert_int_equal(learn(CLOSED("bye"), false, &text), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "message 1: chat template "));
     assert_int_equal(learn("{{ raise_exception('no ' ~ messages[0].content) }}", false, &text),
                      BL_EINPUT);
     assert_non_null(strstr(bl_error_text(), "own.jinja:1: no ab"));
+}
+
+/* A special token that a message spells stays text, also where Python would escape the mark inside
+ * of it: in ASCII JSON and in repr(). */
+static void test_marked_text(void **state)
+{
+    static const char *const cases[][2] = {
+        {"{{ m.content | tojson(ensure_ascii=true) }}", "\"a<|eot_id|>\\u00e9\""},
+        {"{{ m.content | tojson }}", "\"a<|eot_id|>\xC3\xA9\""},
+        {"{{ [m.content] }}", "['a<|eot_id|>\xC3\xA9']"}};
+    const bl_chat_message message = {.role = BL_CHAT_USER, .content = "a<|eot_id|>\xC3\xA9"};
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char jinja[200], *text;
+        bl_ids ids = {0};
+        snprintf(jinja, sizeof jinja, "{%% set m = messages[0] %%}%s", cases[i][0]);
+        bl_chat_template *chat = load(write_file("own.jinja", jinja), NULL, chat_tokenizer);
+        assert_int_equal(bl_chat_template_encode_prompt(chat, &message, 1, NULL, &ids), BL_OK);
+        for (size_t t = 0; t < ids.n; t++)
+            assert_false(bl_tokenizer_is_special(chat_tokenizer, ids.id[t]));
+        assert_int_equal(bl_tokenizer_decode(chat_tokenizer, ids.id, ids.n, false, &text, NULL),
+                         BL_OK);
+        assert_string_equal(text, cases[i][1]);
+        free(text);
+        bl_ids_free(&ids);
+        bl_chat_template_destroy(chat);
+    }
 }
 
 static uint64_t fnv1a(const int32_t *values, int64_t n, uint64_t hash)
@@ -292,8 +330,11 @@ static void test_real_data_sets(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_handmade_conversations), cmocka_unit_test(test_jinja_text),
-        cmocka_unit_test(test_learned_parts),          cmocka_unit_test(test_broken_prefixes),
+        cmocka_unit_test(test_handmade_conversations),
+        cmocka_unit_test(test_jinja_text),
+        cmocka_unit_test(test_learned_parts),
+        cmocka_unit_test(test_broken_prefixes),
+        cmocka_unit_test(test_marked_text),
         cmocka_unit_test(test_real_data_sets),
     };
     data_folder = getenv("BALLAST_TEST_DATA");

@@ -89,13 +89,99 @@ static void test_recognition(void **state)
     bl_tokenizer *tokenizer = with_config(
         SPM_FIXTURE, "{\"chat_template\":[{\"name\":\"tool_use\",\"template\":\"a\"},{\"name\":"
                      "\"default\",\"template\":\"b\"}]}");
-    assert_string_equal(bl_tokenizer_chat_template(tokenizer), "b");
+    assert_string_equal(bl_tokenizer_chat_template(tokenizer, "default"), "b");
+    assert_string_equal(bl_tokenizer_chat_template(tokenizer, "tool_use"), "a");
+    assert_null(bl_tokenizer_chat_template(tokenizer, "rag"));
     bl_tokenizer_destroy(tokenizer);
     write_file("chat_template.jinja", "c");
     tokenizer = with_config(SPM_FIXTURE, "{\"chat_template\":\"b\"}");
-    assert_string_equal(bl_tokenizer_chat_template(tokenizer), "c");
+    assert_string_equal(bl_tokenizer_chat_template(tokenizer, "default"), "c");
     bl_tokenizer_destroy(tokenizer);
     assert_int_equal(bl_tree_remove(in_folder("chat_template.jinja")), BL_OK);
+}
+
+static void check_load_fails(const char *name, const char *date, const bl_tokenizer *tokenizer,
+                             const char *reason)
+{
+    bl_chat_template *chat;
+    assert_int_equal(bl_chat_template_load(name, date, tokenizer, &chat), BL_EUSAGE);
+    assert_null(chat);
+    if (!strstr(bl_error_text(), reason))
+        fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), reason);
+}
+
+/* The template writes this for a message and these tools; NULL: none are given. */
+static void check_written(const char *name, const bl_tokenizer *tokenizer, const char *tools,
+                          const char *expected)
+{
+    const bl_chat_message message = {.role = BL_CHAT_USER, .content = "h"};
+    bl_chat_template *chat = load(name, NULL, tokenizer);
+    json_t *context = json_object();
+    bl_ids ids = {0};
+    char *text;
+
+    if (tools) json_object_set_new(context, "tools", json_loads(tools, JSON_DECODE_ANY, NULL));
+    if (bl_chat_template_encode_prompt(chat, &message, 1, context, &ids) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    assert_int_equal(bl_tokenizer_decode(tokenizer, ids.id, ids.n, false, &text, NULL), BL_OK);
+    if (strcmp(text, expected))
+        fail_msg("%s, tools %s: %s, expected %s", name ? name : "its own", tools ? tools : "absent",
+                 text, expected);
+    free(text);
+    bl_ids_free(&ids);
+    json_decref(context);
+    bl_chat_template_destroy(chat);
+}
+
+static uint64_t hash_of(const char *config)
+{
+    bl_tokenizer *tokenizer = with_config(FIXTURE, config);
+    bl_chat_template *chat = load(NULL, NULL, tokenizer);
+    uint64_t hash = bl_chat_template_hash(chat);
+    bl_chat_template_destroy(chat);
+    bl_tokenizer_destroy(tokenizer);
+    return hash;
+}
+
+#define NAMED(name, text)                                                                          \
+    "{\"name\":\"" name "\",\"template\":\"" text "{{ messages[0].content }}\"}"
+#define LIST(entries) "{\"chat_template\":[" entries "]}"
+
+/* The rule of transformers 5.24, PreTrainedTokenizerBase.get_chat_template and _from_pretrained. */
+static void test_several_templates(void **state)
+{
+    (void)state;
+    bl_tokenizer *tokenizer = with_config(
+        FIXTURE, LIST(NAMED("default", "d") "," NAMED("rag", "r") "," NAMED("tool_use", "t")));
+    check_written(NULL, tokenizer, NULL, "dh");
+    check_written(NULL, tokenizer, "null", "dh");
+    check_written(NULL, tokenizer, "[]", "th");
+    check_written(NULL, tokenizer, "[{\"name\": \"f\"}]", "th");
+    check_written("rag", tokenizer, "[]", "rh");
+    check_written("default", tokenizer, "[]", "dh");
+    check_written("{{ 'x' }}", tokenizer, "[]", "x");
+    bl_tokenizer_destroy(tokenizer);
+    tokenizer = with_config(FIXTURE, LIST(NAMED("rag", "r") "," NAMED("tool_use", "t")));
+    check_load_fails(NULL, NULL, tokenizer, "no default; give the name of one: rag, tool_use");
+    check_written("tool_use", tokenizer, NULL, "th");
+    bl_tokenizer_destroy(tokenizer);
+    assert_true(hash_of(LIST(NAMED("default", "d") "," NAMED("tool_use", "t"))) !=
+                hash_of(LIST(NAMED("default", "d") "," NAMED("tool_use", "u"))));
+    /* Files come before the list as a whole. */
+    write_file("chat_template.jinja", "f{{ messages[0].content }}");
+    tokenizer = with_config(FIXTURE, LIST(NAMED("tool_use", "t")));
+    check_written(NULL, tokenizer, "[]", "fh");
+    bl_tokenizer_destroy(tokenizer);
+    assert_int_equal(bl_dir_create(in_folder("additional_chat_templates")), BL_OK);
+    write_file("additional_chat_templates/tool_use.jinja", "a{{ messages[0].content }}");
+    write_file("additional_chat_templates/notes.txt", "{{");
+    tokenizer = with_config(FIXTURE, LIST(NAMED("rag", "r")));
+    check_written(NULL, tokenizer, "[]", "ah");
+    check_written(NULL, tokenizer, NULL, "fh");
+    assert_null(bl_tokenizer_chat_template(tokenizer, "rag"));
+    bl_tokenizer_destroy(tokenizer);
+    assert_int_equal(bl_tree_remove(in_folder("chat_template.jinja")), BL_OK);
+    assert_int_equal(bl_tree_remove(in_folder("additional_chat_templates")), BL_OK);
 }
 
 /* A jinja text in place of a name is the template, as its file is. */
@@ -135,16 +221,6 @@ static void test_recognition_of_real_texts(void **state)
     assert_string_equal(bl_chat_template_name(chat), "llama3.1");
     bl_chat_template_destroy(chat);
     bl_tokenizer_destroy(tokenizer);
-}
-
-static void check_load_fails(const char *name, const char *date, const bl_tokenizer *tokenizer,
-                             const char *reason)
-{
-    bl_chat_template *chat;
-    assert_int_equal(bl_chat_template_load(name, date, tokenizer, &chat), BL_EUSAGE);
-    assert_null(chat);
-    if (!strstr(bl_error_text(), reason))
-        fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), reason);
 }
 
 static void test_templates_that_do_not_fit(void **state)
@@ -242,6 +318,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_recognition),
+        cmocka_unit_test(test_several_templates),
         cmocka_unit_test(test_text_given),
         cmocka_unit_test(test_recognition_of_real_texts),
         cmocka_unit_test(test_templates_that_do_not_fit),

@@ -224,7 +224,7 @@ static void copy_model(const char *from, const char *to, float factor, const cha
     bl_stored_tensor_spec specs[MAX_TENSORS];
     bl_hf_model *model;
     bl_safetensors_writer *writer;
-    char path[600];
+    char path[700];
     void *bytes;
     size_t n, n_tensors;
 
@@ -262,11 +262,49 @@ static void copy_model(const char *from, const char *to, float factor, const cha
     bl_hf_close(model);
 }
 
+static void put_text(const char *dir, const char *name, const char *text)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    check(bl_file_write_atomic(path, text, strlen(text)));
+}
+
+static bool has_file(const char *dir, const char *name)
+{
+    char path[700];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return bl_file_exists(path);
+}
+
+/* Chat templates are copied, from their directory, too; descriptions of the codes are not. */
+static void test_copied(void **state)
+{
+    (void)state;
+    char source[512], target[512], templates[600];
+    bl_hf_model *made;
+
+    path_in("described", source);
+    copy_model(MODELS "tiny-fp8-fbgemm", source, 1, "model.layers.0.self_attn.k_scale", BL_F32);
+    snprintf(templates, sizeof templates, "%s/additional_chat_templates", source);
+    check(bl_dir_create(templates));
+    put_text(templates, "rag.jinja", "{{ 1 }}");
+    put_text(source, "chat_template.jinja", "{{ 2 }}");
+    put_text(source, "hf_quant_config.json", "{}");
+    check(dequantize(source, "copied", BL_FORMAT_BF16, NULL));
+    check(dequantize(source, "copied", BL_FORMAT_BF16, NULL));
+    path_in("copied", target);
+    assert_true(has_file(target, "chat_template.jinja"));
+    assert_true(has_file(target, "additional_chat_templates/rag.jinja"));
+    assert_false(has_file(target, "hf_quant_config.json"));
+    check(bl_hf_open(target, &made));
+    assert_null(bl_hf_find(made, "model.layers.0.self_attn.k_scale"));
+    bl_hf_close(made);
+}
+
 static void test_rejected(void **state)
 {
     (void)state;
-    char changed[512], target[512];
-    bl_hf_model *made;
+    char changed[512];
 
     refused(BL_EINPUT, "no projection is FP8", MODELS "tiny-gqa", BL_FORMAT_BF16);
     path_in("large", changed);
@@ -276,13 +314,6 @@ static void test_rejected(void **state)
     copy_model("tests/golden/families/models/mistral3", changed, 1, "vision_tower.added.weight",
                BL_F8_E4M3);
     refused(BL_EINPUT, "vision_tower.added.weight is FP8", changed, BL_FORMAT_BF16);
-    /* The scale of the KV cache is not copied. */
-    path_in("large", changed);
-    check(dequantize(changed, "cache", BL_FORMAT_BF16, NULL));
-    path_in("cache", target);
-    check(bl_hf_open(target, &made));
-    assert_null(bl_hf_find(made, "model.layers.0.self_attn.k_scale"));
-    bl_hf_close(made);
 }
 
 int main(void)
@@ -290,6 +321,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_resumed),
+        cmocka_unit_test(test_copied),
         cmocka_unit_test(test_rejected),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -6,9 +6,10 @@ with real models' tokenizers and templates. tests/chat/test_chat_real compares `
     BALLAST_TEST_DATA=... BALLAST_REAL_MODEL=... python tools/golden/text/make_chat_real.py
 
 Ids: apply_chat_template. Labels: its assistant mask where the template has {% generation %}; else the tokens that begin between the
-rendering of the messages before an answer, with the generation prompt, and the end of the answer's last special token.
+rendering of the messages before an answer, with the generation prompt, and the end of the answer's last special token. A template may
+end every rendering with the tokenizer's EOS (Phi-3.5), which is then a part of the last answer only.
 
-Made with transformers 5.23.0, tokenizers 0.23.3.
+Made with transformers 5.24.0, tokenizers 0.23.3.
 """
 import json
 import os
@@ -28,15 +29,19 @@ def learned_ranges(tokenizer, messages, text):
             continue
         before = tokenizer.apply_chat_template(messages[:i], tokenize=False, add_generation_prompt=True)
         answer = tokenizer.apply_chat_template(messages[:i + 1], tokenize=False)
+        if not text.startswith(answer):
+            answer = answer.removesuffix(tokenizer.eos_token)
         assert text.startswith(before) and text.startswith(answer)
         yield len(before), len(answer.rstrip())
 
 
 def encode(tokenizer, template, messages):
-    if template:
+    if template and '{% generation %}' in template:
         out = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=True, return_dict=True,
                                             return_assistant_tokens_mask=True)
         return out['input_ids'], [i if m else -100 for i, m in zip(out['input_ids'], out['assistant_masks'])]
+    if template:
+        tokenizer.chat_template = template
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     out = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ranges = list(learned_ranges(tokenizer, messages, text))
