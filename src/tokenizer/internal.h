@@ -241,6 +241,8 @@ bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, co
 /* Appends the text with each match replaced by `content`. */
 bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
                              const char *content, const char *text, size_t n_bytes, bl_bytes *out);
+/* Whether it matches at the beginning of a text only: a regex with \A in front. */
+bool bl_pattern_is_at_start(const bl_pattern *pattern);
 void bl_pattern_free(bl_pattern *pattern);
 
 /* ---- normalize.c ---- */

@@ -102,6 +102,8 @@ static bl_status apply(const bl_normalizer_step *step, bool continuation, pcre2_
         if (!continuation) BL_TRY(bl_bytes_append(out, step->content, strlen(step->content)));
         return bl_bytes_append(out, text, n_bytes);
     case BL_NORM_REPLACE:
+        if (continuation && bl_pattern_is_at_start(&step->pattern))
+            return bl_bytes_append(out, text, n_bytes);
         return bl_pattern_replace(&step->pattern, data, step->content, text, n_bytes, out);
     case BL_NORM_UNICODE:
         return unicode_form(step, text, n_bytes, out);

@@ -100,6 +100,15 @@ bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
     }
 }
 
+bool bl_pattern_is_at_start(const bl_pattern *pattern)
+{
+    uint32_t options = 0;
+
+    if (pattern->kind == BL_PATTERN_REGEX)
+        pcre2_pattern_info(pattern->regex, PCRE2_INFO_ALLOPTIONS, &options);
+    return options & PCRE2_ANCHORED;
+}
+
 void bl_pattern_free(bl_pattern *pattern)
 {
     pcre2_code_free(pattern->regex);

@@ -4,11 +4,11 @@
  * Only syntax that both engines read alike is let through, with these rewrites: Oniguruma's \s is
  * White_Space, PCRE2's \s lacks U+0085; \d is \p{Nd}; \w has marks, too, and what else is
  * alphabetic; general categories get the characters of a newer Unicode version
- * (unicode_additions.c); ^ and $ are at lines (Ruby's syntax); \uHHHH is a character. Refused: \b
- * (another character set), scripts (PCRE2 takes script extensions), \p{C} and \p{Cn} (what Unicode
- * assigns leaves them), nested classes, free-standing options, {,n} and }+. In
- * (?i:...), what Oniguruma folds to or from several characters, or by its own Unicode version:
- * properties, text beyond ASCII, and ss, st, ff, fi, fl. */
+ * (unicode_additions.c); ^ and $ are at lines (Ruby's syntax), \A and \z at the text's ends; \uHHHH
+ * is a character. Refused: \b (another character set), scripts (PCRE2 takes script extensions),
+ * \p{C} and \p{Cn} (what Unicode assigns leaves them), nested classes, free-standing options, {,n}
+ * and }+. In (?i:...), what Oniguruma folds to or from several characters, or by its own Unicode
+ * version: properties, text beyond ASCII, and ss, st, ff, fi, fl. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -168,6 +168,9 @@ static bl_status translate_escape(translation *t)
     case 'n':
     case 't':
         return copy(t, 2);
+    case 'A':
+    case 'z':
+        return t->in_class ? refuse(t, "this escape in a class") : copy(t, 2);
     default:
         return ispunct((unsigned char)c) ? copy(t, 2) : refuse(t, "this escape");
     }

@@ -91,7 +91,7 @@ static void test_fixtures_give_reference_ids(void **state)
         bl_tokenizer_destroy(tokenizer);
         n_fixtures++;
     }
-    assert_int_equal(n_fixtures, 34);
+    assert_int_equal(n_fixtures, 35);
     json_decref(golden);
 }
 
