@@ -231,6 +231,8 @@ bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
     if (layer < c->n_layers && k >= arch->n_projections)
         return vector_tensor(c, layer, k - arch->n_projections);
     if (layer < c->n_layers) {
+        t.layer = layer;
+        t.projection = k;
         bl_projection_shape(c, k, &t.shape[0], &t.shape[1]);
         bl_arch_projection_tensor(arch, layer, &arch->projections[k], t.name);
         return t;
@@ -281,4 +283,10 @@ double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, double
     /* QK^T and PV, forward and twice as much backward */
     per_token += (2.0 + 4.0) * 2.0 * (double)extent_of(c, BL_EXTENT_Q) * visible;
     return per_token * n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
+}
+
+double bl_arch_gradient_flops(const bl_model_config *c, double n_tokens, double n_labels)
+{
+    return 2.0 * (double)c->n_layers * (double)bl_arch_layer_weights(c) * n_tokens +
+           2.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
 }

@@ -210,6 +210,8 @@ typedef enum bl_tensor_role {
 typedef struct bl_arch_tensor {
     char name[BL_TENSOR_NAME_BYTES];
     bl_tensor_role role;
+    int64_t layer; /* of a projection, and its place in bl_arch.projections */
+    int projection;
     int64_t offset; /* of a vector: floats from the start of all vectors */
     int n_dims;
     int64_t shape[2];
@@ -244,5 +246,7 @@ int64_t bl_arch_vector_floats(const bl_model_config *config);
  * head works on n_labels of the n_tokens. */
 double bl_arch_step_flops(const bl_model_config *config, double n_lora_floats, double n_tokens,
                           double mean_tokens, double n_labels);
+/* Those that are added where all weights are trained: the gradients of all matrices. */
+double bl_arch_gradient_flops(const bl_model_config *config, double n_tokens, double n_labels);
 
 #endif

@@ -33,8 +33,9 @@
  * In a parallel layer (Falcon) n2 is a norm of x, n1 itself where there is one norm; mid is not
  * saved; and da is computed before d gets the MLP's part.
  *
- * Each product with a matrix also yields the gradients of its LoRA weights, from the same input
- * and output gradient: that is why n1, n2 and h are needed again.
+ * Each product with a matrix also yields the gradients of its LoRA weights, or of the matrix
+ * itself, from the same input and output gradient: that is why n1, n2 and h are needed again.
+ * Gradients of the layer's own weights: block_weights.c.
  *
  * Streams: everything is queued on the caller's stream, in this order. A product acquires its
  * matrix (bl_linear_apply), so the stream waits for a gather as late as possible; the visit
@@ -95,7 +96,8 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_la
                                  float *gradients, bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
     bl_linear_use use = use_matrix(block, matrix, batch, ws, gradients);
-    return bl_linear_pull_back(stream, &use, batch->T, x, dy, dx);
+    BL_TRY(bl_linear_pull_back(stream, &use, batch->T, x, dy, dx));
+    return arch_add_matrix_gradient(stream, block, matrix, batch->T, x, dy);
 }
 
 /* `norm` of x: its statistics are in ws between norm_forward and norm_backward. */
@@ -134,6 +136,7 @@ static bl_status branch_input_backward(bl_stream *stream, const bl_block *block,
     if (block->dims->has_post_norms)
         return bl_add(
             stream, &(bl_add_args){.n = T * block->dims->hidden, .a = d, .b = ws->d_norm, .y = d});
+    BL_TRY(arch_add_norm_gradient(stream, block, norm, &n, ws->d_norm));
     return bl_block_norm_backward(stream, block->dims, &n, true, ws->d_norm, d);
 }
 
@@ -312,6 +315,7 @@ static bl_status branch_gradient(bl_stream *stream, const bl_block *block, bl_la
         bl_block_norm n = norm_of(block, batch->T, norm, ws->d_norm, ws);
         BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, (bl_tensor){0}, ws->d_norm));
         BL_TRY(bl_block_norm_forward(stream, dims, &n, ws->norm));
+        BL_TRY(arch_add_norm_gradient(stream, block, norm, &n, d));
         return bl_block_norm_backward(stream, dims, &n, false, d, *dy);
     }
     return dims->residual_multiplier > 0 ? scale_branch(stream, dims, batch->T, d, *dy) : BL_OK;

@@ -152,6 +152,16 @@ bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
 bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
                                  const bl_block_norm *norm, bool accumulate, bl_tensor dy,
                                  bl_tensor dx);
+/* dw += the gradient of w, and behind it LayerNorm's bias; before dy is overwritten. */
+bl_status bl_block_norm_gradients(bl_stream *stream, const bl_block_dims *dims,
+                                  const bl_block_norm *norm, bl_tensor dy, float *dw);
+
+/* Where the gradients of a layer's own weights are added to: fp32, device memory, overlapping
+ * nothing. */
+typedef struct bl_weight_gradients {
+    float *matrix[BL_LAYER_MATRICES]; /* (rows, cols) each, dense */
+    float *vectors;                   /* as bl_block.vectors, biases included */
+} bl_weight_gradients;
 
 /* One layer as a visit sees it. Borrowed for the visit. */
 typedef struct bl_block {
@@ -166,6 +176,7 @@ typedef struct bl_block {
     /* Of dims->prepared_bytes: what products make of the layer's matrices, kept until it is
      * forgotten; NULL: each product makes it. */
     bl_linear_prepared *prepared;
+    const bl_weight_gradients *trained; /* of backward; NULL: the layer's weights are frozen */
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */
@@ -177,7 +188,9 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
                            bl_tensor out);
 
 /* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector,
- * fp32, overwritten where there are adapters. Kept tensors are consumed: gate_up is overwritten. */
+ * fp32, overwritten where there are adapters. With block->trained the gradients of the layer's
+ * weights are added to those, dW = dy^T x of each matrix among them. Kept tensors are consumed:
+ * gate_up is overwritten. */
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients);

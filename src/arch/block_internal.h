@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_internal.h -- the norms of q and k in block_norm.c, for block.c. norm: BL_Q_NORM or
- * BL_K_NORM. */
+/* block_internal.h -- for block.c: the norms of q and k in block_norm.c, and the gradients of a
+ * layer's own weights in block_weights.c. */
 #ifndef BALLAST_ARCH_BLOCK_INTERNAL_H
 #define BALLAST_ARCH_BLOCK_INTERNAL_H
 
 #include "arch/block.h"
+
+/* norm: BL_Q_NORM or BL_K_NORM. */
 
 /* ws->qk = norm of q's or k's rows in qkv, of T tokens. */
 bl_status arch_norm_heads(bl_stream *stream, const bl_block *block, int64_t T, bl_layer_vector norm,
@@ -14,5 +16,13 @@ bl_status arch_norm_heads(bl_stream *stream, const bl_block *block, int64_t T, b
 bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int64_t T,
                                    bl_layer_vector norm, bl_tensor qkv,
                                    const bl_block_workspace *ws, bl_tensor d);
+
+/* Of block->trained, if there is one, for T rows. Of a matrix with input x and output gradient dy:
+ * dW (rows, cols) += dy^T x, and its bias, if it has one; both sums over the micro-batch. Of the
+ * vector `which` that `norm` has computed with. */
+bl_status arch_add_matrix_gradient(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                                   int64_t T, bl_tensor x, bl_tensor dy);
+bl_status arch_add_norm_gradient(bl_stream *stream, const bl_block *block, bl_layer_vector which,
+                                 const bl_block_norm *norm, bl_tensor dy);
 
 #endif

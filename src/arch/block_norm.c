@@ -52,6 +52,22 @@ bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
                                                                    .dx = dx});
 }
 
+bl_status bl_block_norm_gradients(bl_stream *stream, const bl_block_dims *dims,
+                                  const bl_block_norm *norm, bl_tensor dy, float *dw)
+{
+    bool has_bias = dims->has_layer_norm;
+
+    return bl_norm_gradients(stream,
+                             &(bl_norm_gradients_args){.T = norm->T,
+                                                       .H = dims->hidden,
+                                                       .x = norm->x,
+                                                       .dy = dy,
+                                                       .mean = has_bias ? norm->mean : NULL,
+                                                       .rstd = norm->rstd,
+                                                       .dw = dw,
+                                                       .db = has_bias ? dw + dims->hidden : NULL});
+}
+
 /* ---- q and k ---- */
 
 /* The rows of q, or of k, as a norm sees them, of a head each or of all: their number per token,
@@ -97,6 +113,17 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
     const bl_block_dims *dims = block->dims;
     head_rows heads = heads_of(dims, T, ws, norm);
 
+    if (block->trained)
+        BL_TRY(bl_norm_gradients(
+            stream,
+            &(bl_norm_gradients_args){.T = T,
+                                      .H = heads.width,
+                                      .x = bl_tensor_at(qkv, heads.column),
+                                      .dy = bl_tensor_at(d, heads.column),
+                                      .rstd = heads.rstd,
+                                      .dw = block->trained->vectors + dims->vector_offset[norm],
+                                      .n_heads = heads.n_rows,
+                                      .row_stride = dims->qkv_width}));
     return bl_rmsnorm_backward(
         stream, &(bl_rmsnorm_backward_args){.T = T,
                                             .H = heads.width,

@@ -183,3 +183,8 @@ bl_status bl_base_verify(bl_base *base)
 {
     return base->store.verify ? base->store.verify(base->store.self) : BL_OK;
 }
+
+bl_status bl_base_shards_changed(bl_base *base, bl_stream *stream)
+{
+    return base->ring ? bl_gather_ring_shards_changed(base->ring, stream) : BL_OK;
+}

@@ -16,6 +16,7 @@ enum { ALIGNMENT_BYTES = 256 };
 struct bl_feed {
     bl_device *device;
     const bl_model_weights *weights;
+    bl_tensor table; /* of embeddings */
     bool pads;
     int64_t T_max; /* padded */
     char *arrays;  /* [max_group][array_bytes]: of padded micro-batches */
@@ -114,11 +115,13 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
     *out = NULL;
     bl_feed *feed = calloc(1, sizeof *feed);
     if (!feed) return BL_FAIL(BL_ENOMEM, "the feed of a pass");
-    *feed = (bl_feed){.device = device,
-                      .weights = weights,
-                      .pads = pads(dims),
-                      .T_max = bl_block_rows(dims, T_max),
-                      .arrays = memory};
+    *feed =
+        (bl_feed){.device = device,
+                  .weights = weights,
+                  .table = bl_tensor_of(weights->model->embedding, weights->model->embedding_dtype),
+                  .pads = pads(dims),
+                  .T_max = bl_block_rows(dims, T_max),
+                  .arrays = memory};
     if (feed->pads) {
         feed->tile_ends = (int32_t *)(void *)(feed->arrays + max_group * array_bytes(feed->T_max));
         BL_TRY_GOTO(st, done, bl_event_create(device, &feed->copied));
@@ -140,6 +143,11 @@ void bl_feed_destroy(bl_feed *feed)
     bl_device_free(feed->device, BL_SPACE_HOST, feed->rows);
     bl_event_destroy(feed->copied);
     free(feed);
+}
+
+void bl_feed_set_table(bl_feed *feed, const void *rows, bl_dtype dtype)
+{
+    feed->table = bl_tensor_of(rows, dtype);
 }
 
 bl_status bl_feed_begin(bl_feed *feed)
@@ -234,9 +242,9 @@ static void gather_rows(bl_pool *workers, gather_task *task)
 static bl_status embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *batch,
                        int64_t first_row, bl_tensor y)
 {
-    const bl_model *model = feed->weights->model;
-    int64_t H = model->config.hidden_size, T = batch->T, padded = padded_tokens(feed, T);
-    bl_tensor table = bl_tensor_of(model->embedding, model->embedding_dtype);
+    int64_t H = feed->weights->model->config.hidden_size, T = batch->T,
+            padded = padded_tokens(feed, T);
+    bl_tensor table = feed->table;
 
     if (!feed->pads)
         return bl_embedding(stream, &(bl_embedding_args){

@@ -40,6 +40,9 @@ int64_t bl_feed_token_step(const bl_feed *feed);
 /* Rows of a group's tensors that a micro-batch of T tokens takes. */
 int64_t bl_feed_rows(const bl_feed *feed, int64_t T);
 
+/* The embedding table from now on, (vocab, hidden), borrowed; at first it is the model's. */
+void bl_feed_set_table(bl_feed *feed, const void *rows, bl_dtype dtype);
+
 /* A new group begins. Waits until the host memory of the last one has been read. */
 bl_status bl_feed_begin(bl_feed *feed);
 

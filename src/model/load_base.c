@@ -32,6 +32,10 @@ static bl_status find_source(const bl_model *model, const bl_base_job *job, bl_h
                                   name);
         return bl_hf_get_weight(model->files, name, out);
     }
+    if (job->unit > model->config.n_layers) {
+        bl_arch_module_tensor(arch->embedding, name);
+        return bl_hf_get_weight(model->files, name, out);
+    }
     /* Tied, it is the embedding's tensor, under whichever name there is (bl_model). */
     bl_arch_module_tensor(arch->embedding, name);
     if (!model->config.tie_word_embeddings || !bl_hf_find(model->files, name))
@@ -68,8 +72,8 @@ static bl_status load_rows(void *user, size_t idx_job, uint64_t *checksum)
     const bl_model_weights *w = plan->weights;
     const bl_model_config *config = &w->model->config;
     /* Of a tied head that is a unit: the embedding's checksum has its rows. */
-    bool is_table =
-        config->tie_word_embeddings && plan->base_jobs[idx_job].unit == config->n_layers;
+    bool is_table = !w->model->is_trained && config->tie_word_embeddings &&
+                    plan->base_jobs[idx_job].unit == config->n_layers;
 
     BL_TRY(check_stop(plan->placement));
     return bl_row_loader_next(plan->loader, is_table ? NULL : checksum);

@@ -372,9 +372,22 @@ static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
     return st;
 }
 
+/* Rows of bf16 or f16 as fp32. */
+static bl_status widen(const bl_hf_weight *w, const bl_base_rows *s, float *dst)
+{
+    size_t n = (size_t)((s->last - s->first) * w->cols);
+
+    bl_dtype_to_f32(w->codes->dtype, s->bytes, dst, n);
+    return all_finite(BL_F32, (const unsigned char *)dst, n * sizeof *dst)
+               ? BL_OK
+               : bl_model_check_finite(w->codes, s->first, s->last, s->bytes);
+}
+
+/* scales NULL: the weight is not in FP8. */
 static bl_status decode(const bl_row_loader *loader, const bl_hf_weight *w, const float *scales,
                         const bl_base_rows *s, bl_dtype dtype, void *dst)
 {
+    if (!scales) return widen(w, s, dst);
     bl_fp8_grid grid = {scales, w->scale_cols, w->block_rows, w->block_cols};
     return name_tensor(w, bl_fp8_grid_decode(loader->pool, &grid, s->bytes, s->first, s->last,
                                              w->cols, dtype, dst));
@@ -453,6 +466,8 @@ static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
     if (job->begin >= job->end) return BL_OK;
     if (is_decoded(&job->weight)) return run_decoded(loader, job);
     if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
+    if (job->format == BL_FORMAT_F32 && job->weight.codes->dtype != BL_F32)
+        return load_decoded(loader, job, NULL);
     return is_quantized(job) ? quantize(loader, job, NULL) : load_stored(loader, job);
 }
 

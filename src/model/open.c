@@ -79,6 +79,16 @@ bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_
 {
     bool is_decoded = stored == BL_SCALE_GRID || stored == BL_SCALE_MX;
 
+    if (choice == BL_BASE_TRAINED) {
+        if (stored != BL_SCALE_NONE)
+            return BL_FAIL(
+                BL_EUSAGE,
+                "finetuning_type full: %s is stored in FP8: use the model's bf16 or fp32 "
+                "checkpoint, or finetuning_type lora",
+                what);
+        *out = BL_FORMAT_F32;
+        return BL_OK;
+    }
     if (is_decoded && choice != BL_BASE_FP8_ROW && choice != BL_BASE_FP8_BLOCK) {
         *out = stored == BL_SCALE_MX ? BL_FORMAT_BF16 : BL_FORMAT_F32;
         return BL_OK;
@@ -104,7 +114,7 @@ bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_
 
 const char *bl_base_format_name(bl_base_format format)
 {
-    static const char *const names[] = {"auto", "fp8_row", "fp8_block", "stored"};
+    static const char *const names[] = {"auto", "fp8_row", "fp8_block", "stored", "trained"};
     return names[format];
 }
 
@@ -228,6 +238,7 @@ bl_status bl_model_open_headers(const char *dir, bl_base_format format, int64_t 
     bl_model *model = calloc(1, sizeof *model);
     if (!model) return BL_FAIL(BL_ENOMEM, "model %s", dir);
     model->n_positions = bl_max_i64(max_positions, 1);
+    model->is_trained = format == BL_BASE_TRAINED;
     bl_status st = open_headers(dir, format, model);
     if (st == BL_OK)
         *out = model;
@@ -243,7 +254,7 @@ bl_status bl_model_open_shared(const char *dir, bl_base_format format, int64_t m
 
     *out = NULL;
     BL_TRY(bl_model_open_headers(dir, format, max_positions, &model));
-    bl_status st = read_embedding(model, host);
+    bl_status st = model->is_trained ? BL_OK : read_embedding(model, host);
     if (st == BL_OK) st = bl_model_open_io_files(model->files, n_replicas == 1, &model->io_files);
     if (st == BL_OK)
         *out = model;

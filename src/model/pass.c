@@ -27,67 +27,17 @@
  *
  * Companions have no rows in the stacks: the input of layer l is in transit[l % 2].
  *
- * The head: x -> norm -> logits -> loss, and the gradient of x from the same call, so that
- * logits of (T, vocab) never outlive a piece of them (ops/loss_head.h). With a weigher the head is
- * run twice: for the log-probabilities of all micro-batches, which the host waits for, and with the
- * weights that they give; so of the micro-batches that are weighed. */
+ * The head: pass_head.c. */
 #include "model/pass.h"
 
-#include <math.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
 #include "device/staging.h"
-#include "model/feed_internal.h"
 #include "model/finite_internal.h"
-#include "model/pass_size_internal.h"
-#include "model/schedule.h"
+#include "model/pass_internal.h"
 #include "offload/arena.h"
-#include "offload/spill.h"
-#include "ops/loss_head.h"
-#include "ops/norm.h"
-
-enum {
-    RUN_AHEAD = 2 /* visits that are queued and have not ended */
-};
-
-struct bl_pass {
-    bl_device *device;
-    const bl_model_weights *weights;
-    bl_base *base;
-    bl_stream *compute;
-    bl_pass_options options;
-    bl_block_dims dims; /* the weights', with the options' mode */
-    int64_t n_layers, hidden;
-    char *memory;    /* device memory, all of it */
-    bl_arena *arena; /* host memory, all of it; NULL without offload */
-    /* Entry l: the group's inputs of layer l (n_layers: of the final norm), [rows][hidden]. */
-    bl_spill *inputs;
-    /* Entry l: what layer l's forward keeps, rows of saved_rows; NULL without training. */
-    bl_spill *saved;
-    bl_tensor d; /* [rows][hidden]: gradient of the boundary between two layers */
-    void *logits;
-    size_t input_row_bytes; /* of the stack of inputs; the stack of saved tensors: */
-    model_saved_rows saved_rows;
-    int64_t *first_row; /* [max_micro]: of each micro-batch, each of bl_feed_rows; in transit or in
-                            the other tensors */
-    int64_t max_rows;   /* of those: max_group micro-batches */
-    bl_tensor transit[2]; /* [rows of max_companions micro-batches][hidden] */
-    bl_twin *values;      /* [max_micro * T_max], of group_row; NULL: no weigher */
-    float **host_values;  /* [max_micro]: those of each micro-batch; NULL: it is not weighed */
-    /* [max_micro]: the adapters of the pass under way, each once, and a layer's weights of each. */
-    const bl_pass_adapter **adapters;
-    bl_tensor *lora_weights;
-    int n_adapters;
-    bl_feed *feed;
-    bl_micro_batch *batches;      /* [max_micro]: those of the pass under way, padded */
-    bl_event *visited[RUN_AHEAD]; /* ends of visits, in turn */
-    uint64_t n_visits;            /* so far, of all passes */
-    bl_schedule schedule; /* of the pass under way; has_backward: some micro-batch of it has */
-    bl_weight head;       /* of the pass under way, from its visit on */
-    int span;             /* of the visit under way */
-    bl_block_workspace workspace;
-};
+#include "ops/elementwise.h"
 
 /* item: 0 of inputs, 1 of saved tensors. */
 static bl_status create_stack(const bl_pass *pass, const model_pass_size *m, int item, void *slots,
@@ -145,7 +95,8 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
         BL_TRY(bl_twin_create(pass->device, (size_t)m->values, "log-probabilities", &pass->values));
     BL_TRY(bl_feed_create(pass->device, pass->weights, o->T_max, model_pass_max_micro(o), feed,
                           &pass->feed));
-    for (int i = 0; i < RUN_AHEAD; i++) BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
+    for (int i = 0; i < MODEL_RUN_AHEAD; i++)
+        BL_TRY(bl_event_create(pass->device, &pass->visited[i]));
     BL_TRY(create_stack(pass, m, 0, pass->memory, host, &pass->inputs));
     if (!o->training) return BL_OK;
     return create_stack(pass, m, 1, saved, host ? host + m->inputs.host_bytes : NULL, &pass->saved);
@@ -204,32 +155,12 @@ void bl_pass_destroy(bl_pass *pass)
     free(pass->host_values);
     bl_device_free(pass->device, BL_SPACE_DEVICE, pass->memory);
     bl_feed_destroy(pass->feed);
-    for (int i = 0; i < RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
+    for (int i = 0; i < MODEL_RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
     free(pass->first_row);
     free(pass->batches);
     free(pass->adapters);
     free(pass->lora_weights);
     free(pass);
-}
-
-/* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
-static bl_tensor boundary(const bl_pass *pass, const bl_pass_micro *micro, int64_t layer, int m)
-{
-    if (micro->is_companion)
-        return bl_tensor_at(pass->transit[layer % 2], pass->first_row[m] * pass->hidden);
-    bl_tensor inputs = bl_tensor_of(bl_spill_at(pass->inputs, layer), pass->d.dtype);
-    return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
-}
-
-/* Of a micro-batch among all of the group: companions' come behind the others. */
-static int64_t group_row(const bl_pass *pass, const bl_pass_micro *micro, int m)
-{
-    return pass->first_row[m] + (micro->is_companion ? pass->max_rows : 0);
-}
-
-static bl_tensor boundary_gradient(const bl_pass *pass, int m)
-{
-    return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
 }
 
 /* Activations that a layer's forward leaves for its backward. Only the head comes between those of
@@ -239,13 +170,13 @@ static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *i
 {
     bl_block_tensors t = {0};
     size_t row_bytes = model_saved_row_bytes(&pass->saved_rows, layer);
-    if (input->micro[m].gradients && row_bytes > 0)
+    if (model_has_gradient(&input->micro[m]) && row_bytes > 0)
         bl_block_place_saved(
             &pass->dims, bl_pass_save_of(&pass->options, pass->n_layers, layer), pass->batches[m].T,
             (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
     if (layer == pass->n_layers - 1 && input->n_micro == 1)
         t = bl_block_effective_tensors(&t, &pass->workspace);
-    t.x = boundary(pass, &input->micro[m], layer, m);
+    t.x = model_boundary(pass, &input->micro[m], layer, m);
     return t;
 }
 
@@ -304,6 +235,9 @@ static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
         n_companions += micro->is_companion;
         if (micro->gradients && (!micro->adapter || !o->training || micro->is_companion))
             return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without adapter or training");
+        if (micro->weights && (micro->adapter || micro->is_companion || !o->training ||
+                               !pass->weights->model->is_trained))
+            return BL_FAIL(BL_EINTERNAL, "gradients of the weights of a frozen base");
         bool drops = micro->gradients && micro->adapter->dropout.p > 0;
         if (micro->adapter &&
             (micro->adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
@@ -349,7 +283,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
         const bl_pass_micro *micro = &input->micro[m];
         pass->first_row[m] = end[micro->is_companion];
         end[micro->is_companion] += bl_feed_rows(pass->feed, micro->batch->T);
-        has_backward = has_backward || micro->gradients;
+        has_backward = has_backward || model_has_gradient(micro);
     }
     int64_t n_rows = end[false];
 
@@ -358,7 +292,9 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .n_micro = input->n_micro,
                                    .ring_depth = pass->options.ring_depth,
                                    .has_backward = has_backward,
-                                   .head_is_tied = pass->head.rows > 0};
+                                   .head_is_tied = pass->head.rows > 0,
+                                   .is_trained = pass->weights->model->is_trained,
+                                   .embedding = bl_model_embedding_unit(pass->weights->model)};
     BL_TRY(bl_spill_begin(pass->inputs, n_rows, has_backward));
     if (has_backward) BL_TRY(bl_spill_begin(pass->saved, n_rows, true));
     BL_TRY(bl_feed_begin(pass->feed));
@@ -371,7 +307,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
  * collected here, while streams have a visit to do: at the end of a step they would wait. */
 static bl_status wait_for_turn(bl_pass *pass, const bl_pass_input *input)
 {
-    BL_TRY(bl_event_synchronize(pass->visited[pass->n_visits % RUN_AHEAD]));
+    BL_TRY(bl_event_synchronize(pass->visited[pass->n_visits % MODEL_RUN_AHEAD]));
     bl_timeline_collect(pass->options.timeline);
     if (!input->stop || !input->stop(input->stop_user)) return BL_OK;
     return BL_FAIL(BL_ESTOPPED, "stopped inside a step");
@@ -380,7 +316,7 @@ static bl_status wait_for_turn(bl_pass *pass, const bl_pass_input *input)
 static bl_status end_visit(bl_pass *pass)
 {
     BL_TRY(bl_timeline_end(pass->options.timeline, pass->span, pass->compute, 0));
-    return bl_event_record(pass->visited[pass->n_visits++ % RUN_AHEAD], pass->compute);
+    return bl_event_record(pass->visited[pass->n_visits++ % MODEL_RUN_AHEAD], pass->compute);
 }
 
 static bl_status begin_visit(bl_pass *pass, const bl_action *action)
@@ -400,82 +336,23 @@ static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t 
     bl_block block = block_of(pass, &input->micro[m], layer);
 
     return bl_block_forward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                            boundary(pass, &input->micro[m], layer + 1, m));
+                            model_boundary(pass, &input->micro[m], layer + 1, m));
 }
 
-/* Final norm and head: the loss and, in training, the gradient of the last layer's output, with the
- * weights of the batch or others; or, with logp, the log-probabilities alone. */
-static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, const float *weights,
-                          float *logp)
+/* With the gradients of the layer's own weights. */
+static bl_status run_trained_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer,
+                                      int m)
 {
-    const bl_model_config *config = &pass->weights->model->config;
-    const bl_micro_batch *b = &pass->batches[m];
-    bool has_gradient = micro->gradients && !logp;
-    bl_tensor d = {0};
-    bl_block_norm norm = {.T = b->T,
-                          .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
-                          .x = boundary(pass, micro, pass->n_layers, m),
-                          .rstd = pass->workspace.rstd,
-                          .mean = pass->workspace.mean};
+    const bl_weight_sink *sink = input->micro[m].weights;
+    bl_weight_gradients gradients;
+    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
+    bl_block block = block_of(pass, &input->micro[m], layer);
 
-    if (has_gradient) d = boundary_gradient(pass, m);
-    BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, pass->workspace.norm));
-    BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
-                                                            .H = pass->hidden,
-                                                            .V = config->vocab_size,
-                                                            .head = pass->head,
-                                                            .x = pass->workspace.norm,
-                                                            .targets = b->targets,
-                                                            .weights = weights,
-                                                            .scale = micro->loss_scale,
-                                                            .logits = pass->logits,
-                                                            .dx = d,
-                                                            .logp = logp,
-                                                            .loss_sum = micro->loss_sum}));
-    if (!has_gradient) return BL_OK;
-    return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
-}
-
-/* Queues the copy of micro-batch m's part of `values`. */
-static bl_status move_values(bl_pass *pass, const bl_pass_input *input, int m, bool up)
-{
-    size_t offset = (size_t)group_row(pass, &input->micro[m], m) * sizeof(float),
-           n_bytes = (size_t)pass->batches[m].T * sizeof(float);
-
-    return up ? bl_twin_upload(pass->values, pass->compute, offset, n_bytes)
-              : bl_twin_download(pass->values, pass->compute, offset, n_bytes);
-}
-
-/* After the last micro-batch's log-probabilities: the host gives their weights. */
-static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
-{
-    const float *device_values = pass->values->memory;
-
-    for (int m = 0; m < input->n_micro; m++) {
-        pass->host_values[m] = NULL;
-        if (!input->micro[m].is_weighed) continue;
-        BL_TRY(move_values(pass, input, m, false));
-        pass->host_values[m] = (float *)pass->values->host + group_row(pass, &input->micro[m], m);
-    }
-    BL_TRY(bl_stream_synchronize(pass->compute));
-    BL_TRY(input->weigher->weigh(input->weigher->user, pass->host_values));
-    for (int m = 0; m < input->n_micro; m++) {
-        const bl_pass_micro *micro = &input->micro[m];
-        if (!micro->gradients || !micro->is_weighed) continue;
-        BL_TRY(move_values(pass, input, m, true));
-        BL_TRY(run_head(pass, micro, m, device_values + group_row(pass, micro, m), NULL));
-    }
-    return BL_OK;
-}
-
-static bl_status run_heads(bl_pass *pass, const bl_pass_input *input, int m)
-{
-    const bl_pass_micro *micro = &input->micro[m];
-    float *logp = NULL;
-
-    if (micro->is_weighed) logp = (float *)pass->values->memory + group_row(pass, micro, m);
-    BL_TRY(run_head(pass, micro, m, pass->batches[m].weights, logp));
-    return input->weigher && m + 1 == input->n_micro ? weigh(pass, input) : BL_OK;
+    BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
+    block.trained = &gradients;
+    BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
+                             model_boundary_gradient(pass, m), NULL));
+    return sink->end(sink->user, layer, pass->compute);
 }
 
 static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
@@ -483,13 +360,44 @@ static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t
     const bl_gradient_sink *sink = input->micro[m].gradients;
     float *gradients;
 
+    if (input->micro[m].weights) return run_trained_backward(pass, input, layer, m);
     if (!sink) return BL_OK;
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
     BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                             boundary_gradient(pass, m), gradients));
+                             model_boundary_gradient(pass, m), gradients));
     return sink->end(sink->user, layer, pass->compute);
+}
+
+static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
+{
+    bl_weight table;
+
+    BL_TRY(bl_base_acquire(pass->base, unit, 0, pass->compute, &table));
+    bl_feed_set_table(pass->feed, table.segment[0].codes, BL_F32);
+    return BL_OK;
+}
+
+/* The rows of the micro-batch's tokens, of the gradient that backward has brought to layer 0. */
+static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
+{
+    const bl_weight_sink *sink = input->micro[m].weights;
+    double multiplier = pass->weights->model->config.embedding_multiplier;
+    int64_t unit = pass->n_layers + 1;
+    bl_weight_gradients gradients;
+
+    if (!sink) return BL_OK;
+    BL_TRY(sink->begin(sink->user, unit, pass->compute, &gradients));
+    BL_TRY(bl_embedding_backward(
+        pass->compute,
+        &(bl_embedding_backward_args){.T = pass->batches[m].T,
+                                      .H = pass->hidden,
+                                      .scale = multiplier != 0 ? (float)multiplier : 1.0f,
+                                      .ids = pass->batches[m].ids,
+                                      .dy = model_boundary_gradient(pass, m),
+                                      .table = gradients.matrix[0]}));
+    return sink->end(sink->user, unit, pass->compute);
 }
 
 typedef struct pass_run {
@@ -517,6 +425,8 @@ static bl_status carry_out(void *user, const bl_action *action)
         return begin_visit(pass, action);
     case BL_ACTION_ACQUIRE_LORA:
         return acquire_lora(pass, unit);
+    case BL_ACTION_ACQUIRE_EMBEDDING:
+        return acquire_embedding(pass, unit);
     case BL_ACTION_ACQUIRE_HEAD:
         return bl_base_acquire(pass->base, unit, 0, pass->compute, &pass->head);
     case BL_ACTION_RESERVE_INPUT:
@@ -529,14 +439,16 @@ static bl_status carry_out(void *user, const bl_action *action)
         return bl_spill_take(pass->saved, unit);
     case BL_ACTION_EMBED:
         return bl_feed_embed(pass->feed, pass->compute, input->micro[m].batch,
-                             group_row(pass, &input->micro[m], m),
-                             boundary(pass, &input->micro[m], 0, m));
+                             model_group_row(pass, &input->micro[m], m),
+                             model_boundary(pass, &input->micro[m], 0, m));
     case BL_ACTION_FORWARD:
         return run_forward(pass, input, unit, m);
     case BL_ACTION_HEAD:
-        return run_heads(pass, input, m);
+        return model_pass_run_head(pass, input, m);
     case BL_ACTION_BACKWARD:
         return run_backward(pass, input, unit, m);
+    case BL_ACTION_EMBED_BACKWARD:
+        return run_embedding_backward(pass, input, m);
     case BL_ACTION_PUT_INPUT:
         return bl_spill_put(pass->inputs, unit);
     case BL_ACTION_PUT_SAVED:

@@ -32,6 +32,17 @@ typedef struct bl_gradient_sink {
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
 } bl_gradient_sink;
 
+/* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives
+ * where the gradients of a unit are added to, until end. Units: layers; n_layers: matrix[0] of the
+ * head (vocab, hidden), vectors of the final norm; n_layers + 1: matrix[0] of the embedding, also
+ * where that is the head. In a pass: n_layers, L-1..0, n_layers + 1, micro-batches 0..n-1 in
+ * each. */
+typedef struct bl_weight_sink {
+    void *user;
+    bl_status (*begin)(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out);
+    bl_status (*end)(void *user, int64_t unit, bl_stream *stream);
+} bl_weight_sink;
+
 /* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one
  * item, in the dtype of the device's activations. lora and ring are borrowed. */
 typedef struct bl_pass_adapter {
@@ -47,7 +58,8 @@ typedef struct bl_pass_micro {
     const bl_micro_batch *batch;    /* T = 0 is legal: the rank only takes part in the gathers */
     const bl_pass_adapter *adapter; /* NULL: the frozen base alone */
     double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
-    const bl_gradient_sink *gradients; /* NULL: forward and loss only */
+    const bl_gradient_sink *gradients; /* of the adapter */
+    const bl_weight_sink *weights;     /* or of the base; both NULL: forward and loss only */
     double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
     /* Without gradients: it accompanies the others, with two layer inputs at a time instead of all
      * (bl_pass_options.max_companions). */

@@ -105,8 +105,9 @@ void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
     const bl_arch *arch = config->arch;
     const bl_base_part *p = at->part;
 
-    if (at->idx_unit == config->n_layers) {
-        snprintf(name, BL_PAGE_NAME_BYTES, "%s", arch->head);
+    if (at->idx_unit >= config->n_layers) {
+        snprintf(name, BL_PAGE_NAME_BYTES, "%s",
+                 at->idx_unit == config->n_layers ? arch->head : arch->embedding);
         return;
     }
     size_t used = 0;

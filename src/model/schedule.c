@@ -44,6 +44,7 @@ static bl_status prefetch(const emitter *e)
 
     for (int64_t at = e->visit; at < e->visit + s->ring_depth; at++) {
         int64_t unit = unit_at(s, at);
+        if (s->is_trained && at >= n_visits) break;
         /* nothing may be gathered beyond a head that still needs the whole ring */
         if (unit == s->n_layers) {
             if (s->head_is_tied) continue;
@@ -71,7 +72,8 @@ static bl_status end_visit(const emitter *e, int64_t unit)
 
     /* A tied head is in host memory: around it the last layer is visited twice in a row. */
     if (s->head_is_tied && next < n_visits && unit_at(s, next) == s->n_layers) next++;
-    bool again = unit == unit_at(s, next); /* visited again at once: keep it */
+    /* Visited again at once: keep it. */
+    bool again = unit == unit_at(s, next) && !(s->is_trained && next >= n_visits);
     if (!again) BL_TRY(emit(e, BL_ACTION_RELEASE_BASE, unit));
     if ((!again || next >= n_visits) && unit < s->n_layers)
         BL_TRY(emit(e, BL_ACTION_RELEASE_LORA, unit));
@@ -104,6 +106,8 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
     BL_TRY(emit_micro_batches(e, BL_ACTION_BACKWARD, layer));
+    if (layer == 0 && e->schedule->is_trained)
+        BL_TRY(emit_micro_batches(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding));
     BL_TRY(emit(e, BL_ACTION_DROP_INPUT, layer));
     return emit(e, BL_ACTION_DROP_SAVED, layer);
 }
@@ -129,7 +133,9 @@ bl_status bl_schedule_run(const bl_schedule *schedule, bl_action_sink sink, void
     const emitter e = {schedule, -1, sink, user};
 
     BL_TRY(emit(&e, BL_ACTION_RESERVE_INPUT, 0));
+    if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_ACQUIRE_EMBEDDING, schedule->embedding));
     BL_TRY(emit_micro_batches(&e, BL_ACTION_EMBED, 0));
+    if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_RELEASE_BASE, schedule->embedding));
     BL_TRY(emit(&e, BL_ACTION_PUT_INPUT, 0));
     for (int64_t at = 0; at < bl_schedule_n_visits(schedule); at++)
         BL_TRY(bl_schedule_visit(schedule, at, sink, user));

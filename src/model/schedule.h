@@ -21,7 +21,8 @@ typedef enum bl_action_kind {
     BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights come soon */
     BL_ACTION_BEGIN,         /* the visit's own work begins */
     BL_ACTION_ACQUIRE_LORA,
-    BL_ACTION_ACQUIRE_HEAD, /* layers acquire their matrices one by one (arch/block.h) */
+    BL_ACTION_ACQUIRE_EMBEDDING, /* before the micro-batches are embedded; then released */
+    BL_ACTION_ACQUIRE_HEAD,      /* layers acquire their matrices one by one (arch/block.h) */
     BL_ACTION_RESERVE_INPUT,
     BL_ACTION_RESERVE_SAVED,
     BL_ACTION_TAKE_INPUT,
@@ -30,6 +31,7 @@ typedef enum bl_action_kind {
     BL_ACTION_FORWARD,
     BL_ACTION_HEAD,
     BL_ACTION_BACKWARD,
+    BL_ACTION_EMBED_BACKWARD, /* after those of layer 0 */
     BL_ACTION_PUT_INPUT,
     BL_ACTION_PUT_SAVED,
     BL_ACTION_DROP_INPUT,
@@ -54,6 +56,10 @@ typedef struct bl_schedule {
     bool has_backward; /* else forward and loss alone */
     /* The head is the embedding: it is not a unit, nothing is gathered for it. */
     bool head_is_tied;
+    /* The units' weights are trained, and may change between passes: none is prefetched or kept for
+     * the next one. The embedding is a unit, too, and has a gradient. */
+    bool is_trained;
+    int64_t embedding; /* with is_trained: its unit; that of the head where both are one */
 } bl_schedule;
 
 /* n_layers + 1, and n_layers more with a backward pass: visits of layers 0..L-1, of the head, unit

@@ -31,12 +31,18 @@ int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions)
     return kind == BL_DEVICE_CPU ? n_positions : bl_max_i64(n_positions, TILE);
 }
 
-bl_status bl_model_layout(const bl_model_config *config, const bl_format *formats,
-                          bl_dtype head_dtype, bl_device_kind kind, int n_shards,
-                          bl_base_layout *out)
+static void add_table(bl_base_unit *unit, const bl_model_config *config, bl_format format)
 {
-    bool tied = bl_model_head_is_table(config, kind);
-    *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + (tied ? 0 : 1)};
+    unit->n_matrices = 1;
+    unit->whole_ring = true;
+    add_segment(&unit->matrix[0].weight, format, config->vocab_size, config->hidden_size);
+}
+
+/* The layers, and n_tables of the vocabulary's rows behind them. formats NULL: f32. */
+static bl_status make_layout(const bl_model_config *config, const bl_format *formats, int n_tables,
+                             bl_format table_format, int n_shards, bl_base_layout *out)
+{
+    *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + n_tables};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
     if (!out->units)
         return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
@@ -46,20 +52,36 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
             int64_t rows, cols;
             bl_projection_shape(config, p, &rows, &cols);
             add_segment(&out->units[l].matrix[config->arch->projections[p].matrix].weight,
-                        *formats++, rows, cols);
+                        formats ? *formats++ : BL_FORMAT_F32, rows, cols);
         }
     }
-    if (!tied) {
-        bl_format format = BL_FORMAT_F32;
-        bl_format_from_dtype(head_dtype, &format);
-        bl_base_unit *head = &out->units[config->n_layers];
-        head->n_matrices = 1;
-        head->whole_ring = true;
-        add_segment(&head->matrix[0].weight, format, config->vocab_size, config->hidden_size);
-    }
+    for (int t = 0; t < n_tables; t++)
+        add_table(&out->units[config->n_layers + t], config, table_format);
     bl_status st = bl_base_layout_finish(out);
     if (st != BL_OK) bl_base_layout_free(out);
     return st;
+}
+
+bl_status bl_model_layout(const bl_model_config *config, const bl_format *formats,
+                          bl_dtype head_dtype, bl_device_kind kind, int n_shards,
+                          bl_base_layout *out)
+{
+    bl_format format = BL_FORMAT_F32;
+
+    bl_format_from_dtype(head_dtype, &format);
+    return make_layout(config, formats, bl_model_head_is_table(config, kind) ? 0 : 1, format,
+                       n_shards, out);
+}
+
+bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out)
+{
+    return make_layout(config, NULL, config->tie_word_embeddings ? 1 : 2, BL_FORMAT_F32, n_shards,
+                       out);
+}
+
+int64_t bl_model_embedding_unit(const bl_model *model)
+{
+    return model->config.n_layers + (model->config.tie_word_embeddings ? 0 : 1);
 }
 
 void bl_base_layout_free(bl_base_layout *layout)
@@ -118,7 +140,8 @@ const float *bl_model_layer_vectors(const bl_model_weights *w, int64_t layer)
     return w->vectors + layer * w->dims.vector_floats;
 }
 
-/* logits_scaling divides the final norm's weights: the head is linear. */
+/* logits_scaling divides the final norm's weights: the head is linear. Trained weights stay as they
+ * are; the norm's output is divided (pass_head.c). */
 static void divide_logits(const bl_model_config *c, const bl_arch_tensor *vector, float *w)
 {
     if (c->logits_scaling == 0 || vector->offset != c->n_layers * bl_arch_layer_floats(c)) return;
@@ -137,7 +160,7 @@ static bl_status load_vector(bl_model_weights *w, const bl_arch_tensor *vector, 
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
                            bl_safetensors_path(t->file), vector->name, (long long)i);
     w->checksum += XXH3_64bits_withSeed(out, n_bytes, bl_model_tensor_seed(vector->name));
-    divide_logits(&w->model->config, vector, out);
+    if (!w->model->is_trained) divide_logits(&w->model->config, vector, out);
     return bl_staging_upload(staging, w->vectors + vector->offset, out, n_bytes);
 }
 
@@ -257,6 +280,13 @@ static void point_at_tied_head(bl_model_weights *w)
         .segment = {{.format = format, .codes = w->model->embedding, .rows = c->vocab_size}}};
 }
 
+static bl_status lay_out(const bl_model *model, bl_device_kind kind, int n_shards,
+                         bl_base_layout *out)
+{
+    if (model->is_trained) return bl_model_layout_trained(&model->config, n_shards, out);
+    return bl_model_layout(&model->config, model->formats, model->head_dtype, kind, n_shards, out);
+}
+
 bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
                                   bl_model_weights **out)
 {
@@ -270,14 +300,12 @@ bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int 
     w->model = model;
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(device), bl_device_act(device));
-    BL_TRY_GOTO(
-        st, done,
-        bl_model_layout(c, model->formats, model->head_dtype, w->dims.kind, n_shards, &w->layout));
+    BL_TRY_GOTO(st, done, lay_out(model, w->dims.kind, n_shards, &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, staging_bytes(c), "staging of weights", &staging));
     BL_TRY_GOTO(st, done, make_rope_tables(w, staging));
-    if (bl_model_head_is_table(c, w->dims.kind)) point_at_tied_head(w);
+    if (!model->is_trained && bl_model_head_is_table(c, w->dims.kind)) point_at_tied_head(w);
     *out = w;
     w = NULL;
 done:

@@ -7,7 +7,9 @@
  * scales; the norms; RoPE tables.
  *
  * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU
- * a tied head is not a unit: it is multiplied as the embedding table, in host memory. */
+ * a tied head is not a unit: it is multiplied as the embedding table, in host memory. Where all
+ * weights are trained, the head is always a unit, and so is an embedding that is not tied to it,
+ * unit n_layers + 1; the host has no table. */
 #ifndef BALLAST_MODEL_WEIGHTS_H
 #define BALLAST_MODEL_WEIGHTS_H
 
@@ -23,12 +25,14 @@
 #include "store/hf_model.h"
 
 /* The values of base_format. AUTO keeps FP8 tensors as they are and makes the others fp8_row.
- * STORED keeps everything as it is. */
+ * STORED keeps everything as it is. TRAINED is not a value of the key: every matrix is in fp32, to
+ * be trained. */
 typedef enum bl_base_format {
     BL_BASE_AUTO,
     BL_BASE_FP8_ROW,
     BL_BASE_FP8_BLOCK,
-    BL_BASE_STORED
+    BL_BASE_STORED,
+    BL_BASE_TRAINED
 } bl_base_format;
 
 /* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT
@@ -56,7 +60,11 @@ typedef struct bl_model {
     int64_t n_positions;          /* of the RoPE tables */
     bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
+    bool is_trained; /* opened as BL_BASE_TRAINED: its weights change, and embedding is NULL */
 } bl_model;
+
+/* The unit of the embedding's weights where they are trained: the head's if they are tied. */
+int64_t bl_model_embedding_unit(const bl_model *model);
 
 /* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales;
  * reads no weights. Sets config->n_kv_heads as bl_model_config_fit. BL_EINPUT lists all
@@ -203,6 +211,8 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *config,
 bl_status bl_model_layout(const bl_model_config *config, const bl_format *formats,
                           bl_dtype head_dtype, bl_device_kind kind, int n_shards,
                           bl_base_layout *out);
+/* The same where all weights are trained: fp32, with the embedding. */
+bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

@@ -60,7 +60,8 @@ typedef struct bl_add_args {
 } bl_add_args;
 BL_API bl_status bl_add(bl_stream *stream, const bl_add_args *args);
 
-/* y_tn += bias_n, y (T, N), the sum in fp32. Its backward is the identity: biases are frozen. */
+/* y_tn += bias_n, y (T, N), the sum in fp32. Its backward is the identity; that of a bias
+ * is norm.h's. */
 typedef struct bl_add_bias_args {
     int64_t T, N;
     const float *bias;
@@ -120,6 +121,18 @@ typedef struct bl_embedding_args {
     bl_tensor table, y;
 } bl_embedding_args;
 BL_API bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
+
+/* Row ids[t] of table (V, H) += scale dy_t, for t = 0, 1, ... in this order, in fp32. dy (T, H)
+ * read, fp32; table fp32. The ids are < V. BL_ELIMIT: a GPU, where no weight but LoRA's is
+ * trained. */
+typedef struct bl_embedding_backward_args {
+    int64_t T, H;
+    float scale;
+    const int32_t *ids;
+    bl_tensor dy;
+    float *table;
+} bl_embedding_backward_args;
+BL_API bl_status bl_embedding_backward(bl_stream *stream, const bl_embedding_backward_args *args);
 
 #ifdef __cplusplus
 }

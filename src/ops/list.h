@@ -30,4 +30,9 @@
     X(matmul)                                                                                      \
     X(matmul_weight)
 
+/* Gradients of weights that are frozen elsewhere: on the CPU alone, in fp32. */
+#define BL_TRAINED_OPS_LIST(X)                                                                     \
+    X(norm_gradients)                                                                              \
+    X(embedding_backward)
+
 #endif

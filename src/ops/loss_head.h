@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loss_head.h -- the frozen language-model head and the weighted negative log-likelihood, without
+/* loss_head.h -- the language-model head and the weighted negative log-likelihood, without
  * ever holding all logits. */
 #ifndef BALLAST_OPS_LOSS_HEAD_H
 #define BALLAST_OPS_LOSS_HEAD_H
@@ -15,6 +15,7 @@ extern "C" {
  *   *loss_sum += - sum_t weight_t logp_t                                 (double, tokens in order)
  *   dx_t = scale weight_t W^T (softmax(logits_t) - onehot(target_t))     (scale = 1 / the step's
  *                                                                        labels)
+ *   dW += sum_t scale weight_t (softmax(logits_t) - onehot(target_t)) x_t^T
  * A token of weight 0 costs nothing, adds nothing and gets dx_t = 0 and logp_t = 0; its target is
  * not looked at. Weights may be negative.
  *
@@ -22,6 +23,8 @@ extern "C" {
  * logits: scratch of bl_loss_head_scratch_bytes.
  * dx (T,H) overwritten, may be x; none for forward only. logp (T) overwritten, or NULL.
  * loss_sum: one double, added to, or NULL.
+ * d_head (V,H): dW, fp32, added to, in the order of chunks of tokens; NULL: the head is frozen. It
+ * needs dx and fp32 tensors (BL_EINTERNAL), and a CPU (BL_ELIMIT).
  *
  * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed
  * inputs and gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits
@@ -38,6 +41,7 @@ typedef struct bl_loss_head_args {
     void *logits;
     float *logp;
     double *loss_sum;
+    float *d_head;
 } bl_loss_head_args;
 BL_API bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args);
 

@@ -25,10 +25,10 @@ typedef struct bl_rmsnorm_forward_args {
 } bl_rmsnorm_forward_args;
 BL_API bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
 
-/* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). The weight is frozen: no
- * dw. x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H) overwritten when accumulate
- * is 0, else added to; dx may be dy when accumulate is 0. n_heads > 0: as in the forward, for x, dy
- * and dx. */
+/* dx_th (+)= rstd_t (dy_th w_h - x_th rstd_t^2 mean_k(dy_tk w_k x_tk)). dw is
+ * bl_norm_gradients'. x (T,H), w (H), rstd (T) of the forward, dy (T,H) read; dx (T,H)
+ * overwritten when accumulate is 0, else added to; dx may be dy when accumulate is 0. n_heads > 0:
+ * as in the forward, for x, dy and dx. */
 typedef struct bl_rmsnorm_backward_args {
     int64_t T, H;
     int accumulate;
@@ -54,7 +54,7 @@ BL_API bl_status bl_layernorm_forward(bl_stream *stream, const bl_layernorm_forw
 
 /* dx_th (+)= rstd_t (dy_th w_h - mean_k(dy_tk w_k)
  *                    - (x_th - mean_t) rstd_t^2 mean_k(dy_tk w_k (x_tk - mean_t)))
- * Weight and bias are frozen: no dw, no db. x (T,H), w (H), mean and rstd (T) of the forward, dy
+ * dw, db: bl_norm_gradients. x (T,H), w (H), mean and rstd (T) of the forward, dy
  * (T,H) read; dx (T,H) overwritten when accumulate is 0, else added to; dx may be dy when
  * accumulate is 0. */
 typedef struct bl_layernorm_backward_args {
@@ -64,6 +64,22 @@ typedef struct bl_layernorm_backward_args {
     const float *w, *mean, *rstd;
 } bl_layernorm_backward_args;
 BL_API bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args);
+
+/* Gradients of the weights of a norm, or of a bias that was added to its rows:
+ *   dw_h += sum_t dy_th (x_th - mean_t) rstd_t;   db_h += sum_t dy_th
+ * each sum in double, in the order of t (of its heads, with n_heads), and added to fp32 once. x, dy
+ * (T,H) read, fp32; mean (T): LayerNorm's, NULL: 0; rstd (T) of the forward; dw (H) added to, or
+ * NULL: then x, mean and rstd are not read; db (H) added to, or NULL. n_heads > 0: as in
+ * bl_rmsnorm_forward, for x and dy. BL_ELIMIT: a GPU,
+ * where no weight but LoRA's is trained. */
+typedef struct bl_norm_gradients_args {
+    int64_t T, H;
+    bl_tensor x, dy;
+    const float *mean, *rstd;
+    float *dw, *db;
+    int64_t n_heads, row_stride;
+} bl_norm_gradients_args;
+BL_API bl_status bl_norm_gradients(bl_stream *stream, const bl_norm_gradients_args *args);
 
 #ifdef __cplusplus
 }

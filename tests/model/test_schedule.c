@@ -24,6 +24,8 @@ static bl_status list_action(void *user, const bl_action *action)
                                                     [BL_ACTION_PREFETCH_BASE] = "p",
                                                     [BL_ACTION_BEGIN] = "(",
                                                     [BL_ACTION_ACQUIRE_LORA] = "al",
+                                                    [BL_ACTION_ACQUIRE_EMBEDDING] = "ae",
+                                                    [BL_ACTION_EMBED_BACKWARD] = "Eb",
                                                     [BL_ACTION_ACQUIRE_HEAD] = "a",
                                                     [BL_ACTION_RESERVE_INPUT] = "ri",
                                                     [BL_ACTION_RESERVE_SAVED] = "rs",
@@ -82,6 +84,30 @@ static void a_tied_head_in_words(void **state)
                    "\n2 pl1 p1 (2 ti2 H2 di2 -2 )2 "
                    "\n1 pl1 p1 pl0 p0 (1 al1 ti1 ts1 B1 di1 ds1 -1 -l1 )1 "
                    "\n0 pl0 p0 p0 (0 al0 ti0 ts0 B0 di0 ds0 -l0 )0 ");
+}
+
+/* Nothing is kept or prefetched for the next pass, whose weights are others. */
+static void trained_weights_in_words(void **state)
+{
+    (void)state;
+    assert_listing(&(bl_schedule){.n_layers = 2,
+                                  .n_micro = 2,
+                                  .ring_depth = 2,
+                                  .has_backward = true,
+                                  .is_trained = true,
+                                  .embedding = 3},
+                   "ri0 ae3 E0 E0' -3 ui0 "
+                   "\n0 pl0 p0 pl1 p1 (0 al0 ri1 rs0 F0 F0' ui1 us0 -0 -l0 )0 "
+                   "\n1 pl1 p1 p2 (1 al1 ri2 rs1 F1 F1' ui2 us1 -1 -l1 )1 "
+                   "\n2 p2 (2 ti2 a2 H2 H2' di2 -2 )2 "
+                   "\n1 pl1 p1 pl0 p0 (1 al1 ti1 ts1 B1 B1' di1 ds1 -1 -l1 )1 "
+                   "\n0 pl0 p0 (0 al0 ti0 ts0 B0 B0' Eb3 Eb3' di0 ds0 -0 -l0 )0 ");
+    assert_listing(
+        &(bl_schedule){
+            .n_layers = 1, .n_micro = 1, .ring_depth = 4, .is_trained = true, .embedding = 1},
+        "ri0 ae1 E0 -1 ui0 "
+        "\n0 pl0 p0 p1 (0 al0 ri1 F0 ui1 -0 -l0 )0 "
+        "\n1 p1 (1 a1 H1 -1 )1 ");
 }
 
 static void evaluation_in_words(void **state)
@@ -240,6 +266,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(training_in_words),
         cmocka_unit_test(a_tied_head_in_words),
+        cmocka_unit_test(trained_weights_in_words),
         cmocka_unit_test(evaluation_in_words),
         cmocka_unit_test(every_pass_keeps_the_rules),
         cmocka_unit_test(a_failing_action_ends_the_pass),

@@ -106,6 +106,15 @@ static bl_status pull_back(bl_pool *pool, const chunk *c, bl_tensor packed)
                                       BL_BF16, packed.data, a->H);
 }
 
+/* d_head += dlogits^T packed, before packed is overwritten */
+static bl_status add_head_gradient(bl_pool *pool, const chunk *c, bl_tensor packed)
+{
+    const bl_loss_head_args *a = c->args;
+
+    return bl_cpu_gemm_f32(pool, true, false, a->V, a->H, c->n_tokens, 1.0f, a->logits, a->V,
+                           packed.data, a->H, 1.0f, a->d_head, a->H);
+}
+
 static bl_status run_chunk(bl_pool *pool, chunk *c, bl_tensor packed)
 {
     const bl_loss_head_args *a = c->args;
@@ -117,6 +126,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, bl_tensor packed)
         if (a->logp) a->logp[t] = (float)c->logp[i];
     }
     if (!bl_tensor_is_there(a->dx)) return BL_OK;
+    if (a->d_head) BL_TRY(add_head_gradient(pool, c, packed));
     return pull_back(pool, c, packed);
 }
 

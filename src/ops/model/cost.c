@@ -127,6 +127,21 @@ bl_cost bl_cost_embedding(const bl_cost_setting *s, const bl_embedding_args *a)
     return elementwise((double)a->T * 2 * (double)a->H, a->y);
 }
 
+/* ---- gradients of trained weights ---- */
+
+bl_cost bl_cost_norm_gradients(const bl_cost_setting *s, const bl_norm_gradients_args *a)
+{
+    (void)s;
+    return elementwise(norm_rows(a->T, a->n_heads) * (a->dw ? 2 : 1) * (double)a->H, a->dy);
+}
+
+/* dy; rows of the gradient are read and written. */
+bl_cost bl_cost_embedding_backward(const bl_cost_setting *s, const bl_embedding_backward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 3 * (double)a->H, a->dy);
+}
+
 /* ---- attention: the causal half, or the window's part of it ---- */
 
 /* The keys that a query sees, on average over a document of document_tokens: half of them, or the
@@ -233,6 +248,8 @@ bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
     for (int i = 0; i < n_products; i++)
         add(&cost, BL_COST_HEAD, 2 * tokens * V * H,
             stored_bytes(&a->head) + tokens * (V + H) * element);
+    if (a->d_head)
+        add(&cost, BL_COST_HEAD, 2 * tokens * V * H, (2 * V * H + tokens * (V + H)) * element);
     add(&cost, BL_COST_MEMORY, 0, tokens * V * (3 * 4 + element));
     return cost;
 }
