@@ -3,17 +3,35 @@
 #ifndef BALLAST_ADAPTER_INTERNAL_H
 #define BALLAST_ADAPTER_INTERNAL_H
 
+#include "adapter/full.h"
 #include "device/staging.h"
-#include "adapter/state.h"
+#include "store/safetensors.h"
+
+/* Of a run that trains all weights (full.c), besides the rank's rows in w, m, v and grad: norms and
+ * biases, which each rank has whole and updates alike, and a tied embedding's gradient until the
+ * step's end. */
+typedef struct adapter_full {
+    const bl_model_config *config;
+    const bl_base_layout *base_layout;
+    bl_base *base;
+    bl_adapter_full_bytes bytes;
+    int64_t n_vectors;
+    float *vectors, *vector_m, *vector_v, *vector_grad; /* [n_vectors]; vectors are the pass's */
+    float *embedding_grad; /* rows of the rank; NULL: the embedding has rows in grad */
+    float *whole;          /* of several ranks: a unit's gradients, and a layer's twice */
+    bl_weight_sink sink;
+} adapter_full;
 
 struct bl_adapter_state {
+    adapter_full *trained; /* NULL: LoRA weights are */
     const bl_lora_layout *layout;
     bl_device *device;
     bl_comm *world;
     bl_stream *compute, *communication;
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
     bl_adapter_bytes bytes;  /* allocated */
-    float *w, *m, *v, *grad; /* [n_layers * chunk]; device memory */
+    int64_t n_floats;        /* n_layers * chunk, or the rank's rows of all matrices */
+    float *w, *m, *v, *grad; /* [n_floats]; device memory */
     /* Gathered by the ring: w, rounded to the dtype of activations; w itself where that is fp32. */
     bl_tensor compute_copy;
     float *full[2], *partial; /* a layer's whole gradient, twice; this rank's part of its sum */
@@ -29,6 +47,24 @@ struct bl_adapter_state {
     bl_gather_ring *ring;
     bl_gradient_sink sink;
 };
+
+/* state.c: what both kinds of state have: events, sums, staging of BL_STAGING_BYTES. */
+bl_status adapter_allocate_sums(bl_adapter_state *state);
+/* shards.c: floats of device memory to a file, and bytes [offset, offset + n_bytes) of a stored
+ * tensor to device memory, through `staging`. */
+bl_status adapter_append_floats(bl_safetensors_writer *writer, bl_staging *staging,
+                                const float *floats, int64_t n);
+bl_status adapter_load_bytes(bl_staging *staging, const bl_stored_tensor *tensor, int64_t offset,
+                             size_t n_bytes, void *memory);
+/* full_shards.c: bl_adapter_state_write_shard and read_shards of such a state. */
+bl_status adapter_full_write_shard(bl_adapter_state *state, const char *path);
+bl_status adapter_full_read_shards(bl_adapter_state *state, const char *dir, int n_ranks);
+/* full_gradients.c: bl_adapter_state_write_gradients of one, under the model's tensor names. */
+bl_status adapter_full_write_gradients(bl_adapter_state *state, const char *path);
+/* full.c */
+void adapter_full_free(bl_adapter_state *state);
+bl_status adapter_full_join(bl_adapter_state *state);   /* on compute */
+bl_status adapter_full_reduce(bl_adapter_state *state); /* on communication */
 
 /* state.c: queues the compute copy of w on `compute`; later gathers see it. After every change of
  * w. */

@@ -177,6 +177,7 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *s, const char *path
 {
     exporter e = {s, s->grad, -1};
     BL_TRY(settle(s));
+    if (s->trained) return adapter_full_write_gradients(s, path);
     BL_TRY(bl_comm_rank(s->world) == 0 ? write_gradient_file(&e, path) : follow(&e));
     return clear_padding(s);
 }

@@ -34,16 +34,15 @@ void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES]
 
 /* ---- writing ---- */
 
-/* Shard by shard through the staging buffer. */
-static bl_status append_array(bl_safetensors_writer *writer, const bl_adapter_state *s, int which)
+bl_status adapter_append_floats(bl_safetensors_writer *writer, bl_staging *staging,
+                                const float *floats, int64_t count)
 {
-    size_t total = (size_t)(s->n_layers * s->chunk) * sizeof(float), n;
+    size_t total = (size_t)count * sizeof *floats, n;
 
     for (size_t at = 0; at < total; at += n) {
-        n = (size_t)bl_min_i64((int64_t)s->staging->n_bytes, (int64_t)(total - at));
-        BL_TRY(bl_staging_download(s->staging, s->staging->bytes,
-                                   (const char *)state_array(s, which) + at, n));
-        BL_TRY(bl_safetensors_writer_append(writer, s->staging->bytes, n));
+        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(total - at));
+        BL_TRY(bl_staging_download(staging, staging->bytes, (const char *)floats + at, n));
+        BL_TRY(bl_safetensors_writer_append(writer, staging->bytes, n));
     }
     return BL_OK;
 }
@@ -54,12 +53,16 @@ bl_status bl_adapter_state_write_shard(bl_adapter_state *s, const char *path)
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
 
+    if (s->trained) return adapter_full_write_shard(s, path);
     for (int i = 0; i < N_ARRAYS; i++)
         specs[i] = (bl_stored_tensor_spec){
             array_names[s->layout->is_stacked][i], BL_F32, 2, {s->n_layers, s->chunk}};
     BL_TRY(bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
     for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY_GOTO(st, done, append_array(writer, s, (int)bl_safetensors_writer_order(writer)[i]));
+        BL_TRY_GOTO(st, done,
+                    adapter_append_floats(
+                        writer, s->staging,
+                        state_array(s, (int)bl_safetensors_writer_order(writer)[i]), s->n_floats));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:
@@ -69,14 +72,13 @@ done:
 
 /* ---- reading ---- */
 
-/* Bytes [offset, offset + n_bytes) of a tensor's to device memory. */
-static bl_status load_bytes(bl_staging *staging, const bl_stored_tensor *t, int64_t offset,
-                            size_t n_bytes, char *memory)
+bl_status adapter_load_bytes(bl_staging *staging, const bl_stored_tensor *t, int64_t offset,
+                             size_t n_bytes, void *memory)
 {
     for (size_t at = 0, n; at < n_bytes; at += n) {
         n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
         BL_TRY(bl_stored_tensor_read(t, offset + (int64_t)at, n, staging->bytes));
-        BL_TRY(bl_staging_upload(staging, memory + at, staging->bytes, n));
+        BL_TRY(bl_staging_upload(staging, (char *)memory + at, staging->bytes, n));
     }
     return BL_OK;
 }
@@ -137,10 +139,10 @@ static bl_status load_piece(const bl_adapter_state *s, const source *in, int64_t
         const bl_stored_tensor *t =
             bl_safetensors_find(in->file, array_names[in->layout.is_stacked][i]);
         for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(load_bytes(s->staging, t,
-                              (l * in->chunk + from + first - old_begin) * (int64_t)sizeof(float),
-                              (size_t)(last - first) * sizeof(float),
-                              (char *)(state_array(s, i) + l * s->chunk + to + first - begin)));
+            BL_TRY(adapter_load_bytes(
+                s->staging, t, (l * in->chunk + from + first - old_begin) * (int64_t)sizeof(float),
+                (size_t)(last - first) * sizeof(float),
+                state_array(s, i) + l * s->chunk + to + first - begin));
     }
     return BL_OK;
 }
@@ -186,6 +188,7 @@ static bl_status clear_past_end(bl_adapter_state *s)
 
 bl_status bl_adapter_state_read_shards(bl_adapter_state *s, const char *dir, int n_ranks)
 {
+    if (s->trained) return adapter_full_read_shards(s, dir, n_ranks);
     for (int old = 0; old < n_ranks; old++) BL_TRY(load_file(s, dir, old, n_ranks));
     BL_TRY(clear_past_end(s));
     return bl_adapter_state_publish(s);

@@ -78,8 +78,18 @@ static bl_status allocate_copy(bl_adapter_state *s)
 
 static bl_status create_staging(bl_adapter_state *s)
 {
-    return bl_staging_create(s->device, (size_t)s->bytes.staging, "staging of LoRA's state",
+    return bl_staging_create(s->device, (size_t)s->bytes.staging, "staging of trained weights",
                              &s->staging);
+}
+
+bl_status adapter_allocate_sums(bl_adapter_state *s)
+{
+    BL_TRY(bl_event_create(s->device, &s->joined));
+    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale",
+                           (void **)&s->clip));
+    BL_TRY(bl_twin_create(s->device, (size_t)n_sums(s) * sizeof(double), "sums", &s->sums_twin));
+    s->sums = s->sums_twin->memory;
+    return create_staging(s);
 }
 
 static bl_status allocate_frozen(bl_adapter_state *s)
@@ -106,14 +116,9 @@ static bl_status allocate(bl_adapter_state *s)
         BL_TRY(bl_event_create(s->device, &s->written[i]));
         BL_TRY(bl_event_create(s->device, &s->reduced[i]));
     }
-    BL_TRY(bl_event_create(s->device, &s->joined));
     BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)s->bytes.part, "reduced gradients",
                            (void **)&s->partial));
-    BL_TRY(bl_device_alloc(s->device, BL_SPACE_DEVICE, N_CLIP * sizeof(double), "norm and scale",
-                           (void **)&s->clip));
-    BL_TRY(bl_twin_create(s->device, (size_t)n_sums(s) * sizeof(double), "sums", &s->sums_twin));
-    s->sums = s->sums_twin->memory;
-    return create_staging(s);
+    return adapter_allocate_sums(s);
 }
 
 static bl_status create_ring(bl_adapter_state *s, int depth)
@@ -157,6 +162,7 @@ static bl_status create(bl_device *device, bl_comm *world, bl_stream *compute,
                             .bytes =
                                 bl_adapter_state_measure(bl_device_act(device), layout, n_layers,
                                                          bl_comm_size(world), ring_depth)};
+    s->n_floats = n_layers * s->chunk;
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
     bl_status st = take(s);
     if (st == BL_OK) st = create_ring(s, ring_depth);
@@ -190,6 +196,7 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
 {
     if (!s) return;
     bl_gather_ring_destroy(s->ring);
+    if (s->trained) adapter_full_free(s);
     if (s->compute_copy.data != s->w)
         bl_device_free(s->device, BL_SPACE_DEVICE, s->compute_copy.data);
     float *const blocks[] = {s->w, s->m, s->v, s->grad, s->full[0], s->full[1], s->partial};
@@ -208,10 +215,11 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
 
 bl_status bl_adapter_state_publish(bl_adapter_state *s)
 {
+    if (s->trained) return bl_base_shards_changed(s->trained->base, s->compute);
     if (s->compute_copy.data != s->w)
-        BL_TRY(bl_cast(s->compute, &(bl_cast_args){.n = s->n_layers * s->chunk,
-                                                   .x = bl_tensor_f32(s->w),
-                                                   .y = s->compute_copy}));
+        BL_TRY(bl_cast(
+            s->compute,
+            &(bl_cast_args){.n = s->n_floats, .x = bl_tensor_f32(s->w), .y = s->compute_copy}));
     return bl_gather_ring_shards_changed(s->ring, s->compute);
 }
 
@@ -249,6 +257,7 @@ bl_status bl_adapter_state_join(bl_adapter_state *s)
 {
     BL_TRY(bl_event_record(s->joined, s->communication));
     BL_TRY(bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", -1, -1, s->compute, s->joined));
+    if (s->trained) BL_TRY(adapter_full_join(s));
     return bl_stream_synchronize(s->compute);
 }
 
@@ -282,8 +291,13 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
 
     put_lanes(s, lanes);
     BL_TRY(bl_twin_upload(s->sums_twin, s->communication, n_first, n_bytes - n_first));
-    BL_TRY(bl_sum_squares(s->communication, &(bl_sum_squares_args){s->n_layers * s->chunk, s->grad,
-                                                                   &s->sums[SQUARES]}));
+    if (s->trained) BL_TRY(adapter_full_reduce(s));
+    BL_TRY(bl_sum_squares(s->communication,
+                          &(bl_sum_squares_args){s->n_floats, s->grad, &s->sums[SQUARES]}));
+    if (s->trained && bl_comm_rank(s->world) == 0) /* alike on every rank */
+        BL_TRY(bl_sum_squares(s->communication,
+                              &(bl_sum_squares_args){s->trained->n_vectors, s->trained->vector_grad,
+                                                     &s->sums[SQUARES]}));
     BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
     BL_TRY(bl_twin_download(s->sums_twin, s->communication, 0, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
@@ -293,24 +307,45 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
     return BL_OK;
 }
 
+/* As transformers' Trainer, which decays neither norms nor biases. */
+static bl_status update_vectors(bl_adapter_state *s, const bl_adamw_args *of_matrices)
+{
+    const adapter_full *f = s->trained;
+    bl_adamw_args args = *of_matrices;
+
+    args.weight_decay = 0;
+    args.n = f->n_vectors;
+    args.grad = f->vector_grad;
+    args.w = f->vectors;
+    args.m = f->vector_m;
+    args.v = f->vector_v;
+    BL_TRY(bl_adamw(s->compute, &args));
+    if (f->embedding_grad)
+        BL_TRY(bl_stream_zero(s->compute, f->embedding_grad, (size_t)f->bytes.embedding));
+    return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors);
+}
+
 bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1,
                                   double beta2, double eps, double weight_decay,
                                   double max_grad_norm)
 {
+    bl_adamw_args args = {.n = s->n_floats,
+                          .step = step,
+                          .lr = lr,
+                          .beta1 = beta1,
+                          .beta2 = beta2,
+                          .eps = eps,
+                          .weight_decay = weight_decay,
+                          .grad_scale = &s->clip[SCALE],
+                          .grad = s->grad,
+                          .w = s->w,
+                          .m = s->m,
+                          .v = s->v};
+
     BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES],
                                                            &s->clip[NORM], &s->clip[SCALE]}));
-    BL_TRY(bl_adamw(s->compute, &(bl_adamw_args){.n = s->n_layers * s->chunk,
-                                                 .step = step,
-                                                 .lr = lr,
-                                                 .beta1 = beta1,
-                                                 .beta2 = beta2,
-                                                 .eps = eps,
-                                                 .weight_decay = weight_decay,
-                                                 .grad_scale = &s->clip[SCALE],
-                                                 .grad = s->grad,
-                                                 .w = s->w,
-                                                 .m = s->m,
-                                                 .v = s->v}));
+    BL_TRY(bl_adamw(s->compute, &args));
+    if (s->trained) BL_TRY(update_vectors(s, &args));
     BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
     return bl_adapter_state_publish(s);

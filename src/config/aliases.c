@@ -20,6 +20,8 @@
 #define FOUR_BIT_HINT                                                                              \
     "!there is no 4-bit format; the smallest is base_format fp8_row, 8 bits per weight"
 #define VOCABULARY   "!embeddings are frozen and the tokenizer is the model's"
+#define LORA_OR_FULL "true=lora false=full"
+#define FULL_HINT    "finetuning_type: lora or full"
 #define REPORT_HINT  "report_to: tensorboard, whose files other trackers import (docs/watching.md)"
 #define FORMATS_HINT "train_file with rows in a format of docs/data.md"
 
@@ -44,8 +46,9 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "checkpointer.checkpoint_dir", .key = "model_name_or_path"},
     IGNORED("checkpointer.*"),
     {.name = "model._component_",
-     .values = "*.lora_*=",
-     .hint = "!Ballast trains LoRA over Llama (base_format fp8_row instead of 4 bits)"},
+     .key = "finetuning_type",
+     .values = "*.lora_*=lora !*.qlora_* !*.dora_* *=full",
+     .hint = "!LoRA, with base_format fp8_row instead of 4 bits, or all weights are trained"},
     {.name = "tokenizer_name", .hint = "model_name_or_path, where the tokenizer is read from"},
     {.name = "tokenizer_name_or_path",
      .hint = "model_name_or_path, where the tokenizer is read from"},
@@ -76,6 +79,11 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "special_tokens", .hint = VOCABULARY},
     IGNORED("pad_token"),
     {.name = "eos_token", .hint = VOCABULARY},
+    {.name = "adapter",
+     .key = "finetuning_type",
+     .values = "lora !qlora",
+     .hint = FOUR_BIT_HINT,
+     .tool = "axolotl"},
     {.name = "adapter", .key = "init_adapter", .values = "lora= !qlora *", .hint = FOUR_BIT_HINT},
     {.name = "adapter_name_or_path", .key = "init_adapter"},
     {.name = "lora_model_dir", .key = "init_adapter"},
@@ -300,15 +308,8 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "lora_target_parameters", .hint = "lora_target_modules"},
     {.name = "lora_attn_modules", .hint = "lora_target_modules"},
     {.name = "apply_lora_to_mlp", .hint = "lora_target_modules"},
-    {.name = "use_lora",
-     .values = "true=",
-     .hint = "!Ballast trains LoRA adapters and nothing else"},
-    {.name = "use_peft",
-     .values = "true=",
-     .hint = "!Ballast trains LoRA adapters and nothing else"},
-    {.name = "finetuning_type",
-     .values = "lora=",
-     .hint = "!Ballast trains LoRA adapters and nothing else"},
+    {.name = "use_lora", .key = "finetuning_type", .values = LORA_OR_FULL, .hint = FULL_HINT},
+    {.name = "use_peft", .key = "finetuning_type", .values = LORA_OR_FULL, .hint = FULL_HINT},
     {.name = "stage",
      .values = "sft= kto",
      .key = "loss_type",
@@ -415,7 +416,7 @@ const bl_option_alias bl_train_aliases[] = {
     OFF("use_apollo", OPTIMIZER_HINT),
     OFF("use_adam_mini", OPTIMIZER_HINT),
     OFF("use_muon", OPTIMIZER_HINT),
-    OFF("use_llama_pro", "!Ballast trains LoRA adapters and nothing else"),
+    OFF("use_llama_pro", FULL_HINT),
     {.name = "random_seed", .key = "seed"},
 
     /* reports and checkpoints */

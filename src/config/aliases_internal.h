@@ -47,9 +47,7 @@
         {.name = "batch_size_val", .key = "per_device_eval_batch_size"},                           \
         {.name = "keep_last_n_checkpoints", .key = "save_total_limit"},                            \
         {.name = "run_val_every_n_steps", .key = "eval_steps"},                                    \
-        {.name = "peft_type",                                                                      \
-         .values = "LORA=",                                                                        \
-         .hint = "!Ballast trains LoRA adapters and nothing else"},                                \
+        {.name = "peft_type", .values = "LORA=", .hint = "!LoRA is the only kind of adapter"},     \
         {.name = "revision",                                                                       \
          .values = "main=",                                                                        \
          .hint = "model_name_or_path, the directory of that revision"},                            \

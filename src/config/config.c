@@ -28,6 +28,13 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
                         .origins = ((bl_train_config *)config)->source.origins};
 }
 
+/* Trained weights have no copy outside device memory. */
+static void resolve_full(bl_train_config *config)
+{
+    if (bl_train_config_is_full(config) && config->offload_ratio == BL_OPTION_AUTO)
+        config->offload_ratio = 0;
+}
+
 /* Replaces auto by the values for this machine and this version. */
 static bl_status resolve(bl_config_command command, bl_train_config *config)
 {
@@ -36,6 +43,7 @@ static bl_status resolve(bl_config_command command, bl_train_config *config)
     BL_TRY(bl_config_choose_device(&config->device, &config->compute_dtype, &gpu));
     BL_TRY(config_place_ranks(config, gpu.n_gpus));
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
+    resolve_full(config);
     if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
         bl_log_warning(
             "save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
@@ -59,6 +67,7 @@ static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *
         c->threads = bl_max_i64(
             1, machine->n_cores / bl_max_i64(1, bl_min_i64(c->ranks, machine->n_ranks_on_host)));
     if (c->shard_size == BL_OPTION_AUTO) c->shard_size = c->ranks;
+    resolve_full(c);
     return BL_OK;
 }
 
@@ -345,6 +354,7 @@ static bl_status validate(bl_config_command command, const bl_train_config *conf
     BL_TRY(config_check_modules(&config->compute_bf16_modules));
     bl_losses losses;
     BL_TRY(bl_train_config_losses(config, &losses));
+    if (command == BL_CONFIG_TRAIN) BL_TRY(config_check_full(config));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
 }
 

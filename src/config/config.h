@@ -67,6 +67,8 @@ typedef enum bl_activation_checkpointing {
     BL_RECOMPUTE_FULL,
     BL_RECOMPUTE_AUTO
 } bl_activation_checkpointing;
+typedef enum bl_finetuning_type { BL_FINETUNING_LORA, BL_FINETUNING_FULL } bl_finetuning_type;
+typedef enum bl_model_dtype { BL_MODEL_STORED, BL_MODEL_F32 } bl_model_dtype;
 typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
 
 enum { BL_TRAIN_CONFIG_MAX_KEYS = 96 };
@@ -104,6 +106,9 @@ typedef struct bl_train_config {
     /* the loss; bl_train_config_losses */
     bl_string_list loss_type, loss_weights;
     double beta, label_smoothing, ld_alpha, simpo_gamma, desirable_weight, undesirable_weight;
+
+    bl_finetuning_type finetuning_type;
+    bl_model_dtype model_dtype;
 
     /* LoRA */
     int64_t lora_r;
@@ -226,6 +231,9 @@ void bl_train_config_free(bl_train_config *config); /* NULL is fine */
 /* Ranks that this process starts as processes (bl_launch_run_ranks); 0: it is a rank, or has them
  * as threads. Of a configuration that bl_train_config_load has resolved here. */
 int bl_train_config_starts_ranks(const bl_train_config *config);
+
+/* Whether all weights are trained, not LoRA's. */
+bool bl_train_config_is_full(const bl_train_config *config);
 
 /* ---- losses.c: loss_type and the keys next to it as one value; docs/preference.md ---- */
 

@@ -54,7 +54,8 @@ static const marker markers[] = {
 static const char *const tools[] = {"axolotl", "llamafactory", "trl", "torchtune"};
 
 /* The program's value for a key that is not given. `when`: only with that key, "key" (not 0) or
- * "key=value". */
+ * "key=value"; "!key=value": only if it is not given so; "~name": unless the file has a value
+ * of that name that was rejected. */
 typedef struct tool_default {
     const char *tool, *key, *value, *when;
 } tool_default;
@@ -62,6 +63,7 @@ typedef struct tool_default {
 static const char TWICE_LORA_R[] = "2 x lora_r";
 
 static const tool_default defaults[] = {
+    {"axolotl", "finetuning_type", "full", "~adapter"},
     {"axolotl", "max_seq_length", "512", NULL},
     {"axolotl", "lr_scheduler_type", "cosine", NULL},
     {"axolotl", "num_train_epochs", "1", NULL},
@@ -71,15 +73,16 @@ static const tool_default defaults[] = {
     {"axolotl", "eval_strategy", "epoch", "validation_file"},
     {"axolotl", "save_strategy", "steps", "save_steps"},
     {"axolotl", "save_strategy", "epoch", NULL},
-    {"llamafactory", "lora_alpha", TWICE_LORA_R, NULL},
+    {"llamafactory", "lora_alpha", TWICE_LORA_R, "!finetuning_type=full"},
     {"llamafactory", "learning_rate", "5.0e-5", NULL},
-    {"trl", "lora_r", "16", NULL},
-    {"trl", "lora_alpha", "32", NULL},
-    {"trl", "lora_dropout", "0.05", NULL},
-    {"trl", "lora_target_modules", "[q_proj, v_proj]", NULL},
+    {"trl", "finetuning_type", "full", NULL},
+    {"trl", "lora_r", "16", "finetuning_type=lora"},
+    {"trl", "lora_alpha", "32", "finetuning_type=lora"},
+    {"trl", "lora_dropout", "0.05", "finetuning_type=lora"},
+    {"trl", "lora_target_modules", "[q_proj, v_proj]", "finetuning_type=lora"},
     {"trl", "learning_rate", "2.0e-5", NULL},
     {"trl", "max_seq_length", "1024", NULL},
-    {"torchtune", "lora_alpha", "16", NULL},
+    {"torchtune", "lora_alpha", "16", "finetuning_type=lora"},
     {"torchtune", "weight_decay", "0.01", NULL},
     {"torchtune", "max_grad_norm", "0", NULL},
     {"torchtune", "lr_scheduler_type", "constant", NULL},
@@ -149,19 +152,37 @@ static bl_status detect_tool(conversion *c)
                    c->path);
 }
 
-/* Whether the key is given and not 0, or "key=value" holds. */
+/* "PATH:LINE: name: reason" */
+static bool was_rejected(const conversion *c, const char *name)
+{
+    char text[64];
+
+    snprintf(text, sizeof text, ": %s: ", name);
+    for (int64_t i = 0; i < c->report.rejected.n_items; i++)
+        if (strstr(c->report.rejected.items[i], text)) return true;
+    return false;
+}
+
+/* tool_default.when. */
 static bl_status holds(const conversion *c, const char *when, bool *result)
 {
     char key[64], *text;
-    size_t n_key = when ? strcspn(when, "=") : 0;
+    bool is_negated = when && when[0] == '!';
 
     *result = true;
     if (!when) return BL_OK;
+    if (when[0] == '~') {
+        *result = !was_rejected(c, when + 1);
+        return BL_OK;
+    }
+    when += is_negated;
+    size_t n_key = strcspn(when, "=");
     snprintf(key, sizeof key, "%.*s", (int)n_key, when);
     BL_TRY(bl_option_format(bl_options_find(&c->options, key), c->config, &text));
     bool is_given = bl_options_origin(&c->options, key) != BL_FROM_DEFAULT;
     bool is_value = when[n_key] && strcmp(text, when + n_key + 1) == 0;
     *result = is_given && (when[n_key] ? is_value : strcmp(text, "0") != 0);
+    *result = *result != is_negated;
     free(text);
     return BL_OK;
 }

@@ -24,6 +24,10 @@ bl_status config_load_choice(bl_config_command command, int argc, char *const *a
 /* config.c: whether a key was given that has another value than its default. */
 bool config_differs(const bl_train_config *config, const char *key);
 
+/* full.c: of a resolved configuration. BL_EUSAGE: a key that finetuning_type full does not
+ * support. */
+bl_status config_check_full(const bl_train_config *config);
+
 /* device.c. BL_EUSAGE: an item that names no projection and no layer. */
 bl_status config_check_modules(const bl_string_list *bf16_modules);
 

@@ -105,8 +105,18 @@ static bl_status compare_places(const bl_train_config *one, const bl_train_confi
     return BL_OK;
 }
 
+static bl_status check_alone(const bl_train_config *config)
+{
+    if (!bl_train_config_is_full(config)) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "finetuning_type full: a run that trains every weight cannot share its base "
+                   "with other runs (output_dir %s): start them one after the other",
+                   config->output_dir);
+}
+
 static bl_status check_together(const bl_train_configs *configs)
 {
+    for (int i = 0; i < configs->n && configs->n > 1; i++) BL_TRY(check_alone(configs->run[i]));
     for (int i = 1; i < configs->n; i++) {
         for (size_t k = 0; k < bl_train_n_options; k++)
             if (is_common(&bl_train_options[k]))

@@ -108,6 +108,16 @@ const bl_option bl_train_options[] = {
      .help = "kto: weight of the losses of undesirable answers"},
 #undef GROUP
 
+#define GROUP "Trained weights"
+    {KEY(finetuning_type, ENUM), RESULT, .commands = TRAIN, .names = "lora|full",
+     .default_text = "lora",
+     .help = "lora: an adapter over the frozen base; full: every weight of the model, in fp32 on "
+             "CPUs (docs/full-finetuning.md)"},
+    {KEY(model_dtype, ENUM), .commands = TRAIN, .names = "stored|f32", .default_text = "stored",
+     .help = "with finetuning_type full, dtype of the written model: that of the checkpoint's "
+             "tensors, to which the trained weights are rounded; or fp32"},
+#undef GROUP
+
 #define GROUP "LoRA"
     {KEY(lora_r, INT), RANGE(1, 1024), RESULT, .commands = TRAIN, .default_text = "8",
      .help = "LoRA rank"},
@@ -127,7 +137,7 @@ const bl_option bl_train_options[] = {
     {KEY(learning_rate, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "2e-4",
      .help = "peak learning rate of AdamW; the default suits LoRA, not full fine-tuning"},
     {KEY(weight_decay, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "decoupled weight decay"},
+     .help = "decoupled weight decay; with finetuning_type full not of norms and biases"},
     {KEY(adam_beta1, REAL), RANGE(0, 0.999999), RESULT, .commands = TRAIN, .default_text = "0.9",
      .help = "decay of AdamW's first moment"},
     {KEY(adam_beta2, REAL), RANGE(0, 0.999999), RESULT, .commands = TRAIN, .default_text = "0.999",
@@ -209,7 +219,7 @@ const bl_option bl_train_options[] = {
      .help = "write the activity of every stream to this file, for Perfetto or "
              "chrome://tracing; of several processes to FILE.rank0, FILE.rank1, ..."},
     {KEY(dump_gradients, PATH), .commands = TRAIN,
-     .help = "write the first step's LoRA gradients to this safetensors file"},
+     .help = "write the first step's gradients to this safetensors file"},
 #undef GROUP
 
 #define GROUP "Execution"

@@ -269,9 +269,9 @@ static bl_status refuse_other_content(const bl_conversion *c)
  * the source's weights, and hidden files. */
 static bool is_copied(const bl_conversion *c, const char *name)
 {
-    static const char *const rewritten[] = {"config.json", "hf_quant_config.json",
-                                            BL_QUANTIZE_MANIFEST, BL_MERGE_MANIFEST,
-                                            BL_DEQUANTIZE_MANIFEST};
+    static const char *const rewritten[] = {"config.json",          "hf_quant_config.json",
+                                            BL_QUANTIZE_MANIFEST,   BL_MERGE_MANIFEST,
+                                            BL_DEQUANTIZE_MANIFEST, BL_TRAIN_MANIFEST};
     static const char *const weights[] = {".safetensors", ".safetensors.index.json",
                                           ".bin",         ".bin.index.json",
                                           ".pth",         ".pt",

@@ -14,6 +14,7 @@
 #define BL_QUANTIZE_MANIFEST   "ballast_quantize.json"
 #define BL_MERGE_MANIFEST      "ballast_merge.json"
 #define BL_DEQUANTIZE_MANIFEST "ballast_dequantize.json"
+#define BL_TRAIN_MANIFEST      "ballast_train.json"
 
 /* The target of one shard of the source: one spec for each tensor, two for a projection that gets
  * FP8 codes (its codes, its scales). */

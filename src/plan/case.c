@@ -87,6 +87,9 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
     BL_TRY(find_machine(machine, &c->hardware));
     is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
     BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
+    if (bl_train_config_is_full(c->config))
+        return BL_FAIL(BL_EUSAGE, "finetuning_type full: `ballast plan` does not predict it yet; "
+                                  "`ballast train` prints its memory before it begins");
     BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
     BL_TRY(choose_bf16_matrices(c));
     BL_TRY(bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora));

@@ -4,7 +4,7 @@
 #include "plan/memory.h"
 
 #include "base/pool.h"
-#include "adapter/state.h"
+#include "adapter/full.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "model/batch.h"
@@ -248,12 +248,20 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .pin = true};
 }
 
+static bl_status lay_out(const bl_plan_input *in, bl_device_kind kind, bl_base_layout *out)
+{
+    int n_shards = bl_plan_n_shards(in->config, &in->topology);
+
+    if (bl_train_config_is_full(in->config))
+        return bl_model_layout_trained(in->model, n_shards, out);
+    return bl_model_layout(in->model, in->formats, in->head_dtype, kind, n_shards, out);
+}
+
 bl_status bl_plan_prepare(const bl_plan_input *in, bl_pass_options *pass)
 {
     bl_base_layout layout;
 
-    BL_TRY(bl_model_layout(in->model, in->formats, in->head_dtype, pass->kind,
-                           bl_plan_n_shards(in->config, &in->topology), &layout));
+    BL_TRY(lay_out(in, pass->kind, &layout));
     bl_linear_prepared_measure(pass->kind, &layout, in->model->n_layers, pass->mode,
                                pass->bf16_matrices, &pass->prepared);
     bl_base_layout_free(&layout);
@@ -295,6 +303,17 @@ static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *
                : bl_pass_measure(in->model, pass);
 }
 
+/* The weights are the base. */
+static void add_trained(const bl_plan_input *in, const bl_base_layout *layout,
+                        bl_memory_ledger *out)
+{
+    bl_adapter_full_bytes n = bl_adapter_full_measure(in->model, layout);
+
+    out->item[BL_MEMORY_ADAM].device += 2 * (n.shard + n.vectors);
+    out->item[BL_MEMORY_GRADIENTS].device += n.shard + n.vectors + n.embedding + n.whole + n.part;
+    out->item[BL_MEMORY_STAGING].host += n.staging;
+}
+
 static bl_status add_base(const bl_plan_input *in, const bl_placement *placement,
                           bl_memory_ledger *out, int64_t *writing)
 {
@@ -304,10 +323,10 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
 
     bl_device_kind kind = bl_train_config_device_kind(c);
 
-    BL_TRY(bl_model_layout(in->model, in->formats, in->head_dtype, kind,
-                           bl_plan_n_shards(c, &in->topology), &layout));
+    BL_TRY(lay_out(in, kind, &layout));
     bl_status st = bl_placement_measure(&layout, placement, kind, (int)c->ring_depth, &placed);
     bl_model_whole_bytes whole = bl_model_measure_whole(in->model, &layout, kind, in->n_positions);
+    if (in->is_training && bl_train_config_is_full(c)) add_trained(in, &layout, out);
     bl_base_layout_free(&layout);
     BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
@@ -410,11 +429,15 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
     int n_here = in->topology.n_here;
     int64_t writing, host = 0;
 
-    *out = (bl_memory_ledger){.embedding = m->vocab_size * m->hidden_size *
-                                           (int64_t)bl_dtype_bytes(in->embedding_dtype),
-                              .data = in->data_bytes,
-                              .process = PROCESS_BYTES,
-                              .tokenizer = in->tokenizer_bytes};
+    bool has_table = !bl_train_config_is_full(in->config); /* else it is among the base */
+
+    *out =
+        (bl_memory_ledger){.embedding = has_table ? m->vocab_size * m->hidden_size *
+                                                        (int64_t)bl_dtype_bytes(in->embedding_dtype)
+                                                  : 0,
+                           .data = in->data_bytes,
+                           .process = PROCESS_BYTES,
+                           .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
     for (int i = 0; i <= in->n_others; i++) {

@@ -233,15 +233,18 @@ bl_status bl_plan_choose(const bl_plan_input *in, bl_plan *out)
 static void print_prediction(const bl_plan_input *in, const bl_memory_ledger *m)
 {
     int64_t in_host = m->item[BL_MEMORY_BASE].host;
+    bool is_full = bl_train_config_is_full(in->config);
     char gpu[64] = "";
 
     if (is_gpu(in)) snprintf(gpu, sizeof gpu, "%.4g GB of GPU memory, ", bl_gb(gpu_bytes(in, m)));
-    bl_log_info("memory predicted: %s%.4g GB%s%s (per rank: frozen base %.4g, ring %.4g, LoRA and "
-                "AdamW %.4g, activations %.4g)",
+    bl_log_info("memory predicted: %s%.4g GB%s%s (per rank: %s %.4g, ring %.4g, %s %.4g, "
+                "activations %.4g)",
                 gpu, bl_gb(m->total), is_gpu(in) ? " of host memory" : "",
                 processes_on_host(in) > 1 ? " per process" : "",
+                is_full ? "weights" : "frozen base",
                 bl_gb(bl_memory_sum(m, BL_MEMORY_BASE, BL_MEMORY_NORMS)),
                 bl_gb(bl_memory_sum(m, BL_MEMORY_RING, BL_MEMORY_READER)),
+                is_full ? "gradients and AdamW" : "LoRA and AdamW",
                 bl_gb(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
                 bl_gb(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
     if (in_host > 0)
@@ -317,7 +320,8 @@ static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
                    "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
                    bl_gb(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
                    bl_gb(available), fewer_ranks(in->topology.n_on_host),
-                   is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
+                   bl_train_config_is_full(in->config) ? ", or finetuning_type lora"
+                   : is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
                        ? ""
                        : ", or with the frozen base on disk (offload_tier disk, offload_dir, "
                          "offload_ratio 1)");

@@ -4,7 +4,7 @@
 #define BALLAST_TRAIN_RANK_H
 
 #include "device/staging.h"
-#include "adapter/state.h"
+#include "adapter/full.h"
 #include "model/batch.h"
 #include "train/job.h"
 #include "train/talk.h"
@@ -36,8 +36,8 @@ typedef struct bl_rank {
     bl_model_weights *weights;
     bl_base *base;
     bl_pass *pass;
-    bl_adapter_state *state; /* NULL: no adapter */
-    bl_pass_adapter adapter; /* of every micro-batch where state is not NULL */
+    bl_adapter_state *state; /* NULL: nothing is trained, and no adapter */
+    bl_pass_adapter adapter; /* of every micro-batch; zeros: there is none */
     struct bl_group *group;  /* the lead's, of one pass after the other */
     /* Of the validation rows (rank/evaluate.h); NULL: there are none. */
     struct bl_evaluation *evaluation;
@@ -56,6 +56,8 @@ bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
+/* &rank->adapter; NULL: there is none. */
+const bl_pass_adapter *bl_rank_adapter(const bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank);
 /* The objects of the loss and, with validation data, of evaluations; after fill_adapter. */
 bl_status bl_rank_create_evaluation(bl_rank *rank);

@@ -61,7 +61,8 @@ typedef struct bl_outcome {
 #define BL_OUTPUT_CONFIG         "config.resolved.yaml"
 #define BL_OUTPUT_REPORT         "report.svg"
 #define BL_OUTPUT_CHECKPOINTS    "checkpoints"
-#define BL_OUTPUT_RUNS           "runs" /* event files, without logging_dir */
+#define BL_OUTPUT_MODEL          "model" /* a directory, where all weights are trained */
+#define BL_OUTPUT_RUNS           "runs"  /* event files, without logging_dir */
 
 /* The output of a run, and its lock. Rank 0's alone while the ranks run, its process's before and
  * after; in other processes all zero except for the lock, which they only check. */
@@ -110,6 +111,9 @@ void bl_output_close(bl_output *output); /* one that is all zero is fine */
 
 /* readme.c: the command that tries the adapter in `dir`; the caller's to free. */
 bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text);
+/* readme.c: the text of README.md, of the adapter or of the model; the caller's to free. */
+bl_status bl_training_readme(const bl_training *training, const bl_outcome *outcome,
+                             const char *dir, char **text);
 /* readme.c: README.md next to the adapter, in `dir`. */
 bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
                                    const char *dir);
@@ -129,6 +133,9 @@ bl_status bl_training_prepare_resume(bl_training *training, bl_output *output);
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
 /* save.c: bytes of one checkpoint, at most. */
 int64_t bl_job_checkpoint_bytes(const bl_job *job);
+/* save.c: trained weights of a layer's projections, or over them: a checkpoint's must be as
+ * many. */
+int64_t bl_job_layer_floats(const bl_job *job);
 
 /* processes.c: gives the other processes the choice of rank 0's. Collective over the processes. */
 bl_status bl_job_share_start(const bl_job *job, bl_start *start);

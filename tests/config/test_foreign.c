@@ -142,7 +142,9 @@ static void test_rejected_by_reason(void **state)
         {"optim: adamw_8bit\n", "the optimizer is AdamW in fp32"},
         {"stage: dpo\n", "'dpo' is not supported; use loss_type; for dpo: sigmoid"},
         {"cpo_alpha: 0.5\n", "use loss_type: [simpo, sft], and loss_weights"},
-        {"finetuning_type: full\n", "LoRA adapters and nothing else"},
+        {"finetuning_type: freeze\n", "finetuning_type: expected one of lora, full, got 'freeze'"},
+        {"finetuning_type: full\nlora_r: 4\n", "finetuning_type full: lora_r is not supported"},
+        {"use_llama_pro: true\n", "use finetuning_type: lora or full"},
         {"template: qwen\n", "use chat_template: llama2, llama3,"},
         {"val_set_size: 500\n", "validation_split_percentage, in percent"},
         {"packing_strategy: wrapped\n", "use packing: pack or concatenate"},
@@ -448,6 +450,39 @@ static void test_from_torchtune(void **state)
 }
 
 /* Without keys that only one program has, the program must be named; the defaults depend on it. */
+/* Programs whose file asks for an adapter, or else trains every weight. */
+static void test_all_weights(void **state)
+{
+    static const struct {
+        const char *tool, *yaml, *line;
+    } cases[] = {
+        {"axolotl", "adapter:\n", "finetuning_type: full  # default of axolotl\n"},
+        {"axolotl", "adapter: lora\n", "finetuning_type: lora\n"},
+        {"trl", "use_peft: false\n", "finetuning_type: full\n"},
+        {"trl", "max_length: 64\n", "finetuning_type: full  # default of trl\n"},
+        {"llamafactory", "finetuning_type: full\n", "finetuning_type: full\n"},
+        {"torchtune", "model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n",
+         "finetuning_type: full\n"},
+        {"torchtune", "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n",
+         "finetuning_type: lora\n"},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char *text;
+        size_t n_bytes;
+        FILE *out = open_memstream(&text, &n_bytes);
+        bool is_full = strstr(cases[i].line, "full") != NULL;
+        assert_int_equal(bl_file_write_atomic("foreign.yaml", cases[i].yaml, strlen(cases[i].yaml)),
+                         BL_OK);
+        assert_int_equal(bl_train_config_convert("foreign.yaml", cases[i].tool, out), BL_OK);
+        fclose(out);
+        if (!strstr(text, cases[i].line) || (is_full && strstr(text, "lora_")))
+            fail_msg("%s: %s: %s", cases[i].tool, cases[i].yaml, text);
+        free(text);
+    }
+}
+
 static void test_from_unknown(void **state)
 {
     static const char yaml[] = "learning_rate: 1\nlora_r: 4\n# a comment\n\"two\\nlines\": 1\n";
@@ -497,6 +532,7 @@ int main(void)
         cmocka_unit_test(test_from_llamafactory),
         cmocka_unit_test(test_from_trl),
         cmocka_unit_test(test_from_torchtune),
+        cmocka_unit_test(test_all_weights),
         cmocka_unit_test(test_from_unknown),
     };
     return cmocka_run_group_tests(tests, enter_temporary_folder, remove_temporary_folder);

@@ -5,7 +5,8 @@
  *
  *   written         dump_gradients, trace (a file per process), the names below in output_dir;
  *                   their NAME.tmp
- *   removed         everything in output_dir/checkpoints
+ *   removed         everything in output_dir/checkpoints, and in output_dir/model where all weights
+ *                   are trained
  *   not compared    offload_dir, and logging_dir or output_dir/runs: page files and event files are
  *                   new files with unique names
  *
@@ -279,12 +280,11 @@ static bool lies_in(char *path, const place *folder)
     return false;
 }
 
-/* Checkpoints are removed by their limit, and all of them when a run starts over. */
-static bl_status compare_with_removed(const bl_train_config *c, const places *checkpoints,
+/* Checkpoints are removed by their limit, and all of them when a run starts over; a model is
+ * replaced. */
+static bl_status compare_with_removed(const bl_train_config *c, const place *folder,
                                       const places *read)
 {
-    const place *folder = &checkpoints->item[0];
-
     for (size_t i = 0; i < read->n && folder->exists; i++) {
         const place *input = &read->item[i];
         bool stays =
@@ -312,6 +312,8 @@ static bl_status check_folders(const bl_train_config *c, const places *read, pla
             st = BL_FAIL(BL_EUSAGE, "output_dir: %s is the folder of %s (%s)", c->output_dir,
                          read->item[i].key, read->item[i].path);
     if (st == BL_OK) st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, BL_OUTPUT_CHECKPOINTS, "");
+    if (st == BL_OK && bl_train_config_is_full(c))
+        st = add_in(checkpoints, OUTPUT_KEY, c->output_dir, BL_OUTPUT_MODEL, "");
     if (st == BL_OK && checkpoints->item[0].exists)
         st = bl_path_is_dir(checkpoints->item[0].path, &is_dir);
     if (st == BL_OK && !is_dir)
@@ -337,8 +339,10 @@ bl_status bl_job_check_paths(const bl_job *job)
     BL_TRY_GOTO(st, done, list_outputs(job, &written));
     BL_TRY_GOTO(st, done, compare_with_inputs(&written, &files));
     BL_TRY_GOTO(st, done, compare_outputs(&written));
-    BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &files));
-    BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints, &folders));
+    for (size_t i = 0; i < checkpoints.n; i++) {
+        BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints.item[i], &files));
+        BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints.item[i], &folders));
+    }
     st = check_kinds(job);
 done:
     places_free(&checkpoints);

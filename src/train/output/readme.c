@@ -36,9 +36,10 @@ static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char
         snprintf(base, sizeof base, "| base | %.4f | %.3f |\n", outcome->base.loss,
                  exp(outcome->base.loss));
     return bl_text_format(text,
-                          "| | validation loss | perplexity |\n|---|---|---|\n%s| base + adapter | "
+                          "| | validation loss | perplexity |\n|---|---|---|\n%s| %s | "
                           "%.4f | %.3f |\n%s",
-                          base, outcome->trained.loss, exp(outcome->trained.loss), stored);
+                          base, job->model->is_trained ? "fine-tuned" : "base + adapter",
+                          outcome->trained.loss, exp(outcome->trained.loss), stored);
 }
 
 /* Which base the losses are those of, and how to have the other's. */
@@ -76,6 +77,10 @@ static const char *base_format_option(const bl_train_config *c)
 bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text)
 {
     const bl_train_config *c = job->config;
+
+    if (job->model->is_trained)
+        return bl_text_format(
+            text, "ballast generate --model %s/" BL_OUTPUT_MODEL " --prompt \"...\"", dir);
     return bl_text_format(text, "ballast generate --model %s --adapter %s%s --prompt \"...\"",
                           c->model_name_or_path, dir, base_format_option(c));
 }
@@ -144,27 +149,56 @@ static void describe_ending(const bl_training *training, const bl_outcome *outco
                  (long long)training->total_steps);
     if (outcome->adapter_step < outcome->n_steps)
         snprintf(best, sizeof best,
-                 " The adapter is that of step %lld, which had the lowest validation loss.",
+                 " The %s is that of step %lld, which had the lowest validation loss.",
+                 training->job.model->is_trained ? "model" : "adapter",
                  (long long)outcome->adapter_step);
     snprintf(text, n_bytes, "%s%s", stopped, best);
 }
 
-bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
-                                   const char *dir)
+/* Of a model: all weights were trained. */
+static bl_status write_model_card(const bl_training *training, const bl_outcome *outcome,
+                                  const char *dir, char **text)
 {
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
-    char targets[128], ending[256], *losses = NULL, *base = NULL, *use = NULL, *text = NULL,
-                                    *path = NULL;
+    char ending[256], formats[BL_BASE_FORMATS_TEXT_BYTES], *losses = NULL, *command = NULL;
+    bl_status st;
+
+    describe_ending(training, outcome, ending, sizeof ending);
+    bl_base_formats_describe(&job->base_formats, "training", formats);
+    BL_TRY_GOTO(st, done, write_losses(job, outcome, &losses));
+    BL_TRY_GOTO(st, done, bl_training_next_command(job, dir, &command));
+    st =
+        bl_text_format(text,
+                       "---\nbase_model: %s\nbase_model_relation: finetune\npipeline_tag: "
+                       "text-generation\n---\n# %s, fine-tuned\n\n"
+                       "Every weight was trained with Ballast: %lld steps, %lld sequences a "
+                       "step.%s Projections: %s.\n\n%s\n## Use\n\n```\n%s\n```\n\n"
+                       "With transformers: `AutoModelForCausalLM.from_pretrained(\"%s/model\")`.\n",
+                       c->model_name_or_path, c->model_name_or_path, (long long)outcome->n_steps,
+                       (long long)bl_train_batch_rows(c), ending, formats, losses, command, dir);
+done:
+    free(command);
+    free(losses);
+    return st;
+}
+
+bl_status bl_training_readme(const bl_training *training, const bl_outcome *outcome,
+                             const char *dir, char **text)
+{
+    const bl_job *job = &training->job;
+    const bl_train_config *c = job->config;
+    char targets[128], ending[256], *losses = NULL, *base = NULL, *use = NULL;
     bl_status st = BL_OK;
 
+    if (job->model->is_trained) return write_model_card(training, outcome, dir, text);
     target_list(job, targets, sizeof targets);
     describe_ending(training, outcome, ending, sizeof ending);
     BL_TRY_GOTO(st, done, write_losses(job, outcome, &losses));
     BL_TRY_GOTO(st, done, write_base(job, outcome->stored.rows > 0, dir, &base));
     BL_TRY_GOTO(st, done, write_use(job, dir, &use));
     BL_TRY_GOTO(st, done,
-                bl_text_format(&text,
+                bl_text_format(text,
                                "---\nbase_model: %s\nlibrary_name: peft\npipeline_tag: "
                                "text-generation\ntags:\n- lora\n---\n"
                                "# LoRA adapter for %s\n\n"
@@ -174,13 +208,24 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
                                (long long)outcome->n_steps, (long long)bl_train_batch_rows(c),
                                (long long)job->lora.options.r, job->lora.options.alpha, targets,
                                ending, losses, base, use));
+done:
+    free(use);
+    free(base);
+    free(losses);
+    return st;
+}
+
+bl_status bl_training_write_readme(const bl_training *training, const bl_outcome *outcome,
+                                   const char *dir)
+{
+    char *text = NULL, *path = NULL;
+    bl_status st;
+
+    BL_TRY(bl_training_readme(training, outcome, dir, &text));
     BL_TRY_GOTO(st, done, bl_path_join(dir, BL_OUTPUT_README, &path));
     st = bl_file_write_atomic(path, text, strlen(text));
 done:
     free(path);
     free(text);
-    free(use);
-    free(base);
-    free(losses);
     return st;
 }

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "convert/trained.h"
 #include "train/rank/trainer.h"
 
 bool bl_trainer_note_loss(bl_trainer *t, int64_t step, double loss)
@@ -36,25 +37,62 @@ bool bl_trainer_stops_early(const bl_trainer *t)
     return patience > 0 && t->best.n_stale >= patience;
 }
 
-/* From its checkpoint, which ranks of another number may have written. Rank 0's. */
-static bl_status export_best(const bl_trainer *t)
+/* The adapter of a checkpoint of n_ranks ranks. */
+static bl_status export_adapter(const bl_trainer *t, const char *dir, int n_ranks)
 {
     const bl_job *job = t->job;
+
+    return bl_adapter_export_shards(&job->lora, &job->model->config, dir, n_ranks,
+                                    job->config->output_dir, job->config->model_name_or_path,
+                                    job->config->adapter_dtype == BL_ADAPTER_BF16);
+}
+
+/* The model of one, in place of an earlier run's. */
+static bl_status export_model(const bl_trainer *t, const char *dir, int n_ranks)
+{
+    bl_trained_options options = {.source = t->config->model_name_or_path,
+                                  .checkpoint = dir,
+                                  .n_ranks = n_ranks,
+                                  .is_f32 = t->config->model_dtype == BL_MODEL_F32};
+    char *target = NULL, *readme = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_path_join(t->config->output_dir, BL_OUTPUT_MODEL, &target));
+    BL_TRY_GOTO(st, done, bl_tree_remove(target));
+    BL_TRY_GOTO(
+        st, done,
+        bl_training_readme(t->training, &t->output->outcome, t->config->output_dir, &readme));
+    options.target = target;
+    options.readme = readme;
+    st = bl_model_write_trained(&options);
+done:
+    free(readme);
+    free(target);
+    return st;
+}
+
+/* From the checkpoint of a step, which ranks of another number may have written. Rank 0's. */
+static bl_status export_step(const bl_trainer *t, int64_t step)
+{
     char *dir = NULL;
     json_t *state = NULL;
     int64_t n_ranks;
 
-    BL_TRY(
-        bl_text_format(&dir, "%s/step-%lld", t->training->checkpoint_dir, (long long)t->best.step));
+    BL_TRY(bl_text_format(&dir, "%s/step-%lld", t->training->checkpoint_dir, (long long)step));
     bl_status st = bl_checkpoint_verify(dir, NULL, &state);
     if (st == BL_OK)
         st = bl_json_get_int(dir, state, "ranks", BL_JSON_REQUIRED, 1, 1 << 20, &n_ranks);
     if (st == BL_OK)
-        st = bl_adapter_export_shards(&job->lora, &job->model->config, dir, (int)n_ranks,
-                                      job->config->output_dir, job->config->model_name_or_path,
-                                      job->config->adapter_dtype == BL_ADAPTER_BF16);
+        st = t->job->model->is_trained ? export_model(t, dir, (int)n_ranks)
+                                       : export_adapter(t, dir, (int)n_ranks);
     json_decref(state);
     free(dir);
+    return st;
+}
+
+static bl_status export_best(const bl_trainer *t)
+{
+    bl_status st = export_step(t, t->best.step);
     return st == BL_ECHECKPOINT
                ? bl_error_prefix(st, "load_best_model_at_end: the checkpoint of the lowest loss is "
                                      "damaged, --resume_from_checkpoint true takes the best of the "
@@ -66,9 +104,12 @@ static bl_status export_best(const bl_trainer *t)
 static bl_status list_adapter(const bl_trainer *t)
 {
     static const char *const added[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG,
-                                        BL_OUTPUT_README};
+                                        BL_OUTPUT_README},
+                             *const model[] = {BL_OUTPUT_MODEL, BL_OUTPUT_README};
 
     BL_TRY(bl_output_check_lock(t->output));
+    if (t->job->model->is_trained)
+        return bl_output_list(t->config->output_dir, t->output, model, BL_COUNT(model));
     return bl_output_list(t->config->output_dir, t->output, added, BL_COUNT(added));
 }
 
@@ -79,6 +120,8 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
         t->config->load_best_model_at_end && t->best.step >= 0 && t->best.step != t->steps_done;
     bl_status st = BL_OK;
 
+    /* A model is written from a checkpoint: of a run that had nothing left to do, another's. */
+    if (job->model->is_trained && !takes_best) BL_TRY(bl_trainer_save(t, t->steps_done));
     if (t->output) {
         bl_outcome *outcome = &t->output->outcome;
         BL_TRY(list_adapter(t));
@@ -88,11 +131,11 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
             outcome->trained.loss = t->best.loss;
         }
     }
-    if (!takes_best)
+    if (takes_best || job->model->is_trained)
+        st = !t->output ? BL_OK : takes_best ? export_best(t) : export_step(t, t->steps_done);
+    else
         st = bl_adapter_state_write_peft(t->rank->state, &job->model->config,
                                          job->config->output_dir, job->config->model_name_or_path,
                                          job->config->adapter_dtype == BL_ADAPTER_BF16);
-    else if (t->output)
-        st = export_best(t);
     return bl_output_failure(t->folder, st);
 }

@@ -101,7 +101,7 @@ bl_status bl_evaluation_join(bl_evaluation *e, int n, bl_group *group)
     BL_TRY(fill_all(e, n, e->batches[turn], e->mismatched[turn]));
     for (int i = 0; i < n; i++) {
         bl_pass_micro micro = {.batch = e->batches[turn]->micro + i,
-                               .adapter = r->state ? &r->adapter : NULL,
+                               .adapter = bl_rank_adapter(r),
                                .loss_sum = &sums[0],
                                .is_companion = e->n_riders > 0};
         BL_TRY(bl_group_add(group, &micro, 1, &at));

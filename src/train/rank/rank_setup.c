@@ -126,6 +126,9 @@ bl_status bl_rank_load_base(bl_rank *r)
 bl_status bl_rank_create_adapter(bl_rank *r)
 {
     const bl_job *job = r->job;
+    if (job->model->is_trained)
+        return bl_adapter_full_create(r->weights, r->base, r->world, r->compute, r->communication,
+                                      r->timeline, &r->state);
     if (job->lora.n_floats == 0) return BL_OK;
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->model->config.n_layers,
@@ -134,10 +137,15 @@ bl_status bl_rank_create_adapter(bl_rank *r)
     return BL_OK;
 }
 
+const bl_pass_adapter *bl_rank_adapter(const bl_rank *r)
+{
+    return r->adapter.ring ? &r->adapter : NULL;
+}
+
 bl_status bl_rank_fill_adapter(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
-    if (!r->state) return BL_OK;
+    if (!r->state || r->job->model->is_trained) return BL_OK;
     if (c->init_adapter)
         return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
     return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);

@@ -82,6 +82,7 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
 {
     const bl_batches *batches = bl_trainer_batches(t);
     struct bl_preference *preference = t->rank->preference;
+    const bl_weight_sink *weights = bl_adapter_full_sink(t->rank->state);
     double n_means = (double)(preference ? totals->n_filled : totals->n_labels);
 
     if (totals->n_labels == 0)
@@ -93,11 +94,13 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
                                                  .seed = (uint64_t)t->config->seed,
                                                  .step = (uint64_t)t->steps_done};
     for (int m = 0; m < batches->n_micro; m++)
-        micro[m] = (bl_pass_micro){.batch = batches->micro + m,
-                                   .adapter = &t->rank->adapter,
-                                   .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
-                                   .gradients = bl_adapter_state_sink(t->rank->state),
-                                   .loss_scale = 1.0 / n_means};
+        micro[m] =
+            (bl_pass_micro){.batch = batches->micro + m,
+                            .adapter = bl_rank_adapter(t->rank),
+                            .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
+                            .gradients = weights ? NULL : bl_adapter_state_sink(t->rank->state),
+                            .weights = weights,
+                            .loss_scale = 1.0 / n_means};
     if (preference) bl_preference_begin(preference, BL_PREFERENCE_STEP);
     if (t->steps_done + 1 < t->training->total_steps)
         begin_fill(t, t->steps_done + 1);
@@ -114,7 +117,7 @@ static void name_bad_tensor(bl_trainer *t, const bl_pass_input *input, char *nam
     int micro;
 
     t->rank->is_at_fault = bl_pass_find_bad(t->rank->pass, input, &layer, &micro) &&
-                           input->micro[micro].adapter == &t->rank->adapter;
+                           input->micro[micro].adapter == bl_rank_adapter(t->rank);
     if (!t->rank->is_at_fault)
         snprintf(name, n_bytes,
                  "not among the outputs of the layers: the logits, a gradient, or an earlier "
@@ -210,6 +213,9 @@ static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals 
         .n_fallbacks = result->n_fallbacks,
         .preference = result->preference,
         .peak_flops = t->peak_flops * job->topology.n_ranks};
+    if (job->model->is_trained)
+        metrics.flops += bl_arch_gradient_flops(&job->model->config, (double)totals->n_tokens,
+                                                (double)totals->n_labels);
     memcpy(metrics.lanes, result->lanes, sizeof metrics.lanes);
     BL_TRY(bl_output_check_lock(t->output));
     return bl_metrics_step(t->output->metrics, &metrics);

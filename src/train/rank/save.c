@@ -5,7 +5,8 @@
  *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter/shards.c
  *   checkpoints/step-N/adapter_model.safetensors,
  *                      adapter_config.json                the adapter after N steps, made from the
- *                                                         shards by rank 0
+ *                                                         shards by rank 0; none of a run that
+ *                                                         trains all weights
  *   checkpoints/step-N/config.yaml                        the resolved configuration
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
@@ -31,7 +32,7 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
     json_t *state = json_pack(
         "{s:I, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f}", "step", (json_int_t)step, "ranks",
         job->topology.n_ranks, "n_layers", (json_int_t)job->model->config.n_layers,
-        "floats_per_layer", (json_int_t)job->lora.n_floats, "metrics_bytes",
+        "floats_per_layer", (json_int_t)bl_job_layer_floats(job), "metrics_bytes",
         (json_int_t)metrics_bytes, "evaluated_step", (json_int_t)t->evaluated_step, "first_loss",
         outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
         isnan(outcome->base.loss) ? BL_LOSS_UNKNOWN : outcome->base.loss, "validation_loss",
@@ -69,7 +70,19 @@ done:
 int64_t bl_job_checkpoint_bytes(const bl_job *job)
 {
     enum { SLACK_BYTES = 1 << 20 };
-    return bl_adapter_checkpoint_bytes(&job->lora, job->model->config.n_layers) + SLACK_BYTES;
+    int64_t n_bytes;
+
+    if (!job->model->is_trained)
+        n_bytes = bl_adapter_checkpoint_bytes(&job->lora, job->model->config.n_layers);
+    else if (bl_adapter_full_checkpoint_bytes(&job->model->config, job->topology.n_ranks,
+                                              &n_bytes) != BL_OK)
+        return INT64_MAX;
+    return n_bytes + SLACK_BYTES;
+}
+
+int64_t bl_job_layer_floats(const bl_job *job)
+{
+    return job->model->is_trained ? bl_arch_layer_weights(&job->model->config) : job->lora.n_floats;
 }
 
 /* Before the checkpoint's directory appears. */
@@ -129,7 +142,7 @@ static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpo
         bl_adapter_shard_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(output->saving, name, &files[i]));
     }
-    BL_TRY(add_adapter(job, output->saving));
+    if (!job->model->is_trained) BL_TRY(add_adapter(job, output->saving));
     BL_TRY(bl_metrics_sync(output->metrics, &metrics_bytes));
     json_t *state = describe(t, step, metrics_bytes);
     bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)

@@ -88,7 +88,7 @@ static bl_status run_forward(bl_rank *r, int64_t T)
 {
     bl_batches *batches = r->evaluation->batches[0];
     bl_pass_micro one = {.batch = batches->micro,
-                         .adapter = r->state ? &r->adapter : NULL,
+                         .adapter = bl_rank_adapter(r),
                          .loss_sum = r->evaluation->sums->memory};
 
     bl_batches_clear(batches);

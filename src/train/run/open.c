@@ -73,8 +73,10 @@ bl_status bl_job_open_model(bl_job *job)
     int n_shards = bl_plan_n_shards(c, &job->topology),
         n_replicas = (int)bl_ceil_div(job->topology.n_on_host, n_shards);
 
-    BL_TRY(bl_model_open_shared(c->model_name_or_path, c->base_format, c->max_seq_length,
-                                job->host_memory, n_replicas, &job->model));
+    bl_base_format format = bl_train_config_is_full(c) ? BL_BASE_TRAINED : c->base_format;
+
+    BL_TRY(bl_model_open_shared(c->model_name_or_path, format, c->max_seq_length, job->host_memory,
+                                n_replicas, &job->model));
     job->model->io_engine = c->io_engine;
     job->base_formats = job->model->base_formats;
     if (c->max_seq_length > job->model->config.max_position_embeddings)
@@ -95,7 +97,10 @@ void bl_job_print_base_formats(const bl_job *job, const char *where)
 {
     char text[BL_BASE_FORMATS_TEXT_BYTES];
     bl_base_formats_describe(&job->base_formats, where, text);
-    bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
+    if (bl_train_config_is_full(job->config))
+        bl_log_info("finetuning_type full: %s", text);
+    else
+        bl_log_info("base_format %s: %s", bl_base_format_name(job->config->base_format), text);
 }
 
 bl_plan_input bl_job_plan_input(const bl_job *job)

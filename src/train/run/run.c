@@ -22,7 +22,7 @@ static double trainable_m(const bl_job *job)
 static bl_status print_model(const bl_job *job)
 {
     const bl_train_config *c = job->config;
-    char products[BL_CUDA_GEMM_TEXT_BYTES];
+    char products[BL_CUDA_GEMM_TEXT_BYTES], trained[64] = "all trainable";
 
     BL_TRY(bl_products_describe(job, products));
     bl_log_info("products: %s", products);
@@ -30,12 +30,15 @@ static bl_status print_model(const bl_job *job)
         bl_cpu_gemm_has_bf16())
         bl_log_info("products are in fp32; this processor has AVX512-BF16: compute_dtype bf16 "
                     "is faster and rounds more");
-    bl_log_info("model: %.1f M parameters, %lld layers; LoRA r %lld, %.2f M trainable; %d rank%s x "
-                "%lld thread%s, shards of %lld",
+    if (!job->model->is_trained)
+        snprintf(trained, sizeof trained, "LoRA r %lld, %.2f M trainable",
+                 (long long)job->lora.options.r, trainable_m(job));
+    bl_log_info("model: %.1f M parameters, %lld layers; %s; %d rank%s x %lld thread%s, shards of "
+                "%lld",
                 (double)bl_model_config_n_params(&job->model->config) * 1e-6,
-                (long long)job->model->config.n_layers, (long long)job->lora.options.r,
-                trainable_m(job), job->topology.n_ranks, job->topology.n_ranks == 1 ? "" : "s",
-                (long long)c->threads, c->threads == 1 ? "" : "s", (long long)c->shard_size);
+                (long long)job->model->config.n_layers, trained, job->topology.n_ranks,
+                job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
+                c->threads == 1 ? "" : "s", (long long)c->shard_size);
     return BL_OK;
 }
 
@@ -64,11 +67,14 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     const bl_train_config *c = job->config;
     char *path = NULL;
 
-    static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS, BL_OUTPUT_REPORT};
+    /* The last one in a run that writes a model. */
+    static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS, BL_OUTPUT_REPORT,
+                                        BL_OUTPUT_MODEL};
 
     BL_TRY(bl_training_start_over(training, output));
     BL_TRY(bl_output_reserve_report(c->output_dir, output));
-    BL_TRY(bl_output_list(c->output_dir, output, added, BL_COUNT(added)));
+    BL_TRY(bl_output_list(c->output_dir, output, added,
+                          BL_COUNT(added) - (job->model->is_trained ? 0 : 1)));
     BL_TRY(bl_path_join(c->output_dir, BL_OUTPUT_CONFIG, &path));
     bl_status st = bl_train_config_write_resolved(c, path);
     free(path);
@@ -209,6 +215,7 @@ static bl_status open_rows(bl_job *job)
     BL_TRY(bl_run_data_open_training(c, &job->model->config, job->host_memory, job->topology.n_here,
                                      &job->data));
     bl_job_measure_rows(job);
+    if (job->model->is_trained) return BL_OK;
     return bl_adapter_choose_lora(c, &job->model->config, true, &job->lora);
 }
 
@@ -367,11 +374,13 @@ static bl_status finish_run(bl_training *training, bl_output *output)
     BL_TRY(bl_output_failure(output, bl_training_write_readme(training, &output->outcome, dir)));
     BL_TRY(bl_training_write_report(training, output, &is_written));
     bl_metrics_print_end(output->metrics);
+    bool is_model = training->job.model->is_trained;
+    const char *what = is_model ? "model" : "adapter", *below = is_model ? "/" BL_OUTPUT_MODEL : "";
     if (output->outcome.adapter_step < output->outcome.n_steps)
-        bl_log_info("adapter of step %lld, which had the lowest validation loss, written to %s",
-                    (long long)output->outcome.adapter_step, dir);
+        bl_log_info("%s of step %lld, which had the lowest validation loss, written to %s%s", what,
+                    (long long)output->outcome.adapter_step, dir, below);
     else
-        bl_log_info("adapter written to %s", dir);
+        bl_log_info("%s written to %s%s", what, dir, below);
     return BL_OK;
 }
 

@@ -9,9 +9,11 @@
  *   output_dir holds            neither   resume_from_checkpoint        overwrite_output_dir
  *   nothing, or an empty log    start     start                         start
  *   a log, nothing else         exit 2    start over                    start over
- *   an adapter, no checkpoint   exit 2    exit 2                        start over
+ *   result, no checkpoint       exit 2    exit 2                        start over
  *   a whole checkpoint          exit 2    resume the newest whole one   start over
  *   damaged checkpoints only    exit 2    exit 5                        start over
+ *
+ * The result is an adapter or a model.
  *
  * resume_from_checkpoint PATH resumes that checkpoint or is exit 5. To start over removes the files
  * that runs in output_dir wrote and nothing else: checkpoints one by one, never a directory that
@@ -33,7 +35,7 @@
 /* ---- files of earlier runs in output_dir ---- */
 
 typedef struct traces {
-    bool has_log, has_adapter, has_checkpoints; /* has_log: steps in it */
+    bool has_log, has_adapter, has_checkpoints; /* has_log: steps; has_adapter: or a model */
 } traces;
 
 static bl_status look_at(const bl_output *output, const bl_train_config *c, const char *name,
@@ -53,9 +55,12 @@ static bl_status find_traces(const bl_training *training, const bl_output *outpu
     const bl_train_config *c = training->config;
     int64_t *steps;
     size_t n_steps;
+    bool has_model;
 
     BL_TRY(look_at(output, c, BL_OUTPUT_METRICS, &out->has_log));
     BL_TRY(look_at(output, c, BL_OUTPUT_ADAPTER, &out->has_adapter));
+    BL_TRY(look_at(output, c, BL_OUTPUT_MODEL, &has_model));
+    out->has_adapter |= has_model;
     BL_TRY(bl_checkpoint_list_owned(training->checkpoint_dir, output->files, &steps, &n_steps));
     free(steps);
     out->has_checkpoints = n_steps > 0;
@@ -106,10 +111,15 @@ static bl_status for_old_events(const bl_train_config *c, const bl_output *outpu
 static bl_status for_old_files(const bl_train_config *c, const bl_output *output, file_fn f,
                                int64_t *n_bytes)
 {
-    for (size_t i = 0; bl_output_name(i); i++) {
+    bool is_last = false;
+
+    for (size_t i = 0; !is_last; i++) {
+        const char *name = bl_output_name(i);
         char *path;
-        if (strcmp(bl_output_name(i), BL_OUTPUT_CONFIG) == 0) continue;
-        BL_TRY(bl_path_join(c->output_dir, bl_output_name(i), &path));
+        is_last = name == NULL;
+        if (is_last) name = BL_OUTPUT_MODEL;
+        if (strcmp(name, BL_OUTPUT_CONFIG) == 0) continue;
+        BL_TRY(bl_path_join(c->output_dir, name, &path));
         bl_status st = bl_file_list_has(output->files, path) ? f(path, n_bytes) : BL_OK;
         free(path);
         BL_TRY(st);
@@ -326,11 +336,12 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
                             &outcome->trained.loss));
     BL_TRY(read_best(start->dir, state, &start->best));
     start->n_ranks = (int)ranks;
-    if (layers != job->model->config.n_layers || floats != job->lora.n_floats)
-        return BL_FAIL(BL_ECHECKPOINT,
-                       "%s: it holds %lld layers of %lld LoRA weights, this run has %lld of %lld",
-                       start->dir, (long long)layers, (long long)floats,
-                       (long long)job->model->config.n_layers, (long long)job->lora.n_floats);
+    if (layers != job->model->config.n_layers || floats != bl_job_layer_floats(job))
+        return BL_FAIL(
+            BL_ECHECKPOINT,
+            "%s: it holds %lld layers of %lld trained weights, this run has %lld of %lld",
+            start->dir, (long long)layers, (long long)floats,
+            (long long)job->model->config.n_layers, (long long)bl_job_layer_floats(job));
     BL_TRY(check_differences(training, state));
     if (start->other_validation) {
         start->evaluated_step = -1;
@@ -410,10 +421,11 @@ static bl_status resume(bl_training *training, bl_output *output, const traces *
         return bl_train_config_resume(c) == BL_RESUME_PATH ? warn_of_newer(training) : BL_OK;
     }
     if (found->has_adapter)
-        return BL_FAIL(BL_EUSAGE,
-                       "output_dir %s holds an adapter and no checkpoint to resume: use another "
-                       "output_dir, or overwrite_output_dir: true to delete the adapter",
-                       c->output_dir);
+        return BL_FAIL(
+            BL_EUSAGE,
+            "output_dir %s holds %s and no checkpoint to resume: use another output_dir, "
+            "or overwrite_output_dir: true to delete it",
+            c->output_dir, bl_train_config_is_full(c) ? "a model" : "an adapter");
     bl_log_info("%s has no checkpoint to resume: starting at step 0", c->output_dir);
     start->step = 0;
     start->starts_over = true;

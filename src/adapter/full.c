@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* full.c -- the trainable state of a run that trains every weight: its memory, and the way of a
+ * gradient from backward to the rank's rows. */
+#include "adapter/full.h"
+
+#include <stdlib.h>
+
+#include "adapter/internal.h"
+#include "base/sizes.h"
+#include "ops/elementwise.h"
+
+enum { FLOAT = sizeof(float) };
+
+/* A table's gradient takes the place of two layers'. */
+static int64_t layer_bytes(const bl_base_layout *layout)
+{
+    return (int64_t)layout->units[0].slot_bytes;
+}
+
+bl_adapter_full_bytes bl_adapter_full_measure(const bl_model_config *config,
+                                              const bl_base_layout *layout)
+{
+    const bl_base_unit *head = &layout->units[config->n_layers];
+    bl_adapter_full_bytes n = {.shard = (int64_t)layout->shard_bytes,
+                               .vectors = bl_arch_vector_floats(config) * FLOAT,
+                               .embedding =
+                                   config->tie_word_embeddings ? (int64_t)head->shard_bytes : 0,
+                               .staging = BL_STAGING_BYTES};
+
+    if (layout->n_shards == 1) return n;
+    n.whole = bl_max_i64(2 * layer_bytes(layout), (int64_t)head->slot_bytes);
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+        n.part = bl_max_i64(n.part, (int64_t)w.part->shard_bytes);
+    return n;
+}
+
+/* ---- the sink ---- */
+
+/* The unit of the base that has the weights whose gradients are those of `unit`. */
+static const bl_base_unit *unit_of(const adapter_full *f, int64_t unit)
+{
+    int64_t head = f->config->n_layers;
+    bool is_tied = f->config->tie_word_embeddings;
+    return &f->base_layout->units[is_tied && unit > head ? head : unit];
+}
+
+/* The rank's rows of the unit's gradients. */
+static float *rows_of(const bl_adapter_state *s, int64_t unit)
+{
+    const adapter_full *f = s->trained;
+
+    if (unit > f->config->n_layers && f->embedding_grad) return f->embedding_grad;
+    return s->grad + unit_of(f, unit)->offset / FLOAT;
+}
+
+/* Of several ranks: where the whole gradients of the unit are until they are reduced. */
+static float *whole_of(const bl_adapter_state *s, int64_t unit)
+{
+    const adapter_full *f = s->trained;
+
+    if (unit >= f->config->n_layers) return f->whole;
+    return f->whole + s->turn * (layer_bytes(f->base_layout) / FLOAT);
+}
+
+/* What was there has been reduced. */
+static bl_status wait_for_whole(const bl_adapter_state *s, int64_t unit, bl_stream *stream)
+{
+    bool is_table = unit >= s->trained->config->n_layers;
+
+    for (int i = 0; i < 2; i++)
+        if (is_table || i == s->turn)
+            BL_TRY(bl_timeline_wait(s->timeline, BL_LANE_LORA, "wait", unit, -1, stream,
+                                    s->reduced[i]));
+    return BL_OK;
+}
+
+static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out)
+{
+    bl_adapter_state *s = user;
+    const adapter_full *f = s->trained;
+    const bl_base_unit *u = unit_of(f, unit);
+    bool is_whole = f->whole != NULL;
+    float *memory = is_whole ? whole_of(s, unit) : rows_of(s, unit);
+
+    *out = (bl_weight_gradients){.vectors = NULL};
+    for (int m = 0; m < u->n_matrices; m++) {
+        const bl_base_part *part = u->matrix[m].part;
+        out->matrix[m] = memory + (is_whole ? part->slot_offset : part->shard_offset) / FLOAT;
+    }
+    if (unit <= f->config->n_layers)
+        out->vectors = f->vector_grad + unit * bl_arch_layer_floats(f->config);
+    if (!is_whole) return BL_OK;
+    BL_TRY(wait_for_whole(s, unit, stream));
+    return bl_stream_zero(stream, memory, u->slot_bytes);
+}
+
+/* In the order of ranks, and added to what earlier micro-batches have left. */
+static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_part *part,
+                             const float *whole)
+{
+    int64_t n = (int64_t)part->shard_bytes / FLOAT;
+
+    bl_comm_set_label(s->world, "the gradients of layer", unit);
+    BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, whole + part->slot_offset / FLOAT,
+                                      s->partial, n));
+    bl_comm_set_label(s->world, NULL, 0);
+    return bl_accumulate(
+        s->communication,
+        &(bl_accumulate_args){.n = n,
+                              .x = bl_tensor_f32(s->partial),
+                              .y = bl_tensor_f32(rows_of(s, unit) + part->shard_offset / FLOAT),
+                              .without_workers = true});
+}
+
+static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
+{
+    bl_adapter_state *s = user;
+    const adapter_full *f = s->trained;
+    const bl_base_unit *u = unit_of(f, unit);
+    int turn = s->turn, span;
+    bool is_table = unit >= f->config->n_layers;
+
+    if (!f->whole) return BL_OK;
+    const float *whole = whole_of(s, unit);
+    if (!is_table) s->turn ^= 1;
+    BL_TRY(bl_event_record(s->written[turn], stream));
+    BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
+    BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", unit, -1, s->communication,
+                             &span));
+    for (int m = 0; m < u->n_matrices; m++) BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole));
+    for (int i = 0; i < 2; i++)
+        if (is_table || i == turn) BL_TRY(bl_event_record(s->reduced[i], s->communication));
+    int64_t received = (int64_t)u->shard_bytes * (bl_comm_size(s->world) - 1);
+    return bl_timeline_end(s->timeline, span, s->communication, received);
+}
+
+const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *s)
+{
+    return s->trained ? &s->trained->sink : NULL;
+}
+
+/* ---- the step ---- */
+
+bl_status adapter_full_join(bl_adapter_state *s)
+{
+    const adapter_full *f = s->trained;
+
+    if (!f->embedding_grad) return BL_OK;
+    return bl_accumulate(
+        s->compute, &(bl_accumulate_args){.n = f->bytes.embedding / FLOAT,
+                                          .x = bl_tensor_f32(f->embedding_grad),
+                                          .y = bl_tensor_f32(rows_of(s, f->config->n_layers))});
+}
+
+bl_status adapter_full_reduce(bl_adapter_state *s)
+{
+    const adapter_full *f = s->trained;
+
+    if (bl_comm_size(s->world) == 1) return BL_OK;
+    bl_comm_set_label(s->world, "the gradients of norms and biases", -1);
+    BL_TRY(bl_comm_all_reduce_f32(s->world, s->communication, f->vector_grad, f->n_vectors));
+    bl_comm_set_label(s->world, NULL, 0);
+    return BL_OK;
+}
+
+/* ---- create ---- */
+
+static bl_status take(const bl_adapter_state *s, int64_t n_bytes, const char *what, float **out)
+{
+    return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_bytes, what, (void **)out);
+}
+
+static bl_status allocate(bl_adapter_state *s)
+{
+    adapter_full *f = s->trained;
+
+    BL_TRY(take(s, f->bytes.shard, "AdamW first moments", &s->m));
+    BL_TRY(take(s, f->bytes.shard, "AdamW second moments", &s->v));
+    BL_TRY(take(s, f->bytes.shard, "gradients", &s->grad));
+    BL_TRY(take(s, f->bytes.vectors, "AdamW first moments", &f->vector_m));
+    BL_TRY(take(s, f->bytes.vectors, "AdamW second moments", &f->vector_v));
+    BL_TRY(take(s, f->bytes.vectors, "gradients", &f->vector_grad));
+    if (f->bytes.embedding > 0)
+        BL_TRY(take(s, f->bytes.embedding, "the embedding's gradients", &f->embedding_grad));
+    if (f->bytes.whole > 0) {
+        BL_TRY(take(s, f->bytes.whole, "a layer's gradients", &f->whole));
+        BL_TRY(take(s, f->bytes.part, "reduced gradients", &s->partial));
+    }
+    for (int i = 0; i < 2; i++) {
+        BL_TRY(bl_event_create(s->device, &s->written[i]));
+        BL_TRY(bl_event_create(s->device, &s->reduced[i]));
+    }
+    return adapter_allocate_sums(s);
+}
+
+/* AdamW takes the rows as one array. */
+static bl_status check_pages(const bl_model_weights *w)
+{
+    if (!w->shards) return BL_FAIL(BL_EINTERNAL, "trained weights that are not in device memory");
+    for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);)
+        if ((char *)bl_pages_memory(w->pages, at.index) !=
+                (char *)w->shards + w->layout.units[at.idx_unit].offset + at.part->shard_offset ||
+            at.matrix->n_parts != 1)
+            return BL_FAIL(BL_EINTERNAL, "trained weights that are not contiguous");
+    return BL_OK;
+}
+
+bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_comm *world,
+                                 bl_stream *compute, bl_stream *communication,
+                                 bl_timeline *timeline, bl_adapter_state **out)
+{
+    const bl_model_config *config = &weights->model->config;
+
+    *out = NULL;
+    BL_TRY(check_pages(weights));
+    bl_adapter_state *s = calloc(1, sizeof *s);
+    adapter_full *f = calloc(1, sizeof *f);
+    if (!s || !f) {
+        free(s), free(f);
+        return BL_FAIL(BL_ENOMEM, "the state of all weights");
+    }
+    *f = (adapter_full){.config = config,
+                        .base_layout = &weights->layout,
+                        .base = base,
+                        .bytes = bl_adapter_full_measure(config, &weights->layout),
+                        .n_vectors = bl_arch_vector_floats(config),
+                        .vectors = weights->vectors,
+                        .sink = {s, sink_begin, sink_end}};
+    *s = (bl_adapter_state){.trained = f,
+                            .device = weights->device,
+                            .world = world,
+                            .compute = compute,
+                            .communication = communication,
+                            .timeline = timeline,
+                            .n_layers = config->n_layers,
+                            .n_floats = f->bytes.shard / FLOAT,
+                            .w = weights->shards,
+                            .bytes = {.shard = f->bytes.shard, .staging = f->bytes.staging}};
+    bl_status st = allocate(s);
+    if (st != BL_OK) {
+        bl_adapter_state_destroy(s);
+        return st;
+    }
+    *out = s;
+    return BL_OK;
+}
+
+void adapter_full_free(bl_adapter_state *s)
+{
+    adapter_full *f = s->trained;
+    float *const blocks[] = {f->vector_m, f->vector_v, f->vector_grad, f->embedding_grad, f->whole};
+
+    for (size_t i = 0; i < BL_COUNT(blocks); i++)
+        bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
+    s->w = NULL; /* the base's */
+    free(f);
+}

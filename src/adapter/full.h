@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* full.h -- the trainable state of a run that trains every weight of the model.
+ *
+ * Its weights are the base's own rows, fp32, in the rank's pages in device memory: what the base's
+ * ring gathers for the layers is what AdamW updates. Next to them the rank has moments and
+ * gradients of its rows, laid out as they are (linear/base.h). Norms and biases, which every rank
+ * has whole, have whole moments and gradients; every rank updates them alike.
+ *
+ * One rank: backward adds gradients to the rank's rows themselves. Several: backward fills a unit's
+ * whole gradient, which is reduce-scattered in the order of ranks and added to the shard, micro-
+ * batch by micro-batch, as LoRA's is: bits depend on the number of ranks, never on the grouping of
+ * micro-batches. Norms' and biases' are summed over the micro-batches of each rank and once per
+ * step over the ranks. A tied embedding's is summed apart from the head's, and added to it at the
+ * step's end.
+ *
+ * The state is a bl_adapter_state: its step, sums, update and checkpoints are those of state.h. */
+#ifndef BALLAST_ADAPTER_FULL_H
+#define BALLAST_ADAPTER_FULL_H
+
+#include "adapter/state.h"
+#include "model/weights.h"
+
+/* Bytes of one rank's part, all fp32: its rows of all matrices (the weights themselves are the
+ * base's), all norms and biases, a tied embedding's gradient (0: not tied); of several ranks a
+ * unit's whole gradient, or two layers', and the largest part of a matrix's sum. Staging is host
+ * memory. */
+typedef struct bl_adapter_full_bytes {
+    int64_t shard, vectors, embedding, whole, part, staging;
+} bl_adapter_full_bytes;
+/* layout: bl_model_layout_trained's, of n_shards = the ranks. */
+bl_adapter_full_bytes bl_adapter_full_measure(const bl_model_config *config,
+                                              const bl_base_layout *layout);
+
+/* Of weights and base of a model that was opened as BL_BASE_TRAINED, all in device memory; they,
+ * comm (of all ranks: the shards'), streams and timeline (may be NULL; BL_LANE_LORA) are
+ * borrowed. */
+bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_comm *world,
+                                 bl_stream *compute, bl_stream *communication,
+                                 bl_timeline *timeline, bl_adapter_state **out);
+
+/* Where a pass puts the gradients of a micro-batch, in place of bl_adapter_state_sink; NULL: the
+ * state is LoRA's. */
+const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *state);
+
+/* ---- full_shards.c: checkpoints ---- */
+
+/* As bl_adapter_checkpoint_bytes: weights and both moments of n_ranks ranks. BL_ENOMEM. */
+bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, int n_ranks,
+                                           int64_t *n_bytes);
+
+/* The weights in the files that n_ranks ranks have written into `dir`. */
+typedef struct bl_adapter_full_reader bl_adapter_full_reader;
+/* BL_ECHECKPOINT: one of them is not such a file. config is borrowed. */
+bl_status bl_adapter_full_open(const bl_model_config *config, const char *dir, int n_ranks,
+                               bl_adapter_full_reader **out);
+void bl_adapter_full_close(bl_adapter_full_reader *reader); /* NULL is fine */
+/* Rows [begin, end) of a tensor of the model, of a vector: its elements, to dst (host memory).
+ * BL_ECHECKPOINT. */
+bl_status bl_adapter_full_read(bl_adapter_full_reader *reader, const bl_arch_tensor *tensor,
+                               int64_t begin, int64_t end, float *dst);
+
+/* The place of a tensor with rows, in a layout of bl_model_layout_trained: its part, and the row of
+ * that with which it begins. */
+const bl_base_part *bl_adapter_full_place(const bl_model_config *config,
+                                          const bl_base_layout *layout,
+                                          const bl_arch_tensor *tensor, int64_t *unit,
+                                          int64_t *row);
+
+#endif

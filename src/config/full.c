@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* full.c -- finetuning_type full: the keys that it does not support, or that have no effect with
+ * it. */
+#include <stdio.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "config/internal.h"
+
+bool bl_train_config_is_full(const bl_train_config *config)
+{
+    return config->finetuning_type == BL_FINETUNING_FULL;
+}
+
+/* Keys that must have their defaults, and why. */
+static const struct {
+    const char *key, *why;
+} unsupported[] = {
+    {"init_adapter", "it is LoRA's; merge the adapter first (ballast merge)"},
+    {"adapter_dtype", "a model is written (model_dtype)"},
+    {"lora_r", "it is LoRA's"},
+    {"lora_alpha", "it is LoRA's"},
+    {"lora_dropout", "it is LoRA's"},
+    {"lora_target_modules", "it is LoRA's"},
+    {"use_rslora", "it is LoRA's"},
+    {"base_format", "the weights are trained in fp32"},
+    {"compute_bf16_modules", "products are in fp32"},
+    {"fp8_fast_accumulation", "products are in fp32"},
+    {"offload_tier", "the weights and their optimizer state are in memory"},
+    {"offload_host_part", "the weights and their optimizer state are in memory"},
+    {"verify_base", "the weights change in every step"},
+};
+
+bl_status config_check_full(const bl_train_config *c)
+{
+    bl_losses losses;
+
+    if (!bl_train_config_is_full(c)) {
+        if (!config_differs(c, "model_dtype")) return BL_OK;
+        return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
+                                  "(adapter_dtype); leave it out");
+    }
+    if (c->device == BL_CONFIG_DEVICE_CUDA)
+        return BL_FAIL(BL_EUSAGE, "finetuning_type full is not supported on GPUs yet: use device: "
+                                  "cpu, or finetuning_type: lora");
+    if (c->compute_dtype != BL_COMPUTE_FP32)
+        return BL_FAIL(BL_EUSAGE, "finetuning_type full: compute_dtype bf16 is not supported: the "
+                                  "weights are trained in fp32; leave it out");
+    for (size_t i = 0; i < BL_COUNT(unsupported); i++)
+        if (config_differs(c, unsupported[i].key))
+            return BL_FAIL(BL_EUSAGE, "finetuning_type full: %s is not supported: %s; leave it out",
+                           unsupported[i].key, unsupported[i].why);
+    if (c->offload_ratio != 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "finetuning_type full: offload_ratio %g is not supported: the weights and "
+                       "their optimizer state are in memory; leave it out",
+                       c->offload_ratio);
+    if (c->shard_size != c->ranks)
+        return BL_FAIL(BL_EUSAGE,
+                       "finetuning_type full: shard_size %lld is not supported: the weights are "
+                       "sharded over all %lld ranks; leave it out",
+                       (long long)c->shard_size, (long long)c->ranks);
+    BL_TRY(bl_train_config_losses(c, &losses));
+    if (losses.is_preference)
+        return BL_FAIL(BL_EUSAGE,
+                       "finetuning_type full: loss_type %s is not supported: preference "
+                       "losses train LoRA adapters; use nll",
+                       bl_loss_name(losses.term[0].loss));
+    if (!bl_train_config_given(c, "learning_rate"))
+        bl_log_warning(
+            "learning_rate %g is a default for LoRA: full fine-tuning usually takes 1e-5 "
+            "to 5e-5",
+            c->learning_rate);
+    return BL_OK;
+}

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trainings of every weight (finetuning_type full) against float64 references made with PyTorch and
+ * transformers (tools/golden/full), on 1, 2 and 4 ranks; what must not change a bit; checkpoints,
+ * kills, and the model that is written.
+ *
+ * Limits: first loss 1e-6, losses of 20 steps 1e-5, relative; first gradients 1e-4 of each tensor's
+ * norm. The final weights are compared relative to how far training moved them: AdamW divides by
+ * sqrt(v), so a gradient's relative error of 1e-4 may move by as much. */
+#include "runs.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adapter/full.h"
+#include "base/files.h"
+#include "base/sizes.h"
+#include "config/config.h"
+
+static const double FIRST_LOSS = 1e-6, GRADIENT = 1e-4, LOSSES = 1e-5, WEIGHTS = 1e-4;
+
+enum { STEPS = 20 };
+
+static void fill_args(const json_t *golden, const json_t *topology, const char *model,
+                      const char *output, golden_args *args)
+{
+    golden_config(golden, topology, args);
+    golden_args_add(args, "model_name_or_path", "%s", model);
+    golden_args_add(args, "output_dir", "%s", output);
+    golden_args_add(args, "save_steps", "0");
+    golden_args_add(args, "logging_steps", "1000");
+    golden_args_add(args, "max_seq_length", "512");
+    golden_args_add(args, "threads", "1");
+}
+
+/* ---- against the reference ---- */
+
+/* Norms and projections of the tensors in a checkpoint, as golden_compare_tensors. */
+static double compare_weights(const json_t *golden, const char *model, const char *checkpoint,
+                              int n_ranks)
+{
+    const json_t *expect = json_object_get(golden, "expect"),
+                 *weights = json_object_get(expect, "final_weights");
+    double scale = json_number_value(json_object_get(expect, "weights_change_norm")), worst = 0;
+    const char *file = runs_path("weights.safetensors");
+    bl_adapter_full_reader *reader;
+    bl_model_config config;
+    bl_hf_model *files;
+
+    assert_int_equal(bl_model_config_load(model, &config), BL_OK);
+    assert_int_equal(bl_hf_open(model, &files), BL_OK);
+    assert_int_equal(bl_model_config_fit(&config, files), BL_OK);
+    bl_hf_close(files);
+    assert_int_equal(bl_adapter_full_open(&config, checkpoint, n_ranks, &reader), BL_OK);
+    bl_stored_tensor_spec *specs = calloc(json_object_size(weights), sizeof *specs);
+    bl_arch_tensor *tensors = calloc(json_object_size(weights), sizeof *tensors);
+    size_t n = 0;
+    for (int64_t i = 0; i < bl_arch_tensor_count(&config); i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(&config, i);
+        if (!json_object_get(weights, t.name)) continue;
+        tensors[n] = t;
+        specs[n] =
+            (bl_stored_tensor_spec){tensors[n].name, BL_F32, t.n_dims, {t.shape[0], t.shape[1]}};
+        n++;
+    }
+    bl_safetensors_writer *writer;
+    assert_int_equal(n, json_object_size(weights));
+    assert_int_equal(bl_safetensors_create(file, specs, n, NULL, 0, &writer), BL_OK);
+    for (size_t i = 0; i < n; i++) {
+        int64_t count = tensors[i].shape[0] * (tensors[i].n_dims > 1 ? tensors[i].shape[1] : 1);
+        float *values = malloc((size_t)count * sizeof *values);
+        assert_int_equal(bl_adapter_full_read(reader, &tensors[i], 0, tensors[i].shape[0], values),
+                         BL_OK);
+        assert_int_equal(
+            bl_safetensors_writer_put(writer, i, 0, values, (size_t)count * sizeof *values), BL_OK);
+        free(values);
+    }
+    assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
+    bl_adapter_full_close(reader);
+    worst = golden_compare_tensors(file, weights, scale, WEIGHTS);
+    free(specs), free(tensors);
+    return worst;
+}
+
+static void check_topology(const json_t *golden, const json_t *topology, const char *model)
+{
+    const json_t *expect = json_object_get(golden, "expect"),
+                 *steps = json_object_get(expect, "steps");
+    int n_ranks = (int)json_integer_value(json_object_get(topology, "ranks"));
+    const char *output = runs_path("golden"), *gradients = runs_path("gradients.safetensors");
+    golden_args args = {0};
+
+    assert_int_equal(bl_tree_remove(output), BL_OK);
+    assert_int_equal(bl_tree_remove(gradients), BL_OK);
+    fill_args(golden, topology, model, output, &args);
+    golden_args_add(&args, "dump_gradients", "%s", gradients);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    json_t *metrics = golden_metrics(output);
+    double first = golden_compare_losses(metrics, steps, 1, FIRST_LOSS),
+           losses = golden_compare_losses(metrics, steps, STEPS, LOSSES),
+           gradient =
+               golden_compare_tensors(gradients, json_object_get(expect, "gradients"), 0, GRADIENT),
+           weights =
+               compare_weights(golden, model, runs_path("golden/checkpoints/step-20"), n_ranks);
+    printf("%-22s %d ranks  first loss %.1e  losses %.1e  gradients %.1e  weights %.1e\n",
+           json_string_value(json_object_get(golden, "name")), n_ranks, first, losses, gradient,
+           weights);
+    json_decref(metrics);
+    assert_true(first <= FIRST_LOSS);
+    assert_true(losses <= LOSSES);
+    assert_true(gradient <= GRADIENT);
+    assert_true(weights <= WEIGHTS);
+}
+
+static void every_weight_follows_the_reference(void **state)
+{
+    json_t *index = json_load_file("tests/golden/full/index.json", 0, NULL), *name, *topology;
+    size_t i, k;
+
+    (void)state;
+    assert_non_null(index);
+    json_array_foreach(json_object_get(index, "cases"), i, name)
+    {
+        json_t *golden = golden_load_case(json_string_value(name));
+        char model[GOLDEN_PATH_BYTES];
+        assert_true(golden_model(golden, model));
+        json_array_foreach(json_object_get(golden, "topologies"), k, topology)
+            check_topology(golden, topology, model);
+        json_decref(golden);
+    }
+    json_decref(index);
+}
+
+/* ---- bits ---- */
+
+static const char *const bit_cases[] = {"../../full/cases/tiny-mha-tied",
+                                        "../../full/cases/qwen3-tied",
+                                        "../../full/cases/falcon-one-norm"};
+
+/* The state of all ranks after the last step. */
+static char *read_state(const char *output, int n_ranks, int rank, size_t *n_bytes)
+{
+    char name[BL_SHARD_NAME_BYTES];
+    bl_adapter_shard_name(rank, n_ranks, name);
+    return runs_read(runs_path("%s/checkpoints/step-%d/%s", output, STEPS, name), n_bytes);
+}
+
+static void assert_same_state(const char *a, const char *b, int n_ranks, const char *what)
+{
+    for (int r = 0; r < n_ranks; r++) {
+        size_t n_a, n_b;
+        char *of_a = read_state(a, n_ranks, r, &n_a), *of_b = read_state(b, n_ranks, r, &n_b);
+        if (n_a != n_b || memcmp(of_a, of_b, n_a) != 0) fail_msg("other bits: %s", what);
+        free(of_a), free(of_b);
+    }
+}
+
+/* Trains a case on n_ranks ranks with four rows in a step, into the scratch folder. */
+static void train_bits(const char *name, int n_ranks, const char *output, const char *const *extra)
+{
+    json_t *golden = golden_load_case(name);
+    json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
+                                 1, "gradient_accumulation_steps", 3);
+    char model[GOLDEN_PATH_BYTES];
+    golden_args args = {0};
+
+    assert_true(golden_model(golden, model));
+    assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
+    fill_args(golden, topology, model, runs_path("%s", output), &args);
+    for (int i = 0; extra && extra[i]; i += 2) runs_set(&args, extra[i], "%s", extra[i + 1]);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    json_decref(topology);
+    json_decref(golden);
+}
+
+static void nothing_else_changes_a_bit(void **state)
+{
+    static const struct {
+        const char *what, *args[6];
+    } variants[] = {
+        {"one micro-batch per visit", {"visit_tokens", "1"}},
+        {"all micro-batches per visit", {"visit_tokens", "1000000"}},
+        {"nothing recomputed", {"activation_checkpointing", "none"}},
+        {"all recomputed", {"activation_checkpointing", "full"}},
+        {"activations in host memory", {"activation_offload", "true"}},
+        {"three threads", {"threads", "3"}},
+        {"a ring of one", {"ring_depth", "1"}},
+        {"a ring of four", {"ring_depth", "4"}},
+        {"evaluations between", {"validation_split_percentage", "0", "eval_strategy", "no"}},
+    };
+
+    (void)state;
+    for (size_t c = 0; c < BL_COUNT(bit_cases); c++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+            train_bits(bit_cases[c], n_ranks, "plain", NULL);
+            for (size_t v = 0; v < BL_COUNT(variants); v++) {
+                train_bits(bit_cases[c], n_ranks, "varied", variants[v].args);
+                assert_same_state("plain", "varied", n_ranks, variants[v].what);
+            }
+        }
+}
+
+/* ---- checkpoints ---- */
+
+static void assert_same_file(const char *a, const char *b)
+{
+    size_t n_a, n_b;
+    char *of_a = runs_read(a, &n_a), *of_b = runs_read(b, &n_b);
+    if (n_a != n_b || memcmp(of_a, of_b, n_a) != 0) fail_msg("%s differs from %s", a, b);
+    free(of_a), free(of_b);
+}
+
+/* The keys of a run with a checkpoint after each step. */
+static void kill_args(int n_ranks, const char *output, golden_args *args)
+{
+    json_t *golden = golden_load_case(bit_cases[0]);
+    json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
+                                 1, "gradient_accumulation_steps", 2);
+    char model[GOLDEN_PATH_BYTES];
+
+    assert_true(golden_model(golden, model));
+    fill_args(golden, topology, model, runs_path("%s", output), args);
+    runs_set(args, "save_steps", "1");
+    runs_set(args, "save_total_limit", "3");
+    json_decref(topology);
+    json_decref(golden);
+}
+
+/* Killed at random moments and resumed until it ends: state and model are those of a run that was
+ * left alone. */
+static void kills_change_no_bit(void **state)
+{
+    (void)state;
+    runs_seed_random();
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        golden_args args = {0};
+        int n_kills = 0, code = -1;
+        kill_args(n_ranks, "whole", &args);
+        runs_set(&args, "overwrite_output_dir", "true");
+        assert_int_equal(golden_train(&args), BL_OK);
+        golden_args_free(&args);
+        assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
+        kill_args(n_ranks, "killed", &args);
+        runs_set(&args, "resume_from_checkpoint", "true");
+        while (code != 0) {
+            runs_child child = {0};
+            runs_start(&child, "train", &args);
+            if (n_kills < 12) {
+                runs_sleep_s(0.02 + runs_random_s(0.25));
+                n_kills += kill(child.pid, SIGKILL) == 0;
+            }
+            code = runs_wait(&child, 120);
+            assert_true(code == 0 || code == -SIGKILL);
+            if (code == 0 && n_kills < 3) break; /* a fast machine */
+        }
+        printf("%d ranks: %d kills\n", n_ranks, n_kills);
+        golden_args_free(&args);
+        assert_same_state("whole", "killed", n_ranks, "after kills");
+        assert_same_file(runs_path("whole/model/model.safetensors"),
+                         runs_path("killed/model/model.safetensors"));
+    }
+}
+
+/* The rows of any number of ranks: the losses go on as if nothing had been. */
+static void another_number_of_ranks_resumes(void **state)
+{
+    json_t *golden = golden_load_case("../../full/cases/tiny-gqa");
+    const json_t *expect = json_object_get(golden, "expect");
+    static const int orders[][2] = {{4, 1}, {1, 4}, {2, 4}, {4, 2}};
+    char model[GOLDEN_PATH_BYTES];
+
+    (void)state;
+    assert_true(golden_model(golden, model));
+    for (size_t i = 0; i < BL_COUNT(orders); i++) {
+        const char *output = runs_path("resharded");
+        assert_int_equal(bl_tree_remove(output), BL_OK);
+        for (int part = 0; part < 2; part++) {
+            int n_ranks = orders[i][part];
+            json_t *topology =
+                json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size", 1,
+                          "gradient_accumulation_steps", 4 / n_ranks);
+            golden_args args = {0};
+            fill_args(golden, topology, model, output, &args);
+            if (part == 0) runs_set(&args, "max_steps", "7");
+            if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
+            if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
+            assert_int_equal(golden_train(&args), BL_OK);
+            golden_args_free(&args);
+            json_decref(topology);
+        }
+        json_t *metrics = golden_metrics(output);
+        assert_true(golden_compare_losses(metrics, json_object_get(expect, "steps"), STEPS,
+                                          LOSSES) <= LOSSES);
+        json_decref(metrics);
+    }
+    json_decref(golden);
+}
+
+/* ---- the model ---- */
+
+static double last_eval_loss(const char *output)
+{
+    json_t *metrics = golden_metrics(output), *row;
+    double loss = 0;
+    size_t i;
+
+    json_array_foreach(metrics, i, row)
+    {
+        const json_t *value = json_object_get(row, "eval_loss");
+        if (value) loss = json_number_value(value);
+    }
+    json_decref(metrics);
+    return loss;
+}
+
+static double loss_of_model(const char *model, const char *validation)
+{
+    char *line[] = {"--model",           (char *)(uintptr_t)model,
+                    "--base_format",     "stored",
+                    "--device",          "cpu",
+                    "--data_format",     "tokens",
+                    "--validation_file", (char *)(uintptr_t)validation};
+    bl_train_config *config;
+    bl_eval_result result;
+
+    assert_int_equal(bl_train_config_load(BL_CONFIG_EVAL, NULL, BL_COUNT(line), line, &config),
+                     BL_OK);
+    assert_int_equal(bl_eval_run(config, NULL, &result), BL_OK);
+    bl_train_config_free(config);
+    return result.loss;
+}
+
+/* The written model, evaluated from its files, has the loss of the trained weights: rounded to the
+ * dtype of a bf16 checkpoint nearly (each weight by at most 2^-9 of it; measured 8e-5), else to 12
+ * digits of the log. */
+static void the_model_is_written_and_read(void **state)
+{
+    static const struct {
+        const char *name, *dtype;
+        double limit;
+    } cases[] = {{"../../full/cases/tiny-mha-tied", "stored", 1e-11}, /* F32 */
+                 {"../../full/cases/tiny-gqa", "stored", 1e-3},
+                 {"../../full/cases/tiny-gqa", "f32", 1e-11}};
+    const char *validation = GOLDEN_DIR "/tokens/tiny-validation.jsonl";
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        const char *args[] = {"validation_file", validation,     "eval_strategy",
+                              "steps",           "eval_steps",   "10",
+                              "model_dtype",     cases[i].dtype, NULL};
+        train_bits(cases[i].name, 2, "written", args);
+        double trained = last_eval_loss(runs_path("written")),
+               written = loss_of_model(runs_path("written/model"), validation);
+        printf("loss %.12g as trained, %.12g as written (%s)\n", trained, written, cases[i].dtype);
+        assert_true(trained > 0 && fabs(written / trained - 1) < cases[i].limit);
+        if (cases[i].limit > 1e-6) assert_true(written != trained);
+        assert_true(bl_file_exists(runs_path("written/model/config.json")));
+        assert_true(bl_file_exists(runs_path("written/model/README.md")));
+        assert_false(bl_file_exists(runs_path("written/adapter_model.safetensors")));
+        runs_assert_listed(runs_path("written"));
+    }
+}
+
+/* ---- what is refused ---- */
+
+static void unsupported_keys_are_refused(void **state)
+{
+    static const struct {
+        const char *key, *value, *text;
+    } cases[] = {
+        {"init_adapter", "tests/golden/train/adapters/tiny-gqa-mlp", "init_adapter is not supp"},
+        {"adapter_dtype", "bf16", "adapter_dtype is not supported"},
+        {"lora_r", "4", "lora_r is not supported: it is LoRA's; leave it out"},
+        {"lora_target_modules", "q_proj", "lora_target_modules is not supported"},
+        {"use_rslora", "true", "use_rslora is not supported"},
+        {"base_format", "fp8_row", "base_format is not supported: the weights are trained in fp32"},
+        {"base_format", "stored", "base_format is not supported"},
+        {"compute_dtype", "bf16", "bf16"},
+        {"offload_ratio", "0.5", "offload_ratio 0.5 is not supported"},
+        {"offload_tier", "disk", "offload"},
+        {"verify_base", "save", "verify_base is not supported"},
+        {"shard_size", "1", "shard_size 1 is not supported"},
+        {"loss_type", "sigmoid", "loss_type sigmoid is not supported"},
+    };
+    static const bl_config_machine gpus = {
+        .has_gpus = true, .n_ranks = 1, .n_cores = 8, .n_ranks_on_host = 1, .capability = 90};
+    char *on_gpu[] = {"--finetuning_type", "full"};
+    bl_train_config *config;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        golden_args args = {0};
+        kill_args(2, "refused", &args);
+        runs_set(&args, cases[i].key, "%s", cases[i].value);
+        bl_status st = golden_train(&args);
+        golden_args_free(&args);
+        if (st == BL_OK || !strstr(bl_error_text(), cases[i].text))
+            fail_msg("%s %s: %s", cases[i].key, cases[i].value, bl_error_text());
+    }
+    assert_false(bl_file_exists(runs_path("refused")));
+    char *of_lora[] = {"--model_dtype", "f32", "--device", "cuda"};
+    assert_int_equal(bl_train_config_load_for(&gpus, BL_COUNT(of_lora), of_lora, &config),
+                     BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "finetuning_type lora writes an adapter"));
+    assert_int_equal(bl_train_config_load_for(&gpus, BL_COUNT(on_gpu), on_gpu, &config), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "finetuning_type full is not supported on GPUs yet"));
+}
+
+/* Two runs would train one base. */
+static void a_run_is_alone(void **state)
+{
+    char *files[] = {(char *)(uintptr_t)runs_path("a.yaml"),
+                     (char *)(uintptr_t)runs_path("b.yaml")};
+    bl_train_configs configs;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char text[512];
+        snprintf(text, sizeof text,
+                 "model_name_or_path: m\ntrain_file: t\noutput_dir: o-%d\ndevice: cpu\n"
+                 "learning_rate: 1e-5\nfinetuning_type: %s\n",
+                 i, i ? "full" : "lora");
+        runs_write(files[i], text);
+    }
+    assert_int_equal(bl_train_configs_load(2, files, &configs), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "cannot share its base with other runs"));
+}
+
+/* A checkpoint in FP8 has no weights to train; and the run's output is not its input. */
+static void unsuitable_models_are_refused(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    kill_args(1, "fp8", &args);
+    runs_set(&args, "model_name_or_path", "%s", GOLDEN_DIR "/models/tiny-fp8-ct-channel");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "stored in FP8"));
+    golden_args_free(&args);
+    kill_args(1, "own", &args);
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_set(&args, "model_name_or_path", "%s", runs_path("own/model"));
+    runs_set(&args, "overwrite_output_dir", "true");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "where output_dir's run removes files"));
+    golden_args_free(&args);
+    assert_true(bl_file_exists(runs_path("own/model/model.safetensors")));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_weight_follows_the_reference),
+                                       cmocka_unit_test(nothing_else_changes_a_bit),
+                                       cmocka_unit_test(another_number_of_ranks_resumes),
+                                       cmocka_unit_test(kills_change_no_bit),
+                                       cmocka_unit_test(the_model_is_written_and_read),
+                                       cmocka_unit_test(unsupported_keys_are_refused),
+                                       cmocka_unit_test(a_run_is_alone),
+                                       cmocka_unit_test(unsuitable_models_are_refused)};
+    return cmocka_run_group_tests_name("full", tests, runs_set_up, runs_tear_down);
+}
