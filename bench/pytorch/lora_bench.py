@@ -3,10 +3,10 @@
 """The opponent: LoRA fine-tuning speed of PyTorch + transformers + PEFT on an fp32 or bf16 base, with or without activation checkpointing.
 
 usage: lora_bench.py MODEL_DIR [--batch 1] [--sequence 512] [--steps 5] [--warmup 2] [--r 16] [--threads N] [--device cpu|cuda]
-                     [--rows FILE.jsonl]
+                     [--rows FILE.jsonl] [--full]
 
 A step is forward, backward (with activation checkpointing it recomputes the forward), clipping and AdamW on random tokens, all labels
-counted; --rows takes the tokens from there instead ({"input_ids": [...]}, in order). Prints one JSON line: tokens_per_s is that of the
+counted; --full trains every parameter instead, with torch's fused AdamW. --rows takes the tokens from there instead ({"input_ids": [...]}, in order). Prints one JSON line: tokens_per_s is that of the
 median step. README.md says how to compare, and how to have an idle machine's number.
 """
 import argparse
@@ -31,8 +31,10 @@ def load(a):
     key = 'dtype' if int(transformers.__version__.split('.')[0]) >= 5 else 'torch_dtype'
     model = AutoModelForCausalLM.from_pretrained(a.model, attn_implementation=a.attention, **{key: getattr(torch, a.dtype)})
     model.config.use_cache = False
-    model = peft.get_peft_model(model.to(a.device), peft.LoraConfig(r=a.r, lora_alpha=2 * a.r, lora_dropout=0.0,
-                                                                    target_modules=TARGETS, task_type='CAUSAL_LM'))
+    model = model.to(a.device)
+    if not a.full:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=a.r, lora_alpha=2 * a.r, lora_dropout=0.0,
+                                                           target_modules=TARGETS, task_type='CAUSAL_LM'))
     if a.checkpointing != 'off':
         reentrant = a.checkpointing == 'reentrant'
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={'use_reentrant': reentrant})
@@ -41,10 +43,11 @@ def load(a):
 
 
 def sizes(model):
-    """Parameters of the frozen projections, of the head, of the adapter."""
-    base = model.get_base_model()
+    """Parameters of the projections, of the head, and those that are trained."""
+    base = model.get_base_model() if hasattr(model, 'get_base_model') else model
     named = list(base.named_parameters())
-    projections = sum(p.numel() for n, p in named if n.endswith('.base_layer.weight'))
+    ends = tuple(t + '.base_layer.weight' for t in TARGETS) + tuple(t + '.weight' for t in TARGETS)
+    projections = sum(p.numel() for n, p in named if n.endswith(ends))
     return projections, base.get_output_embeddings().weight.numel(), sum(p.numel() for _, p in named if p.requires_grad)
 
 
@@ -57,7 +60,7 @@ def read_rows(a):
 
 def timed_steps(model, a):
     parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=a.full or None)
     generator = torch.Generator().manual_seed(0)
     seconds, cpu_seconds, losses = [], [], []
     rows = read_rows(a)
@@ -78,7 +81,7 @@ def timed_steps(model, a):
         seconds.append(time.perf_counter() - start)
         cpu_seconds.append(time.process_time() - cpu_start)
     if not all(map(math.isfinite, losses)) or not all(p.grad is not None for p in parameters):
-        raise SystemExit('a loss is not finite, or a LoRA tensor got no gradient: nothing was measured')
+        raise SystemExit('a loss is not finite, or a tensor got no gradient: nothing was measured')
     return seconds[a.warmup:], cpu_seconds[a.warmup:], losses
 
 
@@ -90,6 +93,7 @@ def arguments():
     p.add_argument('--steps', type=int, default=5)
     p.add_argument('--warmup', type=int, default=2)
     p.add_argument('--r', type=int, default=16)
+    p.add_argument('--full', action='store_true', help='every parameter is trained')
     p.add_argument('--threads', type=int, default=len(os.sched_getaffinity(0)), help='of PyTorch itself; default: all cores')
     p.add_argument('--rows', help='JSON lines with input_ids, at least batch x (warmup + steps) of them; default: random tokens')
     p.add_argument('--device', default='cpu')
@@ -107,10 +111,11 @@ def main():
     projections, head, adapter = sizes(model)
     seconds, cpu_seconds, losses = timed_steps(model, a)
     tokens, median = a.batch * a.sequence, statistics.median(seconds)
-    # Frozen weights: forward and dx, 2 FLOPs a parameter each; checkpointing runs the projections forward a second time.
-    flops = tokens * (projections * (4 if a.checkpointing == 'off' else 6) + head * 4)
+    # Frozen weights: forward and dx, 2 FLOPs a parameter each, trained ones have dW, too; checkpointing runs the projections
+    # forward a second time.
+    flops = tokens * (projections * (4 if a.checkpointing == 'off' else 6) + head * 4 + (2 * (projections + head) if a.full else 0))
     print(json.dumps({
-        'bench': 'pytorch-lora', 'model': os.path.basename(os.path.normpath(a.model)), 'tokens_per_s': tokens / median,
+        'bench': 'pytorch-full' if a.full else 'pytorch-lora', 'model': os.path.basename(os.path.normpath(a.model)), 'tokens_per_s': tokens / median,
         'cpu_s_median': statistics.median(cpu_seconds), 'step_s_median': median, 'step_s_min': min(seconds), 'step_s_max': max(seconds), 'steps': a.steps, 'warmup': a.warmup,
         'base_matmul_gflops': flops / median / 1e9, 'batch': a.batch, 'sequence': a.sequence, 'r': a.r, 'dtype': a.dtype,
         'device': a.device, 'threads': torch.get_num_threads(), 'attention': a.attention, 'checkpointing': a.checkpointing,
