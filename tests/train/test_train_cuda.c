@@ -8,6 +8,7 @@
  * alone: the cases are fewer then. */
 #include "cuda_runs.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "skip.h"
+#include "train/train.h"
 
 typedef struct same_case {
     const char *plain; /* the name of the run it must equal */
@@ -27,7 +29,15 @@ typedef struct same_case {
 #define DEMO "model_name_or_path demo/base "
 /* Blocks of 128 x 128 and bf16; two ranks' shards end inside of blocks. */
 #define BLOCKS "model_name_or_path " GOLDEN_DIR "/models/tiny-fp8-ct-block base_format stored "
-#define DISK   "offload_tier disk offload_dir %s/pages-"
+/* Rows of preferences: each has two answers; the reference goes through the layers with them. */
+#define PAIRS                                                                                      \
+    "train_file tests/golden/preference/tokens/pairs.jsonl data_format auto max_seq_length 24 "    \
+    "per_device_train_batch_size 2 "
+#define DPO PAIRS "loss_type sigmoid "
+#define LABELS                                                                                     \
+    "train_file tests/golden/preference/tokens/labels.jsonl data_format auto "                     \
+    "per_device_train_batch_size 2 loss_type kto "
+#define DISK "offload_tier disk offload_dir %s/pages-"
 
 /* Each plain run, and what of it changes no bit. */
 static const struct {
@@ -47,6 +57,9 @@ static const struct {
     {"blocks", 2, BLOCKS "shard_size 1"},
     {"tied", 1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied"},
     {"packed", 1, "packing pack per_device_train_batch_size 2"},
+    {"dpo", 2, DPO},
+    {"orpo", 1, PAIRS "loss_type orpo"},
+    {"kto", 2, LABELS},
 };
 
 static const same_case same[] = {
@@ -85,6 +98,10 @@ static const same_case same[] = {
      false},
     {"packed", 1, "packing pack per_device_train_batch_size 2 activation_checkpointing full",
      false},
+    {"dpo", 2, DPO "visit_tokens 1 offload_ratio 1", true},
+    {"dpo", 2, DPO "activation_offload true shard_size 1 " DISK "dpo offload_ratio 1", false},
+    {"orpo", 1, PAIRS "loss_type orpo visit_tokens 1 activation_checkpointing full", false},
+    {"kto", 2, LABELS "visit_tokens 1 offload_ratio 0.5", false},
 };
 
 static void make_plain(const char *name)
@@ -161,6 +178,53 @@ static void test_exceptions_from_fp8(void **state)
     assert_true(has_same_adapter("variant", "demo"));
 }
 
+/* Policy and reference are the same bits before the first step: dropout of a B that is 0 is 0. */
+static void test_first_preference_loss(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        cuda_runs_train("first", ranks, DPO "max_steps 1 per_device_train_batch_size 3");
+        json_t *metrics = golden_metrics(runs_path("first"));
+        double loss = json_number_value(json_object_get(json_array_get(metrics, 0), "loss"));
+        if (loss != log(2)) fail_msg("%d ranks: %.17g", ranks, loss);
+        json_decref(metrics);
+    }
+}
+
+/* Several runs over one base, one of them with a loss of preferences and one with evaluations in
+ * the visits of its steps: each as alone, with evaluations apart. */
+static void test_together(void **state)
+{
+    enum { N = 3 };
+    static const char *const keys[N] = {
+        "max_seq_length 64 ",
+        DPO "max_seq_length 64 lora_r 4 ",
+        "seed 7 lora_target_modules q_proj validation_file " GOLDEN_DIR
+        "/tokens/tiny-validation.jsonl eval_strategy steps eval_steps 1 "
+        "per_device_eval_batch_size 1 ",
+    };
+    static const char *const alone[N] = {"alone0", "alone1", "alone2"};
+    bl_train_config *configs[N] = {NULL};
+
+    (void)state;
+    for (int run = 0; run < N; run++) {
+        golden_args args = {0};
+        cuda_runs_train(alone[run], 2, keys[run]);
+        cuda_runs_standard(&args, runs_path("together%d", run), 2);
+        cuda_runs_set_all(&args, keys[run]);
+        runs_set(&args, "eval_overlap", "true");
+        assert_int_equal(
+            bl_train_config_load(BL_CONFIG_TRAIN, NULL, args.n, args.text, &configs[run]), BL_OK);
+        golden_args_free(&args);
+    }
+    if (bl_train_run_all((const bl_train_config *const *)configs, N, NULL, NULL) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    for (int run = 0; run < N; run++) {
+        assert_true(runs_are_same(runs_path("alone%d", run), runs_path("together%d", run)));
+        bl_train_config_free(configs[run]);
+    }
+}
+
 /* ---- memory ---- */
 
 /* The last line of a run's log: GPU memory, GB. */
@@ -195,6 +259,8 @@ static void test_memory_is_as_predicted(void **state)
         {1, "offload_ratio 1 activation_offload true compute_dtype fp8 " DISK "memory"},
         {2, "gradient_accumulation_steps 3 visit_tokens 1 base_format stored ring_depth 3"},
         {1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied lora_target_modules q_proj"},
+        {1, DPO "init_adapter " GOLDEN_DIR "/adapters/tiny-gqa-all-linear"},
+        {2, LABELS},
     };
     double measured, predicted;
 
@@ -214,6 +280,8 @@ int main(void)
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_other_bits),
         cmocka_unit_test(test_exceptions_from_fp8),
+        cmocka_unit_test(test_first_preference_loss),
+        cmocka_unit_test(test_together),
         cmocka_unit_test(test_memory_is_as_predicted),
     };
     if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;

@@ -238,6 +238,7 @@ static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
         r->stepped[i] = bl_trainer_goes_on(t);
         if (!r->stepped[i]) continue;
         for (int lane = 0; lane < BL_N_LANES; lane++) result.lanes[lane] = lanes[lane];
+        result.preference = (bl_preference_metrics){0}; /* that of the run before it */
         st = note_failure(r, t, bl_trainer_end_step(t, &totals, last_group, &result));
     }
     return st;
