@@ -186,6 +186,14 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
     return st;
 }
 
+/* Whether preferences are relative to an adapter; evaluations compare with the base. */
+static bool compares_with_adapter(const bl_train_config *c)
+{
+    bl_losses losses = {0};
+    (void)bl_train_config_losses(c, &losses); /* the configuration is valid */
+    return c->init_adapter && losses.has_reference;
+}
+
 /* The losses of the adapter on the checkpoint as stored, as PEFT and vLLM use it, for the README.
  * Processes have spent their communicator. */
 static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
@@ -196,6 +204,11 @@ static bl_status evaluate_stored_base(bl_training *training, bl_output *output)
     if (!job->config->eval_stored_base || !job->data.validation.set || job->launch ||
         !bl_model_base_is_quantized(&job->base_formats))
         return BL_OK;
+    if (compares_with_adapter(job->config)) {
+        bl_log_info("the adapter was not evaluated on the base as stored: its preferences are "
+                    "relative to init_adapter");
+        return BL_OK;
+    }
     bl_status st = bl_model_set_format(job->model, BL_BASE_STORED);
     if (st == BL_OK) st = evaluate_written(job, outcome);
     if (st == BL_OK && outcome->stored.rows > 0) {
