@@ -54,13 +54,13 @@ static void *find_real(const char *name)
 /* ---- control and inspection by tests ---- */
 
 /* Candidate 0 is slow when asked to be, 1 is offered and then refused, 2 is fine. */
-enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000 };
+enum { N_CANDIDATES = 3, REFUSED_CANDIDATE = 1, SLOW_MS = 100000, N_SPLITS = 4 };
 
 static atomic_bool refuses_fp8, refuses_fp8_sums, is_first_slow;
 static atomic_uint refusal_seed;
 static atomic_int status_of_fp8_calls; /* 0: they succeed */
 static atomic_int n_multiprocessors;   /* of the last product */
-static atomic_int n_products, n_fp8_products, n_fast_sums, last_candidate, n_heuristics,
+static atomic_int n_products, n_fp8_products, n_split, n_fast_sums, last_candidate, n_heuristics,
     n_failing_heuristics, n_refused_candidates;
 
 void emulated_cublaslt_slow_first(bool slow)
@@ -118,6 +118,11 @@ int emulated_cublaslt_fp8_products(void)
     return atomic_load(&n_fp8_products);
 }
 
+int emulated_cublaslt_split_products(void)
+{
+    return atomic_load(&n_split);
+}
+
 int emulated_cublaslt_multiprocessors(void)
 {
     return atomic_load(&n_multiprocessors);
@@ -147,6 +152,7 @@ typedef struct lt_matrix {
 typedef struct lt_preference {
     cublasLtMatmulPreference_t real;
     uint32_t reductions; /* mask; all, as the library has it, until it is set */
+    uint64_t workspace_bytes;
 } lt_preference;
 
 size_t cublasLtGetVersion(void)
@@ -264,6 +270,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t h
     cublasLtMatmulPreference_t real = handle->real;
     if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
         memcpy(&handle->reductions, value, sizeof handle->reductions);
+    if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        memcpy(&handle->workspace_bytes, value, sizeof handle->workspace_bytes);
     return real ? REAL(cublasLtMatmulPreferenceSetAttribute, real, attribute, value, bytes)
                 : CUBLAS_STATUS_SUCCESS;
 }
@@ -338,9 +346,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
 {
     (void)handle;
     atomic_fetch_add(&n_heuristics, 1);
-    /* Ballast's bits repeat: no partial sums, which are combined in any order. */
-    if (preference->reductions != CUBLASLT_REDUCTION_SCHEME_NONE || c != d ||
-        n_wanted < N_CANDIDATES)
+    /* Ballast's bits repeat: no partial sums, or those that a separate kernel adds in order. */
+    bool splits = preference->reductions == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    size_t partial_bytes = N_SPLITS * d->rows * d->cols * sizeof(float);
+    if ((!splits && preference->reductions != CUBLASLT_REDUCTION_SCHEME_NONE) ||
+        (splits && is_fp8(a)) || c != d || n_wanted < N_CANDIDATES)
         return CUBLAS_STATUS_INVALID_VALUE;
     if (atomic_load(&n_failing_heuristics) > 0) {
         atomic_fetch_sub(&n_failing_heuristics, 1);
@@ -351,11 +361,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle,
         is_fp8(a) ? refuse_by_chance(operation, false, d->cols, false) : CUBLAS_STATUS_SUCCESS;
     if (by_chance != CUBLAS_STATUS_SUCCESS) return by_chance;
     bool served = !is_fp8(a) || (!atomic_load(&refuses_fp8) && emulated_settings_get()->has_fp8);
+    bool fits = splits && partial_bytes <= preference->workspace_bytes;
     *n_results = served ? N_CANDIDATES : 0;
     for (int i = 0; i < *n_results; i++) {
         results[i].state = CUBLAS_STATUS_SUCCESS;
-        results[i].workspaceSize = 0;
         results[i].algo.data[0] = (uint64_t)i;
+        results[i].algo.data[1] = fits ? N_SPLITS : 1;
+        results[i].workspaceSize = fits ? partial_bytes : 0;
     }
     return served ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -368,7 +380,7 @@ typedef struct lt_product {
     float alpha, beta;
     const void *A, *B, *C;
     void *D;
-    bool is_slow;
+    int is_slow, n_splits; /* n_splits: of the sum */
 } lt_product;
 
 /* Of element (outer, inner) of an operand with `n_outer` rows or columns and n_inner along the
@@ -488,11 +500,16 @@ static void multiply(void *argument)
           *sums = take(m * n, sizeof *sums);
 
     if (p->is_slow) emulated_cuda_pretend_ms(SLOW_MS);
-    if (is_fast)
-        add_fast(p, k, A, B, sums);
-    else if (!ops_blas_sgemm(turn_b, turn_a, n, m, k, 1.0f, B, (int64_t)p->b.rows, A,
-                             (int64_t)p->a.rows, 0.0f, sums, m))
-        abort();
+    if (is_fast) add_fast(p, k, A, B, sums);
+    for (int i = 0; i < p->n_splits && !is_fast; i++) {
+        int64_t begin = k * i / p->n_splits, end = k * (i + 1) / p->n_splits;
+        const float *a = A + (turn_a ? begin : begin * (int64_t)p->a.rows),
+                    *b = B + (turn_b ? begin * (int64_t)p->b.rows : begin);
+        if (end > begin &&
+            !ops_blas_sgemm(turn_b, turn_a, n, m, end - begin, 1.0f, b, (int64_t)p->b.rows, a,
+                            (int64_t)p->a.rows, i > 0 ? 1.0f : 0.0f, sums, m))
+            abort();
+    }
     write_result(p, sums);
     free(A), free(B), free(sums), free(p);
 }
@@ -511,6 +528,7 @@ static bool shapes_agree(const lt_product *p)
 static void note_product(const lt_product *p)
 {
     atomic_fetch_add(&n_products, 1);
+    if (p->n_splits > 1) emulated_count("product:split", 0), atomic_fetch_add(&n_split, 1);
     emulated_count(is_fp8(&p->a) ? "product:fp8" : "product:bf16", 0);
     atomic_store(&n_multiprocessors, p->operation.multiprocessors);
     if (p->operation.multiprocessors > 0) {
@@ -553,9 +571,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
                           .B = B,
                           .C = C,
                           .D = D,
-                          .is_slow = candidate == 0 && atomic_load(&is_first_slow)};
+                          .is_slow = candidate == 0 && atomic_load(&is_first_slow),
+                          .n_splits = (int)algorithm->data[1]};
 
-    (void)handle, (void)workspace_bytes;
+    (void)handle;
     if (is_fp8(&product.a) && atomic_load(&status_of_fp8_calls) != CUBLAS_STATUS_SUCCESS)
         return (cublasStatus_t)atomic_load(&status_of_fp8_calls);
     cublasStatus_t by_chance =
@@ -566,6 +585,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (is_refused(&product, candidate))
         return product.beta != 0 && is_fp8(&product.a) ? CUBLAS_STATUS_INVALID_VALUE
                                                        : CUBLAS_STATUS_NOT_SUPPORTED;
+    if (product.n_splits > 1 &&
+        (!workspace || workspace_bytes < N_SPLITS * d->rows * d->cols * sizeof(float)))
+        return CUBLAS_STATUS_INVALID_VALUE;
     if (c != d || (uintptr_t)workspace % 256 != 0 || !shapes_agree(&product))
         return CUBLAS_STATUS_INVALID_VALUE;
     atomic_store(&last_candidate, candidate);

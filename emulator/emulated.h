@@ -33,7 +33,8 @@ void emulated_cublaslt_fail_heuristics(int n); /* the next n searches for algori
 int emulated_cublaslt_heuristics(void);        /* searches for algorithms, so far */
 int emulated_cublaslt_products(void);          /* so far */
 int emulated_cublaslt_fp8_products(void);      /* of those, in FP8 */
-int emulated_cublaslt_fast_sums(void);         /* of those, with fast sums */
+int emulated_cublaslt_split_products(void);    /* in bf16, with sums in parts */
+int emulated_cublaslt_fast_sums(void);         /* with fast sums */
 int emulated_cublaslt_multiprocessors(void);   /* that the last product was for; 0: all */
 void emulated_cublaslt_slow_first(bool slow);  /* the first of three candidates pretends to be */
 int emulated_cublaslt_last_candidate(void);

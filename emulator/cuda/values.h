@@ -103,7 +103,9 @@
     V(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, 31)                                                       \
     V(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, 32)
 
-#define EMULATED_LT_REDUCTIONS(V) V(CUBLASLT_REDUCTION_SCHEME_NONE, 0)
+#define EMULATED_LT_REDUCTIONS(V)                                                                  \
+    V(CUBLASLT_REDUCTION_SCHEME_NONE, 0)                                                           \
+    V(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, 2)
 
 #define EMULATED_LT_PREFERENCES(V)                                                                 \
     V(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, 1)                                                 \

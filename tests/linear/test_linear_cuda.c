@@ -221,7 +221,7 @@ static void test_residual_is_added(void **state)
 #endif
 }
 
-/* The same bits from the same input, twice: no atomics, no split sums. */
+/* The same bits from the same input, twice: no atomics, no sums in any order. */
 static void test_runs_repeat_bit_for_bit(void **state)
 {
     fixture *f = *state;

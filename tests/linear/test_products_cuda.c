@@ -176,6 +176,56 @@ static void test_wide_products_are_split(void **state)
     check_wide_product(*state, true);
 }
 
+/* C (M,N) = A (M,K) B^T, exact in any order of the sums; whether its sums were in parts. */
+static bool is_split(fixture *f, int64_t M, int64_t N, int64_t K, size_t scratch_bytes)
+{
+    side s = {.d = f->gpu, .is_cuda = true};
+    uint16_t *a = test_alloc(M * K, sizeof *a), *b = test_alloc(N * K, sizeof *b);
+    int before = emulated_cublaslt_split_products();
+
+    for (int64_t i = 0; i < M * K; i++) a[i] = bl_f32_to_bf16(whole(i + i / K));
+    for (int64_t i = 0; i < N * K; i++) b[i] = bl_f32_to_bf16(whole(3 * i));
+    bl_matmul_args args = {
+        .transpose_b = true,
+        .M = M,
+        .N = N,
+        .K = K,
+        .lda = K,
+        .ldb = K,
+        .ldc = N,
+        .alpha = 1,
+        .a = bl_tensor_of(side_memory(&s, a, (size_t)(M * K) * sizeof *a), BL_BF16),
+        .b = bl_tensor_of(side_memory(&s, b, (size_t)(N * K) * sizeof *b), BL_BF16),
+        .c = bl_tensor_f32(side_memory(&s, NULL, (size_t)(M * N) * sizeof(float))),
+        .scratch = scratch_bytes > 0 ? side_memory(&s, NULL, scratch_bytes) : NULL,
+        .scratch_bytes = scratch_bytes};
+    check_status(bl_matmul(f->gpu.stream, &args));
+    test_finish(f->gpu);
+    double *c = side_fetch(&s, args.c.data, M * N, false);
+    for (int64_t i = 0; i < M; i += 7)
+        for (int64_t j = 0; j < N; j++) {
+            double want = 0;
+            for (int64_t k = 0; k < K; k++)
+                want += (double)whole(i * K + k + i) * (double)whole(3 * (j * K + k));
+            assert_true(c[i * N + j] == want);
+        }
+    free(a), free(b), free(c);
+    side_destroy(&s);
+    return emulated_cublaslt_split_products() > before;
+}
+
+/* Those of few tiles and long sums; with room for the parts. */
+static void test_skinny_products_split_their_sums(void **state)
+{
+    enum { ROOM = 1 << 20 };
+    (void)state;
+    assert_true(is_split(*state, 256, 16, 4096, ROOM));
+    assert_false(is_split(*state, 256, 16, 4096, 0));
+    assert_false(is_split(*state, 256, 16, 4096, 1024));
+    assert_false(is_split(*state, 256, 16, 2047, ROOM));
+    assert_false(is_split(*state, 67 * 128, 1, 2048, ROOM)); /* tiles for half of the GPU */
+}
+
 /* With a frozen matrix, in pieces: the bits of the same tokens alone. */
 static void test_pieces_are_products_of_their_tokens(void **state)
 {
@@ -340,6 +390,7 @@ int main(void)
         TEST(test_plans_look_at_16_bytes_of_alignment),
         TEST(test_pieces_stay_below_2_31_elements),
         TEST(test_wide_products_are_split),
+        TEST(test_skinny_products_split_their_sums),
         TEST(test_pieces_are_products_of_their_tokens),
         TEST(test_prepared_is_made_once),
         TEST(test_prepared_of_any_size_gives_the_same_bits),

@@ -22,11 +22,16 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/sizes.h"
 #include "device/cuda/stream.h"
 #include "ops/cuda/ops_cuda.h"
 #include "ops/cuda/plan_cache.h"
 
 enum { N_CANDIDATES = 8, TIMED_ROUNDS = 3, VERSION_MIN = 120900, ALIGNMENT_MAX = 16 };
+
+/* A product whose tiles of results leave half of a GPU without work, and whose sums are long enough
+ * to be split: those of LoRA's A with x, whose results are r wide. */
+enum { TILE = 128, FEW_TILES = 66 /* of an H100's 132 multiprocessors */, LONG_SUM = 2048 };
 
 typedef struct plan {
     ops_plan_entry entry; /* the first member */
@@ -90,12 +95,19 @@ static const void *c_of(const ops_gemm *g)
     return g->c ? g->c : g->d;
 }
 
+static bool splits_sums(const ops_gemm *g)
+{
+    int64_t n_tiles = bl_ceil_div(g->m, TILE) * bl_ceil_div(g->n, TILE);
+    return g->may_split_sums && g->workspace && n_tiles <= FEW_TILES && g->k >= LONG_SUM;
+}
+
 static ops_plan_key key_of(const ops_gemm *g)
 {
     return (ops_plan_key){.kind = g->kind,
                           .transpose_a = g->transpose_a,
                           .transpose_b = g->transpose_b,
                           .fast_sums = g->fast_sums,
+                          .splits_sums = splits_sums(g),
                           .d_type = g->d_type,
                           .accumulates = g->beta != 0,
                           .m = g->m,
@@ -164,7 +176,8 @@ static bl_status describe_matrix(cudaDataType_t type, bool transpose, int64_t ro
 static bl_status prefer(const ops_plan_key *key, cublasLtMatmulPreference_t preference)
 {
     uint64_t workspace_bytes = (uint64_t)key->workspace_bytes;
-    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE;
+    uint32_t reductions =
+        key->splits_sums ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
     uint32_t align_a = (uint32_t)key->align_a, align_b = (uint32_t)key->align_b,
              align_c = (uint32_t)key->align_c, align_d = (uint32_t)key->align_d;
     const struct {

@@ -5,7 +5,9 @@
  * As BLAS has it, column-major: D (m,n) = alpha op(A) op(B) + beta C; op(A) (m,k), op(B) (k,n); op
  * transposes when asked; ld: elements from column to column. C is D, or other memory of D's shape,
  * dtype and ld. Sums are fp32 and rounded once into D.
- * No partial sums are combined through memory: the same bits every time.
+ * Partial sums are combined through memory where `may_split_sums` allows it and the result is too
+ * small to fill a GPU: they are in fp32, and a separate kernel adds them in a fixed order. So the
+ * bits are the same every time.
  *
  * The kinds and their requirements:
  *   BF16        A, B bf16; D bf16 or fp32.
@@ -40,7 +42,8 @@ typedef enum ops_gemm_kind {
 typedef struct ops_gemm {
     ops_gemm_kind kind;
     bool transpose_a, transpose_b;
-    bool fast_sums; /* FP8: sums that are rounded to fewer bits than fp32 has on their way */
+    bool fast_sums;      /* FP8: sums that are rounded to fewer bits than fp32 has on their way */
+    bool may_split_sums; /* bf16, with a workspace */
     bl_dtype d_type;
     float alpha, beta;
     int64_t m, n, k, lda, ldb, ldd;

@@ -40,6 +40,7 @@ static bl_status zero_rows(bl_stream *stream, const bl_matmul_args *a)
 static bl_status multiply_piece(bl_stream *stream, const bl_matmul_args *a)
 {
     return ops_cuda_gemm(stream, &(ops_gemm){.kind = OPS_GEMM_BF16,
+                                             .may_split_sums = true,
                                              .transpose_a = a->transpose_b,
                                              .transpose_b = a->transpose_a,
                                              .d_type = a->c.dtype,

@@ -14,7 +14,7 @@ enum { OPS_PLAN_CACHE_MAX = 4096, OPS_PLAN_CACHE_BUCKETS = 4096 };
 
 /* All of one type: compared as bytes. */
 typedef struct ops_plan_key {
-    int64_t kind, transpose_a, transpose_b, fast_sums, d_type, accumulates;
+    int64_t kind, transpose_a, transpose_b, fast_sums, splits_sums, d_type, accumulates;
     int64_t m, n, k, lda, ldb, ldd;
     int64_t align_a, align_b, align_c, align_d, workspace_bytes;
 } ops_plan_key;
