@@ -385,7 +385,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
 
 /* Releases what waits, on streams and in calls of other threads, and then waits, like the real one,
  * until all its work is over: work that is behind another communicator's on some stream is not, as
- * long as that one waits. */
+ * long as that one waits; and a gather by copy engines is not as long as a rank does not come: its
+ * stream waits for a word in memory, which no abort writes (2.28.9). */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!comm) return ncclSuccess;
@@ -393,7 +394,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     emulated_nccl_log("abort %s", comm->name);
     ncclResult_t result = emulated_nccl_suffer(NCCL_AT_ABORT);
     if (result != ncclSuccess) return result;
-    while (emulated_settings_get()->nccl_abort_hangs) pause();
+    while (emulated_settings_get()->nccl_abort == EMULATED_ABORT_HANGS) pause();
     atomic_store(&comm->member.is_canceled, true);
     emulated_nccl_ring_bell(&comm->member, comm->rank);
     emulated_nccl_drain(comm);

@@ -4,7 +4,8 @@
  * thread does the waiting and every copy is a task: device memory is open during tasks only.
  *
  * A launch whose counterpart never comes, or is another one, waits until its communicator is
- * aborted; then it ends and leaves its memory as it is at that moment. */
+ * aborted; then it ends and leaves its memory as it is at that moment. With copy engines it waits
+ * forever (BALLAST_EMULATED_NCCL_ABORT). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +39,8 @@ static void move(const nccl_work *work, char *to, const char *from, size_t bytes
 
 static bool is_canceled(const nccl_work *work)
 {
+    if (work->has_copy_engines && emulated_settings_get()->nccl_abort == EMULATED_ABORT_KERNELS)
+        return false;
     return atomic_load(&work->comm->member.is_canceled);
 }
 

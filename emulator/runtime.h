@@ -21,6 +21,13 @@ typedef enum emulated_windows {
     EMULATED_WINDOWS_FAIL
 } emulated_windows;
 typedef enum emulated_whole { EMULATED_SHARED, EMULATED_WHOLE, EMULATED_CROSSED } emulated_whole;
+/* What ncclCommAbort ends: all waits, those of kernels alone, or nothing. Unless all work of its
+ * communicator ends, it does not return. */
+typedef enum emulated_abort {
+    EMULATED_ABORT_ALL,
+    EMULATED_ABORT_KERNELS,
+    EMULATED_ABORT_HANGS
+} emulated_abort;
 enum { EMULATED_MAX_DEVICES = 64 };
 typedef struct emulated_settings {
     bool is_strict;
@@ -34,7 +41,7 @@ typedef struct emulated_settings {
     const char *nccl_hidden;           /* functions that it lacks, with commas; NULL: none */
     emulated_windows nccl_windows;
     bool nccl_reports; /* the death of a rank is an asynchronous error; or the others just hang */
-    bool nccl_abort_hangs;
+    emulated_abort nccl_abort;
     const char *nccl_log;      /* NULL: none */
     const char *fault;         /* NULL: none */
     size_t memory_bytes;       /* of a device */

@@ -71,10 +71,9 @@ BL_API bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_byt
 BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* memory NULL is fine */
 
 /* Collective, from the rank's own thread: the ranks have shown that they call the same collectives
- * in one order, by a whole step say. Communicators that would have to stop for it compare calls
- * until then, before each, across all communicators split from the same first one (NCCL, where a
- * wrong order hangs); others compare every call, and this does nothing. BL_EINTERNAL: the ranks do
- * not come to it together. */
+ * in one order, by a whole step say. Where NCCL's calls are compared at all (bl_nccl_options), they
+ * are until then, before each, across all communicators split from the same first one; other kinds
+ * compare every call, and this does nothing. BL_EINTERNAL: the ranks do not come to it together. */
 BL_API bl_status bl_comm_trust_order(bl_comm *comm);
 
 /* Called by a rank that gives up, from any thread: the other ranks report `error` (not BL_OK) as

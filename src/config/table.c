@@ -295,6 +295,9 @@ const bl_option bl_train_options[] = {
      .help = "time in seconds for the current step after a stop request"},
     {KEY(step_deadline_s, REAL), RANGE(0, 1e6), .commands = BOTH, .default_text = "1800",
      .help = "timeout in seconds of a rank that waits for another; 0: none"},
+    {KEY(compare_collectives, BOOL), .commands = BOTH, .default_text = "false",
+     .help = "debugging: in the first step, compare the collectives of GPUs between ranks before "
+             "each starts"},
 #undef GROUP
 };
 

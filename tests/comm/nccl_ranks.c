@@ -251,6 +251,8 @@ static bl_status open_and_run(nccl_self *self, const nccl_case *which, bl_wire *
                                .host_memory = self->host_memory,
                                .deadline_s = which->deadline_s,
                                .copy_engines = which->copy_engines,
+                               .compares_calls =
+                                   !which->trusts_order && which->first_deadline_s <= 0,
                                .sum_bytes = which->sum_bytes,
                                .leave = leave,
                                .leave_user = wire};
@@ -259,6 +261,7 @@ static bl_status open_and_run(nccl_self *self, const nccl_case *which, bl_wire *
         n_gpus && atoi(n_gpus) <= self->rank ? atoi(n_gpus) - 1 : self->rank, &self->device));
     BL_TRY(bl_stream_create(self->device, "test", &self->stream));
     BL_TRY(bl_comm_create_nccl(self->host, self->device, &options, &self->comm));
+    if (which->first_deadline_s > 0) bl_nccl_limit_deadline(self->comm, which->first_deadline_s);
     if (which->trusts_order) BL_TRY(bl_comm_trust_order(self->comm));
     BL_TRY(which->body(self));
     return bl_stream_synchronize(self->stream);

@@ -37,6 +37,7 @@ typedef struct nccl_case {
     double deadline_s;
     bool trusts_order, copy_engines;
     size_t sum_bytes;
+    double first_deadline_s; /* above 0: nothing is compared either */
 } nccl_case;
 
 typedef struct nccl_job {

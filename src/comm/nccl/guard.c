@@ -87,7 +87,7 @@ static bool is_watch_late(comm_nccl *c, double now_s)
 
     bl_comm_first_error(c->host, &first);
     comm_nccl_lateness lateness = comm_nccl_guard_judge(&job->clock, round_s, first.status != BL_OK,
-                                                        job->options.deadline_s, now_s);
+                                                        atomic_load(&job->deadline_s), now_s);
     if (lateness == COMM_NCCL_HANGS)
         tell(c, now_s - (round_s > job->clock.back_s ? round_s : job->clock.back_s));
     return lateness != COMM_NCCL_IN_TIME;

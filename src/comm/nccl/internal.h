@@ -29,6 +29,7 @@ typedef struct comm_nccl_job {
     bl_stream
         *host_stream; /* what goes over the host, of all communicators, in the order of the calls */
     bl_nccl_options options;
+    _Atomic double deadline_s; /* now; 0: none */
     char name[COMM_NCCL_NAME_BYTES];
     int n_made;  /* communicators so far: the same on all ranks */
     int n_users; /* communicators alive */
@@ -41,7 +42,7 @@ typedef struct comm_nccl_job {
     int progress_row;
 
     /* order.c */
-    bl_comm *order; /* a host communicator of all ranks; NULL: nothing is compared */
+    bl_comm *order; /* a host communicator of all ranks; NULL: nothing is compared, as usual */
 
     /* guard.c */
     pthread_t guard;
@@ -124,10 +125,11 @@ bl_status comm_nccl_learn_places(comm_nccl *c);
 bool comm_nccl_spans_hosts(
     const comm_nccl *c); /* by the hosts' names and boots; the same on all ranks */
 
-/* order.c: compares a call with those of the communicator's other ranks, while the job's order is
- * not trusted. BL_EINTERNAL names both calls where two differ; it aborts the job. BL_ERANK:
- * somebody did not come in time. */
+/* order.c: compares a call with those of the communicator's other ranks, where the job asks for it
+ * and while its order is not trusted. BL_EINTERNAL names both calls where two differ; it aborts the
+ * job. BL_ERANK: somebody did not come in time. */
 bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call);
+/* From now on the whole deadline holds, too. */
 bl_status comm_nccl_trust_order(bl_comm *comm);
 
 /* progress.c. A rank has come to step 1 of a communicator when it begins to make it, to step 1 + n

@@ -39,6 +39,12 @@ int bl_nccl_multiprocessors(const bl_comm *comm)
     return n > 0 ? n : MAX_CTAS;
 }
 
+void bl_nccl_limit_deadline(bl_comm *comm, double most_s)
+{
+    comm_nccl_job *job = comm->backend == &backend ? ((comm_nccl *)comm)->job : NULL;
+    if (job && job->options.deadline_s > most_s) atomic_store(&job->deadline_s, most_s);
+}
+
 bl_status comm_nccl_enter(const comm_nccl *c)
 {
     cudaError_t error = cudaSetDevice(bl_cuda_device_properties(c->job->device)->index);
@@ -77,6 +83,7 @@ static bl_status job_create(bl_device *device, const bl_nccl_options *options, c
     job->n_users = 1;
     job->device = device;
     job->options = *options;
+    atomic_init(&job->deadline_s, options->deadline_s);
     snprintf(job->name, sizeof job->name, "%s", options->name ? options->name : "nccl");
     job->options.name = job->name;
     bl_status st = comm_nccl_guard_open(job);
@@ -283,7 +290,8 @@ bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
         return BL_FAIL(BL_EINTERNAL, "a communicator of GPUs over ranks of one process");
     BL_TRY(job_create(device, options, &job));
     bl_status st = comm_nccl_progress_open(job, bl_comm_rank(host_world));
-    if (st == BL_OK && bl_comm_size(host_world) > 1) st = bl_comm_split(host_world, 0, &job->order);
+    if (st == BL_OK && options->compares_calls && bl_comm_size(host_world) > 1)
+        st = bl_comm_split(host_world, 0, &job->order);
     if (st == BL_OK) st = bl_comm_split(host_world, 0, &host);
     if (st == BL_OK) st = comm_create(job, host, bl_comm_rank(host_world), &c);
     job_release(job); /* the communicator is its user */

@@ -44,6 +44,10 @@ typedef struct bl_nccl_options {
      * (bl_comm_alloc). Rank 0's log says what was asked for, and why not where the library has no
      * such way. */
     bool copy_engines;
+    /* For debugging: until bl_comm_trust_order each call is compared with the other ranks' before
+     * it is launched, which costs a round trip over the host. Otherwise a wrong order hangs until
+     * the deadline. */
+    bool compares_calls;
     /* Bytes of the largest sum of the first communicator that takes one exchange. Of LoRA that is a
      * layer's gradients: each exchange waits for multiprocessors twice, for NCCL's kernel and for
      * the sum's. Larger sums, and those of splits beyond BL_NCCL_SCRATCH_BYTES, are made in
@@ -72,6 +76,12 @@ BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
  * another kind of communicator, or copy engines gather. Known when its memory has been allocated
  * (bl_comm_alloc). */
 BL_API int bl_nccl_multiprocessors(const bl_comm *comm);
+
+/* Until bl_comm_trust_order the deadline of this rank's communicators is most_s where it would be
+ * more. For the first step, once the ranks have met after loading: what hangs on a machine where
+ * nothing has run yet shows early. Nothing on other kinds of communicator. From the rank's
+ * thread. */
+BL_API void bl_nccl_limit_deadline(bl_comm *comm, double most_s);
 
 /* Device memory for the sums of a communicator of n_ranks; sum_bytes: as in the options, 0 of a
  * split. One rank: 0. */

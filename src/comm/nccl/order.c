@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The order of launches, compared before anything can hang. Until the job trusts its order, a rank
+/* For debugging (bl_nccl_options.compares_calls): the order of launches, compared before anything
+ * can hang. Until the job trusts its order, a rank
  * sends its next launch on a communicator to all other ranks of it, and receives theirs: pairwise,
  * over one channel of the host for all communicators. So two ranks that are about to launch on
  * different communicators hear of it too, as long as each of the two has the other. */
@@ -86,9 +87,9 @@ bl_status comm_nccl_trust_order(bl_comm *comm)
     comm_nccl *c = (comm_nccl *)comm;
     bl_comm_call call = {.kind = BL_COMM_TRUST_ORDER, .label = comm->label};
 
-    if (!c->job->order) return BL_OK;
     BL_TRY(comm_nccl_compare(c, &call));
     bl_comm_destroy(c->job->order);
     c->job->order = NULL;
+    atomic_store(&c->job->deadline_s, c->job->options.deadline_s);
     return BL_OK;
 }

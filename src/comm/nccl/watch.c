@@ -235,7 +235,7 @@ static bl_status look_at_nccl(const comm_nccl *c)
  * as progress.c counts them. */
 static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
 {
-    double deadline_s = c->job->options.deadline_s;
+    double deadline_s = atomic_load(&c->job->deadline_s);
     char host[HOST_BYTES];
     uint64_t reached;
 
@@ -256,7 +256,7 @@ static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
 
 static bl_status look_at_call(const comm_nccl *c, double now_s)
 {
-    double deadline_s = c->job->options.deadline_s;
+    double deadline_s = atomic_load(&c->job->deadline_s);
     const char *busy = atomic_load(&c->watch.busy);
     char what[COMM_NCCL_TEXT_BYTES];
 
@@ -270,7 +270,7 @@ static bl_status look_at_call(const comm_nccl *c, double now_s)
 static bl_status look_at_launches(comm_nccl *c, double now_s)
 {
     comm_nccl_watch *w = &c->watch;
-    double deadline_s = c->job->options.deadline_s;
+    double deadline_s = atomic_load(&c->job->deadline_s);
     char where[320];
 
     if (deadline_s <= 0) return BL_OK;

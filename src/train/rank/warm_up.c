@@ -19,9 +19,12 @@
  * no state. It takes only the memory of a step. */
 #include "base/log.h"
 #include "base/sizes.h"
+#include "comm/nccl/nccl.h"
 #include "ops/matmul.h"
 #include "train/rank/evaluate.h"
 #include "train/rank/trainer.h"
+
+enum { FIRST_DEADLINE_S = 120 };
 
 static bl_status synchronize(const bl_rank *r)
 {
@@ -120,12 +123,21 @@ static bool is_needed(const bl_rank *r)
     return r->job->launch && r->job->gpu.n_gpus > 0;
 }
 
+/* All ranks have loaded: from here to the end of the first step one that comes late is late by
+ * seconds. What hangs on a new machine must not take step_deadline_s to show. */
+static bl_status meet_before(bl_rank *r)
+{
+    BL_TRY(bl_talk_meet(&r->talk));
+    bl_nccl_limit_deadline(r->world, FIRST_DEADLINE_S);
+    return BL_OK;
+}
+
 bl_status bl_rank_warm_up(bl_rank *r)
 {
     if (!is_needed(r)) return BL_OK;
     int64_t before = free_bytes(r), T_max = r->job->plan.pass.T_max,
             step = bl_pass_token_step(r->pass);
-    BL_TRY(bl_talk_meet(&r->talk));
+    BL_TRY(meet_before(r));
     BL_TRY(run_forward(r, T_max));
     for (int64_t T = step; step > 0 && T < T_max; T += step) BL_TRY(run_forward(r, T));
     BL_TRY(bl_matmul_end_warm_up(r->device));
@@ -156,7 +168,7 @@ bl_status bl_trainers_warm_up(bl_trainer **trainers, int n)
 
     if (!is_needed(r)) return BL_OK;
     int64_t before = free_bytes(r);
-    BL_TRY(bl_talk_meet(&r->talk));
+    BL_TRY(meet_before(r));
     for (int i = 0; i < n; i++) BL_TRY(warm_up(trainers[i], lead->micro));
     BL_TRY(bl_trainer_forget_counts(lead));
     BL_TRY(bl_matmul_end_warm_up(r->device));

@@ -15,7 +15,7 @@ static bl_status evaluate_rank(bl_rank *r, void *user)
     BL_TRY(bl_rank_create_pass(r));
     BL_TRY(bl_rank_create_evaluation(r));
     BL_TRY(bl_rank_warm_up(r));
-    /* All calls of all ranks so far have been compared; the rest repeats a whole pass. */
+    /* Where calls are compared, all so far have been; the rest repeats a whole pass. */
     BL_TRY(bl_comm_trust_order(r->world));
     BL_TRY(bl_rank_evaluate(r, &result));
     if (r->index == 0) *(bl_eval_result *)user = result;
