@@ -4,7 +4,8 @@
 
 TRL's trainers get the rows as tokens: their own tokenization is passed over, everything else is theirs (collator, truncation,
 mismatched answers, losses, PEFT reference, optimizer). With --rows MODEL_DIR ROWS.jsonl ADAPTER_DIR a model and conversations
-take the place of the golden ones, and TRL tokenizes them.
+take the place of the golden ones, and TRL tokenizes them. pairs_of_messages.py makes ROWS; a training of one step with --learning_rate 0
+makes ADAPTER_DIR. On a CPU TRL takes about 10 s per step of SmolLM2-135M.
 
 Made with trl 1.16.0, transformers 5.23.0, peft 0.21.2, torch 2.15.0. ORPO and SimPO are TRL's experimental trainers.
 
