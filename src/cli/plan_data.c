@@ -38,7 +38,7 @@ bl_status bl_cli_plan_read_data(bl_plan_case *c)
         in->longest_train_row = data.train.longest;
         in->longest_validation_row = data.validation.longest;
         in->n_validation_rows = data.validation.n;
-        in->n_positions = bl_max_i64(1, bl_max_i64(data.train.longest, data.validation.longest));
+        in->n_positions = bl_max_i64(1, bl_run_data_positions(c->config, &data));
         in->data_bytes = bl_run_data_bytes(&data);
         in->tokenizer_bytes = data.tokenizer_bytes;
         in->rows = bl_run_data_measure(c->config, &data);

@@ -33,6 +33,9 @@ bl_status bl_run_data_open_training(const bl_train_config *config, const bl_mode
                                     bl_host_memory *host, int n_here, bl_run_data *data);
 bl_status bl_run_data_open_evaluation(const bl_train_config *config, const bl_model_config *model,
                                       bl_host_memory *host, int n_here, bl_run_data *data);
+/* Tokens of the longest sequence of a pass: of a row, or with kto of a prompt with the answer of
+ * another row. 0: there are no rows. */
+int64_t bl_run_data_positions(const bl_train_config *config, const bl_run_data *data);
 /* Bytes of the indices: of this process, or of the host whose ranks share them. */
 int64_t bl_run_data_bytes(const bl_run_data *data);
 /* The micro-batches that a run of this configuration makes of its training rows, in their order. */

@@ -53,8 +53,8 @@ bl_status bl_job_place_ranks(bl_job *job);
 void bl_job_borrow(bl_job *job, const bl_job *lead);
 /* The model, by job->config. */
 bl_status bl_job_open_model(bl_job *job);
-/* After job->data are open: the model's tables are as long as the longest row; of several runs, the
- * lead's first. */
+/* After job->data are open: the model's tables are as long as the longest sequence; of several
+ * runs, the lead's first. */
 void bl_job_measure_rows(bl_job *job);
 /* Logs how the base is stored and held; `where`, as in "fp8_row in memory". */
 void bl_job_print_base_formats(const bl_job *job, const char *where);

@@ -256,6 +256,15 @@ bl_status bl_run_data_open_evaluation(const bl_train_config *c, const bl_model_c
     return finish(&o);
 }
 
+int64_t bl_run_data_positions(const bl_train_config *config, const bl_run_data *data)
+{
+    int64_t longest = bl_max_i64(data->train.longest, data->validation.longest);
+    bl_losses losses = {0};
+
+    (void)bl_train_config_losses(config, &losses); /* was validated */
+    return losses.is_unpaired ? bl_min_i64(config->max_seq_length, 2 * longest) : longest;
+}
+
 int64_t bl_run_data_bytes(const bl_run_data *data)
 {
     bl_dataset *train = data->train.set, *validation = data->validation.set;

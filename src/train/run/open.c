@@ -88,9 +88,8 @@ bl_status bl_job_open_model(bl_job *job)
 
 void bl_job_measure_rows(bl_job *job)
 {
-    const bl_run_data *data = &job->data;
     job->model->n_positions = bl_max_i64(job->lead ? job->model->n_positions : 1,
-                                         bl_max_i64(data->train.longest, data->validation.longest));
+                                         bl_run_data_positions(job->config, &job->data));
 }
 
 void bl_job_print_base_formats(const bl_job *job, const char *where)
