@@ -122,6 +122,53 @@ static void store_rows(bl_tensor out, int64_t at, int64_t stride, int64_t n_rows
         ops_scale_round(d, scale, sum + r * ld, ops_bf16(out) + at + r * stride);
 }
 
+/* The two left operands of a strip's scores: rows of n x d. */
+typedef struct strip_rows {
+    const uint16_t *of_s, *of_dp;
+    int64_t ld_s, ld_dp;
+} strip_rows;
+
+/* S and dP of a strip of n rows against the columns `seen` of first_t and second_t. */
+static void make_scores(const ops_bf16_kernels *kernels, const bl_attention_backward_args *a,
+                        const strip_rows *rows, int64_t n, range seen, int64_t ld_t,
+                        backward_scratch *s)
+{
+    ops_bf16_tile t = {.M = n,
+                       .N = seen.end - seen.begin,
+                       .n_pairs = a->d / 2,
+                       .A = rows->of_s,
+                       .lda = rows->ld_s,
+                       .B = s->first_t + 2 * seen.begin,
+                       .ldb = ld_t,
+                       .C = s->p,
+                       .ldc = BLOCK,
+                       .alpha = scale_of(a)};
+
+    kernels->multiply_tile(&t);
+    t.A = rows->of_dp, t.lda = rows->ld_dp, t.B = s->second_t + 2 * seen.begin;
+    t.C = s->ds, t.alpha = 1;
+    kernels->multiply_tile(&t);
+}
+
+/* sum (n, d) = left (n, columns `seen`) times the rows `seen` of `packed`, or +=. */
+static void add_product(const ops_bf16_kernels *kernels, int64_t d, int64_t n, range seen,
+                        const uint16_t *left, const uint16_t *packed, bool is_first, float *sum)
+{
+    int64_t ld = bl_round_up(d, OPS_BF16_NARROW);
+    ops_bf16_tile t = {.M = n,
+                       .N = d,
+                       .n_pairs = bl_ceil_div(seen.end - seen.begin, 2),
+                       .A = left,
+                       .lda = BLOCK,
+                       .B = packed + seen.begin * ld,
+                       .ldb = ld,
+                       .C = sum,
+                       .ldc = ld,
+                       .alpha = 1,
+                       .accumulate = !is_first};
+    kernels->multiply_tile(&t);
+}
+
 /* ---- dk, dv ---- */
 
 /* Queries [row, row + n_rows) of a head, and a block of keys. */
@@ -147,24 +194,12 @@ static void add_to_keys(const key_step *x, int64_t at, int64_t n)
 {
     const bl_attention_backward_args *a = x->a;
     backward_scratch *s = x->s;
-    int64_t ld = bl_round_up(a->d, OPS_BF16_NARROW), ld_t = bl_round_up(x->n_rows, OPS_BF16_NARROW),
+    int64_t ld = bl_round_up(a->d, OPS_BF16_NARROW),
             at_kv = (x->keys->first + at) * a->kv_stride + x->kv_head * a->d;
     range seen = join(queries_of(x, at), queries_of(x, at + n - 1));
-    int64_t n_seen = seen.end - seen.begin;
-    ops_bf16_tile t = {.M = n,
-                       .N = n_seen,
-                       .n_pairs = a->d / 2,
-                       .A = ops_bf16(a->k) + at_kv,
-                       .lda = a->kv_stride,
-                       .B = s->first_t + 2 * seen.begin,
-                       .ldb = ld_t,
-                       .C = s->p,
-                       .ldc = BLOCK,
-                       .alpha = scale_of(a)};
+    strip_rows rows = {ops_bf16(a->k) + at_kv, ops_bf16(a->v) + at_kv, a->kv_stride, a->kv_stride};
 
-    x->kernels->multiply_tile(&t);
-    t.A = ops_bf16(a->v) + at_kv, t.B = s->second_t + 2 * seen.begin, t.C = s->ds, t.alpha = 1;
-    x->kernels->multiply_tile(&t);
+    make_scores(x->kernels, a, &rows, n, seen, bl_round_up(x->n_rows, OPS_BF16_NARROW), s);
     for (int64_t j = 0; j < n; j++) {
         range q = queries_of(x, at + j);
         const float *lse = s->lse + q.begin, *delta = s->delta + q.begin;
@@ -172,23 +207,11 @@ static void add_to_keys(const key_step *x, int64_t at, int64_t n)
         int64_t first = j * BLOCK + q.begin;
         gradient_of_key(q.end - q.begin, lse, delta, s->p + first, s->ds + first, s->p_bf16 + first,
                         s->ds_bf16 + first);
-        clear_around(q, n_seen, s->p_bf16 + j * BLOCK);
-        clear_around(q, n_seen, s->ds_bf16 + j * BLOCK);
+        clear_around(q, seen.end - seen.begin, s->p_bf16 + j * BLOCK);
+        clear_around(q, seen.end - seen.begin, s->ds_bf16 + j * BLOCK);
     }
-    t = (ops_bf16_tile){.M = n,
-                        .N = a->d,
-                        .n_pairs = bl_ceil_div(n_seen, 2),
-                        .A = s->ds_bf16,
-                        .lda = BLOCK,
-                        .B = s->first + seen.begin * ld,
-                        .ldb = ld,
-                        .C = s->sum[0] + at * ld,
-                        .ldc = ld,
-                        .alpha = 1,
-                        .accumulate = !x->is_first};
-    x->kernels->multiply_tile(&t);
-    t.A = s->p_bf16, t.B = s->second + seen.begin * ld, t.C = s->sum[1] + at * ld;
-    x->kernels->multiply_tile(&t);
+    add_product(x->kernels, a->d, n, seen, s->ds_bf16, s->first, x->is_first, s->sum[0] + at * ld);
+    add_product(x->kernels, a->d, n, seen, s->p_bf16, s->second, x->is_first, s->sum[1] + at * ld);
 }
 
 static void add_queries(const key_step *x)
@@ -268,22 +291,11 @@ static void add_to_queries(const query_step *x, int64_t at, int64_t n)
     backward_scratch *s = x->s;
     int64_t ld = bl_round_up(a->d, OPS_BF16_NARROW), row = x->rows->first + at;
     range seen = join(keys_of(x, at), keys_of(x, at + n - 1));
-    int64_t n_seen = seen.end - seen.begin;
-    ops_bf16_tile t = {.M = n,
-                       .N = n_seen,
-                       .n_pairs = a->d / 2,
-                       .A = ops_bf16(a->q) + row * a->q_stride + x->head * a->d,
-                       .lda = a->q_stride,
-                       .B = s->first_t + 2 * seen.begin,
-                       .ldb = bl_round_up(x->n_keys, OPS_BF16_NARROW),
-                       .C = s->p,
-                       .ldc = BLOCK,
-                       .alpha = scale_of(a)};
+    strip_rows rows = {ops_bf16(a->q) + row * a->q_stride + x->head * a->d,
+                       ops_bf16(a->do_) + row * a->o_stride + x->head * a->d, a->q_stride,
+                       a->o_stride};
 
-    x->kernels->multiply_tile(&t);
-    t.A = ops_bf16(a->do_) + row * a->o_stride + x->head * a->d, t.lda = a->o_stride;
-    t.B = s->second_t + 2 * seen.begin, t.C = s->ds, t.alpha = 1;
-    x->kernels->multiply_tile(&t);
+    make_scores(x->kernels, a, &rows, n, seen, bl_round_up(x->n_keys, OPS_BF16_NARROW), s);
     for (int64_t r = 0; r < n; r++) {
         int64_t of_row = (row + r) * a->n_heads + x->head;
         range k = keys_of(x, at + r);
@@ -291,20 +303,9 @@ static void add_to_queries(const query_step *x, int64_t at, int64_t n)
         int64_t first = r * BLOCK + k.begin;
         gradient_of_query(k.end - k.begin, a->lse[of_row], a->delta[of_row], s->p + first,
                           s->ds + first, s->ds_bf16 + first);
-        clear_around(k, n_seen, s->ds_bf16 + r * BLOCK);
+        clear_around(k, seen.end - seen.begin, s->ds_bf16 + r * BLOCK);
     }
-    t = (ops_bf16_tile){.M = n,
-                        .N = a->d,
-                        .n_pairs = bl_ceil_div(n_seen, 2),
-                        .A = s->ds_bf16,
-                        .lda = BLOCK,
-                        .B = s->first + seen.begin * ld,
-                        .ldb = ld,
-                        .C = s->sum[0] + at * ld,
-                        .ldc = ld,
-                        .alpha = 1,
-                        .accumulate = !x->is_first};
-    x->kernels->multiply_tile(&t);
+    add_product(x->kernels, a->d, n, seen, s->ds_bf16, s->first, x->is_first, s->sum[0] + at * ld);
 }
 
 static void add_keys(const query_step *x)
