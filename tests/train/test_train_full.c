@@ -180,7 +180,7 @@ static void train_bits(const char *name, int n_ranks, const char *output, const 
 static void nothing_else_changes_a_bit(void **state)
 {
     static const struct {
-        const char *what, *args[6];
+        const char *what, *args[10]; /* with a NULL behind them */
     } variants[] = {
         {"one micro-batch per visit", {"visit_tokens", "1"}},
         {"all micro-batches per visit", {"visit_tokens", "1000000"}},
@@ -190,7 +190,9 @@ static void nothing_else_changes_a_bit(void **state)
         {"three threads", {"threads", "3"}},
         {"a ring of one", {"ring_depth", "1"}},
         {"a ring of four", {"ring_depth", "4"}},
-        {"evaluations between", {"validation_split_percentage", "0", "eval_strategy", "no"}},
+        {"evaluations in the same visits",
+         {"validation_file", "tests/golden/families/tokens/rows.jsonl", "eval_strategy", "steps",
+          "eval_steps", "2", "eval_overlap", "true"}},
     };
 
     (void)state;
@@ -365,6 +367,64 @@ static void the_model_is_written_and_read(void **state)
     }
 }
 
+/* The model of the evaluation with the lowest loss, not of the last step. */
+static void the_best_model_is_written(void **state)
+{
+    const char *validation = GOLDEN_DIR "/tokens/tiny-validation.jsonl",
+               *args[] = {"validation_file",
+                          validation,
+                          "eval_strategy",
+                          "steps",
+                          "eval_steps",
+                          "2",
+                          "model_dtype",
+                          "f32",
+                          "load_best_model_at_end",
+                          "true",
+                          "learning_rate",
+                          "0.03",
+                          NULL};
+    double lowest = INFINITY;
+    json_t *row;
+    size_t i;
+
+    (void)state;
+    train_bits("../../full/cases/tiny-gqa", 2, "best", args);
+    json_t *metrics = golden_metrics(runs_path("best"));
+    json_array_foreach(metrics, i, row)
+    {
+        const json_t *value = json_object_get(row, "eval_loss");
+        if (value && json_integer_value(json_object_get(row, "step")) > 0)
+            lowest = fmin(lowest, json_number_value(value));
+    }
+    json_decref(metrics);
+    double written = loss_of_model(runs_path("best/model"), validation);
+    assert_true(lowest < last_eval_loss(runs_path("best"))); /* else this shows nothing */
+    assert_true(fabs(written / lowest - 1) < 1e-11);
+}
+
+/* ---- processes ---- */
+
+/* Ranks that are processes have the bits of ranks that are threads. */
+static void processes_have_the_bits_of_threads(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    kill_args(2, "threads", &args);
+    runs_set(&args, "save_steps", "0");
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_set(&args, "output_dir", "%s", runs_path("processes"));
+    runs_set(&args, "rank_processes", "true");
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, 120), 0);
+    golden_args_free(&args);
+    assert_same_state("threads", "processes", 2, "processes");
+    assert_same_file(runs_path("threads/model/model.safetensors"),
+                     runs_path("processes/model/model.safetensors"));
+}
+
 /* ---- what is refused ---- */
 
 static void unsupported_keys_are_refused(void **state)
@@ -458,6 +518,8 @@ int main(void)
                                        cmocka_unit_test(another_number_of_ranks_resumes),
                                        cmocka_unit_test(kills_change_no_bit),
                                        cmocka_unit_test(the_model_is_written_and_read),
+                                       cmocka_unit_test(the_best_model_is_written),
+                                       cmocka_unit_test(processes_have_the_bits_of_threads),
                                        cmocka_unit_test(unsupported_keys_are_refused),
                                        cmocka_unit_test(a_run_is_alone),
                                        cmocka_unit_test(unsuitable_models_are_refused)};
