@@ -337,11 +337,11 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     BL_TRY(read_best(start->dir, state, &start->best));
     start->n_ranks = (int)ranks;
     if (layers != job->model->config.n_layers || floats != bl_job_layer_floats(job))
-        return BL_FAIL(
-            BL_ECHECKPOINT,
-            "%s: it holds %lld layers of %lld trained weights, this run has %lld of %lld",
-            start->dir, (long long)layers, (long long)floats,
-            (long long)job->model->config.n_layers, (long long)bl_job_layer_floats(job));
+        return BL_FAIL(BL_ECHECKPOINT,
+                       "%s: it holds %lld layers of %lld %s weights, this run has %lld of %lld",
+                       start->dir, (long long)layers, (long long)floats,
+                       job->model->is_trained ? "trained" : "LoRA",
+                       (long long)job->model->config.n_layers, (long long)bl_job_layer_floats(job));
     BL_TRY(check_differences(training, state));
     if (start->other_validation) {
         start->evaluated_step = -1;
