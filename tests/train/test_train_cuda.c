@@ -182,6 +182,7 @@ static void test_exceptions_from_fp8(void **state)
 static void test_first_preference_loss(void **state)
 {
     (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     for (int ranks = 1; ranks <= 2; ranks++) {
         cuda_runs_train("first", ranks, DPO "max_steps 1 per_device_train_batch_size 3");
         json_t *metrics = golden_metrics(runs_path("first"));
@@ -207,6 +208,7 @@ static void test_together(void **state)
     bl_train_config *configs[N] = {NULL};
 
     (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     for (int run = 0; run < N; run++) {
         golden_args args = {0};
         cuda_runs_train(alone[run], 2, keys[run]);
