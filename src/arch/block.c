@@ -281,7 +281,7 @@ static bl_status scale_branch(bl_stream *stream, const bl_block_dims *dims, int6
                         .n = T * dims->hidden, .scale = dims->residual_multiplier, .x = x, .y = y});
 }
 
-/* y = x + what the sub-layer's last matrix makes of `input`; x + its norm with norms of outputs.
+/* y = x + the last matrix of the sub-layer times `input`; x + its norm with norms of outputs.
  * Where nothing comes between, the product adds x itself. */
 static bl_status add_branch(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                             bl_layer_vector norm, const bl_micro_batch *batch,

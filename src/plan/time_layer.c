@@ -350,7 +350,7 @@ static void add(plan_tally *t)
                    bl_cost_add(&t->setting, &(bl_add_args){.n = t->T * t->dims.hidden, .y = t->x}));
 }
 
-/* To what a sub-layer's last matrix yields. */
+/* To the output of a sub-layer's last matrix. */
 static void residual(plan_tally *t, int matrix)
 {
     if (!adds_in_product(t, matrix)) add(t);

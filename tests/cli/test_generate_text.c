@@ -120,7 +120,7 @@ static void test_stop_texts(void **state)
     }
 }
 
-/* Byte tokens next to each other decode together: one that is no UTF-8 changes the text of those
+/* Byte tokens next to each other decode together: one that is not UTF-8 changes the text of those
  * before it, which is not shown before the next other token. */
 static void test_byte_tokens(void **state)
 {

@@ -178,7 +178,7 @@ static void test_products(void **state)
     free(C);
 }
 
-/* Attention's product: every part of a square of registers, panels wider than what is used of
+/* Attention's product: every part of a square of registers, panels wider than the used part of
  * them, and nothing written beside the tile. */
 static void test_tiles(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of trained weights, against sums in double: of norms, heads' norms and biases, of the
- * embedding, of the head. All are added to what is there; 1 to 3 threads give the same bits. */
+ * embedding, of the head. All are added to their outputs; 1 to 3 threads give the same bits. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
@@ -31,7 +31,7 @@ static void norm_reference(norm_case c, const float *x, const float *dy, const f
             }
 }
 
-/* One rounding of the sum, and one of what it is added to. */
+/* One rounding of the sum, and one of its addend. */
 static void check_norm(norm_case c)
 {
     int64_t n_rows = c.T * (c.n_heads ? c.n_heads : 1), n = c.T * (c.n_heads ? c.row_stride : c.H);

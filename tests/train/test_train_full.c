@@ -425,7 +425,7 @@ static void processes_have_the_bits_of_threads(void **state)
                      runs_path("processes/model/model.safetensors"));
 }
 
-/* ---- what is refused ---- */
+/* ---- rejected configurations ---- */
 
 static void unsupported_keys_are_refused(void **state)
 {

@@ -8,7 +8,7 @@
 #include "ops/gemm.h"
 #include "ops/cpu/ops_cpu.h"
 
-/* The products add to what is there: an addend is copied first. */
+/* The products add to their output: an addend is copied there first. */
 static void place_addend(bl_tensor addend, float beta, int64_t rows, int64_t cols, int64_t ld,
                          bl_tensor out)
 {
