@@ -44,15 +44,6 @@ static const bl_base_unit *unit_of(const adapter_full *f, int64_t unit)
     return &f->base_layout->units[is_tied && unit > head ? head : unit];
 }
 
-/* The rank's rows of the unit's gradients. */
-static float *rows_of(const bl_adapter_state *s, int64_t unit)
-{
-    const adapter_full *f = s->trained;
-
-    if (unit > f->config->n_layers && f->embedding_grad) return f->embedding_grad;
-    return s->grad + unit_of(f, unit)->offset / FLOAT;
-}
-
 /* Of several ranks: where the whole gradients of the unit are until they are reduced. */
 static float *whole_of(const bl_adapter_state *s, int64_t unit)
 {
@@ -80,8 +71,10 @@ static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weig
     const adapter_full *f = s->trained;
     const bl_base_unit *u = unit_of(f, unit);
     bool is_whole = f->whole != NULL;
-    float *memory = is_whole ? whole_of(s, unit) : rows_of(s, unit);
+    adapter_unit rows = {0};
 
+    if (!is_whole) BL_TRY(adapter_units_open(f->units, unit, stream, &rows));
+    float *memory = is_whole ? whole_of(s, unit) : rows.array[ADAPTER_GRAD];
     *out = (bl_weight_gradients){.vectors = NULL};
     for (int m = 0; m < u->n_matrices; m++) {
         const bl_base_part *part = u->matrix[m].part;
@@ -96,7 +89,7 @@ static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weig
 
 /* In the order of ranks, and added to what earlier micro-batches have left. */
 static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_part *part,
-                             const float *whole)
+                             const float *whole, float *rows)
 {
     int64_t n = (int64_t)part->shard_bytes / FLOAT;
 
@@ -108,7 +101,7 @@ static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_pa
         s->communication,
         &(bl_accumulate_args){.n = n,
                               .x = bl_tensor_f32(s->partial),
-                              .y = bl_tensor_f32(rows_of(s, unit) + part->shard_offset / FLOAT),
+                              .y = bl_tensor_f32(rows + part->shard_offset / FLOAT),
                               .without_workers = true});
 }
 
@@ -119,15 +112,19 @@ static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
     const bl_base_unit *u = unit_of(f, unit);
     int turn = s->turn, span;
     bool is_table = unit >= f->config->n_layers;
+    adapter_unit rows;
 
-    if (!f->whole) return BL_OK;
+    if (!f->whole) return adapter_units_close(f->units, unit, stream);
     const float *whole = whole_of(s, unit);
     if (!is_table) s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
     BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", unit, -1, s->communication,
                              &span));
-    for (int m = 0; m < u->n_matrices; m++) BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole));
+    BL_TRY(adapter_units_open(f->units, unit, s->communication, &rows));
+    for (int m = 0; m < u->n_matrices; m++)
+        BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole, rows.array[ADAPTER_GRAD]));
+    BL_TRY(adapter_units_close(f->units, unit, s->communication));
     for (int i = 0; i < 2; i++)
         if (is_table || i == turn) BL_TRY(bl_event_record(s->reduced[i], s->communication));
     int64_t received = (int64_t)u->shard_bytes * (bl_comm_size(s->world) - 1);
@@ -145,14 +142,21 @@ bl_status adapter_full_join(bl_adapter_state *s)
 {
     const adapter_full *f = s->trained;
 
-    if (!f->embedding_grad) return BL_OK;
-    return bl_accumulate(
-        s->compute, &(bl_accumulate_args){.n = f->bytes.embedding / FLOAT,
-                                          .x = bl_tensor_f32(f->embedding_grad),
-                                          .y = bl_tensor_f32(rows_of(s, f->config->n_layers))});
+    int64_t head = f->config->n_layers;
+    adapter_unit to, from;
+
+    if (!f->config->tie_word_embeddings) return BL_OK;
+    BL_TRY(adapter_units_open(f->units, head, s->compute, &to));
+    BL_TRY(adapter_units_open(f->units, head + 1, s->compute, &from));
+    BL_TRY(bl_accumulate(s->compute,
+                         &(bl_accumulate_args){.n = to.n_floats,
+                                               .x = bl_tensor_f32(from.array[ADAPTER_GRAD]),
+                                               .y = bl_tensor_f32(to.array[ADAPTER_GRAD])}));
+    BL_TRY(adapter_units_close(f->units, head + 1, s->compute));
+    return adapter_units_close(f->units, head, s->compute);
 }
 
-bl_status adapter_full_reduce(bl_adapter_state *s)
+static bl_status sum_vectors(const bl_adapter_state *s)
 {
     const adapter_full *f = s->trained;
 
@@ -163,6 +167,64 @@ bl_status adapter_full_reduce(bl_adapter_state *s)
     return BL_OK;
 }
 
+/* Unit by unit: the order does not depend on where they are. */
+bl_status adapter_full_reduce(bl_adapter_state *s, double *sum)
+{
+    const adapter_full *f = s->trained;
+    adapter_unit rows;
+
+    BL_TRY(sum_vectors(s));
+    for (int64_t u = 0; u < f->base_layout->n_units; u++) {
+        BL_TRY(adapter_units_open(f->units, u, s->communication, &rows));
+        BL_TRY(bl_sum_squares(s->communication, &(bl_sum_squares_args){
+                                                    rows.n_floats, rows.array[ADAPTER_GRAD], sum}));
+        BL_TRY(adapter_units_close(f->units, u, s->communication));
+    }
+    if (bl_comm_rank(s->world) != 0) return BL_OK; /* alike on every rank */
+    return bl_sum_squares(s->communication,
+                          &(bl_sum_squares_args){f->n_vectors, f->vector_grad, sum});
+}
+
+static bl_status update_unit(bl_adapter_state *s, int64_t unit, bl_adamw_args args)
+{
+    adapter_units *units = s->trained->units;
+    adapter_unit rows;
+
+    BL_TRY(adapter_units_open(units, unit, s->compute, &rows));
+    args.n = rows.n_floats;
+    args.grad = rows.array[ADAPTER_GRAD];
+    args.w = rows.array[ADAPTER_W];
+    args.m = rows.array[ADAPTER_M];
+    args.v = rows.array[ADAPTER_V];
+    if (args.w) BL_TRY(bl_adamw(s->compute, &args));
+    BL_TRY(bl_stream_zero(s->compute, rows.array[ADAPTER_GRAD], (size_t)rows.n_floats * FLOAT));
+    return adapter_units_close(units, unit, s->compute);
+}
+
+/* As transformers' Trainer, which decays neither norms nor biases. */
+static bl_status update_vectors(bl_adapter_state *s, bl_adamw_args args)
+{
+    const adapter_full *f = s->trained;
+
+    args.weight_decay = 0;
+    args.n = f->n_vectors;
+    args.grad = f->vector_grad;
+    args.w = f->vectors;
+    args.m = f->vector_m;
+    args.v = f->vector_v;
+    BL_TRY(bl_adamw(s->compute, &args));
+    return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors);
+}
+
+bl_status adapter_full_update(bl_adapter_state *s, const bl_adamw_args *args)
+{
+    const adapter_full *f = s->trained;
+    int64_t n = f->base_layout->n_units + f->config->tie_word_embeddings;
+
+    for (int64_t u = 0; u < n; u++) BL_TRY(update_unit(s, u, *args));
+    return update_vectors(s, *args);
+}
+
 /* ---- create ---- */
 
 static bl_status take(const bl_adapter_state *s, int64_t n_bytes, const char *what, float **out)
@@ -170,18 +232,14 @@ static bl_status take(const bl_adapter_state *s, int64_t n_bytes, const char *wh
     return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_bytes, what, (void **)out);
 }
 
-static bl_status allocate(bl_adapter_state *s)
+static bl_status allocate(bl_adapter_state *s, float *weights)
 {
     adapter_full *f = s->trained;
 
-    BL_TRY(take(s, f->bytes.shard, "AdamW first moments", &s->m));
-    BL_TRY(take(s, f->bytes.shard, "AdamW second moments", &s->v));
-    BL_TRY(take(s, f->bytes.shard, "gradients", &s->grad));
+    BL_TRY(adapter_units_create(s->device, f->base_layout, weights, f->bytes.embedding, &f->units));
     BL_TRY(take(s, f->bytes.vectors, "AdamW first moments", &f->vector_m));
     BL_TRY(take(s, f->bytes.vectors, "AdamW second moments", &f->vector_v));
     BL_TRY(take(s, f->bytes.vectors, "gradients", &f->vector_grad));
-    if (f->bytes.embedding > 0)
-        BL_TRY(take(s, f->bytes.embedding, "the embedding's gradients", &f->embedding_grad));
     if (f->bytes.whole > 0) {
         BL_TRY(take(s, f->bytes.whole, "a layer's gradients", &f->whole));
         BL_TRY(take(s, f->bytes.part, "reduced gradients", &s->partial));
@@ -233,10 +291,8 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_co
                             .communication = communication,
                             .timeline = timeline,
                             .n_layers = config->n_layers,
-                            .n_floats = f->bytes.shard / FLOAT,
-                            .w = weights->shards,
                             .bytes = {.shard = f->bytes.shard, .staging = f->bytes.staging}};
-    bl_status st = allocate(s);
+    bl_status st = allocate(s, weights->shards);
     if (st != BL_OK) {
         bl_adapter_state_destroy(s);
         return st;
@@ -248,10 +304,10 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_co
 void adapter_full_free(bl_adapter_state *s)
 {
     adapter_full *f = s->trained;
-    float *const blocks[] = {f->vector_m, f->vector_v, f->vector_grad, f->embedding_grad, f->whole};
+    float *const blocks[] = {f->vector_m, f->vector_v, f->vector_grad, f->whole};
 
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
-    s->w = NULL; /* the base's */
+    adapter_units_destroy(f->units);
     free(f);
 }

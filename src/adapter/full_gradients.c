@@ -21,16 +21,21 @@ static bl_status gather(dump *d, const bl_base_part *part, int64_t unit, const f
 {
     const bl_adapter_state *s = d->state;
     const adapter_full *f = s->trained;
-    const float *rows = s->grad + (f->base_layout->units[unit].offset + part->shard_offset) / FLOAT;
+    adapter_unit open;
 
-    *out = rows;
-    if (!f->whole) return BL_OK;
-    *out = f->whole;
-    if (d->gathered == part) return BL_OK;
+    if (f->whole && d->gathered == part) {
+        *out = f->whole;
+        return BL_OK;
+    }
+    BL_TRY(adapter_units_open(f->units, unit, s->communication, &open));
+    const float *rows = open.array[ADAPTER_GRAD] + part->shard_offset / FLOAT;
+    *out = f->whole ? f->whole : rows;
+    if (!f->whole) return adapter_units_close(f->units, unit, s->communication);
     d->gathered = part;
     bl_comm_set_label(s->world, "the gradients of layer", unit);
     BL_TRY(bl_comm_all_gather(s->world, s->communication, rows, f->whole, part->shard_bytes));
     bl_comm_set_label(s->world, NULL, 0);
+    BL_TRY(adapter_units_close(f->units, unit, s->communication));
     return bl_stream_synchronize(s->communication);
 }
 

@@ -11,7 +11,7 @@
 
 enum { FLOAT = sizeof(float), N_ARRAYS = 3, N_TENSORS = 2 * N_ARRAYS };
 
-/* Rows, and behind them vectors. */
+/* Rows, in the order of adapter_array, and behind them vectors. */
 static const char *const tensor_names[N_TENSORS] = {"m",         "v",         "w",
                                                     "m_vectors", "v_vectors", "w_vectors"};
 enum { WEIGHTS = 2, VECTORS = N_ARRAYS };
@@ -28,28 +28,46 @@ bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, int n_
     return BL_OK;
 }
 
-static float *state_tensor(const bl_adapter_state *s, size_t which)
+static float *vector_array(const adapter_full *f, size_t which)
+{
+    float *const arrays[N_ARRAYS] = {f->vector_m, f->vector_v, f->vectors};
+    return arrays[which];
+}
+
+static bl_status append_rows(const bl_adapter_state *s, size_t which, bl_safetensors_writer *writer)
 {
     const adapter_full *f = s->trained;
-    float *const tensors[N_TENSORS] = {s->m, s->v, s->w, f->vector_m, f->vector_v, f->vectors};
-    return tensors[which];
+    adapter_unit rows;
+
+    for (int64_t u = 0; u < f->base_layout->n_units; u++) {
+        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
+        BL_TRY(adapter_append_floats(writer, s->staging, rows.array[which], rows.n_floats));
+        BL_TRY(adapter_units_close(f->units, u, s->compute));
+    }
+    return BL_OK;
 }
 
 bl_status adapter_full_write_shard(bl_adapter_state *s, const char *path)
 {
+    const adapter_full *f = s->trained;
     bl_stored_tensor_spec specs[N_TENSORS];
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
 
     for (int i = 0; i < N_TENSORS; i++)
         specs[i] = (bl_stored_tensor_spec){
-            tensor_names[i], BL_F32, 1, {i < VECTORS ? s->n_floats : s->trained->n_vectors}};
+            tensor_names[i],
+            BL_F32,
+            1,
+            {i < VECTORS ? (int64_t)f->base_layout->shard_bytes / FLOAT : f->n_vectors}};
     BL_TRY(bl_safetensors_create(path, specs, N_TENSORS, NULL, 0, &writer));
     for (int i = 0; i < N_TENSORS; i++) {
         size_t which = bl_safetensors_writer_order(writer)[i];
         BL_TRY_GOTO(st, done,
-                    adapter_append_floats(writer, s->staging, state_tensor(s, which),
-                                          specs[which].shape[0]));
+                    which < VECTORS
+                        ? append_rows(s, which, writer)
+                        : adapter_append_floats(writer, s->staging,
+                                                vector_array(f, which - VECTORS), f->n_vectors));
     }
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
@@ -176,24 +194,26 @@ bl_status bl_adapter_full_read(bl_adapter_full_reader *r, const bl_arch_tensor *
 static bl_status load_part(const bl_adapter_state *s, const bl_adapter_full_reader *r, int old,
                            const bl_base_walk *at)
 {
-    const bl_base_layout *now = s->trained->base_layout;
     const bl_base_part *part = at->part,
                        *from = &r->layout.units[at->idx_unit].matrix[at->idx_matrix].part[0];
     int64_t begin, end, old_begin, old_end, row_bytes = part->row_bytes;
+    adapter_units *units = s->trained->units;
+    adapter_unit rows;
 
     bl_base_part_rows(part, bl_comm_rank(s->world), &begin, &end);
     bl_base_part_rows(from, old, &old_begin, &old_end);
     int64_t first = bl_max_i64(begin, old_begin), last = bl_min_i64(end, old_end);
     int64_t source = (int64_t)(r->layout.units[at->idx_unit].offset + from->shard_offset) +
                      (first - old_begin) * row_bytes,
-            target = (int64_t)(now->units[at->idx_unit].offset + part->shard_offset) +
-                     (first - begin) * row_bytes;
+            target = (int64_t)part->shard_offset + (first - begin) * row_bytes;
 
-    for (int i = 0; i < VECTORS && first < last; i++)
+    if (first >= last) return BL_OK;
+    BL_TRY(adapter_units_open(units, at->idx_unit, s->compute, &rows));
+    for (int i = 0; i < VECTORS; i++)
         BL_TRY(adapter_load_bytes(s->staging, bl_safetensors_find(r->files[old], tensor_names[i]),
                                   source, (size_t)((last - first) * row_bytes),
-                                  (char *)state_tensor(s, (size_t)i) + target));
-    return BL_OK;
+                                  (char *)rows.array[i] + target));
+    return adapter_units_close(units, at->idx_unit, s->compute);
 }
 
 static bl_status load_all(const bl_adapter_state *s, const bl_adapter_full_reader *r)
@@ -204,7 +224,7 @@ static bl_status load_all(const bl_adapter_state *s, const bl_adapter_full_reade
     for (int i = VECTORS; i < N_TENSORS; i++)
         BL_TRY(adapter_load_bytes(s->staging, bl_safetensors_find(r->files[0], tensor_names[i]), 0,
                                   (size_t)(s->trained->n_vectors * FLOAT),
-                                  state_tensor(s, (size_t)i)));
+                                  vector_array(s->trained, (size_t)(i - VECTORS))));
     return BL_OK;
 }
 

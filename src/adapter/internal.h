@@ -4,12 +4,14 @@
 #define BALLAST_ADAPTER_INTERNAL_H
 
 #include "adapter/full.h"
+#include "adapter/units_internal.h"
 #include "device/staging.h"
+#include "ops/optimizer.h"
 #include "store/safetensors.h"
 
-/* Of a run that trains all weights (full.c), besides the rank's rows in w, m, v and grad: norms and
- * biases, which each rank has whole and updates alike, and a tied embedding's gradient until the
- * step's end. */
+/* Of a run that trains all weights (full.c): the rank's rows of all matrices, with their
+ * optimizer's state, are `units`; w, m, v and grad of the state are NULL. Norms and biases each
+ * rank has whole and updates alike. */
 typedef struct adapter_full {
     const bl_model_config *config;
     const bl_base_layout *base_layout;
@@ -17,8 +19,8 @@ typedef struct adapter_full {
     bl_adapter_full_bytes bytes;
     int64_t n_vectors;
     float *vectors, *vector_m, *vector_v, *vector_grad; /* [n_vectors]; vectors are the pass's */
-    float *embedding_grad; /* rows of the rank; NULL: the embedding has rows in grad */
-    float *whole;          /* of several ranks: a unit's gradients, and a layer's twice */
+    adapter_units *units;
+    float *whole; /* of several ranks: a unit's gradients, and a layer's twice */
     bl_weight_sink sink;
 } adapter_full;
 
@@ -30,7 +32,7 @@ struct bl_adapter_state {
     bl_stream *compute, *communication;
     int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
     bl_adapter_bytes bytes;  /* allocated */
-    int64_t n_floats;        /* n_layers * chunk, or the rank's rows of all matrices */
+    int64_t n_floats;        /* n_layers * chunk */
     float *w, *m, *v, *grad; /* [n_floats]; device memory */
     /* Gathered by the ring: w, rounded to the dtype of activations; w itself where that is fp32. */
     bl_tensor compute_copy;
@@ -63,8 +65,11 @@ bl_status adapter_full_read_shards(bl_adapter_state *state, const char *dir, int
 bl_status adapter_full_write_gradients(bl_adapter_state *state, const char *path);
 /* full.c */
 void adapter_full_free(bl_adapter_state *state);
-bl_status adapter_full_join(bl_adapter_state *state);   /* on compute */
-bl_status adapter_full_reduce(bl_adapter_state *state); /* on communication */
+bl_status adapter_full_join(bl_adapter_state *state); /* on compute */
+/* On communication: adds the rank's squares to *sum. */
+bl_status adapter_full_reduce(bl_adapter_state *state, double *sum);
+/* On compute; args: as of bl_adamw, without its arrays. Gradients are zero after it. */
+bl_status adapter_full_update(bl_adapter_state *state, const bl_adamw_args *args);
 
 /* state.c: queues the compute copy of w on `compute`; later gathers see it. After every change of
  * w. */

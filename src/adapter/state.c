@@ -291,13 +291,11 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
 
     put_lanes(s, lanes);
     BL_TRY(bl_twin_upload(s->sums_twin, s->communication, n_first, n_bytes - n_first));
-    if (s->trained) BL_TRY(adapter_full_reduce(s));
-    BL_TRY(bl_sum_squares(s->communication,
-                          &(bl_sum_squares_args){s->n_floats, s->grad, &s->sums[SQUARES]}));
-    if (s->trained && bl_comm_rank(s->world) == 0) /* alike on every rank */
+    if (s->trained)
+        BL_TRY(adapter_full_reduce(s, &s->sums[SQUARES]));
+    else
         BL_TRY(bl_sum_squares(s->communication,
-                              &(bl_sum_squares_args){s->trained->n_vectors, s->trained->vector_grad,
-                                                     &s->sums[SQUARES]}));
+                              &(bl_sum_squares_args){s->n_floats, s->grad, &s->sums[SQUARES]}));
     BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
     BL_TRY(bl_twin_download(s->sums_twin, s->communication, 0, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
@@ -305,24 +303,6 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
     *grad_norm = sqrt(sums[SQUARES]);
     take_lanes(s, lanes);
     return BL_OK;
-}
-
-/* As transformers' Trainer, which decays neither norms nor biases. */
-static bl_status update_vectors(bl_adapter_state *s, const bl_adamw_args *of_matrices)
-{
-    const adapter_full *f = s->trained;
-    bl_adamw_args args = *of_matrices;
-
-    args.weight_decay = 0;
-    args.n = f->n_vectors;
-    args.grad = f->vector_grad;
-    args.w = f->vectors;
-    args.m = f->vector_m;
-    args.v = f->vector_v;
-    BL_TRY(bl_adamw(s->compute, &args));
-    if (f->embedding_grad)
-        BL_TRY(bl_stream_zero(s->compute, f->embedding_grad, (size_t)f->bytes.embedding));
-    return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors);
 }
 
 bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, double beta1,
@@ -344,9 +324,12 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
 
     BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES],
                                                            &s->clip[NORM], &s->clip[SCALE]}));
-    BL_TRY(bl_adamw(s->compute, &args));
-    if (s->trained) BL_TRY(update_vectors(s, &args));
-    BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
+    if (s->trained) {
+        BL_TRY(adapter_full_update(s, &args));
+    } else {
+        BL_TRY(bl_adamw(s->compute, &args));
+        BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
+    }
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
     return bl_adapter_state_publish(s);
 }
