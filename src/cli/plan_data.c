@@ -47,6 +47,15 @@ bl_status bl_cli_plan_read_data(bl_plan_case *c)
     return st;
 }
 
+/* The host's figure, which is for all cores, as the rate of the threads measured it. */
+static void keep_rate(const bl_plan_case *c, const bl_plan_measured *m, double flops_per_s,
+                      bl_figure *out)
+{
+    snprintf(out->source, sizeof out->source, "measured on this processor, %s, +-%.0f %%", m->date,
+             50 * m->scatter);
+    out->value = flops_per_s * c->hardware.n_cores / (double)c->config->threads;
+}
+
 bl_status bl_cli_plan_measure(bl_plan_case *c, bool wanted, bool again)
 {
     bl_plan_measured m;
@@ -63,9 +72,11 @@ bl_status bl_cli_plan_measure(bl_plan_case *c, bool wanted, bool again)
     bl_figure *products = bl_train_config_act(c->config) == BL_BF16
                               ? &c->hardware.bf16_gemm_flops_per_s
                               : &c->hardware.f32_gemm_flops_per_s;
-    snprintf(products->source, sizeof products->source, "measured on this processor, %s, +-%.0f %%",
-             m.date, 50 * m.scatter);
-    products->value = m.rates.gemm_flops_per_s * c->hardware.n_cores / (double)c->config->threads;
+    keep_rate(c, &m, m.rates.gemm_flops_per_s, products);
+    keep_rate(c, &m, m.rates.attention_forward_flops_per_s,
+              &c->hardware.attention_forward_flops_per_s);
+    keep_rate(c, &m, m.rates.attention_backward_flops_per_s,
+              &c->hardware.attention_backward_flops_per_s);
     bl_log_info("rates of this processor, %s %s: products %.1f GFLOP/s with %lld thread%s, scatter "
                 "%.0f %%%s",
                 m.is_cached ? "measured" : "measured now,", m.date, m.rates.gemm_flops_per_s * 1e-9,

@@ -27,8 +27,8 @@ enum {
     KEY_BYTES = 512,
     CACHE_BYTES_MAX = 1 << 16
 };
-/* Of all products of a layer; of the weights of one. */
-static const double LAYER_FLOPS_MAX = 30e9, LAYER_WEIGHTS_MAX = 1e9;
+/* Of all products of a layer that are measured at once; of the weights of one. */
+static const double PRODUCTS_FLOPS_MAX = 60e9, LAYER_WEIGHTS_MAX = 1e9;
 /* A rate beyond these is not one. */
 static const double RATE_MIN = 1e6, RATE_MAX = 1e16;
 
@@ -57,18 +57,17 @@ bool bl_plan_can_measure(const bl_plan_input *in)
            (double)bl_arch_layer_weights(in->model) <= LAYER_WEIGHTS_MAX;
 }
 
-/* Rates change little with the number of tokens: it is rounded, so that similar data share a
- * measurement. */
+/* Rates change little with the number of tokens from TOKENS_MAX on: fewer are measured as they are,
+ * because a matrix is decoded for them all the same. The number is rounded, so that similar data
+ * share a measurement. A large matrix is measured by a part of its rows. */
 static bl_plan_measure_options options_of(const bl_plan_input *in)
 {
     const bl_train_config *c = in->config;
     bool knows = in->rows.n_micro > 0;
     double micro = knows ? in->rows.mean
                          : (double)(c->per_device_train_batch_size * in->longest_train_row),
-           document = knows ? in->rows.document_tokens : (double)in->longest_train_row,
-           most =
-               fmin(TOKENS_MAX, LAYER_FLOPS_MAX / (4 * (double)bl_arch_layer_weights(in->model)));
-    int64_t tokens = bl_round_up((int64_t)fmax(TOKENS_MIN, fmin(micro, most)), TOKENS_MIN);
+           document = knows ? in->rows.document_tokens : (double)in->longest_train_row;
+    int64_t tokens = bl_round_up((int64_t)fmax(TOKENS_MIN, fmin(micro, TOKENS_MAX)), TOKENS_MIN);
 
     return (bl_plan_measure_options){
         .model = in->model,
@@ -78,6 +77,7 @@ static bl_plan_measure_options options_of(const bl_plan_input *in)
         .document_tokens = bl_min_i64(tokens, bl_round_up((int64_t)fmax(1, document), TOKENS_MIN)),
         .n_ranks = in->topology.n_ranks,
         .threads = (int)c->threads,
+        .flops_max = PRODUCTS_FLOPS_MAX,
         .runs = 1,
         .queued = 1,
         .seconds = 0.05,

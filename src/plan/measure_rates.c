@@ -14,13 +14,19 @@
 #include "ops/norm.h"
 #include "ops/optimizer.h"
 
-enum { MAX_RANKS = 16, N_BLOCKS = 8 };
+enum {
+    MAX_RANKS = 16,
+    N_BLOCKS = 8,
+    ROWS_MIN = 1024, /* of a matrix's part: products sum over several steps, as over all of it */
+    ROWS_UNIT = 128
+};
 
 /* One rank's measurement, on a separate thread. */
 typedef struct rank_rates {
     bl_block_dims dims;
     const bl_plan_measure_options *options;
     int64_t r, T, runs;
+    int64_t rows[BL_LAYER_MATRICES], head_rows; /* of each matrix that products are measured with */
     int n_ranks, threads;
     bool in_cpu_time;
     int64_t n_documents;
@@ -28,7 +34,7 @@ typedef struct rank_rates {
     bl_device *device;
     bl_stream *stream;
     float *block[N_BLOCKS]; /* each as large as any operand */
-    uint8_t *codes;
+    uint8_t *codes;         /* of all matrices: a step, too, finds none of them in the caches */
     float *scales, *logits;
     uint16_t *head; /* NULL: not measured */
     bl_rates rates;
@@ -70,23 +76,26 @@ static bl_tensor at(const rank_rates *m, int block)
 
 static bl_status queue_products(rank_rates *m)
 {
+    const uint8_t *codes = m->codes;
 
-    for (int i = 0; i < BL_LAYER_MATRICES; i++)
+    for (int i = 0; i < BL_LAYER_MATRICES; i++) {
         for (int forward = 0; forward < 2; forward++)
             BL_TRY(bl_matmul_weight(
-                m->stream, &(bl_matmul_weight_args){
-                               .forward = forward,
-                               .beta = 1,
-                               .T = m->T,
-                               .in = at(m, 0),
-                               .out = at(m, 1),
-                               .weight = {.rows = m->dims.matrix[i].rows,
-                                          .cols = m->dims.matrix[i].cols,
-                                          .n_segments = 1,
-                                          .segment = {{.format = BL_FORMAT_FP8_ROW,
-                                                       .codes = m->codes,
-                                                       .scales = m->scales,
-                                                       .rows = m->dims.matrix[i].rows}}}}));
+                m->stream,
+                &(bl_matmul_weight_args){.forward = forward,
+                                         .beta = 1,
+                                         .T = m->T,
+                                         .in = at(m, 0),
+                                         .out = at(m, 1),
+                                         .weight = {.rows = m->rows[i],
+                                                    .cols = m->dims.matrix[i].cols,
+                                                    .n_segments = 1,
+                                                    .segment = {{.format = BL_FORMAT_FP8_ROW,
+                                                                 .codes = codes,
+                                                                 .scales = m->scales,
+                                                                 .rows = m->rows[i]}}}}));
+        codes += m->rows[i] * m->dims.matrix[i].cols;
+    }
     return BL_OK;
 }
 
@@ -205,23 +214,22 @@ static bl_status queue_adamw(rank_rates *m)
                                                 .v = m->block[6]});
 }
 
-/* Logits and their gradient's way back. */
+/* Logits, here of the activations' dtype; their gradient on its way back. */
 static bl_status queue_head(rank_rates *m)
 {
-    int64_t V = m->options->model->vocab_size;
-
     for (int forward = 0; forward < 2; forward++)
         BL_TRY(bl_matmul_weight(
-            m->stream,
-            &(bl_matmul_weight_args){
-                .forward = forward,
-                .T = m->T,
-                .in = bl_tensor_of(forward ? m->block[1] : m->logits, m->dims.act),
-                .out = bl_tensor_of(forward ? m->logits : m->block[1], m->dims.act),
-                .weight = {.rows = V,
-                           .cols = m->dims.hidden,
-                           .n_segments = 1,
-                           .segment = {{.format = BL_FORMAT_BF16, .codes = m->head, .rows = V}}}}));
+            m->stream, &(bl_matmul_weight_args){
+                           .forward = forward,
+                           .T = m->T,
+                           .in = forward ? at(m, 1) : bl_tensor_of(m->logits, m->dims.act),
+                           .out = forward ? bl_tensor_of(m->logits, m->dims.act) : at(m, 1),
+                           .weight = {.rows = m->head_rows,
+                                      .cols = m->dims.hidden,
+                                      .n_segments = 1,
+                                      .segment = {{.format = BL_FORMAT_BF16,
+                                                   .codes = m->head,
+                                                   .rows = m->head_rows}}}}));
     return BL_OK;
 }
 
@@ -235,7 +243,7 @@ static bl_status measure_all(rank_rates *m)
            element_bytes = (double)bl_dtype_bytes(d->act);
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
-        weights += (double)(m->dims.matrix[i].rows * m->dims.matrix[i].cols);
+        weights += (double)(m->rows[i] * m->dims.matrix[i].cols);
         small += (double)(3 * m->r * (m->dims.matrix[i].rows + m->dims.matrix[i].cols));
     }
     BL_TRY(measure(m, queue_products, 4 * T * weights, &r->gemm_flops_per_s));
@@ -245,25 +253,60 @@ static bl_status measure_all(rank_rates *m)
     BL_TRY(measure(m, queue_rows, T * elements * element_bytes, &r->memory_bytes_per_s));
     BL_TRY(measure(m, queue_adamw, 7 * 4 * T * (double)d->hidden, &r->optimizer_bytes_per_s));
     if (!m->head) return BL_OK;
-    double head = (double)(m->options->model->vocab_size * d->hidden);
+    double head = (double)(m->head_rows * d->hidden);
     return measure(m, queue_head, 4 * T * head, &r->head_flops_per_s);
 }
 
 /* ---- ranks ---- */
 
+/* Of `rows`, as many as a product of T tokens with them takes `part` of its time for. */
+static int64_t part_of_rows(int64_t rows, double part)
+{
+    int64_t fewer = bl_round_up((int64_t)(part * (double)rows), ROWS_UNIT);
+    return bl_min_i64(rows, bl_max_i64(fewer, ROWS_MIN));
+}
+
+static void choose_rows(rank_rates *m)
+{
+    const bl_block_dims *d = &m->dims;
+    double most = m->options->flops_max / (4 * (double)m->T), weights = 0,
+           head = (double)(m->options->model->vocab_size * d->hidden);
+    bool takes_all = m->options->flops_max == 0;
+
+    for (int i = 0; i < BL_LAYER_MATRICES; i++)
+        weights += (double)(d->matrix[i].rows * d->matrix[i].cols);
+    for (int i = 0; i < BL_LAYER_MATRICES; i++)
+        m->rows[i] = part_of_rows(d->matrix[i].rows, takes_all ? 1 : most / weights);
+    m->head_rows = part_of_rows(m->options->model->vocab_size, takes_all ? 1 : most / head);
+}
+
+static void fill(bl_tensor t, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float value = (float)(i % 37 + 1) / 64.0f;
+        if (t.dtype == BL_BF16)
+            ((uint16_t *)t.data)[i] = bl_f32_to_bf16(value);
+        else
+            ((float *)t.data)[i] = value;
+    }
+}
+
 static bl_status take_memory(rank_rates *m)
 {
     const bl_block_dims *d = &m->dims;
-    int64_t widest = bl_max_i64(2 * d->inter, d->qkv_width) + d->hidden;
-    int64_t n = widest * bl_max_i64(m->T, bl_max_i64(m->r, 1));
-    int64_t n_codes = bl_max_i64(2 * d->inter, d->qkv_width) * bl_max_i64(d->hidden, d->inter);
+    int64_t widest = bl_max_i64(2 * d->inter, d->qkv_width) + d->hidden, n_codes = 0;
+    /* T x hidden of fp32 fit in bf16, too: 2 hidden are at most as many as the widest. */
+    int64_t n = bl_max_i64(widest, 2 * d->hidden) * bl_max_i64(m->T, bl_max_i64(m->r, 1));
 
+    choose_rows(m);
+    for (int i = 0; i < BL_LAYER_MATRICES; i++) n_codes += m->rows[i] * d->matrix[i].cols;
     BL_TRY(bl_device_create_cpu(m->threads, &m->device));
     BL_TRY(bl_stream_create(m->device, "bench", &m->stream));
     for (int b = 0; b < N_BLOCKS; b++) {
-        BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * sizeof(float), "operands",
+        BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE,
+                               (size_t)bl_tensor_bytes(bl_tensor_of(NULL, d->act), n), "operands",
                                (void **)&m->block[b]));
-        for (int64_t i = 0; i < n; i++) m->block[b][i] = (float)(i % 37) / 64.0f;
+        fill(at(m, b), n);
     }
     BL_TRY(
         bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n_codes, "codes", (void **)&m->codes));
@@ -276,14 +319,15 @@ static bl_status take_memory(rank_rates *m)
 
 static bl_status take_head(rank_rates *m)
 {
-    int64_t V = m->options->model->vocab_size, n = V * m->dims.hidden;
+    int64_t n = m->head_rows * m->dims.hidden;
 
     BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * sizeof *m->head, "head",
                            (void **)&m->head));
-    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)(m->T * V) * sizeof(float), "logits",
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE,
+                           (size_t)(m->T * m->head_rows) * sizeof(float), "logits",
                            (void **)&m->logits));
-    for (int64_t i = 0; i < n; i++) m->head[i] = bl_f32_to_bf16((float)(i % 37) / 64.0f);
-    for (int64_t i = 0; i < m->T * V; i++) m->logits[i] = 0;
+    fill(bl_tensor_of(m->head, BL_BF16), n);
+    fill(bl_tensor_f32(m->logits), m->T * m->head_rows);
     return BL_OK;
 }
 
