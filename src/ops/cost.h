@@ -60,7 +60,6 @@ typedef struct bl_cost_setting {
 #define BL_COST_DECLARE(op)                                                                        \
     bl_cost bl_cost_##op(const bl_cost_setting *setting, const bl_##op##_args *args);
 BL_OPS_LIST(BL_COST_DECLARE)
-BL_TRAINED_OPS_LIST(BL_COST_DECLARE)
 #undef BL_COST_DECLARE
 
 /* Of a kernel that nothing slows down. The rates that it needs must not be 0; memory_bytes_per_s 0:

@@ -122,9 +122,9 @@ typedef struct bl_embedding_args {
 } bl_embedding_args;
 BL_API bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args);
 
-/* Row ids[t] of table (V, H) += scale dy_t, for t = 0, 1, ... in this order, in fp32. dy (T, H)
- * read, fp32; table fp32. The ids are < V. BL_ELIMIT: a GPU, where no weight but LoRA's is
- * trained. */
+/* Row ids[t] of table (V, H) += scale dy_t, for t = 0, 1, ... in this order, in fp32: the same bits
+ * on every device. dy (T, H) read; table fp32. The ids are < V. CUDA compares the ids of all pairs
+ * of tokens. */
 typedef struct bl_embedding_backward_args {
     int64_t T, H;
     float scale;

@@ -23,16 +23,13 @@
     X(cast)                                                                                        \
     X(dropout)                                                                                     \
     X(embedding)                                                                                   \
+    X(norm_gradients)                                                                              \
+    X(embedding_backward)                                                                          \
     X(loss_head)                                                                                   \
     X(adamw)                                                                                       \
     X(sum_squares)                                                                                 \
     X(clip_scale)                                                                                  \
     X(matmul)                                                                                      \
     X(matmul_weight)
-
-/* Gradients of weights that are frozen elsewhere: on the CPU alone, in fp32. */
-#define BL_TRAINED_OPS_LIST(X)                                                                     \
-    X(norm_gradients)                                                                              \
-    X(embedding_backward)
 
 #endif

@@ -24,7 +24,8 @@ extern "C" {
  * dx (T,H) overwritten, may be x; none for forward only. logp (T) overwritten, or NULL.
  * loss_sum: one double, added to, or NULL.
  * d_head (V,H): dW, fp32, added to, in the order of chunks of tokens; NULL: the head is frozen. It
- * needs dx and fp32 tensors (BL_EINTERNAL), and a CPU (BL_ELIMIT).
+ * needs dx (BL_EINTERNAL). Of bf16 tensors, softmax - onehot is rounded to bf16 for both products;
+ * sums are fp32.
  *
  * Memory: tokens that count are packed and taken in chunks whose logits fit the scratch; packed
  * inputs and gradients share dx. On the CPU the scratch is at most 64 MiB, or 16 tokens' logits

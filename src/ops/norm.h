@@ -67,11 +67,11 @@ BL_API bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_bac
 
 /* Gradients of the weights of a norm, or of a bias that was added to its rows:
  *   dw_h += sum_t dy_th (x_th - mean_t) rstd_t;   db_h += sum_t dy_th
- * each sum in double, in the order of t (of its heads, with n_heads), and added to fp32 once. x, dy
- * (T,H) read, fp32; mean (T): LayerNorm's, NULL: 0; rstd (T) of the forward; dw (H) added to, or
- * NULL: then x, mean and rstd are not read; db (H) added to, or NULL. n_heads > 0: as in
- * bl_rmsnorm_forward, for x and dy. BL_ELIMIT: a GPU,
- * where no weight but LoRA's is trained. */
+ * each sum in double, and added to fp32 once: on the CPU in the order of t (of its heads, with
+ * n_heads), on CUDA in an order that depends on the number of rows alone. x, dy (T,H) read; mean
+ * (T): LayerNorm's, NULL: 0; rstd (T) of the forward; dw (H) added to, or NULL: then x, mean and
+ * rstd are not read; db (H) added to, or NULL. n_heads > 0: as in bl_rmsnorm_forward, for x and
+ * dy. */
 typedef struct bl_norm_gradients_args {
     int64_t T, H;
     bl_tensor x, dy;

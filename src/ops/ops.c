@@ -228,24 +228,17 @@ bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
 
 /* ---- gradients of trained weights ---- */
 
-static bl_status refuse_trained(const char *what)
-{
-    return BL_FAIL(BL_ELIMIT, "%s: weights other than LoRA's are trained on CPUs alone", what);
-}
-
 bl_status bl_norm_gradients(bl_stream *stream, const bl_norm_gradients_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    if (!ops->norm_gradients) return refuse_trained("norm_gradients");
-    BL_TRY(CHECK_DTYPES("norm_gradients", BL_DTYPE_BIT(BL_F32), args->x, args->dy));
+    BL_TRY(CHECK_DTYPES("norm_gradients", ops->acts, args->x, args->dy));
     return ops->norm_gradients(stream, args);
 }
 
 bl_status bl_embedding_backward(bl_stream *stream, const bl_embedding_backward_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    if (!ops->embedding_backward) return refuse_trained("embedding_backward");
-    BL_TRY(CHECK_DTYPES("embedding_backward", BL_DTYPE_BIT(BL_F32), args->dy));
+    BL_TRY(CHECK_DTYPES("embedding_backward", ops->acts, args->dy));
     return ops->embedding_backward(stream, args);
 }
 
@@ -260,9 +253,8 @@ bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
                        "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
                        (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
-    if (args->d_head && !ops->norm_gradients) return refuse_trained("loss_head");
-    if (args->d_head && (args->x.dtype != BL_F32 || !bl_tensor_is_there(args->dx)))
-        return BL_FAIL(BL_EINTERNAL, "loss head: the head's gradient needs dx and fp32");
+    if (args->d_head && !bl_tensor_is_there(args->dx))
+        return BL_FAIL(BL_EINTERNAL, "loss head: the head's gradient needs dx");
     return ops->loss_head(stream, args);
 }
 

@@ -42,7 +42,6 @@ typedef struct ops_table {
      * returns. */
 #define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
     BL_OPS_LIST(OPS_MEMBER)
-    BL_TRAINED_OPS_LIST(OPS_MEMBER) /* NULL: the device has none */
 #undef OPS_MEMBER
 } ops_table;
 

@@ -79,12 +79,12 @@ static void head_free(gpu_test *t, head *w)
  * `logit`. A log- probability moves by twice that; exp's and the sums' own errors stay below 100 u
  * for logits within 40 of the largest; smaller ones do not count. */
 typedef struct bounds {
-    double *logp, *dx; /* T; T x H */
+    double *logp, *dx, *d_head; /* T; T x H; V x H */
 } bounds;
 
 static bounds bounds_of(const bl_loss_head_args *a, const float *values)
 {
-    bounds b = {test_doubles(a->T), test_doubles(a->T * H)};
+    bounds b = {test_doubles(a->T), test_doubles(a->T * H), test_doubles(a->V * H)};
     double *logits = test_doubles(a->V);
     for (int64_t t = 0; t < a->T; t++) {
         const float *x = (const float *)a->x.data + t * H;
@@ -101,12 +101,14 @@ static bounds bounds_of(const bl_loss_head_args *a, const float *values)
         }
         b.logp[t] = 2 * logit + 100 * U;
         /* dlogits are rounded to bf16, then summed over V in fp32. */
-        double relative = BF16 + 2 * b.logp[t] + 2 * (double)a->V * U;
-        for (int64_t v = 0; v < a->V && factor > 0; v++)
-            for (int h = 0; h < H; h++)
-                b.dx[t * H + h] += relative * factor *
-                                   (exp(logits[v]) / sum + (v == a->targets[t])) *
-                                   fabs((double)values[v * H + h]);
+        double relative = BF16 + 2 * b.logp[t] + 2 * (double)(a->V + a->T) * U;
+        for (int64_t v = 0; v < a->V && factor > 0; v++) {
+            double size = relative * factor * (exp(logits[v]) / sum + (v == a->targets[t]));
+            for (int h = 0; h < H; h++) {
+                b.dx[t * H + h] += size * fabs((double)values[v * H + h]);
+                b.d_head[v * H + h] += size * fabs((double)x[h]);
+            }
+        }
     }
     free(logits);
     return b;
@@ -129,12 +131,28 @@ static void check_logp(const buffer *logp, const float *want, const double *slac
     }
 }
 
+/* dlogits rounded to bf16, times x, summed over T in fp32, and added to fp32. */
+static void check_head_gradient(const buffer *d_head, const float *want, const double *slack,
+                                int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        float got;
+        memcpy(&got, d_head->result + 4 * i, 4);
+        if (!(fabs((double)got - (double)want[i]) <= slack[i] + 2 * U * fabs((double)want[i]))) {
+            print_error("d_head[%lld]: %.9g, not %.9g\n", (long long)i, (double)got,
+                        (double)want[i]);
+            fail();
+        }
+    }
+}
+
 static void check_loss_head(gpu_test *t, shape s)
 {
     int64_t T = s.rows, V = s.cols;
     head w = head_create(t, V, (bl_format)s.shift);
-    buffer x, dx = buffer_create(t, (size_t)(T * H) * 2, 0),
-              logp = buffer_create(t, (size_t)T * 4, 0);
+    buffer x, d_head, dx = buffer_create(t, (size_t)(T * H) * 2, 0),
+                      logp = buffer_create(t, (size_t)T * 4, 0);
+    float *cd_head = f32_inputs(t, V * H, 0, 44, &d_head);
     float *cx = bf16_inputs(t, T * H, 0, 42, 1.0f, &x), *cdx = test_floats(T * H),
           *clogp = test_floats(T), *weights = test_floats(T);
     int32_t *targets = test_alloc(T, 4);
@@ -159,7 +177,8 @@ static void check_loss_head(gpu_test *t, shape s)
                              .logits = logits,
                              .dx = bl_tensor_f32(cdx),
                              .logp = clogp,
-                             .loss_sum = &closs};
+                             .loss_sum = &closs,
+                             .d_head = cd_head};
     gpu_ok(bl_loss_head(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bounds allowed = bounds_of(&cpu, w.values);
@@ -169,10 +188,12 @@ static void check_loss_head(gpu_test *t, shape s)
     gpu.x = gpu_bf16(&x), gpu.targets = (int32_t *)(void *)gtargets.gpu,
     gpu.weights = (float *)(void *)gweights.gpu;
     gpu.logits = scratch.gpu, gpu.dx = gpu_bf16(&dx), gpu.logp = (float *)(void *)logp.gpu,
-    gpu.loss_sum = (double *)(void *)loss.gpu;
+    gpu.loss_sum = (double *)(void *)loss.gpu, gpu.d_head = (float *)(void *)d_head.gpu;
     buffer_upload(t, &scratch);
-    run_twice(t, launch, &gpu,
-              (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &dx, &logp, &loss}, 8);
+    run_twice(
+        t, launch, &gpu,
+        (buffer *[]){&w.codes, &w.scales, &x, &gtargets, &gweights, &dx, &logp, &loss, &d_head}, 9);
+    check_head_gradient(&d_head, cd_head, allowed.d_head, V * H);
     check_logp(&logp, clogp, allowed.logp, T);
     bf16_is_within("loss head dx", &dx, cdx, allowed.dx, U, T * H);
     double slack = 1e-12;
@@ -181,6 +202,7 @@ static void check_loss_head(gpu_test *t, shape s)
     assert_true(fabs(got_loss - closs) <= slack);
 
     gpu.dx = (bl_tensor){0}; /* forward only: the same numbers */
+    gpu.d_head = NULL;
     unsigned char *with_gradient = test_alloc(T, 4), *apart = test_alloc(T * H, 2);
     memcpy(with_gradient, logp.result, (size_t)T * 4),
         memcpy(apart, dx.result, (size_t)(T * H) * 2);
@@ -195,9 +217,9 @@ static void check_loss_head(gpu_test *t, shape s)
 
     free(cx), free(cdx), free(clogp), free(weights), free(targets), free(logits),
         free(with_gradient), free(apart);
-    free(allowed.logp), free(allowed.dx);
+    free(allowed.logp), free(allowed.dx), free(allowed.d_head), free(cd_head);
     head_free(t, &w);
-    buffer *all[] = {&x, &dx, &logp, &gweights, &gtargets, &loss, &scratch};
+    buffer *all[] = {&x, &dx, &logp, &gweights, &gtargets, &loss, &scratch, &d_head};
     for (size_t i = 0; i < BL_COUNT(all); i++) buffer_free(t, all[i]);
 }
 

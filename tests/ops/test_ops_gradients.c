@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of trained weights, against sums in double: of norms, heads' norms and biases, of the
- * embedding, of the head. All are added to their outputs; 1 to 3 threads give the same bits. */
-#include "ops_test.h"
+ * embedding, of the head. All are added to their outputs; 1 to 3 threads give the same bits. Of bf16
+ * tensors the bits are those of the same numbers in fp32. */
+#include "half_test.h"
 
 #include "ops/elementwise.h"
 #include "ops/loss_head.h"
@@ -119,11 +120,54 @@ static void tokens_add_to_their_rows(void **state)
     free(first), free(dy);
 }
 
+/* ---- bf16 ---- */
+
+static void bf16_rows_are_widened(void **state)
+{
+    enum { TOKENS = 37, WIDTH = 130, VOCABULARY = 9 };
+    float *x = test_random_floats(TOKENS * WIDTH, 11), *dy = test_random_floats(TOKENS * WIDTH, 12),
+          *mean = test_random_floats(TOKENS, 13), *rstd = test_random_floats(TOKENS, 14), *dw[2],
+          *db[2], *table[2];
+    int32_t ids[TOKENS];
+    test_device d = test_device_create(2);
+
+    (void)state;
+    test_round_floats(x, TOKENS * WIDTH), test_round_floats(dy, TOKENS * WIDTH);
+    uint16_t *half_x = test_rounded(x, TOKENS * WIDTH), *half_dy = test_rounded(dy, TOKENS * WIDTH);
+    for (int t = 0; t < TOKENS; t++) ids[t] = t % VOCABULARY;
+    for (int i = 0; i < 2; i++) {
+        dw[i] = test_floats(WIDTH), db[i] = test_floats(WIDTH);
+        table[i] = test_floats(VOCABULARY * WIDTH);
+        bl_tensor of_dy = i ? bl_tensor_of(half_dy, BL_BF16) : bl_tensor_f32(dy);
+        bl_norm_gradients_args norm = {.T = TOKENS,
+                                       .H = WIDTH,
+                                       .x = i ? bl_tensor_of(half_x, BL_BF16) : bl_tensor_f32(x),
+                                       .dy = of_dy,
+                                       .mean = mean,
+                                       .rstd = rstd,
+                                       .dw = dw[i],
+                                       .db = db[i]};
+        bl_embedding_backward_args embedding = {
+            .T = TOKENS, .H = WIDTH, .scale = 1.5f, .ids = ids, .dy = of_dy, .table = table[i]};
+        assert_int_equal(bl_norm_gradients(d.stream, &norm), BL_OK);
+        assert_int_equal(bl_embedding_backward(d.stream, &embedding), BL_OK);
+        test_finish(d);
+    }
+    assert_true(dw[0][1] != 0 && db[0][1] != 0 && table[0][1] != 0);
+    test_same_bits("dw", dw[0], dw[1], WIDTH);
+    test_same_bits("db", db[0], db[1], WIDTH);
+    test_same_bits("table", table[0], table[1], VOCABULARY * WIDTH);
+    for (int i = 0; i < 2; i++) free(dw[i]), free(db[i]), free(table[i]);
+    free(x), free(dy), free(mean), free(rstd), free(half_x), free(half_dy);
+    test_device_destroy(d);
+}
+
 /* ---- head ---- */
 
 /* The sum of T products of a logit's gradient and an input, in fp32, over chunks: T u of the sum of
- * sizes, at most T of 1 x 1 x scale each; the softmax is off by some u. */
-static void the_head_gets_a_gradient(void **state)
+ * sizes, at most T of 1 x 1 x scale each; the softmax is off by some u. In bf16 the logit's
+ * gradient, 1 x scale at most, is rounded once. */
+static void check_head_gradient(bl_dtype dtype)
 {
     enum { TOKENS = 33, WIDTH = 24, VOCABULARY = 70 };
     float *x = test_random_floats(TOKENS * WIDTH, 6),
@@ -133,7 +177,8 @@ static void the_head_gets_a_gradient(void **state)
     int32_t targets[TOKENS];
     test_device d = test_device_create(2);
 
-    (void)state;
+    test_round_floats(x, TOKENS * WIDTH), test_round_floats(head, VOCABULARY * WIDTH);
+    uint16_t *half = test_rounded(x, TOKENS * WIDTH);
     for (int t = 0; t < TOKENS; t++) {
         double logits[VOCABULARY] = {0}, sum = 0;
         targets[t] = t * 7 % VOCABULARY;
@@ -158,8 +203,8 @@ static void the_head_gets_a_gradient(void **state)
                  .cols = WIDTH,
                  .n_segments = 1,
                  .segment = {{.format = BL_FORMAT_F32, .codes = head, .rows = VOCABULARY}}},
-        .x = bl_tensor_f32(x),
-        .dx = bl_tensor_f32(dx),
+        .x = dtype == BL_BF16 ? bl_tensor_of(half, BL_BF16) : bl_tensor_f32(x),
+        .dx = bl_tensor_of(dx, dtype),
         .targets = targets,
         .weights = weights,
         .scale = scale,
@@ -167,17 +212,27 @@ static void the_head_gets_a_gradient(void **state)
         .d_head = d_head};
     assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
     test_finish(d);
-    test_close("d_head", d_head, want, VOCABULARY * WIDTH, TOKENS * U, 4 * U);
+    double rounding = dtype == BL_BF16 ? TOKENS * scale * U_BF16 : 0;
+    test_close("d_head", d_head, want, VOCABULARY * WIDTH, TOKENS * U + rounding, 4 * U);
     args.dx = (bl_tensor){0};
     assert_int_equal(bl_loss_head(d.stream, &args), BL_EINTERNAL);
     test_device_destroy(d);
     free(args.logits), free(x), free(head), free(dx), free(d_head), free(weights), free(want);
+    free(half);
+}
+
+static void the_head_gets_a_gradient(void **state)
+{
+    (void)state;
+    check_head_gradient(BL_F32);
+    check_head_gradient(BL_BF16);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(sums_over_rows_match_the_formula),
                                        cmocka_unit_test(tokens_add_to_their_rows),
+                                       cmocka_unit_test(bf16_rows_are_widened),
                                        cmocka_unit_test(the_head_gets_a_gradient)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,14 +31,15 @@ static void norm_item(void *arg, int64_t index, void *scratch)
     int64_t begin = index * COLUMNS, n = bl_min_i64(COLUMNS, a->H - begin),
             n_rows = a->T * bl_max_i64(1, a->n_heads);
     double dw[COLUMNS] = {0}, db[COLUMNS] = {0};
+    float x_copy[COLUMNS], dy_copy[COLUMNS];
 
     (void)scratch;
     for (int64_t r = 0; r < n_rows; r++) {
         int64_t at = bl_norm_row(r, a->H, a->n_heads, a->row_stride) + begin;
-        const float *dy = ops_f32(a->dy) + at;
+        const float *dy = ops_read(a->dy, at, n, dy_copy);
         if (a->dw)
             add_products(n, a->mean ? (double)a->mean[r] : 0.0, (double)a->rstd[r],
-                         ops_f32(a->x) + at, dy, dw);
+                         ops_read(a->x, at, n, x_copy), dy, dw);
         if (a->db) add_row(n, dy, db);
     }
     if (a->dw) add_to(n, dw, a->dw + begin);
@@ -63,9 +64,11 @@ static void embedding_item(void *arg, int64_t index, void *scratch)
     const bl_embedding_backward_args *a = arg;
     int64_t begin = index * COLUMNS, n = bl_min_i64(COLUMNS, a->H - begin);
 
+    float copy[COLUMNS];
+
     (void)scratch;
     for (int64_t t = 0; t < a->T; t++)
-        add_scaled(n, a->scale, ops_f32(a->dy) + t * a->H + begin,
+        add_scaled(n, a->scale, ops_read(a->dy, t * a->H + begin, n, copy),
                    a->table + a->ids[t] * a->H + begin);
 }
 

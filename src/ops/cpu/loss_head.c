@@ -111,6 +111,9 @@ static bl_status add_head_gradient(bl_pool *pool, const chunk *c, bl_tensor pack
 {
     const bl_loss_head_args *a = c->args;
 
+    if (packed.dtype == BL_BF16)
+        return bl_cpu_gemm_bf16(pool, true, false, a->V, a->H, c->n_tokens, 1.0f, a->logits,
+                                2 * a->V, packed.data, a->H, 1.0f, BL_F32, a->d_head, a->H);
     return bl_cpu_gemm_f32(pool, true, false, a->V, a->H, c->n_tokens, 1.0f, a->logits, a->V,
                            packed.data, a->H, 1.0f, a->d_head, a->H);
 }

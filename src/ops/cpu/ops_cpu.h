@@ -56,7 +56,6 @@ enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some micros
  * queues. */
 #define OPS_CPU_DECLARE(op) bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
 BL_OPS_LIST(OPS_CPU_DECLARE)
-BL_TRAINED_OPS_LIST(OPS_CPU_DECLARE)
 #undef OPS_CPU_DECLARE
 
 size_t ops_cpu_loss_head_scratch_bytes(int64_t T, int64_t H, int64_t V);

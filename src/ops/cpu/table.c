@@ -14,7 +14,6 @@
         return bl_stream_call(stream, op##_task, args, sizeof *args);                              \
     }
 BL_OPS_LIST(QUEUE)
-BL_TRAINED_OPS_LIST(QUEUE)
 
 #define ENTRY(op) .op = queue_##op,
 const ops_table ops_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16),
@@ -26,4 +25,4 @@ const ops_table ops_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_
                                  .matmul_spare_multiprocessors =
                                      ops_cpu_matmul_spare_multiprocessors,
                                  .matmul_count_fallbacks = ops_cpu_matmul_count_fallbacks,
-                                 BL_OPS_LIST(ENTRY) BL_TRAINED_OPS_LIST(ENTRY)};
+                                 BL_OPS_LIST(ENTRY)};

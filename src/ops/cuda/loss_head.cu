@@ -220,6 +220,26 @@ static bl_status multiply_head(const head_chunk *c, bool forward)
     return BL_OK;
 }
 
+/* d_head += dlogits^T x of the chunk, before dx, which may be x, is written */
+static bl_status add_head_gradient(const head_chunk *c)
+{
+    const bl_loss_head_args *a = c->args;
+    char *scratch = (char *)a->logits;
+    bl_matmul_args product = {};
+    product.transpose_a = true;
+    product.alpha = product.beta = 1.0f;
+    product.M = a->V;
+    product.N = product.ldb = product.ldc = a->H;
+    product.K = c->n_tokens;
+    product.a = bl_tensor_of((const bl_bf16 *)scratch, BL_BF16);
+    product.lda = 2 * c->at.ld;
+    product.b = bl_tensor_at(a->x, c->first * a->H);
+    product.c = bl_tensor_f32(a->d_head);
+    product.scratch = scratch + c->at.gemm;
+    product.scratch_bytes = BL_MATMUL_SCRATCH_BYTES;
+    return ops_cuda_matmul(c->stream, &product);
+}
+
 /* ---- a chunk ---- */
 
 static bl_status run_chunk(const head_chunk *c)
@@ -244,6 +264,7 @@ static bl_status run_chunk(const head_chunk *c)
         BL_TRY(bl_launch("loss_head: loss_sum", c->stream, {1, SUM_THREADS, 1}, loss_sum_kernel,
                          c->n_tokens, task.weights, task.logp_wide, a->loss_sum));
     if (!bl_tensor_is_there(a->dx)) return BL_OK;
+    if (a->d_head) BL_TRY(add_head_gradient(c));
     BL_TRY(multiply_head(c, false));
     bl_cast_args narrow = {};
     narrow.n = c->n_tokens * a->H;

@@ -36,7 +36,6 @@ static bl_status queue(bl_stream *stream, const bl_cost *cost, double cores)
                      bl_device_model(bl_stream_device(stream))->rates.compute_cores);              \
     }
 BL_OPS_LIST(QUEUE)
-BL_TRAINED_OPS_LIST(QUEUE)
 
 static bl_status is_refused(bl_stream *stream, const bl_matmul_weight_args *args, bool *out)
 {
@@ -70,7 +69,7 @@ const ops_table ops_model_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_B
                                        .matmul_end_warm_up = end_warm_up,
                                        .matmul_spare_multiprocessors = spare_multiprocessors,
                                        .matmul_count_fallbacks = count_fallbacks,
-                                       BL_OPS_LIST(ENTRY) BL_TRAINED_OPS_LIST(ENTRY)},
+                                       BL_OPS_LIST(ENTRY)},
                 ops_model_cuda_table = {.acts = BL_DTYPE_BIT(BL_BF16),
                                         .matmul_weight_is_refused = is_refused,
                                         .matmul_end_warm_up = end_warm_up,
