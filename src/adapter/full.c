@@ -196,9 +196,25 @@ static bl_status update_unit(bl_adapter_state *s, int64_t unit, bl_adamw_args ar
     args.w = rows.array[ADAPTER_W];
     args.m = rows.array[ADAPTER_M];
     args.v = rows.array[ADAPTER_V];
-    if (args.w) BL_TRY(bl_adamw(s->compute, &args));
+    if (args.w) {
+        BL_TRY(bl_adamw(s->compute, &args));
+        BL_TRY(bl_model_round_unit(s->trained->weights, unit, args.w, s->compute));
+    }
     BL_TRY(bl_stream_zero(s->compute, rows.array[ADAPTER_GRAD], (size_t)rows.n_floats * FLOAT));
     return adapter_units_close(units, unit, s->compute);
+}
+
+bl_status adapter_full_round(bl_adapter_state *s)
+{
+    const adapter_full *f = s->trained;
+    adapter_unit rows;
+
+    for (int64_t u = 0; f->weights->copy && u < f->base_layout->n_units; u++) {
+        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
+        BL_TRY(bl_model_round_unit(f->weights, u, rows.array[ADAPTER_W], s->compute));
+        BL_TRY(adapter_units_close(f->units, u, s->compute));
+    }
+    return BL_OK;
 }
 
 /* As transformers' Trainer, which decays neither norms nor biases. */
@@ -223,6 +239,28 @@ bl_status adapter_full_update(bl_adapter_state *s, const bl_adamw_args *args)
 
     for (int64_t u = 0; u < n; u++) BL_TRY(update_unit(s, u, *args));
     return update_vectors(s, *args);
+}
+
+bl_status adapter_full_warm_up(bl_adapter_state *s, bl_adamw_args args)
+{
+    const adapter_full *f = s->trained;
+    int64_t n = f->base_layout->n_units + f->config->tie_word_embeddings;
+    adapter_unit rows;
+
+    for (int64_t u = 0; u < n; u++) {
+        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
+        BL_TRY(bl_stream_zero(s->compute, rows.array[ADAPTER_GRAD], (size_t)rows.n_floats * FLOAT));
+        BL_TRY(adapter_units_close(f->units, u, s->compute));
+    }
+    BL_TRY(bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors));
+    if (!f->whole) return BL_OK;
+    BL_TRY(bl_stream_zero(s->compute, f->whole, (size_t)f->bytes.whole));
+    args.n = layer_bytes(f->base_layout) / FLOAT / 2; /* of two layers four parts */
+    args.grad = f->whole;
+    args.w = f->whole + args.n;
+    args.m = f->whole + 2 * args.n;
+    args.v = f->whole + 3 * args.n;
+    return bl_adamw(s->compute, &args);
 }
 
 /* ---- create ---- */
@@ -278,6 +316,7 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_co
         return BL_FAIL(BL_ENOMEM, "the state of all weights");
     }
     *f = (adapter_full){.config = config,
+                        .weights = weights,
                         .base_layout = &weights->layout,
                         .base = base,
                         .bytes = bl_adapter_full_measure(config, &weights->layout),
@@ -293,6 +332,8 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_co
                             .n_layers = config->n_layers,
                             .bytes = {.shard = f->bytes.shard, .staging = f->bytes.staging}};
     bl_status st = allocate(s, weights->shards);
+    if (st == BL_OK) st = adapter_full_round(s);
+    if (st == BL_OK) st = bl_adapter_state_publish(s);
     if (st != BL_OK) {
         bl_adapter_state_destroy(s);
         return st;

@@ -235,5 +235,7 @@ bl_status adapter_full_read_shards(bl_adapter_state *s, const char *dir, int n_r
     BL_TRY(bl_adapter_full_open(s->trained->config, dir, n_ranks, &r));
     bl_status st = load_all(s, r);
     bl_adapter_full_close(r);
-    return st == BL_OK ? bl_adapter_state_publish(s) : as_checkpoint(st);
+    if (st != BL_OK) return as_checkpoint(st);
+    BL_TRY(adapter_full_round(s));
+    return bl_adapter_state_publish(s);
 }

@@ -14,6 +14,7 @@
  * rank has whole and updates alike. */
 typedef struct adapter_full {
     const bl_model_config *config;
+    const bl_model_weights *weights;
     const bl_base_layout *base_layout;
     bl_base *base;
     bl_adapter_full_bytes bytes;
@@ -68,6 +69,11 @@ void adapter_full_free(bl_adapter_state *state);
 bl_status adapter_full_join(bl_adapter_state *state); /* on compute */
 /* On communication: adds the rank's squares to *sum. */
 bl_status adapter_full_reduce(bl_adapter_state *state, double *sum);
+/* On compute: the update's kernels, on zeros where a layer's gradients are; args: as below. The
+ * gradients, zero already, are cleared. */
+bl_status adapter_full_warm_up(bl_adapter_state *state, bl_adamw_args args);
+/* On compute: what layers compute with, made of all rows anew. */
+bl_status adapter_full_round(bl_adapter_state *state);
 /* On compute; args: as of bl_adamw, without its arrays. Gradients are zero after it. */
 bl_status adapter_full_update(bl_adapter_state *state, const bl_adamw_args *args);
 

@@ -337,23 +337,19 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
 /* A layer's gradients are n_ranks parts, of several ranks two at least. */
 static bl_status warm_up_optimizer(bl_adapter_state *s)
 {
-    bl_adamw_args args = {.n = s->chunk,
-                          .step = 1,
-                          .eps = 1.0,
-                          .grad_scale = &s->clip[SCALE],
-                          .grad = s->full[0],
-                          .w = s->full[0] + s->chunk,
-                          .m = s->full[1],
-                          .v = s->full[1] + s->chunk};
+    bl_adamw_args args = {.n = s->chunk, .step = 1, .eps = 1.0, .grad_scale = &s->clip[SCALE]};
 
-    for (int i = 0; i < 2; i++)
-        BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
     BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){1.0, &s->sums[SQUARES], &s->clip[NORM],
                                                            &s->clip[SCALE]}));
+    if (s->trained) return adapter_full_warm_up(s, args);
+    for (int i = 0; i < 2; i++)
+        BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
+    args.grad = s->full[0], args.w = s->full[0] + s->chunk;
+    args.m = s->full[1], args.v = s->full[1] + s->chunk;
     if (bl_comm_size(s->world) > 1) BL_TRY(bl_adamw(s->compute, &args));
     for (int i = 0; i < 2; i++)
         BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
-    return BL_OK;
+    return bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard);
 }
 
 bl_status bl_adapter_state_warm_up(bl_adapter_state *s)
@@ -364,6 +360,5 @@ bl_status bl_adapter_state_warm_up(bl_adapter_state *s)
     BL_TRY(bl_adapter_state_reduce(s, &loss_sum, &grad_norm, lanes));
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
     BL_TRY(warm_up_optimizer(s));
-    BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
     return bl_adapter_state_publish(s);
 }

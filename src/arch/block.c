@@ -97,7 +97,7 @@ static bl_status linear_backward(bl_stream *stream, const bl_block *block, bl_la
 {
     bl_linear_use use = use_matrix(block, matrix, batch, ws, gradients);
     BL_TRY(bl_linear_pull_back(stream, &use, batch->T, x, dy, dx));
-    return arch_add_matrix_gradient(stream, block, matrix, batch->T, x, dy);
+    return arch_add_matrix_gradient(stream, block, matrix, batch->T, x, dy, ws);
 }
 
 /* `norm` of x: its statistics are in ws between norm_forward and norm_backward. */

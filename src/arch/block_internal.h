@@ -18,10 +18,12 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
                                    const bl_block_workspace *ws, bl_tensor d);
 
 /* Of block->trained, if there is one, for T rows. Of a matrix with input x and output gradient dy:
- * dW (rows, cols) += dy^T x, and its bias, if it has one; both sums over the micro-batch. Of the
- * vector `which` that `norm` has computed with. */
+ * dW (rows, cols) += dy^T x, and its bias, if it has one; both sums over the micro-batch; scratch:
+ * that of LoRA's products, which have been queued. Of the vector `which` that `norm` has computed
+ * with. */
 bl_status arch_add_matrix_gradient(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                                   int64_t T, bl_tensor x, bl_tensor dy);
+                                   int64_t T, bl_tensor x, bl_tensor dy,
+                                   const bl_block_workspace *ws);
 bl_status arch_add_norm_gradient(bl_stream *stream, const bl_block *block, bl_layer_vector which,
                                  const bl_block_norm *norm, bl_tensor dy);
 

@@ -24,8 +24,8 @@ static const struct {
     {"lora_target_modules", "it is LoRA's"},
     {"use_rslora", "it is LoRA's"},
     {"base_format", "the weights are trained in fp32"},
-    {"compute_bf16_modules", "products are in fp32"},
-    {"fp8_fast_accumulation", "products are in fp32"},
+    {"compute_bf16_modules", "no product is in fp8"},
+    {"fp8_fast_accumulation", "no product is in fp8"},
     {"offload_tier", "the weights and their optimizer state are in memory"},
     {"offload_host_part", "the weights and their optimizer state are in memory"},
     {"verify_base", "the weights change in every step"},
@@ -43,9 +43,10 @@ bl_status config_check_full(const bl_train_config *c)
     if (c->device == BL_CONFIG_DEVICE_CUDA)
         return BL_FAIL(BL_EUSAGE, "finetuning_type full is not supported on GPUs yet: use device: "
                                   "cpu, or finetuning_type: lora");
-    if (c->compute_dtype != BL_COMPUTE_FP32)
-        return BL_FAIL(BL_EUSAGE, "finetuning_type full: compute_dtype bf16 is not supported: the "
-                                  "weights are trained in fp32; leave it out");
+    if (c->compute_dtype == BL_COMPUTE_FP8)
+        return BL_FAIL(BL_EUSAGE,
+                       "finetuning_type full: compute_dtype fp8 is not supported: trained "
+                       "weights are multiplied in bf16; use bf16");
     for (size_t i = 0; i < BL_COUNT(unsupported); i++)
         if (config_differs(c, unsupported[i].key))
             return BL_FAIL(BL_EUSAGE, "finetuning_type full: %s is not supported: %s; leave it out",

@@ -104,6 +104,15 @@ void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int6
 
 /* ---- a base ---- */
 
+const char *linear_unit_name(const bl_base_layout *layout, int64_t unit, int64_t *index)
+{
+    bool is_table = layout->units[unit].whole_ring,
+         is_second = is_table && unit > 0 && layout->units[unit - 1].whole_ring;
+
+    *index = is_table ? -1 : unit;
+    return is_second ? "the embedding" : is_table ? "the head" : "layer";
+}
+
 bl_status bl_base_create_resident(const bl_base_layout *layout, const void *shards, bl_base **out)
 {
     *out = NULL;

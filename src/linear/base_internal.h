@@ -23,4 +23,7 @@ struct bl_base {
     int64_t n_layers, n_distinct; /* bl_base_repeat_layers; n_distinct 0: not called */
 };
 
+/* What messages call a unit, and its number there; *index -1: none. */
+const char *linear_unit_name(const bl_base_layout *layout, int64_t unit, int64_t *index);
+
 #endif

@@ -20,9 +20,7 @@ static bl_pager_unit *make_units(const bl_base_layout *layout)
     for (bl_base_walk w = {.layout = layout}; units && bl_base_next(&w);) {
         bl_pager_unit *unit = &units[w.idx_unit];
         unit->whole_ring = layout->units[w.idx_unit].whole_ring;
-        bool is_second = unit->whole_ring && w.idx_unit > 0 && unit[-1].whole_ring;
-        unit->what = is_second ? "the embedding" : unit->whole_ring ? "the head" : "layer";
-        unit->index = unit->whole_ring ? -1 : w.idx_unit;
+        unit->what = linear_unit_name(layout, w.idx_unit, &unit->index);
         unit->page[unit->n_items++] = w.index;
     }
     return units;

@@ -22,7 +22,8 @@ struct bl_feed {
     char *arrays;  /* [max_group][array_bytes]: of padded micro-batches */
     /* Element i is the number of tokens in i tiles: where the padding's document ends. */
     int32_t *tile_ends;
-    uint16_t *rows;   /* [max_group * T_max][H], pinned: embeddings in bf16 */
+    /* [max_group * T_max][H], pinned: embeddings in bf16; NULL: the device gathers them. */
+    uint16_t *rows;
     bl_event *copied; /* what was copied from rows */
 };
 
@@ -80,15 +81,16 @@ static int64_t array_bytes(int64_t T)
     return place_arrays(nowhere, T, &unused);
 }
 
-bl_feed_size bl_feed_measure(const bl_block_dims *dims, int64_t T_max, int max_group)
+bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool is_trained, int64_t T_max,
+                             int max_group)
 {
     int64_t T = bl_block_rows(dims, T_max), n_ends = T / tile_tokens(dims) + 1;
 
     if (!pads(dims)) return (bl_feed_size){0};
-    return (bl_feed_size){.device_bytes =
-                              max_group * array_bytes(T) +
-                              bl_round_up(n_ends * (int64_t)sizeof(int32_t), ALIGNMENT_BYTES),
-                          .host_bytes = max_group * T * dims->hidden * (int64_t)sizeof(uint16_t)};
+    return (bl_feed_size){
+        .device_bytes = max_group * array_bytes(T) +
+                        bl_round_up(n_ends * (int64_t)sizeof(int32_t), ALIGNMENT_BYTES),
+        .host_bytes = is_trained ? 0 : max_group * T * dims->hidden * (int64_t)sizeof(uint16_t)};
 }
 
 static bl_status fill_tile_ends(bl_feed *feed)
@@ -109,7 +111,8 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
                          int max_group, void *memory, bl_feed **out)
 {
     const bl_block_dims *dims = &weights->dims;
-    bl_feed_size size = bl_feed_measure(dims, T_max, max_group);
+    bool is_trained = weights->model->is_trained;
+    bl_feed_size size = bl_feed_measure(dims, is_trained, T_max, max_group);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -125,9 +128,10 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
     if (feed->pads) {
         feed->tile_ends = (int32_t *)(void *)(feed->arrays + max_group * array_bytes(feed->T_max));
         BL_TRY_GOTO(st, done, bl_event_create(device, &feed->copied));
-        BL_TRY_GOTO(st, done,
-                    bl_device_alloc(device, BL_SPACE_HOST, (size_t)size.host_bytes,
-                                    "embeddings of a group", (void **)&feed->rows));
+        if (!is_trained)
+            BL_TRY_GOTO(st, done,
+                        bl_device_alloc(device, BL_SPACE_HOST, (size_t)size.host_bytes,
+                                        "embeddings of a group", (void **)&feed->rows));
         BL_TRY_GOTO(st, done, fill_tile_ends(feed));
     }
     *out = feed;
@@ -246,9 +250,14 @@ static bl_status embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *b
             padded = padded_tokens(feed, T);
     bl_tensor table = feed->table;
 
-    if (!feed->pads)
-        return bl_embedding(stream, &(bl_embedding_args){
-                                        .T = T, .H = H, .ids = batch->ids, .table = table, .y = y});
+    if (!feed->rows) {
+        BL_TRY(bl_embedding(
+            stream,
+            &(bl_embedding_args){.T = T, .H = H, .ids = batch->ids, .table = table, .y = y}));
+        if (padded == T) return BL_OK;
+        return bl_stream_zero(stream, bl_tensor_at(y, T * H).data,
+                              bl_tensor_bytes(y, (padded - T) * H));
+    }
     if (T > 0 && !batch->host_ids)
         return BL_FAIL(BL_EINTERNAL, "a micro-batch without ids in host memory");
     gather_task task = {table, batch->host_ids, feed->rows + first_row * H, T, H};

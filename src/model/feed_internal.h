@@ -6,9 +6,10 @@
  * A device with bf16 activations gets tokens in steps of whole tiles (bl_block_rows): products then
  * have few shapes. A separate document fills the last step: its rows are zero, have weight 0
  * and stay zero in every layer: norms, products, attention and their gradients of zeros are zeros.
- * So it adds nothing to the loss and exact zeros to LoRA's gradients. Its first layer's inputs are
+ * So it adds nothing to the loss and exact zeros to gradients. Its first layer's inputs are
  * gathered on the host, rounded to bf16 there, and copied from pinned memory, all of a group's side
- * by side: while the device still has the visits of the group before. */
+ * by side: while the device still has the visits of the group before. Where the embedding is
+ * trained, the device has its table and gathers them. */
 #ifndef BALLAST_MODEL_FEED_INTERNAL_H
 #define BALLAST_MODEL_FEED_INTERNAL_H
 
@@ -25,8 +26,9 @@ typedef struct bl_feed_size {
  * layers: all of their products can then run before the first step. */
 enum { BL_FEED_BUCKETS = 12 };
 
-/* For groups of max_group micro-batches of T_max tokens. */
-bl_feed_size bl_feed_measure(const bl_block_dims *dims, int64_t T_max, int max_group);
+/* For groups of max_group micro-batches of T_max tokens; is_trained: the embedding is. */
+bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool is_trained, int64_t T_max,
+                             int max_group);
 
 /* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are.
  * Takes the host memory itself. */
@@ -40,7 +42,8 @@ int64_t bl_feed_token_step(const bl_feed *feed);
 /* Rows of a group's tensors that a micro-batch of T tokens takes. */
 int64_t bl_feed_rows(const bl_feed *feed, int64_t T);
 
-/* The embedding table from now on, (vocab, hidden), borrowed; at first it is the model's. */
+/* The embedding table from now on, (vocab, hidden), borrowed, in memory of the device; at first it
+ * is the model's. */
 void bl_feed_set_table(bl_feed *feed, const void *rows, bl_dtype dtype);
 
 /* A new group begins. Waits until the host memory of the last one has been read. */

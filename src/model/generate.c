@@ -53,7 +53,7 @@ static memory_size measure(const bl_model_weights *weights, int64_t r)
     return (memory_size){
         bl_round_up((int64_t)bl_tensor_bytes(none, (CHUNK + 1) * c->hidden_size), ALIGNMENT_BYTES),
         bl_round_up(bl_block_workspace_bytes(dims, CHUNK, r, false, false), ALIGNMENT_BYTES),
-        bl_round_up(bl_feed_measure(dims, CHUNK, 1).device_bytes, ALIGNMENT_BYTES),
+        bl_round_up(bl_feed_measure(dims, false, CHUNK, 1).device_bytes, ALIGNMENT_BYTES),
         (int64_t)bl_matmul_weight_scratch_bytes(dims->kind, &head)};
 }
 

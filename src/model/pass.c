@@ -111,7 +111,8 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
     *out = NULL;
     o.kind = bl_device_get_kind(device);
     o.act = bl_device_act(device);
-    o.is_dense = bl_model_base_is_bf16(config, weights->model->formats);
+    o.is_dense = weights->copy || bl_model_base_is_bf16(config, weights->model->formats);
+    o.is_trained = weights->model->is_trained;
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
@@ -375,11 +376,13 @@ static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
     bl_weight table;
 
     BL_TRY(bl_base_acquire(pass->base, unit, 0, pass->compute, &table));
-    bl_feed_set_table(pass->feed, table.segment[0].codes, BL_F32);
+    bl_feed_set_table(pass->feed, table.segment[0].codes,
+                      table.segment[0].format == BL_FORMAT_BF16 ? BL_BF16 : BL_F32);
     return BL_OK;
 }
 
-/* The rows of the micro-batch's tokens, of the gradient that backward has brought to layer 0. */
+/* The rows of the micro-batch's tokens, without padding, of the gradient that backward has brought
+ * to layer 0. */
 static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
 {
     const bl_weight_sink *sink = input->micro[m].weights;
@@ -391,10 +394,10 @@ static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *inpu
     BL_TRY(sink->begin(sink->user, unit, pass->compute, &gradients));
     BL_TRY(bl_embedding_backward(
         pass->compute,
-        &(bl_embedding_backward_args){.T = pass->batches[m].T,
+        &(bl_embedding_backward_args){.T = input->micro[m].batch->T,
                                       .H = pass->hidden,
                                       .scale = multiplier != 0 ? (float)multiplier : 1.0f,
-                                      .ids = pass->batches[m].ids,
+                                      .ids = input->micro[m].batch->ids,
                                       .dy = model_boundary_gradient(pass, m),
                                       .table = gradients.matrix[0]}));
     return sink->end(sink->user, unit, pass->compute);

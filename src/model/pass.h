@@ -87,7 +87,9 @@ typedef struct bl_pass_options {
     bl_matmul_mode mode;
     bl_matmul_sums sums;
     const uint8_t *bf16_matrices;
-    bool is_dense; /* all frozen projections are stored as bf16; create looks at its weights */
+    /* All projections are stored as bf16; all weights are trained (bl_model.is_trained). create
+     * looks at its weights. */
+    bool is_dense, is_trained;
     /* Bytes of what products make of a layer's matrices and a visit keeps:
      * bl_linear_prepared_measure of the base. Zeros: each product makes its own. */
     bl_linear_prepared prepared;

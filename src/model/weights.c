@@ -10,8 +10,10 @@
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "device/staging.h"
+#include "linear/base_gathered.h"
 #include "linear/base_paged.h"
 #include "model/rows.h"
+#include "ops/elementwise.h"
 
 static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)
 {
@@ -38,7 +40,8 @@ static void add_table(bl_base_unit *unit, const bl_model_config *config, bl_form
     add_segment(&unit->matrix[0].weight, format, config->vocab_size, config->hidden_size);
 }
 
-/* The layers, and n_tables of the vocabulary's rows behind them. formats NULL: f32. */
+/* The layers, and n_tables of the vocabulary's rows behind them. formats NULL: all have the
+ * table's. */
 static bl_status make_layout(const bl_model_config *config, const bl_format *formats, int n_tables,
                              bl_format table_format, int n_shards, bl_base_layout *out)
 {
@@ -52,7 +55,7 @@ static bl_status make_layout(const bl_model_config *config, const bl_format *for
             int64_t rows, cols;
             bl_projection_shape(config, p, &rows, &cols);
             add_segment(&out->units[l].matrix[config->arch->projections[p].matrix].weight,
-                        formats ? *formats++ : BL_FORMAT_F32, rows, cols);
+                        formats ? *formats++ : table_format, rows, cols);
         }
     }
     for (int t = 0; t < n_tables; t++)
@@ -73,10 +76,37 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
                        n_shards, out);
 }
 
+static bl_status make_trained_layout(const bl_model_config *config, bl_format format, int n_shards,
+                                     bl_base_layout *out)
+{
+    return make_layout(config, NULL, config->tie_word_embeddings ? 1 : 2, format, n_shards, out);
+}
+
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out)
 {
-    return make_layout(config, NULL, config->tie_word_embeddings ? 1 : 2, BL_FORMAT_F32, n_shards,
-                       out);
+    return make_trained_layout(config, BL_FORMAT_F32, n_shards, out);
+}
+
+bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out)
+{
+    return make_trained_layout(config, BL_FORMAT_BF16, n_shards, out);
+}
+
+bl_status bl_model_round_unit(const bl_model_weights *w, int64_t unit, const float *rows,
+                              bl_stream *stream)
+{
+    if (!w->copy) return BL_OK;
+    const bl_base_unit *from = &w->layout.units[unit], *to = &w->copy_layout.units[unit];
+    char *copy = (char *)w->copy + to->offset;
+    for (int m = 0; m < from->n_matrices; m++) {
+        const bl_base_part *part = from->matrix[m].part;
+        bl_cast_args args = {
+            .n = (int64_t)(part->shard_bytes / sizeof *rows),
+            .x = bl_tensor_f32((float *)(uintptr_t)rows + part->shard_offset / sizeof *rows),
+            .y = bl_tensor_of(copy + to->matrix[m].part->shard_offset, BL_BF16)};
+        BL_TRY(bl_cast(stream, &args));
+    }
+    return BL_OK;
 }
 
 int64_t bl_model_embedding_unit(const bl_model *model)
@@ -237,7 +267,10 @@ static bl_status allocate(bl_model_weights *w)
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.rope_tables, "RoPE tables",
                            (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
-    return BL_OK;
+    if (!w->model->is_trained || w->dims.act == BL_F32) return BL_OK;
+    BL_TRY(bl_model_layout_copy(&w->model->config, w->layout.n_shards, &w->copy_layout));
+    return bl_device_alloc(w->device, BL_SPACE_DEVICE, w->copy_layout.shard_bytes,
+                           "weights to compute with", &w->copy);
 }
 
 /* What the ranks have read of the base, together; then what each reads whole. */
@@ -348,15 +381,23 @@ void bl_model_weights_free(bl_model_weights *w)
     bl_device_free(w->device, BL_SPACE_DEVICE, w->scales);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->vectors);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->copy);
     bl_base_layout_free(&w->layout);
+    bl_base_layout_free(&w->copy_layout);
     free(w);
 }
 
 bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_options *o,
                                bl_base **out)
 {
+    bl_comm *comm = bl_comm_size(o->shard_group) > 1 ? o->shard_group : NULL;
+    bl_base_gathered_options gathered = {.device = w->device,
+                                         .comm = comm,
+                                         .gather = o->gather,
+                                         .ring_depth = o->ring_depth,
+                                         .timeline = o->timeline};
     bl_pager_options options = {.device = w->device,
-                                .comm = bl_comm_size(o->shard_group) > 1 ? o->shard_group : NULL,
+                                .comm = comm,
                                 .copy = o->copy,
                                 .gather = o->gather,
                                 .ring_depth = o->ring_depth,
@@ -365,6 +406,7 @@ bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_op
                                 .verify_always = o->verify_always,
                                 .timeline = o->timeline,
                                 .hooks = o->hooks};
+    if (w->copy) return bl_base_create_gathered(&w->copy_layout, w->copy, &gathered, out);
     if (bl_pages_files(w->pages))
         bl_io_files_warn_with(bl_pages_files(w->pages), w->model->io_files); /* and all ranks' */
     return bl_base_create_paged(&w->layout, w->pages, &options, out);

@@ -126,6 +126,11 @@ typedef struct bl_model_weights {
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
+    /* Where all weights are trained and activations are bf16: copy (device memory,
+     * copy_layout.shard_bytes) has this rank's rows rounded to bf16, which layers compute with; the
+     * pages have the fp32 weights. NULL: layers compute with the pages. */
+    bl_base_layout copy_layout;
+    void *copy;
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
@@ -213,6 +218,12 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
                           bl_base_layout *out);
 /* The same where all weights are trained: fp32, with the embedding. */
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
+/* Of the copy in bf16: the same parts and rows. */
+bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out);
+/* Queues on `stream` the copy of the unit's rows (as weights->layout has them, fp32, device
+ * memory), rounded to nearest even. Nothing where there is no copy. */
+bl_status bl_model_round_unit(const bl_model_weights *weights, int64_t unit, const float *rows,
+                              bl_stream *stream);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

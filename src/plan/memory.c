@@ -7,6 +7,7 @@
 #include "adapter/full.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
+#include "linear/base_gathered.h"
 #include "model/batch.h"
 
 /* Measured, docs/memory.md: what no function of ours allocates. */
@@ -220,6 +221,12 @@ int bl_plan_riders(const bl_plan_input *in, const bl_pass_options *pass)
     return in->is_training ? (pass->max_companions - pass->max_group * n) / (1 + n) : 0;
 }
 
+/* Whether layers compute with a copy of trained weights (bl_model_weights). */
+static bool has_copy(const bl_plan_input *in)
+{
+    return bl_train_config_is_full(in->config) && bl_train_config_act(in->config) != BL_F32;
+}
+
 bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
 {
     const bl_train_config *c = in->config;
@@ -228,7 +235,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .act = bl_train_config_act(c),
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
         .sums = (bl_matmul_sums)c->fp8_fast_accumulation,
-        .is_dense = bl_model_base_is_bf16(in->model, in->formats),
+        .is_dense = has_copy(in) || bl_model_base_is_bf16(in->model, in->formats),
+        .is_trained = bl_train_config_is_full(c),
         .T_max =
             bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -273,7 +281,7 @@ bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
     /* In FP8 a layer that is recomputed multiplies codes as they are, and transposes them once, for
      * dx. */
     bool recomputes = in->is_training && pass->save != BL_SAVE_S4 && pass->mode == BL_MATMUL_BF16;
-    return pass->kind == BL_DEVICE_CUDA && (pass->max_group > 1 || recomputes);
+    return pass->kind == BL_DEVICE_CUDA && !has_copy(in) && (pass->max_group > 1 || recomputes);
 }
 
 /* ---- the sum ---- */
@@ -314,6 +322,20 @@ static void add_trained(const bl_plan_input *in, const bl_base_layout *layout,
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
+/* The copy that layers compute with, which the ring gathers in place of the weights. */
+static bl_status add_copy(const bl_plan_input *in, bl_memory_ledger *out)
+{
+    bl_base_layout layout;
+
+    if (!has_copy(in)) return BL_OK;
+    BL_TRY(bl_model_layout_copy(in->model, bl_plan_n_shards(in->config, &in->topology), &layout));
+    out->item[BL_MEMORY_BASE].device += (int64_t)layout.shard_bytes;
+    out->item[BL_MEMORY_RING].device =
+        (int64_t)bl_base_gathered_ring_bytes(&layout, (int)in->config->ring_depth);
+    bl_base_layout_free(&layout);
+    return BL_OK;
+}
+
 static bl_status add_base(const bl_plan_input *in, const bl_placement *placement,
                           bl_memory_ledger *out, int64_t *writing)
 {
@@ -337,7 +359,7 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
     out->disk = (int64_t)placed.disk;
     *writing = (int64_t)placed.writing;
-    return BL_OK;
+    return add_copy(in, out);
 }
 
 static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_dtype act,

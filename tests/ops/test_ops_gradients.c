@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients of trained weights, against sums in double: of norms, heads' norms and biases, of the
- * embedding, of the head. All are added to their outputs; 1 to 3 threads give the same bits. Of bf16
- * tensors the bits are those of the same numbers in fp32. */
+ * embedding, of the head. All are added to their outputs; 1 to 3 threads give the same bits. bf16
+ * tensors give the bits of the same numbers in fp32. */
 #include "half_test.h"
 
 #include "ops/elementwise.h"

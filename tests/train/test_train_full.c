@@ -6,7 +6,7 @@
  * Limits: first loss 1e-6, losses of 20 steps 1e-5, relative; first gradients 1e-4 of each tensor's
  * norm. The final weights are compared relative to how far training moved them: AdamW divides by
  * sqrt(v), so a gradient's relative error of 1e-4 may move by as much. */
-#include "runs.h"
+#include "full_runs.h"
 
 #include <math.h>
 #include <signal.h>
@@ -21,19 +21,7 @@
 
 static const double FIRST_LOSS = 1e-6, GRADIENT = 1e-4, LOSSES = 1e-5, WEIGHTS = 1e-4;
 
-enum { STEPS = 20 };
-
-static void fill_args(const json_t *golden, const json_t *topology, const char *model,
-                      const char *output, golden_args *args)
-{
-    golden_config(golden, topology, args);
-    golden_args_add(args, "model_name_or_path", "%s", model);
-    golden_args_add(args, "output_dir", "%s", output);
-    golden_args_add(args, "save_steps", "0");
-    golden_args_add(args, "logging_steps", "1000");
-    golden_args_add(args, "max_seq_length", "512");
-    golden_args_add(args, "threads", "1");
-}
+enum { STEPS = FULL_RUNS_STEPS };
 
 /* ---- against the reference ---- */
 
@@ -94,7 +82,7 @@ static void check_topology(const json_t *golden, const json_t *topology, const c
 
     assert_int_equal(bl_tree_remove(output), BL_OK);
     assert_int_equal(bl_tree_remove(gradients), BL_OK);
-    fill_args(golden, topology, model, output, &args);
+    full_runs_fill(golden, topology, model, output, &args);
     golden_args_add(&args, "dump_gradients", "%s", gradients);
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
@@ -136,47 +124,6 @@ static void every_weight_follows_the_reference(void **state)
 
 /* ---- bits ---- */
 
-static const char *const bit_cases[] = {"../../full/cases/tiny-mha-tied",
-                                        "../../full/cases/qwen3-tied",
-                                        "../../full/cases/falcon-one-norm"};
-
-/* The state of all ranks after the last step. */
-static char *read_state(const char *output, int n_ranks, int rank, size_t *n_bytes)
-{
-    char name[BL_SHARD_NAME_BYTES];
-    bl_adapter_shard_name(rank, n_ranks, name);
-    return runs_read(runs_path("%s/checkpoints/step-%d/%s", output, STEPS, name), n_bytes);
-}
-
-static void assert_same_state(const char *a, const char *b, int n_ranks, const char *what)
-{
-    for (int r = 0; r < n_ranks; r++) {
-        size_t n_a, n_b;
-        char *of_a = read_state(a, n_ranks, r, &n_a), *of_b = read_state(b, n_ranks, r, &n_b);
-        if (n_a != n_b || memcmp(of_a, of_b, n_a) != 0) fail_msg("other bits: %s", what);
-        free(of_a), free(of_b);
-    }
-}
-
-/* Trains a case on n_ranks ranks with four rows in a step, into the scratch folder. */
-static void train_bits(const char *name, int n_ranks, const char *output, const char *const *extra)
-{
-    json_t *golden = golden_load_case(name);
-    json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
-                                 1, "gradient_accumulation_steps", 3);
-    char model[GOLDEN_PATH_BYTES];
-    golden_args args = {0};
-
-    assert_true(golden_model(golden, model));
-    assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
-    fill_args(golden, topology, model, runs_path("%s", output), &args);
-    for (int i = 0; extra && extra[i]; i += 2) runs_set(&args, extra[i], "%s", extra[i + 1]);
-    assert_int_equal(golden_train(&args), BL_OK);
-    golden_args_free(&args);
-    json_decref(topology);
-    json_decref(golden);
-}
-
 static void nothing_else_changes_a_bit(void **state)
 {
     static const struct {
@@ -196,41 +143,17 @@ static void nothing_else_changes_a_bit(void **state)
     };
 
     (void)state;
-    for (size_t c = 0; c < BL_COUNT(bit_cases); c++)
+    for (size_t c = 0; c < FULL_RUNS_CASES; c++)
         for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-            train_bits(bit_cases[c], n_ranks, "plain", NULL);
+            full_runs_train(full_runs_cases[c], n_ranks, "plain", NULL);
             for (size_t v = 0; v < BL_COUNT(variants); v++) {
-                train_bits(bit_cases[c], n_ranks, "varied", variants[v].args);
-                assert_same_state("plain", "varied", n_ranks, variants[v].what);
+                full_runs_train(full_runs_cases[c], n_ranks, "varied", variants[v].args);
+                full_runs_assert_same("plain", "varied", n_ranks, variants[v].what);
             }
         }
 }
 
 /* ---- checkpoints ---- */
-
-static void assert_same_file(const char *a, const char *b)
-{
-    size_t n_a, n_b;
-    char *of_a = runs_read(a, &n_a), *of_b = runs_read(b, &n_b);
-    if (n_a != n_b || memcmp(of_a, of_b, n_a) != 0) fail_msg("%s differs from %s", a, b);
-    free(of_a), free(of_b);
-}
-
-/* The keys of a run with a checkpoint after each step. */
-static void kill_args(int n_ranks, const char *output, golden_args *args)
-{
-    json_t *golden = golden_load_case(bit_cases[0]);
-    json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
-                                 1, "gradient_accumulation_steps", 2);
-    char model[GOLDEN_PATH_BYTES];
-
-    assert_true(golden_model(golden, model));
-    fill_args(golden, topology, model, runs_path("%s", output), args);
-    runs_set(args, "save_steps", "1");
-    runs_set(args, "save_total_limit", "3");
-    json_decref(topology);
-    json_decref(golden);
-}
 
 /* Killed at random moments and resumed until it ends: state and model are those of a run that was
  * left alone. */
@@ -241,12 +164,12 @@ static void kills_change_no_bit(void **state)
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
         golden_args args = {0};
         int n_kills = 0, code = -1;
-        kill_args(n_ranks, "whole", &args);
+        full_runs_kill_args(n_ranks, "whole", &args);
         runs_set(&args, "overwrite_output_dir", "true");
         assert_int_equal(golden_train(&args), BL_OK);
         golden_args_free(&args);
         assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
-        kill_args(n_ranks, "killed", &args);
+        full_runs_kill_args(n_ranks, "killed", &args);
         runs_set(&args, "resume_from_checkpoint", "true");
         while (code != 0) {
             runs_child child = {0};
@@ -261,9 +184,9 @@ static void kills_change_no_bit(void **state)
         }
         printf("%d ranks: %d kills\n", n_ranks, n_kills);
         golden_args_free(&args);
-        assert_same_state("whole", "killed", n_ranks, "after kills");
-        assert_same_file(runs_path("whole/model/model.safetensors"),
-                         runs_path("killed/model/model.safetensors"));
+        full_runs_assert_same("whole", "killed", n_ranks, "after kills");
+        full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
+                                   runs_path("killed/model/model.safetensors"));
     }
 }
 
@@ -286,7 +209,7 @@ static void another_number_of_ranks_resumes(void **state)
                 json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size", 1,
                           "gradient_accumulation_steps", 4 / n_ranks);
             golden_args args = {0};
-            fill_args(golden, topology, model, output, &args);
+            full_runs_fill(golden, topology, model, output, &args);
             if (part == 0) runs_set(&args, "max_steps", "7");
             if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
             if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
@@ -354,7 +277,7 @@ static void the_model_is_written_and_read(void **state)
         const char *args[] = {"validation_file", validation,     "eval_strategy",
                               "steps",           "eval_steps",   "10",
                               "model_dtype",     cases[i].dtype, NULL};
-        train_bits(cases[i].name, 2, "written", args);
+        full_runs_train(cases[i].name, 2, "written", args);
         double trained = last_eval_loss(runs_path("written")),
                written = loss_of_model(runs_path("written/model"), validation);
         printf("loss %.12g as trained, %.12g as written (%s)\n", trained, written, cases[i].dtype);
@@ -389,7 +312,7 @@ static void the_best_model_is_written(void **state)
     size_t i;
 
     (void)state;
-    train_bits("../../full/cases/tiny-gqa", 2, "best", args);
+    full_runs_train("../../full/cases/tiny-gqa", 2, "best", args);
     json_t *metrics = golden_metrics(runs_path("best"));
     json_array_foreach(metrics, i, row)
     {
@@ -412,7 +335,7 @@ static void processes_have_the_bits_of_threads(void **state)
     runs_child child = {0};
 
     (void)state;
-    kill_args(2, "threads", &args);
+    full_runs_kill_args(2, "threads", &args);
     runs_set(&args, "save_steps", "0");
     assert_int_equal(golden_train(&args), BL_OK);
     runs_set(&args, "output_dir", "%s", runs_path("processes"));
@@ -420,9 +343,9 @@ static void processes_have_the_bits_of_threads(void **state)
     runs_start(&child, "train", &args);
     assert_int_equal(runs_wait(&child, 120), 0);
     golden_args_free(&args);
-    assert_same_state("threads", "processes", 2, "processes");
-    assert_same_file(runs_path("threads/model/model.safetensors"),
-                     runs_path("processes/model/model.safetensors"));
+    full_runs_assert_same("threads", "processes", 2, "processes");
+    full_runs_assert_same_file(runs_path("threads/model/model.safetensors"),
+                               runs_path("processes/model/model.safetensors"));
 }
 
 /* ---- rejected configurations ---- */
@@ -439,7 +362,7 @@ static void unsupported_keys_are_refused(void **state)
         {"use_rslora", "true", "use_rslora is not supported"},
         {"base_format", "fp8_row", "base_format is not supported: the weights are trained in fp32"},
         {"base_format", "stored", "base_format is not supported"},
-        {"compute_dtype", "bf16", "bf16"},
+        {"compute_dtype", "fp8", "fp8"},
         {"offload_ratio", "0.5", "offload_ratio 0.5 is not supported"},
         {"offload_tier", "disk", "offload"},
         {"verify_base", "save", "verify_base is not supported"},
@@ -454,7 +377,7 @@ static void unsupported_keys_are_refused(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         golden_args args = {0};
-        kill_args(2, "refused", &args);
+        full_runs_kill_args(2, "refused", &args);
         runs_set(&args, cases[i].key, "%s", cases[i].value);
         bl_status st = golden_train(&args);
         golden_args_free(&args);
@@ -512,12 +435,12 @@ static void unsuitable_models_are_refused(void **state)
     golden_args args = {0};
 
     (void)state;
-    kill_args(1, "fp8", &args);
+    full_runs_kill_args(1, "fp8", &args);
     runs_set(&args, "model_name_or_path", "%s", GOLDEN_DIR "/models/tiny-fp8-ct-channel");
     assert_int_equal(golden_train(&args), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "stored in FP8"));
     golden_args_free(&args);
-    kill_args(1, "own", &args);
+    full_runs_kill_args(1, "own", &args);
     assert_int_equal(golden_train(&args), BL_OK);
     runs_set(&args, "model_name_or_path", "%s", runs_path("own/model"));
     runs_set(&args, "overwrite_output_dir", "true");

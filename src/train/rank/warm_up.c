@@ -17,6 +17,7 @@
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer
  * works on zeros in the buffers of a layer's gradients, weights are only gathered, and dropout has
  * no state. It takes only the memory of a step. */
+#include "adapter/full.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
@@ -51,6 +52,7 @@ static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int
 {
     bl_rank *r = t->rank;
     const bl_job *job = t->job;
+    const bl_weight_sink *weights = bl_adapter_full_sink(r->state);
     bl_pass_input input = {
         .n_micro = n_micro, .micro = micro, .stop = is_abandoned, .stop_user = (void *)t->control};
 
@@ -58,9 +60,10 @@ static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int
                                            .seed = (uint64_t)job->config->seed};
     for (int m = 0; m < input.n_micro; m++)
         micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro + m % n_filled,
-                                   .adapter = &r->adapter,
+                                   .adapter = bl_rank_adapter(r),
                                    .loss_sum = bl_adapter_state_loss_sum(r->state),
-                                   .gradients = bl_adapter_state_sink(r->state),
+                                   .gradients = weights ? NULL : bl_adapter_state_sink(r->state),
+                                   .weights = weights,
                                    .loss_scale = 0.0};
     BL_TRY(bl_pass_run(r->pass, &input));
     r->adapter.dropout = (bl_lora_dropout){0};

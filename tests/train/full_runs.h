@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* full_runs.h -- trainings of every weight on the cases of tests/golden/full, for their bits. */
+#ifndef BALLAST_TESTS_TRAIN_FULL_RUNS_H
+#define BALLAST_TESTS_TRAIN_FULL_RUNS_H
+
+#include "runs.h"
+
+enum { FULL_RUNS_STEPS = 20, FULL_RUNS_CASES = 3 };
+
+/* Cases for bits: a tied head, norms of heads, a LayerNorm in a parallel layer. */
+extern const char *const full_runs_cases[FULL_RUNS_CASES];
+
+/* The keys of a case, on one thread. */
+void full_runs_fill(const json_t *golden, const json_t *topology, const char *model,
+                    const char *output, golden_args *args);
+
+/* Trains a case on n_ranks ranks with three rows per rank in a step, into the scratch directory.
+ * extra: keys and values, NULL behind them; NULL: none. */
+void full_runs_train(const char *name, int n_ranks, const char *output, const char *const *extra);
+
+/* The keys of a run with a checkpoint after each step. */
+void full_runs_kill_args(int n_ranks, const char *output, golden_args *args);
+
+/* Fails unless both runs have the same state of all ranks after the last step; two files the same
+ * bytes. */
+void full_runs_assert_same(const char *a, const char *b, int n_ranks, const char *what);
+void full_runs_assert_same_file(const char *a, const char *b);
+
+#endif
