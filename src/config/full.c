@@ -40,9 +40,6 @@ bl_status config_check_full(const bl_train_config *c)
         return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
                                   "(adapter_dtype); leave it out");
     }
-    if (c->device == BL_CONFIG_DEVICE_CUDA)
-        return BL_FAIL(BL_EUSAGE, "finetuning_type full is not supported on GPUs yet: use device: "
-                                  "cpu, or finetuning_type: lora");
     if (c->compute_dtype == BL_COMPUTE_FP8)
         return BL_FAIL(BL_EUSAGE,
                        "finetuning_type full: compute_dtype fp8 is not supported: trained "

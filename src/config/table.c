@@ -111,8 +111,8 @@ const bl_option bl_train_options[] = {
 #define GROUP "Trained weights"
     {KEY(finetuning_type, ENUM), RESULT, .commands = TRAIN, .names = "lora|full",
      .default_text = "lora",
-     .help = "lora: an adapter over the frozen base; full: every weight of the model, in fp32 on "
-             "CPUs (docs/full-finetuning.md)"},
+     .help = "lora: an adapter over the frozen base; full: every weight of the model "
+             "(docs/full-finetuning.md)"},
     {KEY(model_dtype, ENUM), .commands = TRAIN, .names = "stored|f32", .default_text = "stored",
      .help = "with finetuning_type full, dtype of the written model: that of the checkpoint's "
              "tensors, to which the trained weights are rounded; or fp32"},

@@ -24,19 +24,19 @@ const char *const full_runs_cases[FULL_RUNS_CASES] = {"../../full/cases/tiny-mha
                                                       "../../full/cases/qwen3-tied",
                                                       "../../full/cases/falcon-one-norm"};
 
-static char *read_state(const char *output, int n_ranks, int rank, size_t *n_bytes)
+static char *read_state(const char *output, int step, int n_ranks, int rank, size_t *n_bytes)
 {
     char name[BL_SHARD_NAME_BYTES];
     bl_adapter_shard_name(rank, n_ranks, name);
-    return runs_read(runs_path("%s/checkpoints/step-%d/%s", output, FULL_RUNS_STEPS, name),
-                     n_bytes);
+    return runs_read(runs_path("%s/checkpoints/step-%d/%s", output, step, name), n_bytes);
 }
 
-void full_runs_assert_same(const char *a, const char *b, int n_ranks, const char *what)
+void full_runs_assert_same(int step, const char *a, const char *b, int n_ranks, const char *what)
 {
     for (int r = 0; r < n_ranks; r++) {
         size_t n_a, n_b;
-        char *of_a = read_state(a, n_ranks, r, &n_a), *of_b = read_state(b, n_ranks, r, &n_b);
+        char *of_a = read_state(a, step, n_ranks, r, &n_a),
+             *of_b = read_state(b, step, n_ranks, r, &n_b);
         if (n_a != n_b || memcmp(of_a, of_b, n_a) != 0) fail_msg("other bits: %s", what);
         free(of_a), free(of_b);
     }

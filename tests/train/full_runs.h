@@ -21,9 +21,9 @@ void full_runs_train(const char *name, int n_ranks, const char *output, const ch
 /* The keys of a run with a checkpoint after each step. */
 void full_runs_kill_args(int n_ranks, const char *output, golden_args *args);
 
-/* Fails unless both runs have the same state of all ranks after the last step; two files the same
+/* Fails unless both runs have the same state of all ranks after step `step`; two files the same
  * bytes. */
-void full_runs_assert_same(const char *a, const char *b, int n_ranks, const char *what);
+void full_runs_assert_same(int step, const char *a, const char *b, int n_ranks, const char *what);
 void full_runs_assert_same_file(const char *a, const char *b);
 
 #endif

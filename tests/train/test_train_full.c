@@ -148,7 +148,8 @@ static void nothing_else_changes_a_bit(void **state)
             full_runs_train(full_runs_cases[c], n_ranks, "plain", NULL);
             for (size_t v = 0; v < BL_COUNT(variants); v++) {
                 full_runs_train(full_runs_cases[c], n_ranks, "varied", variants[v].args);
-                full_runs_assert_same("plain", "varied", n_ranks, variants[v].what);
+                full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks,
+                                      variants[v].what);
             }
         }
 }
@@ -184,7 +185,7 @@ static void kills_change_no_bit(void **state)
         }
         printf("%d ranks: %d kills\n", n_ranks, n_kills);
         golden_args_free(&args);
-        full_runs_assert_same("whole", "killed", n_ranks, "after kills");
+        full_runs_assert_same(FULL_RUNS_STEPS, "whole", "killed", n_ranks, "after kills");
         full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
                                    runs_path("killed/model/model.safetensors"));
     }
@@ -343,7 +344,7 @@ static void processes_have_the_bits_of_threads(void **state)
     runs_start(&child, "train", &args);
     assert_int_equal(runs_wait(&child, 120), 0);
     golden_args_free(&args);
-    full_runs_assert_same("threads", "processes", 2, "processes");
+    full_runs_assert_same(FULL_RUNS_STEPS, "threads", "processes", 2, "processes");
     full_runs_assert_same_file(runs_path("threads/model/model.safetensors"),
                                runs_path("processes/model/model.safetensors"));
 }
@@ -371,7 +372,7 @@ static void unsupported_keys_are_refused(void **state)
     };
     static const bl_config_machine gpus = {
         .has_gpus = true, .n_ranks = 1, .n_cores = 8, .n_ranks_on_host = 1, .capability = 90};
-    char *on_gpu[] = {"--finetuning_type", "full"};
+    char *on_gpu[] = {"--finetuning_type", "full", "--compute_dtype", "fp8"};
     bl_train_config *config;
 
     (void)state;
@@ -390,7 +391,23 @@ static void unsupported_keys_are_refused(void **state)
                      BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "finetuning_type lora writes an adapter"));
     assert_int_equal(bl_train_config_load_for(&gpus, BL_COUNT(on_gpu), on_gpu, &config), BL_EUSAGE);
-    assert_non_null(strstr(bl_error_text(), "finetuning_type full is not supported on GPUs yet"));
+    assert_non_null(strstr(bl_error_text(), "compute_dtype fp8 is not supported"));
+}
+
+/* Nor is its memory predicted by another command. */
+static void plan_says_that_it_does_not_know(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+
+    (void)state;
+    golden_args_add(&args, "model_name_or_path", "%s", GOLDEN_DIR "/models/tiny-gqa");
+    golden_args_add(&args, "finetuning_type", "full");
+    golden_args_add(&args, "learning_rate", "1e-5");
+    runs_start(&child, "plan", &args);
+    assert_int_equal(runs_wait(&child, 60), 2);
+    runs_assert_error(&child, "finetuning_type full: `ballast plan` does not predict it yet");
+    golden_args_free(&args);
 }
 
 /* Two runs would train one base. */
@@ -444,6 +461,7 @@ int main(void)
                                        cmocka_unit_test(the_best_model_is_written),
                                        cmocka_unit_test(processes_have_the_bits_of_threads),
                                        cmocka_unit_test(unsupported_keys_are_refused),
+                                       cmocka_unit_test(plan_says_that_it_does_not_know),
                                        cmocka_unit_test(a_run_is_alone),
                                        cmocka_unit_test(unsuitable_models_are_refused)};
     return cmocka_run_group_tests_name("full", tests, runs_set_up, runs_tear_down);

@@ -137,7 +137,8 @@ static void nothing_else_changes_a_bit(void **state)
             train_with(full_runs_cases[c], n_ranks, "plain", NULL);
             for (size_t v = 0; v < BL_COUNT(variants); v++) {
                 train_with(full_runs_cases[c], n_ranks, "varied", variants[v].args);
-                full_runs_assert_same("plain", "varied", n_ranks, variants[v].what);
+                full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks,
+                                      variants[v].what);
             }
         }
 }
@@ -168,7 +169,7 @@ static void kills_and_processes_change_no_bit(void **state)
         assert_true(code == 0 || code == -SIGKILL);
     }
     golden_args_free(&args);
-    full_runs_assert_same("whole", "killed", 2, "processes, after kills");
+    full_runs_assert_same(FULL_RUNS_STEPS, "whole", "killed", 2, "processes, after kills");
     full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
                                runs_path("killed/model/model.safetensors"));
 }

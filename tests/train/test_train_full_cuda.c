@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trainings of every weight on a GPU, real or emulated: losses beside the float64 reference; the
+ * same bits for any visits, recomputation, ring and form of the ranks, and after a resumption; GPU
+ * memory as predicted; the model that is written. With BALLAST_EMULATED=strict the losses are left
+ * out. */
+#include "cuda_runs.h"
+#include "full_runs.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "skip.h"
+
+/* ---- losses ---- */
+
+/* As bf16 on the CPU (test_train_full_bf16.c): 1e-2 in each step. Clipping, accumulation and a head
+ * apart; a tied one on two ranks that share the GPU; norms of heads; LayerNorm and a parallel
+ * layer. */
+static const struct {
+    const char *name;
+    int n_ranks, accumulation;
+} loss_cases[] = {{"tiny-gqa", 1, 4},
+                  {"tiny-mha-tied", 2, 2},
+                  {"qwen3-tied", 1, 2},
+                  {"falcon-one-norm", 2, 1},
+                  {"llama-bias", 1, 1}};
+
+static void check_losses(const char *name, int n_ranks, int accumulation)
+{
+    char path[GOLDEN_PATH_BYTES], model[GOLDEN_PATH_BYTES];
+    golden_args args = {0};
+
+    snprintf(path, sizeof path, "../../full/cases/%s", name);
+    json_t *golden = golden_load_case(path),
+           *first = json_array_get(json_object_get(golden, "topologies"), 0);
+    int64_t batch = json_integer_value(json_object_get(first, "gradient_accumulation_steps"));
+    json_t *topology =
+        json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
+                  (int)batch / n_ranks / accumulation, "gradient_accumulation_steps", accumulation);
+    assert_true(golden_model(golden, model));
+    assert_int_equal(bl_tree_remove(runs_path("losses")), BL_OK);
+    full_runs_fill(golden, topology, model, runs_path("losses"), &args);
+    golden_args_add(&args, "device", "cuda");
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    json_t *metrics = golden_metrics(runs_path("losses")),
+           *steps = json_object_get(json_object_get(golden, "expect"), "steps");
+    double worst = golden_compare_losses(metrics, steps, FULL_RUNS_STEPS, 1e-2);
+    printf("%s, %d ranks: losses off by %.1e at most\n", name, n_ranks, worst);
+    assert_true(worst > 1e-6 && worst <= 1e-2);
+    json_decref(metrics);
+    json_decref(topology);
+    json_decref(golden);
+}
+
+static void losses_follow_float64(void **state)
+{
+    (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
+    for (size_t i = 0; i < BL_COUNT(loss_cases); i++)
+        check_losses(loss_cases[i].name, loss_cases[i].n_ranks, loss_cases[i].accumulation);
+}
+
+/* ---- bits ---- */
+
+enum { STEPS = 3 };
+
+static void make_args(const char *name, int n_ranks, const char *output, const char *keys,
+                      golden_args *args)
+{
+    json_t *golden = golden_load_case(name);
+    json_t *topology = json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size",
+                                 1, "gradient_accumulation_steps", 2);
+    char model[GOLDEN_PATH_BYTES];
+
+    assert_true(golden_model(golden, model));
+    full_runs_fill(golden, topology, model, runs_path("%s", output), args);
+    runs_set(args, "device", "cuda");
+    runs_set(args, "max_steps", "%d", STEPS);
+    cuda_runs_set_all(args, keys);
+    json_decref(topology);
+    json_decref(golden);
+}
+
+static void train(const char *name, int n_ranks, const char *output, const char *keys)
+{
+    golden_args args = {0};
+
+    assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
+    make_args(name, n_ranks, output, keys, &args);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+}
+
+static void nothing_else_changes_a_bit(void **state)
+{
+    static const char *const variants[] = {
+        "visit_tokens 1 activation_checkpointing none",
+        "activation_checkpointing full activation_offload true threads 3",
+    };
+    static const char *const rings[] = {"1", "4"};
+
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        const char *name = full_runs_cases[n_ranks - 1];
+        train(name, n_ranks, "plain", "");
+        for (size_t v = 0; v < BL_COUNT(variants); v++) {
+            char keys[256];
+            snprintf(keys, sizeof keys, "%s ring_depth %s", variants[v], rings[v]);
+            train(name, n_ranks, "varied", keys);
+            full_runs_assert_same(STEPS, "plain", "varied", n_ranks, keys);
+        }
+    }
+}
+
+/* Two GPUs with NCCL between them, a process each; after a step, the rest in another run. */
+static void processes_and_a_resumption_change_no_bit(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    train(full_runs_cases[0], 2, "whole", "model_dtype f32");
+    assert_int_equal(bl_tree_remove(runs_path("parts")), BL_OK);
+    setenv("BALLAST_EMULATED_DEVICES", "2", 1);
+    for (int part = 0; part < 2; part++) {
+        runs_child child = {0};
+        make_args(full_runs_cases[0], 2, "parts", "rank_processes true model_dtype f32", &args);
+        runs_set(&args, "max_steps", "%d", part == 0 ? 1 : STEPS);
+        if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
+        if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
+        runs_start(&child, "train", &args);
+        int code = runs_wait(&child, 300);
+        char *log = runs_read(child.log, NULL);
+        if (code != 0) fail_msg("exit code %d\n%s", code, log);
+        assert_null(strstr(log, "is new after the warm-up"));
+        free(log);
+        golden_args_free(&args);
+        args = (golden_args){0};
+    }
+    unsetenv("BALLAST_EMULATED_DEVICES");
+    full_runs_assert_same(STEPS, "whole", "parts", 2, "processes, resumed");
+    full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
+                               runs_path("parts/model/model.safetensors"));
+}
+
+/* ---- memory ---- */
+
+/* Except counters and sums: less than 16 KiB per rank. */
+static void memory_is_as_predicted(void **state)
+{
+    (void)state;
+    if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        golden_args args = {0};
+        runs_child child = {0};
+        double measured, predicted;
+        make_args("../../full/cases/tiny-gqa", n_ranks, "memory",
+                  "max_steps 1 overwrite_output_dir true", &args);
+        runs_start(&child, "train", &args);
+        assert_int_equal(runs_wait(&child, 300), 0);
+        char *log = runs_read(child.log, NULL), *line = strstr(log, "GPU memory measured: ");
+        assert_non_null(line);
+        assert_int_equal(sscanf(line, "GPU memory measured: peak %lf GB, predicted %lf GB",
+                                &measured, &predicted),
+                         2);
+        double more_kib = (measured - predicted) * (1e9 / 1024.0);
+        if (more_kib < -1.0 || more_kib > 16.0 * n_ranks)
+            fail_msg("%d ranks: measured %.6f GB, predicted %.6f", n_ranks, measured, predicted);
+        free(log);
+        golden_args_free(&args);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(losses_follow_float64),
+                                       cmocka_unit_test(nothing_else_changes_a_bit),
+                                       cmocka_unit_test(processes_and_a_resumption_change_no_bit),
+                                       cmocka_unit_test(memory_is_as_predicted)};
+    if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;
+    return cmocka_run_group_tests_name("full cuda", tests, runs_set_up, runs_tear_down);
+}
