@@ -82,7 +82,9 @@ static bl_status run_job(bl_config_command which, const char *command, int argc,
     bl_status st = load_configs(which, argc, argv, &configs);
     bl_error_save(&error, st);
     bl_launch_options options = {.leave = leave_with, .has_failed = st != BL_OK};
-    if (st == BL_OK && which == BL_CONFIG_TRAIN) options.secret_dir = configs.run[0]->output_dir;
+    if (st == BL_OK && which == BL_CONFIG_TRAIN)
+        options.secret_dir =
+            configs.run[0]->queue ? configs.run[0]->queue : configs.run[0]->output_dir;
     bl_status opened = bl_launch_open(&options, &launch);
     if (opened != BL_OK) {
         bl_train_configs_free(&configs);
@@ -99,6 +101,7 @@ static bl_status run_job(bl_config_command which, const char *command, int argc,
 static bl_status train(const bl_train_configs *configs, bl_launch *launch, void *user)
 {
     (void)user;
+    if (configs->run[0]->queue) return bl_train_run_queue(configs->run[0], launch, NULL);
     return bl_train_run_all((const bl_train_config *const *)configs->run, configs->n, launch, NULL);
 }
 
@@ -125,16 +128,19 @@ const bl_command bl_command_train = {
     .name = "train",
     .arguments = "CONFIG.yaml [CONFIG.yaml ...] [--key value ...]",
     .summary = "fine-tune: write a PEFT adapter, or several over one base",
-    .details = "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
-               "report.svg, checkpoints\n"
-               "and a README.md into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop "
-               "it after the step\n"
-               "(exit 75); resume with --resume_from_checkpoint true. Under nohup SIGHUP does "
-               "nothing. SIGUSR2 writes\n"
-               "report.svg while the run continues.\n"
-               "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
-               "are several runs\n"
-               "in the same visits of the base (docs/several-runs.md).\n",
+    .details =
+        "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
+        "report.svg, checkpoints\n"
+        "and a README.md into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop "
+        "it after the step\n"
+        "(exit 75); resume with --resume_from_checkpoint true. Under nohup SIGHUP does "
+        "nothing. SIGUSR2 writes\n"
+        "report.svg while the run continues.\n"
+        "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
+        "are several runs\n"
+        "in the same visits of the base; --queue DIR keeps the base loaded for the jobs that "
+        "are moved into DIR\n"
+        "(docs/several-runs.md).\n",
     .print_options = print_train_options,
     .is_job = true,
     .run = run_train,

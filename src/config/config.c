@@ -35,6 +35,14 @@ static void resolve_full(bl_train_config *config)
         config->offload_ratio = 0;
 }
 
+void config_resolve_saving(bl_train_config *config)
+{
+    if (config->save_total_limit != 1) return;
+    bl_log_warning(
+        "save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
+    config->save_total_limit = 2;
+}
+
 /* Replaces auto by the values for this machine and this version. */
 static bl_status resolve(bl_config_command command, bl_train_config *config)
 {
@@ -44,11 +52,7 @@ static bl_status resolve(bl_config_command command, bl_train_config *config)
     BL_TRY(config_place_ranks(config, gpu.n_gpus));
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
     resolve_full(config);
-    if (command == BL_CONFIG_TRAIN && config->save_total_limit == 1) {
-        bl_log_warning(
-            "save_total_limit 1: two checkpoints are kept, so that one is whole at any moment");
-        config->save_total_limit = 2;
-    }
+    if (command == BL_CONFIG_TRAIN) config_resolve_saving(config);
     return BL_OK;
 }
 
@@ -101,6 +105,15 @@ static bl_status warn_of_ignored(const bl_string_list *ignored)
     return st;
 }
 
+static bl_status read_file(const bl_options *options, const char *yaml_path,
+                           bl_train_config *config)
+{
+    bl_status st = bl_options_read_yaml(options, yaml_path);
+    BL_TRY(report_rejected(options, yaml_path, st));
+    config->source.file = strdup(yaml_path);
+    return config->source.file ? BL_OK : BL_FAIL(BL_ENOMEM, "path %s", yaml_path);
+}
+
 static bl_status read_words(bl_options *options, const char *yaml_path, int argc, char *const *argv,
                             config_choice *choice, bl_train_config *config)
 {
@@ -110,13 +123,20 @@ static bl_status read_words(bl_options *options, const char *yaml_path, int argc
     BL_TRY(bl_options_read_line(options, argc, argv, most, words, &n_words));
     if (choice) choice->n_files = n_words;
     if (n_words > 0) yaml_path = words[choice ? choice->file : 0];
-    if (yaml_path) {
-        bl_status st = bl_options_read_yaml(options, yaml_path);
-        BL_TRY(report_rejected(options, yaml_path, st));
-        config->source.file = strdup(yaml_path);
-        if (!config->source.file) return BL_FAIL(BL_ENOMEM, "path %s", yaml_path);
-    }
+    if (yaml_path) BL_TRY(read_file(options, yaml_path, config));
     return warn_of_ignored(&options->report->ignored);
+}
+
+bl_status config_read_file(const char *yaml_path, bl_train_config *config)
+{
+    bl_options options = config_bind(BL_CONFIG_TRAIN, config);
+    bl_options_report report = {.keys = {0}};
+
+    options.report = &report;
+    bl_status st = read_file(&options, yaml_path, config);
+    if (st == BL_OK) st = warn_of_ignored(&report.ignored);
+    bl_options_report_clear(&report);
+    return st;
 }
 
 /* Reads the file and the command line. needs_all: with all keys that the command requires. */
@@ -140,7 +160,7 @@ static bl_status read_given(bl_config_command command, bool needs_all, const cha
                        command == BL_CONFIG_TRAIN ? "train CONFIG.yaml [--key value ...]"
                                                   : "eval --model DIR --validation_file FILE",
                        command == BL_CONFIG_TRAIN ? "train" : "eval");
-    return bl_options_check_required(&options);
+    return config->queue ? config_check_base(config) : bl_options_check_required(&options);
 }
 
 enum { MAX_TARGET_NAMES = 64 };
@@ -336,8 +356,7 @@ static bl_status validate_training(const bl_train_config *config)
     return BL_OK;
 }
 
-/* Ranges that depend on several keys. */
-static bl_status validate(bl_config_command command, const bl_train_config *config)
+bl_status config_validate(bl_config_command command, const bl_train_config *config)
 {
     if (config->ranks % config->shard_size != 0) {
         return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld",
@@ -364,7 +383,7 @@ static bl_status load(bl_config_command command, const bl_config_machine *machin
 {
     BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, choice, config));
     BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
-    return validate(command, config);
+    return config_validate(command, config);
 }
 
 static bl_status create(bl_config_command command, const bl_config_machine *machine,

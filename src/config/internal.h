@@ -21,6 +21,20 @@ enum { CONFIG_MAX_FILES = 64 };
 bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
                              config_choice *choice, bl_train_config **out);
 
+/* config.c: reads one more file into a configuration that has values; later keys replace them. */
+bl_status config_read_file(const char *yaml_path, bl_train_config *config);
+/* config.c: of save_total_limit, with a warning. */
+void config_resolve_saving(bl_train_config *config);
+/* config.c: ranges that depend on several keys, of a resolved configuration. */
+bl_status config_validate(bl_config_command command, const bl_train_config *config);
+
+/* runs.c: whether runs over one base have the key in common. */
+bool config_is_common(const bl_option *option);
+
+/* jobs.c: of a configuration with `queue`. BL_EUSAGE: it lacks the model, or has a key that is a
+ * job's alone. */
+bl_status config_check_base(const bl_train_config *config);
+
 /* config.c: whether a key was given that has another value than its default. */
 bool config_differs(const bl_train_config *config, const char *key);
 

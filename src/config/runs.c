@@ -55,7 +55,7 @@ static bl_status place_run(bl_train_config *config, const bl_options_sweep *swee
 
 /* ---- whether they fit together ---- */
 
-static bool is_common(const bl_option *option)
+bool config_is_common(const bl_option *option)
 {
     static const char *const others[] = {"model_name_or_path", "max_seq_length", "trace"};
 
@@ -87,7 +87,7 @@ static bool is_same(const char *one, const char *two)
     return one && two && strcmp(one, two) == 0;
 }
 
-static bl_status compare_places(const bl_train_config *one, const bl_train_config *two)
+bl_status bl_train_config_check_apart(const bl_train_config *one, const bl_train_config *two)
 {
     const char *key = is_same(one->output_dir, two->output_dir)           ? "output_dir"
                       : is_same(one->logging_dir, two->logging_dir)       ? "logging_dir"
@@ -116,13 +116,20 @@ static bl_status check_alone(const bl_train_config *config)
 
 static bl_status check_together(const bl_train_configs *configs)
 {
-    for (int i = 0; i < configs->n && configs->n > 1; i++) BL_TRY(check_alone(configs->run[i]));
+    for (int i = 0; i < configs->n && configs->n > 1; i++) {
+        BL_TRY(check_alone(configs->run[i]));
+        if (configs->run[i]->queue)
+            return BL_FAIL(BL_EUSAGE,
+                           "queue %s: give one file, without lists of values: other "
+                           "runs are jobs of the queue",
+                           configs->run[i]->queue);
+    }
     for (int i = 1; i < configs->n; i++) {
         for (size_t k = 0; k < bl_train_n_options; k++)
-            if (is_common(&bl_train_options[k]))
+            if (config_is_common(&bl_train_options[k]))
                 BL_TRY(compare_key(&bl_train_options[k], configs->run[0], configs->run[i]));
         for (int before = 0; before < i; before++)
-            BL_TRY(compare_places(configs->run[before], configs->run[i]));
+            BL_TRY(bl_train_config_check_apart(configs->run[before], configs->run[i]));
     }
     return BL_OK;
 }

@@ -42,6 +42,9 @@ const bl_option bl_train_options[] = {
              "(train_file: the data, model_name_or_path: the model); not bit-identical. true: any"},
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
      .help = "dtype of the written adapter"},
+    {KEY(queue, PATH), .commands = TRAIN,
+     .help = "directory of jobs: each YAML file moved there is trained over this base; other keys "
+             "are the jobs' defaults (docs/several-runs.md)"},
 #undef GROUP
 
 #define GROUP "Data"

@@ -440,6 +440,44 @@ void bl_options_clear(const bl_options *options)
     for (size_t i = 0; i < options->n_options; i++) free_field(&options->table[i], options->values);
 }
 
+bl_status bl_options_copy(const bl_options *options, const void *from, size_t index)
+{
+    const bl_option *option = &options->table[index];
+    void *to = field(option, options->values);
+    const void *value = field(option, from);
+
+    options->origins[index] = BL_FROM_FILE;
+    switch (option->type) {
+    case BL_OPTION_STRING:
+    case BL_OPTION_PATH: {
+        const char *text = *(char *const *)value;
+        free_field(option, options->values);
+        if (text && !(*(char **)to = strdup(text)))
+            return BL_FAIL(BL_ENOMEM, "%s: a copy of its text", option->key);
+        return BL_OK;
+    }
+    case BL_OPTION_LIST: {
+        const bl_string_list *list = value;
+        free_field(option, options->values);
+        for (int64_t i = 0; i < list->n_items; i++) BL_TRY(bl_string_list_add(to, list->items[i]));
+        return BL_OK;
+    }
+    case BL_OPTION_INT:
+        *(int64_t *)to = *(const int64_t *)value;
+        return BL_OK;
+    case BL_OPTION_REAL:
+        *(double *)to = *(const double *)value;
+        return BL_OK;
+    case BL_OPTION_BOOL:
+        *(bool *)to = *(const bool *)value;
+        return BL_OK;
+    case BL_OPTION_ENUM:
+        memcpy(to, value, sizeof(int));
+        return BL_OK;
+    }
+    return BL_OK;
+}
+
 bl_status bl_options_check_required(const bl_options *options)
 {
     char names[512] = "", *last = names;

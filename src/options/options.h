@@ -160,6 +160,10 @@ void bl_options_report_clear(bl_options_report *report);
 bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
                                int max_words, const char **words, int *n_words);
 
+/* Gives row `index` the value that the same table's `from` has, as if a file had set it; `from` may
+ * be any struct of the table. */
+bl_status bl_options_copy(const bl_options *options, const void *from, size_t index);
+
 /* Rejects a struct that lacks options that its command requires; names all of them. */
 bl_status bl_options_check_required(const bl_options *options);
 

@@ -35,6 +35,13 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
 bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_launch *launch,
                            const struct bl_pager_hooks *hooks);
 
+/* Serves config->queue: `config` is the base of the jobs that are put there (run/spool.h), which
+ * train as in bl_train_run_all, and join and leave between steps. Returns when a stop file is there
+ * and the jobs in progress have ended, even if some have failed. BL_ESTOPPED: a signal, as above;
+ * the same call continues. */
+bl_status bl_train_run_queue(const bl_train_config *config, bl_launch *launch,
+                             const struct bl_pager_hooks *hooks);
+
 typedef struct bl_eval_result {
     double loss; /* mean of -log p over the labels, or of a preference loss */
     int64_t label_tokens, rows;

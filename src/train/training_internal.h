@@ -128,7 +128,7 @@ bl_status bl_job_trace_path(const bl_job *job, char **path);
  * reads output->outcome from the checkpoint. Rejects an output_dir that holds a run, a checkpoint
  * of another configuration, data set or model, and a disk without space for the first checkpoint.
  * A run to be overwritten exists until bl_training_start_over. */
-bl_status bl_training_prepare_resume(bl_training *training, bl_output *output);
+bl_status bl_training_find_start(bl_training *training, bl_output *output);
 /* start.c: removes the run in output_dir where training->start.starts_over. In rank 0's process. */
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
 /* save.c: bytes of one checkpoint, at most. */
@@ -178,12 +178,15 @@ typedef struct bl_peak_memory {
 typedef struct bl_train_run_state {
     bl_training training;
     bl_output output;
-    /* Once the ranks have ended: BL_ENUMERIC, if this run of several failed alone. */
+    /* Once the ranks have ended: its failure, if this run of several failed alone. */
     bl_status status;
 } bl_train_run_state;
 
+struct bl_queue;
 /* stop.c: trains runs[n] by the ranks of this process to their ends and returns the failure that
- * came first. While they run, signals stop the trainings. */
-bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory *peak);
+ * came first. While they run, signals stop the trainings. queue: NULL, or the source of runs
+ * (run/queue.h), which come into runs[1 .. n - 1]; runs[0] is their base. */
+bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, struct bl_queue *queue,
+                                bl_peak_memory *peak);
 
 #endif

@@ -25,11 +25,16 @@ bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *f
     return bl_host_memory_tell(job->host_memory, fingerprint, sizeof *fingerprint);
 }
 
-bl_status bl_job_identify(bl_job *job)
+void bl_job_identify_data(bl_job *job)
 {
     job->identity.train = job->data.train.set ? bl_dataset_fingerprint(job->data.train.set) : 0;
     job->identity.validation =
         job->data.validation.set ? bl_dataset_fingerprint(job->data.validation.set) : 0;
+}
+
+bl_status bl_job_identify(bl_job *job)
+{
+    bl_job_identify_data(job);
     return bl_job_fingerprint(job, 0, &job->identity.model);
 }
 

@@ -8,9 +8,9 @@
 #include "base/sizes.h"
 #include "train/rank/preference.h"
 
-static int capacity(const bl_evaluation *e)
+int bl_evaluation_capacity(const bl_evaluation *e)
 {
-    return e->n_riders > 0 ? e->n_riders : 1;
+    return (int)bl_max_i64(1, bl_min_i64(e->n_riders, e->rank->job->plan.n_riders));
 }
 
 static bl_status create_parts(bl_evaluation *e)
@@ -18,7 +18,8 @@ static bl_status create_parts(bl_evaluation *e)
     bl_rank *r = e->rank;
 
     for (int i = 0; i < 2; i++) {
-        BL_TRY(bl_batches_create(r->device, capacity(e), r->job->plan.pass.T_max, &e->batches[i]));
+        BL_TRY(bl_batches_create(r->device, bl_evaluation_capacity(e), r->job->plan.pass.T_max,
+                                 &e->batches[i]));
         BL_TRY(bl_preference_prepare(r->preference, e->batches[i], &e->mismatched[i]));
     }
     return bl_twin_create(r->device, 2 * sizeof(double), "sums of an evaluation", &e->sums);
@@ -118,7 +119,7 @@ static bl_status run_rest(bl_evaluation *e)
 
     while (bl_evaluation_left(e) > 0) {
         bl_group_clear(r->group);
-        int n = (int)bl_min_i64(capacity(e), bl_evaluation_left(e));
+        int n = (int)bl_min_i64(bl_evaluation_capacity(e), bl_evaluation_left(e));
         BL_TRY(bl_evaluation_join(e, n, r->group));
         bl_pass_input input = bl_group_input(r->group);
         BL_TRY(bl_pass_run(r->pass, &input));

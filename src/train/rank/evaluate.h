@@ -29,10 +29,13 @@ bl_status bl_evaluation_create(bl_rank *rank, bl_evaluation **out);
 void bl_evaluation_destroy(bl_evaluation *evaluation); /* NULL is fine */
 
 void bl_evaluation_begin(bl_evaluation *evaluation);
+/* Micro-batches of it that one pass can have: at least 1, and fewer once runs have joined whose
+ * pass has room for fewer (job->plan). */
+int bl_evaluation_capacity(const bl_evaluation *evaluation);
 /* Micro-batches that have not been in a pass; 0 before begin. */
 int64_t bl_evaluation_left(const bl_evaluation *evaluation);
-/* Adds the next n micro-batches, at most n_riders (or 1) and bl_evaluation_left, to a group, once
- * per pass. Errors of the rows; BL_EINTERNAL: no room. */
+/* Adds the next n micro-batches, at most bl_evaluation_capacity and bl_evaluation_left, to a group,
+ * once per pass. Errors of the rows; BL_EINTERNAL: no room. */
 bl_status bl_evaluation_join(bl_evaluation *evaluation, int n, bl_group *group);
 /* After begin and all passes: what is left has separate passes. Collective, the same result on
  * every rank. BL_ENUMERIC: the loss is not finite; BL_EINPUT: no label carries loss. */

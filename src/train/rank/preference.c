@@ -112,7 +112,10 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
     bl_preference *p = calloc(1, sizeof *p);
     if (!p) return BL_FAIL(BL_ENOMEM, "preferences");
     *p = (bl_preference){.rank = rank, .losses = losses};
-    p->divergence = calloc(2 * (size_t)rank->group->room, sizeof *p->divergence);
+    /* Of a pass: never more than a step's, or an evaluation's riders. */
+    int64_t n = bl_max_i64(bl_max_i64(1, rank->job->config->gradient_accumulation_steps),
+                           rank->job->plan.n_riders);
+    p->divergence = calloc(2 * (size_t)n, sizeof *p->divergence);
     bl_status st =
         p->divergence ? create_reference(p) : BL_FAIL(BL_ENOMEM, "divergences of micro-batches");
     if (st != BL_OK) {

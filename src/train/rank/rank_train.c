@@ -368,6 +368,7 @@ bl_status bl_trainer_join_evaluation(bl_trainer *t, int64_t n_passes, bl_group *
     int n = (int)bl_min_i64(bl_ceil_div(left, n_passes), *room);
 
     if (n == 0) return BL_OK;
+    n = (int)bl_min_i64(n, bl_evaluation_capacity(t->rank->evaluation));
     *room -= n;
     BL_TRY(bl_evaluation_join(t->rank->evaluation, n, group));
     t->evaluation_s += bl_now_s() - started;

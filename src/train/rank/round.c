@@ -15,6 +15,7 @@
  * Of several runs, one whose loss is not finite ends alone: all ranks see that sum. Any other
  * failure ends the job. */
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -28,9 +29,10 @@ enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals *
 typedef struct bl_round {
     bl_trainer **trainers; /* of this rank, a run each */
     int n_trainers;
-    int64_t *counts;  /* [N_COUNTS n_trainers + 1] */
-    bool *stepped;    /* [n_trainers]: in the round under way */
-    int64_t n_visits; /* of the round under way, without those of riders alone */
+    const bl_round_source *source; /* NULL: the runs are those from the start */
+    int64_t *counts;               /* [N_COUNTS n_trainers + 1] */
+    bool *stepped;                 /* [n_trainers]: in the round under way */
+    int64_t n_visits;              /* of the round under way, without those of riders alone */
 } bl_round;
 
 static bl_trainer *lead_of(const bl_round *r)
@@ -48,7 +50,7 @@ static int64_t count_live(const bl_round *r)
 /* What follows in the log is of that run, if there are several. */
 static bl_trainer *enter(const bl_round *r, int i)
 {
-    bl_log_set_label(r->n_trainers > 1 ? r->trainers[i]->training->name : NULL);
+    bl_log_set_label(r->n_trainers > 1 || r->source ? r->trainers[i]->training->name : NULL);
     return r->trainers[i];
 }
 
@@ -80,7 +82,7 @@ static bl_status count_round(bl_round *r, bool *stops)
         counts[LABELS] = is_live ? batches->n_labels : 0;
         counts[TOKENS] = is_live ? batches->n_tokens : 0;
         counts[FILLED] = 0;
-        for (int m = 0; m < batches->n_micro && is_live; m++)
+        for (int m = 0; is_live && m < batches->n_micro; m++)
             counts[FILLED] += batches->micro[m].T > 0;
     }
     r->counts[N_COUNTS * n] = atomic_load(&lead->control->stop);
@@ -96,6 +98,22 @@ static bl_round_totals totals_of(const bl_round *r, int i)
         .n_labels = counts[LABELS], .n_tokens = counts[TOKENS], .n_filled = counts[FILLED]};
 }
 
+/* A run of several that cannot go on, by what all ranks see, leaves the others. */
+static void end_alone(bl_trainer *t, bl_status st)
+{
+    t->status = st;
+    bl_error_save(&t->error, st);
+    if (t->output) bl_log_warning("this run ends here, the others go on: %s", t->error.text);
+}
+
+/* All ranks see a loss that is not finite. */
+static bl_status note_failure(const bl_round *r, bl_trainer *t, bl_status st)
+{
+    if (st != BL_ENUMERIC || r->n_trainers == 1) return st;
+    end_alone(t, st);
+    return BL_OK;
+}
+
 /* Micro-batches of all runs, those of a run one after the other. */
 static bl_status begin_steps(bl_round *r, int64_t *n_micro)
 {
@@ -104,7 +122,12 @@ static bl_status begin_steps(bl_round *r, int64_t *n_micro)
         bl_trainer *t = enter(r, i);
         if (!bl_trainer_goes_on(t)) continue;
         bl_round_totals totals = totals_of(r, i);
-        BL_TRY(bl_trainer_begin_step(t, &totals, lead_of(r)->micro + *n_micro));
+        bl_status st = bl_trainer_begin_step(t, &totals, lead_of(r)->micro + *n_micro);
+        if (st == BL_EINPUT && r->n_trainers > 1) { /* a step without labels: of all ranks */
+            end_alone(t, st);
+            continue;
+        }
+        BL_TRY(st);
         *n_micro += bl_trainer_batches(t)->n_micro;
     }
     return BL_OK;
@@ -194,16 +217,6 @@ static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
     return BL_OK;
 }
 
-/* A run of several that cannot go on leaves the others. */
-static bl_status note_failure(const bl_round *r, bl_trainer *t, bl_status st)
-{
-    if (st != BL_ENUMERIC || r->n_trainers == 1) return st;
-    t->status = st;
-    bl_error_save(&t->error, st);
-    if (t->output) bl_log_warning("this run ends here, the others go on: %s", t->error.text);
-    return BL_OK;
-}
-
 /* Their time is not the steps'. */
 static bl_status end_evaluations(const bl_round *r)
 {
@@ -289,6 +302,8 @@ static bl_status stop_runs(bl_round *r)
 {
     bl_error error = {.status = BL_OK};
 
+    if (count_live(r) == 0)
+        return BL_FAIL(BL_ESTOPPED, "stopped on request: no job was in progress");
     for (int i = 0; i < r->n_trainers; i++) {
         bl_trainer *t = enter(r, i);
         if (!bl_trainer_goes_on(t)) continue;
@@ -299,32 +314,57 @@ static bl_status stop_runs(bl_round *r)
     return bl_error_restore(&error);
 }
 
-static bl_status start_runs(bl_round *r)
+/* Those from `first` on. */
+static bl_status start_runs(bl_round *r, int first)
 {
-    for (int i = 0; i < r->n_trainers; i++) {
+    for (int i = first; i < r->n_trainers; i++) {
         bl_trainer *t = enter(r, i);
         BL_TRY(note_failure(r, t, bl_trainer_start(t)));
     }
     bl_lane_totals of_no_step[BL_N_LANES];
     bl_trainer_count_lanes(lead_of(r), of_no_step);
-    for (int i = 0; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
+    for (int i = first; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
     return BL_OK;
+}
+
+static bl_status change_runs(bl_round *r, bool *is_over)
+{
+    int n_new = 0;
+
+    *is_over = true;
+    if (!r->source) return BL_OK;
+    BL_TRY(r->source->change(r->source->user, r->trainers, &r->n_trainers, &n_new, is_over));
+    return n_new > 0 ? start_runs(r, r->n_trainers - n_new) : BL_OK;
+}
+
+/* Nothing trains, and runs may come. */
+static void wait_for_runs(void)
+{
+    const struct timespec pause = {0, 50 * 1000 * 1000};
+    nanosleep(&pause, NULL);
 }
 
 static bl_status run_rounds(bl_round *r)
 {
-    bool stops;
+    bool stops, is_over, is_first = true;
 
-    BL_TRY(start_runs(r));
-    for (bool is_first = true; count_live(r) > 0; is_first = false) {
+    if (!r->source) BL_TRY(start_runs(r, 0));
+    for (;;) {
+        BL_TRY(change_runs(r, &is_over));
+        bool is_live = count_live(r) > 0;
+        if (!is_live && is_over) return BL_OK;
         BL_TRY(count_round(r, &stops));
         if (stops) return stop_runs(r);
+        if (!is_live) {
+            if (r->n_trainers == 1) wait_for_runs();
+            continue;
+        }
         for (int i = 0; i < r->n_trainers; i++) atomic_store(&r->trainers[i]->is_saving, false);
         BL_TRY(run_round(r));
         /* The collectives of a round, and all before it, have been the same on all ranks. */
         if (is_first) BL_TRY(bl_comm_trust_order(lead_of(r)->rank->world));
+        is_first = false;
     }
-    return BL_OK;
 }
 
 /* The first run that failed alone; after all ranks have ended their work for the others. */
@@ -339,15 +379,17 @@ static bl_status first_failure(const bl_round *r)
     return BL_OK;
 }
 
-bl_status bl_round_run(bl_trainer **trainers, int n)
+bl_status bl_round_run(bl_trainer **trainers, int n, const bl_round_source *source)
 {
+    int room = source ? source->room : n;
     bl_round r = {.trainers = trainers,
                   .n_trainers = n,
-                  .counts = calloc((size_t)(N_COUNTS * n + 1), sizeof *r.counts),
-                  .stepped = calloc((size_t)n, sizeof *r.stepped)};
+                  .source = source,
+                  .counts = calloc((size_t)(N_COUNTS * room + 1), sizeof *r.counts),
+                  .stepped = calloc((size_t)room, sizeof *r.stepped)};
 
     bl_status st =
-        r.counts && r.stepped ? run_rounds(&r) : BL_FAIL(BL_ENOMEM, "the counts of %d runs", n);
+        r.counts && r.stepped ? run_rounds(&r) : BL_FAIL(BL_ENOMEM, "the counts of %d runs", room);
     if (st == BL_OK) st = first_failure(&r);
     bl_log_set_label(NULL);
     free(r.counts);

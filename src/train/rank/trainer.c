@@ -78,6 +78,14 @@ bl_status bl_trainer_setup(bl_trainer *t, int64_t n_micro)
     return create_run(t);
 }
 
+bl_status bl_trainer_setup_base(bl_trainer *t)
+{
+    BL_TRY(bl_rank_open(t->rank));
+    measure_peak(t);
+    t->has_ended = true;
+    return bl_rank_load_base(t->rank);
+}
+
 bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead)
 {
     bl_rank_borrow(t->rank, lead->rank, t->job);
@@ -97,4 +105,5 @@ void bl_trainer_free(bl_trainer *t)
     }
     free(t->files);
     free(t->micro);
+    t->rank = NULL;
 }

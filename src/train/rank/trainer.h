@@ -63,12 +63,16 @@ typedef struct bl_trainer {
  * micro-batches of a round of all runs. beside: another run's trainer over the base of `lead`. */
 bl_status bl_trainer_setup(bl_trainer *trainer, int64_t n_micro);
 bl_status bl_trainer_setup_beside(bl_trainer *trainer, const bl_trainer *lead);
+/* A lead that trains nothing: the base of the runs that are set up beside it. Its rank has no pass
+ * yet. */
+bl_status bl_trainer_setup_base(bl_trainer *trainer);
+/* Its rank's part too, if that is borrowed; then the trainer has no rank. */
 void bl_trainer_free(bl_trainer *trainer);
 
-/* warm_up.c: after setup, of all runs of a rank. As bl_rank_warm_up, of all that a step runs; the
- * adapters' states and what is counted are as before. BL_ESTOPPED: the grace after a signal is
- * over. */
-bl_status bl_trainers_warm_up(bl_trainer **trainers, int n);
+/* warm_up.c: after setup, of runs of a rank; micro: room for a group of the pass. As
+ * bl_rank_warm_up, of all that a step runs; the adapters' states and what is counted are as before.
+ * BL_ESTOPPED: the grace after a signal is over. */
+bl_status bl_trainers_warm_up(bl_trainer **trainers, int n, bl_pass_micro *micro);
 
 /* ---- rank_train.c: a run's part of a round (round.c), in this order; collective over the job ----
  */

@@ -164,7 +164,7 @@ static bl_status warm_up(bl_trainer *t, bl_pass_micro *micro)
     return synchronize(r);
 }
 
-bl_status bl_trainers_warm_up(bl_trainer **trainers, int n)
+bl_status bl_trainers_warm_up(bl_trainer **trainers, int n, bl_pass_micro *micro)
 {
     bl_trainer *lead = trainers[0];
     bl_rank *r = lead->rank;
@@ -172,7 +172,7 @@ bl_status bl_trainers_warm_up(bl_trainer **trainers, int n)
     if (!is_needed(r)) return BL_OK;
     int64_t before = free_bytes(r);
     BL_TRY(meet_before(r));
-    for (int i = 0; i < n; i++) BL_TRY(warm_up(trainers[i], lead->micro));
+    for (int i = 0; i < n; i++) BL_TRY(warm_up(trainers[i], micro));
     BL_TRY(bl_trainer_forget_counts(lead));
     BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);

@@ -150,6 +150,11 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
 {
     BL_TRY(choose_bf16_matrices(job));
     BL_TRY(make_offload_dir(job->config));
+    return bl_job_choose_pass(job, input);
+}
+
+bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input)
+{
     bl_plan_input of_all = *input;
     of_all.bf16_matrices = job->bf16_matrices;
     if (job->launch) BL_TRY(bl_job_share_memory(job, &of_all));

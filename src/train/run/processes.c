@@ -120,8 +120,8 @@ static bl_status look(const bl_job *job, view *own)
     own->train = job->identity.train;
     own->validation = job->identity.validation;
     own->schedule = hash_schedule(job->config);
-    /* Where all share one host's memory, they read the same files. */
-    if (bl_host_memory_size(job->host_memory) < job->topology.n_ranks)
+    /* Where all share one host's memory, they read the same files; a borrowed base was compared. */
+    if (!job->lead && bl_host_memory_size(job->host_memory) < job->topology.n_ranks)
         BL_TRY(bl_job_fingerprint(job, PROBE_BYTES, &own->weights));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
 }

@@ -465,13 +465,14 @@ static bl_status prepare_folder(bl_training *training, bl_output *output)
                    job->config->output_dir, (long long)needed, (long long)free_bytes);
 }
 
-bl_status bl_training_prepare_resume(bl_training *training, bl_output *output)
+bl_status bl_training_find_start(bl_training *training, bl_output *output)
 {
     bl_job *job = &training->job;
 
+    BL_TRY(bl_output_check_lock(output));
     training->start.evaluated_step = -1;
     training->start.best = NO_BEST;
     BL_TRY(bl_path_join(job->config->output_dir, BL_OUTPUT_CHECKPOINTS, &training->checkpoint_dir));
-    if (job->topology.first_here == 0) BL_TRY(prepare_folder(training, output));
-    return job->launch ? bl_job_share_start(job, &training->start) : BL_OK;
+    if (job->topology.first_here > 0) return BL_OK;
+    return bl_output_failure(output, prepare_folder(training, output));
 }

@@ -12,7 +12,7 @@
 #include "base/signals.h"
 #include "base/sizes.h"
 #include "train/rank/ranks.h"
-#include "train/rank/round.h"
+#include "train/run/queue.h"
 
 /* Ranks that were loading remove their page files; a hung disk is not waited for. */
 static const double CLEAN_UP_S = 2.0;
@@ -30,6 +30,7 @@ static void give_back(const sigset_t *signals, int signal_number)
 typedef struct supervisor {
     bl_train_run_state *runs;
     int n_runs;
+    bl_queue *queue;      /* NULL: all runs are there from the start */
     bl_ranks ranks;       /* the lead's */
     bl_rank *borrowed;    /* [n_runs - 1][n_here]: those of the other runs */
     bl_trainer *trainers; /* [n_runs][n_here] */
@@ -44,13 +45,19 @@ static int count_trainers(const supervisor *s)
     return s->n_runs * s->ranks.n_here;
 }
 
+/* Whether the run trains, or has been trained: of a queue, it has joined. */
+static bool is_there(const supervisor *s, int run)
+{
+    return !s->queue || (run > 0 && atomic_load(&s->queue->slot[run].state) == BL_SLOT_LIVE);
+}
+
 /* A rank here is still being set up. Then no rank of the job has made a step or begun a save, which
  * need all of them: there is nothing to lose. */
 static bool is_before_steps(const supervisor *s)
 {
     bool is_before = false;
-    for (int i = 0; i < count_trainers(s); i++)
-        is_before |= !atomic_load(&s->trainers[i].is_set_up);
+    int n = s->queue ? s->ranks.n_here : count_trainers(s); /* of a queue, the base alone */
+    for (int i = 0; i < n; i++) is_before |= !atomic_load(&s->trainers[i].is_set_up);
     return is_before;
 }
 
@@ -78,7 +85,7 @@ static void abandon(supervisor *s)
     else
         snprintf(error.text, sizeof error.text,
                  "stopped inside a step; the newest checkpoint in %s is kept",
-                 s->runs[0].training.checkpoint_dir);
+                 s->queue ? "each output_dir" : s->runs[0].training.checkpoint_dir);
     atomic_store(&s->control.abandon, 1);
     bl_comm_abort(s->ranks.rank[0].host_world, &error);
 }
@@ -89,6 +96,7 @@ static void report_now(const supervisor *s)
     bool is_written;
 
     for (int run = 0; run < s->n_runs; run++) {
+        if (!is_there(s, run)) continue;
         const bl_training *training = &s->runs[run].training;
         const bl_output *output = &s->runs[run].output;
         if (!output->metrics) continue; /* rank 0's process has it */
@@ -162,11 +170,12 @@ static bl_status save_abandoned(supervisor *s)
     for (int i = 0; i < s->ranks.n_here; i++) (void)bl_stream_synchronize(s->ranks.rank[i].compute);
     for (int run = 0; run < s->n_runs; run++) {
         const bl_trainer *first = &s->trainers[run * s->ranks.n_here];
-        if (first->has_ended || first->status != BL_OK) continue;
+        if (!is_there(s, run) || first->has_ended || first->status != BL_OK) continue;
         bl_status st = save_abandoned_run(s, run);
         if (st != BL_ESTOPPED) return st;
         if (error.status == BL_OK) bl_error_save(&error, st);
     }
+    if (error.status == BL_OK) return BL_FAIL(BL_ESTOPPED, "stopped on request");
     return bl_error_restore(&error);
 }
 
@@ -220,8 +229,18 @@ static bl_status set_up_trainers(supervisor *s, bl_trainer **trainers)
     for (int run = 1; run < s->n_runs; run++)
         BL_TRY(bl_trainer_setup_beside(trainers[run], trainers[0]));
     for (int run = 0; run < s->n_runs; run++) atomic_store(&trainers[run]->is_set_up, true);
-    BL_TRY(bl_trainers_warm_up(trainers, s->n_runs));
-    return bl_round_run(trainers, s->n_runs);
+    BL_TRY(bl_trainers_warm_up(trainers, s->n_runs, trainers[0]->micro));
+    return bl_round_run(trainers, s->n_runs, NULL);
+}
+
+/* Runs join later. */
+static bl_status serve_queue(supervisor *s, bl_trainer **trainers)
+{
+    bl_round_source source = {s->queue, bl_queue_change, s->n_runs};
+
+    BL_TRY(bl_trainer_setup_base(trainers[0]));
+    atomic_store(&trainers[0]->is_set_up, true);
+    return bl_round_run(trainers, 1, &source);
 }
 
 static bl_status train_rank(bl_rank *rank, void *user)
@@ -233,7 +252,7 @@ static bl_status train_rank(bl_rank *rank, void *user)
     if (!trainers) return BL_FAIL(BL_ENOMEM, "%d runs", s->n_runs);
     for (int run = 0; run < s->n_runs; run++)
         trainers[run] = &s->trainers[run * s->ranks.n_here + here];
-    bl_status st = set_up_trainers(s, trainers);
+    bl_status st = s->queue ? serve_queue(s, trainers) : set_up_trainers(s, trainers);
     free(trainers);
     if (st != BL_OK) return st;
     return rank->job->launch ? share_peak(s, rank) : BL_OK;
@@ -265,18 +284,30 @@ static void create_trainer(supervisor *s, int run, int i)
                      .rank = rank};
 }
 
-static bl_status create_supervisor(bl_train_run_state *runs, int n, supervisor *s)
+/* bl_queue.create_trainers */
+static void create_trainers(void *user, int run)
+{
+    supervisor *s = user;
+    for (int i = 0; i < s->ranks.n_here; i++) create_trainer(s, run, i);
+}
+
+static bl_status create_supervisor(bl_train_run_state *runs, int n, bl_queue *queue, supervisor *s)
 {
     bl_launch_info info;
 
     bl_launch_read(&info);
-    *s = (supervisor){.runs = runs, .n_runs = n, .is_child = info.kind == BL_LAUNCH_CHILD};
+    *s = (supervisor){
+        .runs = runs, .n_runs = n, .queue = queue, .is_child = info.kind == BL_LAUNCH_CHILD};
     BL_TRY(bl_ranks_create(&runs[0].training.job, &s->ranks));
     s->trainers = calloc((size_t)count_trainers(s), sizeof *s->trainers);
     s->borrowed = calloc((size_t)count_trainers(s), sizeof *s->borrowed);
     if (!s->trainers || !s->borrowed) return BL_FAIL(BL_ENOMEM, "%d trainers", count_trainers(s));
-    for (int run = 0; run < n; run++)
-        for (int i = 0; i < s->ranks.n_here; i++) create_trainer(s, run, i);
+    for (int run = 0; run < (queue ? 1 : n); run++) create_trainers(s, run);
+    if (!queue) return BL_OK;
+    queue->trainers = s->trainers;
+    queue->n_here = s->ranks.n_here;
+    queue->create_trainers = create_trainers;
+    queue->user = s;
     return BL_OK;
 }
 
@@ -288,7 +319,9 @@ static bl_status run_to_end(supervisor *s, const sigset_t *signals)
     sigaddset(&awaited, BL_REPORT_SIGNAL);
     bl_status st = bl_ranks_start(&s->ranks, train_rank, s);
     while (bl_ranks_wait(&s->ranks, &awaited, &signal_number)) {
+        if (s->queue) pthread_mutex_lock(&s->queue->changing);
         if (signal_number == BL_REPORT_SIGNAL) report_now(s);
+        if (s->queue) pthread_mutex_unlock(&s->queue->changing);
         take_signal(s, signals, signal_number == BL_REPORT_SIGNAL ? 0 : signal_number);
     }
     st = bl_ranks_join(&s->ranks, st);
@@ -310,7 +343,8 @@ static void free_supervisor(supervisor *s)
     bl_ranks_free(&s->ranks);
 }
 
-bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory *peak)
+bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_queue *queue,
+                                bl_peak_memory *peak)
 {
     sigset_t signals, old;
     supervisor s;
@@ -318,7 +352,7 @@ bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, bl_peak_memory 
     bl_stop_signals_list(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, &old); /* before the threads, which inherit it */
     bl_report_signal_block();
-    bl_status st = create_supervisor(runs, n, &s);
+    bl_status st = create_supervisor(runs, n, queue, &s);
     if (st == BL_OK) st = run_to_end(&s, &signals);
     *peak = s.of_job.host > 0 ? s.of_job : own_peak(&s.ranks);
     bl_error error; /* freeing meets the streams' own errors */

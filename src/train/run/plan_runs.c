@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan_runs.c -- one plan for all runs over a base: the base is placed, and the pass sized, for
+ * all of them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/sizes.h"
+#include "ops/gemm.h"
+#include "train/run/runs.h"
+
+static double trainable_m(const bl_job *job)
+{
+    return (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6;
+}
+
+bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
+{
+    const bl_train_config *c = job->config;
+    char products[BL_CUDA_GEMM_TEXT_BYTES], trained[64] = "";
+
+    BL_TRY(bl_products_describe(job, products));
+    bl_log_info("products: %s", products);
+    if (c->device == BL_CONFIG_DEVICE_CPU && !bl_train_config_given(c, "compute_dtype") &&
+        bl_cpu_gemm_has_bf16())
+        bl_log_info("products are in fp32; this processor has AVX512-BF16: compute_dtype bf16 "
+                    "is faster and rounds more");
+    if (job->model->is_trained)
+        snprintf(trained, sizeof trained, "; all trainable");
+    else if (has_adapter)
+        snprintf(trained, sizeof trained, "; LoRA r %lld, %.2f M trainable",
+                 (long long)job->lora.options.r, trainable_m(job));
+    bl_log_info("model: %.1f M parameters, %lld layers%s; %d rank%s x %lld thread%s, shards of "
+                "%lld",
+                (double)bl_model_config_n_params(&job->model->config) * 1e-6,
+                (long long)job->model->config.n_layers, trained, job->topology.n_ranks,
+                job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
+                c->threads == 1 ? "" : "s", (long long)c->shard_size);
+    return BL_OK;
+}
+
+/* The plan has room for micro-batches as long as the longest row allows. */
+static void print_expected(const bl_job *job, const bl_plan_rows *rows)
+{
+    int64_t bound = job->plan.memory.total, expected = job->expected.total;
+
+    if (rows->n_micro > 0 && expected < bound / 100 * 99)
+        bl_log_info("memory expected with these rows: %.4g GB; micro-batches have %.0f tokens on "
+                    "average, %lld at most, of %lld",
+                    bl_gb(expected), rows->mean, (long long)rows->largest,
+                    (long long)job->plan.pass.T_max);
+}
+
+static bl_plan_run plan_run(const bl_job *job)
+{
+    return (bl_plan_run){.config = job->config,
+                         .lora = &job->lora,
+                         .longest_train_row = job->data.train.longest,
+                         .longest_validation_row = job->data.validation.longest,
+                         .n_validation_rows = job->data.validation.n};
+}
+
+/* others[n - 1], borrowed by the input. Rows and data are of all. */
+static bl_plan_input input_of(const bl_training *const *trainings, int n, bl_plan_run *others)
+{
+    const bl_job *first = &trainings[0]->job;
+    bl_plan_input input = bl_job_plan_input(first);
+
+    input.is_training = true;
+    input.rows = bl_run_data_measure(first->config, &first->data);
+    input.others = others;
+    input.n_others = n - 1;
+    for (int i = 1; i < n; i++) {
+        const bl_job *other = &trainings[i]->job;
+        bl_plan_rows rows = bl_run_data_measure(other->config, &other->data);
+        others[i - 1] = plan_run(other);
+        input.rows.largest = rows.largest == 0 || input.rows.largest == 0
+                                 ? 0
+                                 : bl_max_i64(input.rows.largest, rows.largest);
+        input.data_bytes += bl_run_data_bytes(&other->data);
+        input.tokenizer_bytes += other->data.tokenizer_bytes;
+    }
+    return input;
+}
+
+static bl_status plan(const bl_training *const *trainings, int n, const bl_plan_limits *limits,
+                      bl_plan_run *others, bl_job *job)
+{
+    bl_plan_input input = input_of(trainings, n, others);
+
+    if (limits) {
+        input.config = limits->config;
+        input.available_bytes = limits->available_bytes;
+        input.gpu_available_bytes = limits->gpu_available_bytes;
+    }
+    BL_TRY(limits ? bl_job_choose_pass(job, &input) : bl_job_choose_plan(job, &input));
+    BL_TRY(bl_plan_expect_memory(&input, &job->plan.placement, &job->plan.pass, &job->expected));
+    if (!limits) BL_TRY(bl_job_print_model(job, true));
+    for (int i = limits ? 0 : 1; i < n; i++)
+        bl_log_info("%s: LoRA r %lld, %.2f M trainable", trainings[i]->name,
+                    (long long)trainings[i]->job.lora.options.r, trainable_m(&trainings[i]->job));
+    bl_plan_print(&input, &job->plan);
+    print_expected(job, &input.rows);
+    return bl_plan_check(&input, &job->plan);
+}
+
+bl_status bl_trainings_plan(const bl_training *const *trainings, int n,
+                            const bl_plan_limits *limits, bl_job *job)
+{
+    bl_plan_run *others = calloc((size_t)n, sizeof *others);
+
+    if (!others) return BL_FAIL(BL_ENOMEM, "%d runs", n);
+    bl_status st = plan(trainings, n, limits, others, job);
+    free(others);
+    return st;
+}

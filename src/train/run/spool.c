@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* spool.c -- the directory of a queue, by renames. */
+#include "train/run/spool.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+
+static const char RUNNING[] = "running", STOP[] = "stop";
+static const char *const ends[BL_N_SPOOL_ENDS] = {
+    [BL_SPOOL_DONE] = "done", [BL_SPOOL_FAILED] = "failed", [BL_SPOOL_REJECTED] = "rejected"};
+
+struct bl_spool {
+    char *dir;
+    bl_dir_lock *lock;
+    char **left; /* names in running/ when the queue started, that it has not returned */
+    size_t n_left, next_left;
+    int64_t n_ended[BL_N_SPOOL_ENDS];
+};
+
+static bl_status make(const char *dir, const char *name)
+{
+    char *path;
+
+    BL_TRY(bl_path_join(dir, name, &path));
+    bl_status st = bl_dir_create(path);
+    free(path);
+    return st;
+}
+
+static bl_status open_dirs(bl_spool *s)
+{
+    char *path;
+
+    BL_TRY(bl_dir_create(s->dir));
+    BL_TRY(bl_dir_lock_acquire(s->dir, &s->lock));
+    BL_TRY(make(s->dir, RUNNING));
+    for (int i = 0; i < BL_N_SPOOL_ENDS; i++) BL_TRY(make(s->dir, ends[i]));
+    BL_TRY(bl_path_join(s->dir, RUNNING, &path));
+    bl_status st = bl_dir_list(path, &s->left, &s->n_left);
+    free(path);
+    return st;
+}
+
+bl_status bl_spool_open(const char *dir, bl_spool **out)
+{
+    *out = calloc(1, sizeof **out);
+    if (!*out || !((*out)->dir = strdup(dir))) return BL_FAIL(BL_ENOMEM, "queue %s", dir);
+    bl_status st = open_dirs(*out);
+    if (st == BL_OK) return BL_OK;
+    return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "queue");
+}
+
+void bl_spool_close(bl_spool *s)
+{
+    if (!s) return;
+    bl_names_free(s->left, s->n_left);
+    bl_dir_lock_release(s->lock);
+    free(s->dir);
+    free(s);
+}
+
+/* NAME.yaml or NAME.yml, not hidden. */
+static bool is_job(const char *name)
+{
+    return name[0] != '.' && (bl_text_ends_with(name, ".yaml") || bl_text_ends_with(name, ".yml"));
+}
+
+static bl_status copy_name(const char *name, char **out)
+{
+    *out = strdup(name);
+    return *out ? BL_OK : BL_FAIL(BL_ENOMEM, "job %s", name);
+}
+
+bl_status bl_spool_next(bl_spool *s, bool takes_none, char **name, bool *has_run)
+{
+    char **names;
+    size_t n_names;
+    bl_status st = BL_OK;
+
+    *name = NULL;
+    *has_run = true;
+    while (s->next_left < s->n_left) {
+        const char *left = s->left[s->next_left++];
+        if (is_job(left)) return copy_name(left, name);
+    }
+    *has_run = false;
+    if (takes_none) return BL_OK;
+    BL_TRY(bl_dir_lock_check(s->lock));
+    BL_TRY(bl_dir_list(s->dir, &names, &n_names));
+    for (size_t i = 0; i < n_names && st == BL_OK && !*name; i++)
+        if (is_job(names[i])) st = copy_name(names[i], name);
+    bl_names_free(names, n_names);
+    return st;
+}
+
+static bl_status path_in(const char *dir, const char *sub, const char *name, char **path)
+{
+    return sub ? bl_text_format(path, "%s/%s/%s", dir, sub, name)
+               : bl_text_format(path, "%s/%s", dir, name);
+}
+
+bl_status bl_spool_path(const char *dir, const char *name, bool has_run, char **path)
+{
+    return path_in(dir, has_run ? RUNNING : NULL, name, path);
+}
+
+static void sync_dir(const char *dir, const char *sub)
+{
+    char *path;
+    int fd;
+
+    if ((sub ? bl_path_join(dir, sub, &path) : bl_text_format(&path, "%s", dir)) != BL_OK) return;
+    if ((fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) >= 0) {
+        (void)fsync(fd);
+        close(fd);
+    }
+    free(path);
+}
+
+static bl_status move(const bl_spool *s, const char *name, const char *from, const char *to)
+{
+    char *source = NULL, *target = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, path_in(s->dir, from, name, &source));
+    BL_TRY_GOTO(st, done, path_in(s->dir, to, name, &target));
+    if (rename(source, target) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: rename to %s", source, target);
+        goto done;
+    }
+    sync_dir(s->dir, to);
+    sync_dir(s->dir, from);
+done:
+    free(source);
+    free(target);
+    return st;
+}
+
+bl_status bl_spool_begin(bl_spool *s, const char *name)
+{
+    return move(s, name, NULL, RUNNING);
+}
+
+static bl_status write_line(const bl_spool *s, const char *name, const char *end, const char *line)
+{
+    char *path = NULL, *text = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_text_format(&path, "%s/%s/%s.error", s->dir, end, name));
+    BL_TRY_GOTO(st, done, bl_text_format(&text, "%s\n", line));
+    st = bl_file_write_atomic(path, text, strlen(text));
+done:
+    free(path);
+    free(text);
+    return st;
+}
+
+bl_status bl_spool_end_job(bl_spool *s, const char *name, bool has_run, bl_spool_end end,
+                           const char *line)
+{
+    BL_TRY(bl_dir_lock_check(s->lock));
+    if (line) BL_TRY(write_line(s, name, ends[end], line));
+    s->n_ended[end]++;
+    return move(s, name, has_run ? RUNNING : NULL, ends[end]);
+}
+
+bool bl_spool_stops(const bl_spool *s)
+{
+    char *path;
+
+    if (bl_path_join(s->dir, STOP, &path) != BL_OK) return false;
+    bool stops = access(path, F_OK) == 0;
+    free(path);
+    return stops;
+}
+
+void bl_spool_clear_stop(const bl_spool *s)
+{
+    char *path;
+
+    if (bl_path_join(s->dir, STOP, &path) != BL_OK) return;
+    (void)unlink(path);
+    free(path);
+}
+
+int64_t bl_spool_count(const bl_spool *s, bl_spool_end end)
+{
+    return s->n_ended[end];
+}
