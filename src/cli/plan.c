@@ -222,6 +222,7 @@ static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan
 {
     char remedies[BL_PLAN_REMEDY_BYTES];
     const bl_memory_ledger *m = &choice->best.plan.memory;
+    bool is_full = bl_train_config_is_full(c->config);
     bl_memory_item gpu = largest_item(m, false), host = largest_item(m, true);
 
     BL_TRY(bl_plan_find_remedies(&c->input, free_keys, remedies));
@@ -234,8 +235,8 @@ static bl_status refuse(const bl_plan_case *c, unsigned free_keys, const bl_plan
         "GB of the host; %s%s",
         c->model.name, c->hardware.name, (double)m->device * 1e-9,
         usable_gb(&c->hardware.device_memory_bytes), (double)(m->total * n_processes) * 1e-9,
-        usable_gb(&c->hardware.host_memory_bytes), bl_memory_item_name(gpu),
-        (double)m->item[gpu].device * 1e-9, bl_memory_item_name(host),
+        usable_gb(&c->hardware.host_memory_bytes), bl_memory_item_name(gpu, is_full),
+        (double)m->item[gpu].device * 1e-9, bl_memory_item_name(host, is_full),
         (double)m->item[host].host * 1e-9,
         remedies[0] ? "it fits with " : "no single change makes it fit", remedies);
 }

@@ -79,6 +79,20 @@ static bl_status find_machine(const bl_plan_machine *machine, bl_hardware *out)
     return BL_OK;
 }
 
+/* And its adapter, if one is trained. */
+static bl_status open_model(bl_plan_case *c)
+{
+    const char *name = c->config->model_name_or_path;
+
+    if (!bl_train_config_is_full(c->config)) {
+        BL_TRY(bl_plan_model_open(name, c->config->base_format, &c->model));
+        return bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora);
+    }
+    BL_TRY(bl_plan_model_open(name, BL_BASE_TRAINED, &c->model));
+    bl_lora_layout_init(&c->model.config, NULL, &c->lora);
+    return BL_OK;
+}
+
 static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, int argc,
                            char *const *argv, bl_plan_case *c)
 {
@@ -87,12 +101,8 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
     BL_TRY(find_machine(machine, &c->hardware));
     is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
     BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
-    if (bl_train_config_is_full(c->config))
-        return BL_FAIL(BL_EUSAGE, "finetuning_type full: `ballast plan` does not predict it yet; "
-                                  "`ballast train` prints its memory before it begins");
-    BL_TRY(bl_plan_model_open(c->config->model_name_or_path, c->config->base_format, &c->model));
+    BL_TRY(open_model(c));
     BL_TRY(choose_bf16_matrices(c));
-    BL_TRY(bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora));
     if (row_tokens == 0) row_tokens = c->config->max_seq_length;
     bl_topology topology = topology_of(&c->hardware, is_here, c->config);
     bool has_validation = c->config->validation_file || c->config->validation_split_percentage > 0;

@@ -56,9 +56,17 @@ static group group_of(bl_memory_item item)
     }
 }
 
+static const char *name_of(int idx, bool is_trained)
+{
+    if (is_trained && idx == BASE) return "weights";
+    if (is_trained && idx == LORA) return "gradients, AdamW";
+    return groups[idx].name;
+}
+
 typedef struct bar {
     const char *name;
     double bytes[GROUPS], capacity;
+    bool is_trained; /* every weight, no adapter */
 } bar;
 
 /* "2.54 GB", "630 MB" */
@@ -98,7 +106,7 @@ static void draw_bar(FILE *out, const bar *b, double y)
         fprintf(out,
                 "<rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" height=\"%d\" fill=\"%s\">"
                 "<title>%s: %s</title></rect>\n",
-                x, y, width, BAR_HEIGHT, groups[g].color, groups[g].name,
+                x, y, width, BAR_HEIGHT, groups[g].color, name_of(g, b->is_trained),
                 size_text(b->bytes[g], text));
         if (width >= 56)
             fprintf(out,
@@ -127,7 +135,7 @@ static void draw_legend(FILE *out, const bar *bars, int n_bars, double y)
         fprintf(out,
                 "<rect x=\"%.1f\" y=\"%.1f\" width=\"14\" height=\"14\" fill=\"%s\"/>\n"
                 "<text x=\"%.1f\" y=\"%.1f\">%s</text>\n",
-                at_x, at_y, groups[g].color, at_x + 22, at_y + 12, groups[g].name);
+                at_x, at_y, groups[g].color, at_x + 22, at_y + 12, name_of(g, bars[0].is_trained));
         n++;
     }
 }
@@ -139,11 +147,16 @@ static int make_bars(const bl_plan_report *r, bar bars[3])
     const bl_hardware *h = &r->c->hardware;
     const bl_topology *t = &r->c->input.topology;
     bool is_gpu = h->kind == BL_DEVICE_CUDA;
+    bool is_trained = bl_train_config_is_full(r->config);
     double n_ranks = t->n_on_host, n_processes = (double)bl_plan_processes_on_host(t);
     int n = 0;
-    bar device = {.name = "a GPU", .capacity = h->device_memory_bytes.value},
-        host = {.name = "host memory", .capacity = h->host_memory_bytes.value},
-        disk = {.name = "disk", .capacity = h->disk_bytes.value};
+    bar device = {.name = "a GPU",
+                  .capacity = h->device_memory_bytes.value,
+                  .is_trained = is_trained},
+        host = {.name = "host memory",
+                .capacity = h->host_memory_bytes.value,
+                .is_trained = is_trained},
+        disk = {.name = "disk", .capacity = h->disk_bytes.value, .is_trained = is_trained};
 
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {
         group g = group_of((bl_memory_item)i);

@@ -44,8 +44,10 @@ static const char *const item_names[BL_MEMORY_ITEMS] = {
     [BL_MEMORY_CONTEXT] = "CUDA context",
 };
 
-const char *bl_memory_item_name(bl_memory_item item)
+const char *bl_memory_item_name(bl_memory_item item, bool is_trained)
 {
+    if (is_trained && item == BL_MEMORY_BASE) return "weights";
+    if (is_trained && item == BL_MEMORY_GRADIENTS) return "gradients";
     return item_names[item];
 }
 

@@ -8,7 +8,7 @@
 #include "plan/input.h"
 
 typedef enum bl_memory_item {
-    BL_MEMORY_BASE,          /* this rank's shard of the frozen base, the head's among it */
+    BL_MEMORY_BASE,          /* this rank's shard of the base, the head's among it */
     BL_MEMORY_SCALES,        /* of all rows */
     BL_MEMORY_NORMS,         /* and RoPE's tables */
     BL_MEMORY_RING,          /* gathered layers */
@@ -31,8 +31,8 @@ typedef enum bl_memory_item {
     BL_MEMORY_ITEMS
 } bl_memory_item;
 
-/* "frozen base" */
-const char *bl_memory_item_name(bl_memory_item item);
+/* "frozen base"; "weights" where all are trained. */
+const char *bl_memory_item_name(bl_memory_item item, bool is_trained);
 
 /* Bytes of a rank. */
 typedef struct bl_memory_amount {

@@ -6,6 +6,8 @@
 #include <stdarg.h>
 #include <string.h>
 
+#include "adapter/full.h"
+#include "adapter/state.h"
 #include "base/sizes.h"
 
 /* ---- amounts ---- */
@@ -38,6 +40,16 @@ double bl_plan_report_load_seconds(const bl_plan_report *r)
         seconds += part * (double)r->c->model.stored.n_bytes / h->disk_read_bytes_per_s.value;
     if (h->pin_bytes_per_s.value > 0) seconds += pinned * t->n_on_host / h->pin_bytes_per_s.value;
     return seconds;
+}
+
+bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes)
+{
+    const bl_model_config *model = &r->c->model.config;
+
+    if (bl_train_config_is_full(r->config))
+        return bl_adapter_full_checkpoint_bytes(model, r->c->input.topology.n_ranks, n_bytes);
+    *n_bytes = bl_adapter_checkpoint_bytes(&r->c->lora, model->n_layers);
+    return BL_OK;
 }
 
 double bl_plan_report_price(const bl_plan_report *r)
@@ -134,12 +146,17 @@ static void print_model(const bl_plan_report *r, FILE *out)
     for (int p = 0; p < c->lora.arch->n_projections; p++) n_targets += c->lora.a_offset[p] >= 0;
     bl_base_formats_list_held(&c->model.base_formats, held);
     bl_base_formats_list_stored(&c->model.base_formats, stored);
+    bool is_full = bl_train_config_is_full(r->config);
+    double n_params = (double)bl_model_config_n_params(&c->model.config);
     word_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Model    ");
-    add_word(&l, "%.40s: %.4g B parameters", c->model.name,
-             (double)bl_model_config_n_params(&c->model.config) * 1e-9);
+    add_word(&l, "%.40s: %.4g B parameters", c->model.name, n_params * 1e-9);
     add_word(&l, "%.36s in memory", held);
     add_word(&l, "%.36s in the checkpoint", stored);
+    if (is_full) {
+        fprintf(out, "\nTrained  every weight: %.4g M parameters\n", n_params * 1e-6);
+        return;
+    }
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
             (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
@@ -234,8 +251,12 @@ static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
     word_list l = {.out = out, .separator = " "};
 
     l.column = fprintf(out, "Keys     ");
-    add_word(&l, "--offload_ratio %.2f", plan->placement.ratio);
-    add_word(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
+    if (bl_train_config_is_full(c)) {
+        add_word(&l, "--finetuning_type full");
+    } else {
+        add_word(&l, "--offload_ratio %.2f", plan->placement.ratio);
+        add_word(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
+    }
     if (plan->placement.tier == BL_TIER_DISK)
         add_word(&l, "--offload_host_part %.2f", plan->placement.host_part);
     add_word(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));

@@ -3,7 +3,6 @@
  * op, rates and their sources. */
 #include <stdlib.h>
 
-#include "adapter/state.h"
 #include "base/sizes.h"
 #include "plan/report_internal.h"
 
@@ -32,24 +31,30 @@ static void print_memory(const bl_plan_report *r, FILE *out)
         if (!is_gpu) n = (bl_memory_amount){n.device + n.host, 0};
         host += n.host;
         if (n.device + n.host == 0) continue;
-        fprintf(out, "  %-24s %10s %10s\n", bl_memory_item_name((bl_memory_item)i),
+        fprintf(out, "  %-24s %10s %10s\n",
+                bl_memory_item_name((bl_memory_item)i, bl_train_config_is_full(r->config)),
                 amount((double)n.device, a), is_gpu ? amount((double)n.host, b) : "");
     }
     if (is_gpu)
         fprintf(out, "  %-24s %10s %10s\n", "sum", amount((double)m->device, a),
                 amount((double)host, b));
     bool is_one = m->shared > 0 || n_processes == 1;
+    if (m->embedding == 0) {
+        fprintf(out, "Per host: %s GB\n", plan_gb((double)(m->total * n_processes), a));
+        return;
+    }
     fprintf(out, "Per host: %s GB, with %s embedding of %s GB%s\n",
             plan_gb((double)(m->total * n_processes), a), is_one ? "one" : "an",
             amount((double)m->embedding, b), is_one ? "" : " per process");
 }
 
-static void print_disk(const bl_plan_report *r, FILE *out)
+static bl_status print_disk(const bl_plan_report *r, FILE *out)
 {
     const bl_memory_ledger *m = &r->plan->memory;
-    int64_t checkpoint = bl_adapter_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers);
+    int64_t checkpoint = 0;
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
+    BL_TRY(plan_report_checkpoint_bytes(r, &checkpoint));
     fprintf(out, "Disk: the model %s GB, each checkpoint %s GB",
             plan_gb((double)r->c->model.stored.n_bytes, a), plan_gb((double)checkpoint, b));
     if (m->disk > 0)
@@ -57,6 +62,7 @@ static void print_disk(const bl_plan_report *r, FILE *out)
                 plan_gb((double)(m->disk * r->c->input.topology.n_on_host), a),
                 plan_gb(r->c->hardware.disk_bytes.value, b));
     fputs("\n", out);
+    return BL_OK;
 }
 
 static void print_time(const bl_plan_report *r, FILE *out)
@@ -160,7 +166,7 @@ static void print_rates(const bl_plan_report *r, FILE *out)
 bl_status plan_report_print_details(const bl_plan_report *r, FILE *out)
 {
     print_memory(r, out);
-    print_disk(r, out);
+    BL_TRY(print_disk(r, out));
     print_time(r, out);
     BL_TRY(print_layer(r, out));
     print_rates(r, out);

@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* report_json.c -- a plan for programs. */
-#include "adapter/state.h"
 #include "base/json.h"
 #include "base/sizes.h"
-#include "plan/report.h"
+#include "plan/report_internal.h"
 
-static json_t *describe_items(const bl_memory_ledger *m)
+static json_t *describe_items(const bl_memory_ledger *m, bool is_trained)
 {
     json_t *items = json_array();
     for (int i = 0; i < BL_MEMORY_ITEMS; i++)
         json_array_append_new(items, json_pack("{s:s, s:I, s:I}", "item",
-                                               bl_memory_item_name((bl_memory_item)i),
+                                               bl_memory_item_name((bl_memory_item)i, is_trained),
                                                "device_bytes", (json_int_t)m->item[i].device,
                                                "host_bytes", (json_int_t)m->item[i].host));
     return items;
@@ -20,16 +19,18 @@ static json_t *describe_memory(const bl_plan_report *r)
 {
     const bl_memory_ledger *m = &r->plan->memory;
     const bl_topology *t = &r->c->input.topology;
-    int64_t n_processes = bl_plan_processes_on_host(t);
-    return json_pack(
-        "{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", describe_items(m),
-        "device_bytes_per_rank", (json_int_t)m->device, "embedding_bytes_per_host",
-        (json_int_t)bl_memory_embedding_bytes(m, t), "bytes_per_process", (json_int_t)m->total,
-        "loading_bytes_per_process", (json_int_t)m->loading, "host_bytes_per_host",
-        (json_int_t)(m->total * n_processes), "disk_bytes_per_host",
-        (json_int_t)(m->disk * t->n_on_host), "model_bytes", (json_int_t)r->c->model.stored.n_bytes,
-        "checkpoint_bytes",
-        (json_int_t)bl_adapter_checkpoint_bytes(&r->c->lora, r->c->model.config.n_layers));
+    int64_t n_processes = bl_plan_processes_on_host(t), checkpoint = 0;
+
+    if (plan_report_checkpoint_bytes(r, &checkpoint) != BL_OK) return NULL;
+    return json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank",
+                     describe_items(m, bl_train_config_is_full(r->config)), "device_bytes_per_rank",
+                     (json_int_t)m->device, "embedding_bytes_per_host",
+                     (json_int_t)bl_memory_embedding_bytes(m, t), "bytes_per_process",
+                     (json_int_t)m->total, "loading_bytes_per_process", (json_int_t)m->loading,
+                     "host_bytes_per_host", (json_int_t)(m->total * n_processes),
+                     "disk_bytes_per_host", (json_int_t)(m->disk * t->n_on_host), "model_bytes",
+                     (json_int_t)r->c->model.stored.n_bytes, "checkpoint_bytes",
+                     (json_int_t)checkpoint);
 }
 
 static json_t *describe_time(const bl_plan_report *r)
@@ -77,14 +78,16 @@ static json_t *describe_second(int64_t n_layers, const bl_plan_choice *choice)
 
 static json_t *describe_model(const bl_plan_case *c)
 {
+    int64_t n_all = bl_model_config_n_params(&c->model.config),
+            n_lora = c->lora.n_floats * c->model.config.n_layers;
     char formats[BL_BASE_FORMATS_TEXT_BYTES];
 
     bl_base_formats_list_held(&c->model.base_formats, formats);
     json_t *model =
-        json_pack("{s:s, s:I, s:I, s:s, s:I}", "name", c->model.name, "parameters",
-                  (json_int_t)bl_model_config_n_params(&c->model.config), "layers",
-                  (json_int_t)c->model.config.n_layers, "base_format", formats, "lora_parameters",
-                  (json_int_t)(c->lora.n_floats * c->model.config.n_layers));
+        json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "name", c->model.name, "parameters",
+                  (json_int_t)n_all, "layers", (json_int_t)c->model.config.n_layers, "base_format",
+                  formats, "lora_parameters", (json_int_t)n_lora, "trained_parameters",
+                  (json_int_t)(bl_train_config_is_full(c->config) ? n_all : n_lora));
     return model;
 }
 

@@ -26,6 +26,14 @@ unsigned bl_plan_auto_keys(const bl_train_config *c)
            (c->visit_tokens == BL_OPTION_AUTO ? BL_FREE_VISIT : 0u);
 }
 
+/* Keys that other values than the default are not supported for. */
+static unsigned fixed_keys(const bl_train_config *c)
+{
+    return bl_train_config_is_full(c)
+               ? BL_FREE_RATIO | BL_FREE_TIER | BL_FREE_HOST_PART | BL_FREE_SHARDS
+               : 0;
+}
+
 unsigned bl_plan_keys_left_open(const bl_train_config *c)
 {
     static const struct {
@@ -50,7 +58,7 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
     if (!bl_train_config_given(c, "per_device_train_batch_size") ||
         !bl_train_config_given(c, "gradient_accumulation_steps"))
         left |= BL_FREE_MICRO_BATCH;
-    return left;
+    return left & ~fixed_keys(c);
 }
 
 /* ---- time ---- */
@@ -97,9 +105,10 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
     *out = (bl_time_input){
         .model = in->model,
         .lora = in->lora,
+        .is_trained = bl_train_config_is_full(c),
         .runs = runs,
         .n_runs = n_runs,
-        .head_dtype = in->head_dtype,
+        .head_dtype = bl_train_config_is_full(c) ? plan->pass.act : in->head_dtype,
         .kind = plan->pass.kind,
         .act = plan->pass.act,
         .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
@@ -501,7 +510,7 @@ static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned 
     bl_plan_choice choice;
     const bl_train_config *c = &choice.best.config;
 
-    if (free_keys & freedom) return BL_OK;
+    if ((free_keys | fixed_keys(in->config)) & freedom) return BL_OK;
     BL_TRY(run(in, free_keys | freedom, BL_PLAN_BY_SPEED, true, &choice));
     if (choice.n_fit == 0) return BL_OK;
     if (freedom == BL_FREE_RATIO) add(r, "offload_ratio %.2f", c->offload_ratio);

@@ -111,7 +111,7 @@ static bl_status check_rates(const bl_time_input *in)
 typedef struct plan_layers {
     int64_t n;
     int *run;       /* [n] */
-    bl_tier *tiers; /* [(n + 1) * BL_LAYER_MATRICES] */
+    bl_tier *tiers; /* [(n + 2) * BL_LAYER_MATRICES] */
 } plan_layers;
 
 static void free_layers(plan_layers *layers)
@@ -125,7 +125,8 @@ static bl_status create_layers(const bl_time_input *in, plan_layers *out)
     *out = (plan_layers){.n = 0};
     for (int r = 0; r < in->n_runs; r++) out->n += in->runs[r].n_layers;
     out->run = calloc((size_t)out->n, sizeof *out->run);
-    out->tiers = calloc((size_t)(out->n + 1) * BL_LAYER_MATRICES, sizeof *out->tiers);
+    /* and two tables */
+    out->tiers = calloc((size_t)(out->n + 2) * BL_LAYER_MATRICES, sizeof *out->tiers);
     if (!out->run || !out->tiers) {
         free_layers(out);
         return BL_FAIL(BL_ENOMEM, "a prediction");
@@ -136,10 +137,11 @@ static bl_status create_layers(const bl_time_input *in, plan_layers *out)
     return BL_OK;
 }
 
-/* A CPU reads a tied head from the embedding's memory; a GPU has it gathered like any other. */
+/* A CPU reads a tied head from the embedding's memory; a GPU has it gathered like any other, and
+ * one that is trained is in rows of all ranks. */
 static bool is_head_free(const bl_time_input *in)
 {
-    return in->model->tie_word_embeddings && in->kind != BL_DEVICE_CUDA;
+    return in->model->tie_word_embeddings && in->kind != BL_DEVICE_CUDA && !in->is_trained;
 }
 
 /* In the order of the base's pages, as model/placement.c does it. */
@@ -205,11 +207,14 @@ static bl_status simulate(const bl_time_input *in, int group, bool is_warm, plan
     pass->amounts = &run->amounts;
     pass->run_of_layer = run->layers.run;
     pass->tiers = run->layers.tiers;
-    pass->schedule = (bl_schedule){.n_layers = run->layers.n,
-                                   .n_micro = group,
-                                   .ring_depth = in->ring_depth,
-                                   .has_backward = true,
-                                   .head_is_tied = is_head_free(in)};
+    pass->schedule =
+        (bl_schedule){.n_layers = run->layers.n,
+                      .n_micro = group,
+                      .ring_depth = in->ring_depth,
+                      .has_backward = true,
+                      .head_is_tied = is_head_free(in),
+                      .is_trained = in->is_trained,
+                      .embedding = run->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};
     size_t n_visits = (size_t)bl_schedule_n_visits(&pass->schedule);
     pass->visit_begin = calloc(n_visits, sizeof *pass->visit_begin);
     pass->visit_end = calloc(n_visits, sizeof *pass->visit_end);

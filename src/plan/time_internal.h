@@ -40,18 +40,27 @@ typedef struct plan_item {
     bl_work gather_resident;    /* the same where the own shard is copied to its place first */
 } plan_item;
 
+/* Where all weights are trained: the gradients of a unit's matrices, on several ranks. */
+typedef struct plan_gradients {
+    bl_work zero, reduce; /* a whole unit's before backward; reduced, and added to the shard */
+    int64_t n_bytes;      /* received */
+} plan_gradients;
+
 /* A decoder layer of a run. */
 typedef struct plan_layer {
     plan_item item[BL_LAYER_MATRICES];
     plan_segments forward, backward, backward_kept; /* kept: nothing is recomputed */
     int64_t saved_bytes;                            /* of one micro-batch */
     bl_work saved_out, saved_back;                  /* of a whole group */
+    plan_gradients gradients;
 } plan_layer;
 
 typedef struct plan_amounts {
     plan_layer *layers; /* [n_runs] */
     plan_item head_item;
-    bl_work head, embed; /* of one micro-batch */
+    bl_work head, embed;      /* of one micro-batch */
+    bl_work embed_backward;   /* likewise, where all weights are trained */
+    plan_gradients gradients; /* of a table */
     bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
     int64_t input_bytes; /* of a stack's entry: one micro-batch */
@@ -63,6 +72,13 @@ typedef struct plan_amounts {
 bl_status plan_amounts_create(const bl_time_input *input, int group, plan_amounts *out);
 void plan_amounts_free(plan_amounts *amounts);
 
+/* time_trained.c: of all trained weights, in amounts whose items are there. */
+void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
+double plan_trained_optimizer_bytes(const bl_time_input *input, const plan_amounts *amounts);
+
+/* Where bytes travel: to or from this rank in a group of `size`. */
+bl_work plan_exchange(const bl_time_input *input, double size, double bytes, bool is_all_to_all);
+
 /* Of a step, all ranks: bl_time_estimate.model_flops. */
 double plan_model_flops(const bl_time_input *input);
 
@@ -73,7 +89,7 @@ typedef struct plan_pass {
     const plan_amounts *amounts;
     bl_schedule schedule;
     const int *run_of_layer; /* [n_layers]: which run a layer belongs to */
-    /* [(n_layers + 1) * BL_LAYER_MATRICES]: of each matrix; the head's is the first of its row */
+    /* [(n_layers + 2) * BL_LAYER_MATRICES]: of each matrix; a table's is the first of its row */
     const bl_tier *tiers;
     bool is_warm; /* after a pass like it: what that one prefetched is there */
     /* Results: of each visit, the operations of compute that begin and end it. */

@@ -205,6 +205,22 @@ static void linear_forward(plan_tally *t, int matrix)
     add_frozen(t, &m, matrix, true, m.n_parts > 0 || has_residual);
 }
 
+/* dW += dy^T x, as large as the products with the matrix; the sum is read and written, in fp32. */
+static void add_gradient(plan_tally *t, const plan_matrix *m)
+{
+    float there = 0; /* its address is not followed */
+    bl_tensor sum = bl_tensor_f32(&there);
+    bl_cost cost = bl_cost_matmul(&t->setting, &(bl_matmul_args){.M = m->weight.rows,
+                                                                 .N = m->weight.cols,
+                                                                 .K = t->T,
+                                                                 .beta = 1,
+                                                                 .a = t->x,
+                                                                 .c = sum,
+                                                                 .addend = sum});
+    cost.kernel[0].rate = BL_COST_GEMM;
+    plan_tally_add(t, PLAN_OF_GRADIENTS, cost);
+}
+
 static void linear_backward(plan_tally *t, int matrix)
 {
     plan_matrix m = plan_matrix_of(t->in, t->run, matrix);
@@ -224,6 +240,7 @@ static void linear_backward(plan_tally *t, int matrix)
             add_elements(t, PLAN_OF_LORA, 2 * (double)m.weight.rows + 3 * (double)m.weight.cols);
     }
     add_frozen(t, &m, matrix, false, m.n_parts > 0);
+    if (t->in->is_trained) add_gradient(t, &m);
 }
 
 /* ---- the block: arch/block.c in the same order ---- */
@@ -247,6 +264,14 @@ void plan_norm_forward(plan_tally *t)
 
 void plan_norm_backward(plan_tally *t)
 {
+    float there = 0; /* its address is not followed */
+
+    if (t->in->is_trained)
+        plan_tally_add(
+            t, PLAN_OF_ELEMENTWISE,
+            bl_cost_norm_gradients(&t->setting,
+                                   &(bl_norm_gradients_args){
+                                       .T = t->T, .H = t->dims.hidden, .dy = t->x, .dw = &there}));
     if (t->in->habits.is_eager)
         add_elements(t, PLAN_OF_ELEMENTWISE, 36 * (double)t->dims.hidden);
     else if (t->dims.has_layer_norm)
@@ -449,6 +474,7 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
 static const char *const group_names[PLAN_N_GROUPS] = {[PLAN_OF_PRODUCTS] = "frozen products",
                                                        [PLAN_OF_ATTENTION] = "attention",
                                                        [PLAN_OF_LORA] = "LoRA",
+                                                       [PLAN_OF_GRADIENTS] = "weight gradients",
                                                        [PLAN_OF_QUANTIZE] = "operands to FP8",
                                                        [PLAN_OF_PREPARE] = "copies of W",
                                                        [PLAN_OF_ACTIVATION] = "activation function",
@@ -477,7 +503,7 @@ void bl_time_budget_layer(const bl_time_input *in, bl_time_budget *out)
     for (int g = 0; g < PLAN_N_GROUPS; g++) {
         bl_time_budget_line *line = &out->line[g];
         bl_time_amount all = amount_of(in, &backward, g), own = amount_of(in, &kept, g);
-        line->name = group_names[g];
+        line->name = in->is_trained && g == PLAN_OF_PRODUCTS ? "products with W" : group_names[g];
         line->part[BL_TIME_OF_FORWARD] = amount_of(in, &forward, g);
         line->part[BL_TIME_OF_BACKWARD] = own;
         line->part[BL_TIME_OF_RECOMPUTATION] = (bl_time_amount){

@@ -10,8 +10,9 @@ typedef enum plan_group {
     PLAN_OF_PRODUCTS, /* with the frozen matrices */
     PLAN_OF_ATTENTION,
     PLAN_OF_LORA,
-    PLAN_OF_QUANTIZE, /* their other operand */
-    PLAN_OF_PREPARE,  /* frozen matrices dequantized or transposed */
+    PLAN_OF_GRADIENTS, /* of the matrices, where they are trained */
+    PLAN_OF_QUANTIZE,  /* their other operand */
+    PLAN_OF_PREPARE,   /* frozen matrices dequantized or transposed */
     PLAN_OF_ACTIVATION,
     PLAN_OF_ELEMENTWISE,
     PLAN_N_GROUPS

@@ -33,7 +33,7 @@ typedef struct machine {
     const bl_time_input *in;
     machine_ring base, lora;
     machine_stack inputs, saved;
-    int turn, reduced[N_TURNS]; /* of LoRA's gradients */
+    int turn, reduced[N_TURNS]; /* of gradients */
     bool is_before;             /* prefetches are complete before time 0 */
 } machine;
 
@@ -81,9 +81,15 @@ static int64_t head_unit(const machine *m)
     return m->pass->schedule.n_layers;
 }
 
+/* The head, and a trained embedding that is not the head. */
+static bool is_table(const machine *m, int64_t unit)
+{
+    return unit >= head_unit(m);
+}
+
 static int n_items(const machine *m, int64_t unit)
 {
-    return unit == head_unit(m) ? 1 : N_ITEMS;
+    return is_table(m, unit) ? 1 : N_ITEMS;
 }
 
 static const plan_layer *layer_of(const machine *m, int64_t layer)
@@ -93,7 +99,7 @@ static const plan_layer *layer_of(const machine *m, int64_t layer)
 
 static const plan_item *item_of(const machine *m, int64_t unit, int item)
 {
-    return unit == head_unit(m) ? &m->pass->amounts->head_item : &layer_of(m, unit)->item[item];
+    return is_table(m, unit) ? &m->pass->amounts->head_item : &layer_of(m, unit)->item[item];
 }
 
 static bl_tier tier_of(const machine *m, int64_t unit, int item)
@@ -161,7 +167,7 @@ static slot_events no_events(void)
 static bl_status queue_unit(machine *m, int64_t unit, int slot)
 {
     machine_ring *ring = &m->base;
-    int last = bl_ring_slots_fill(&ring->held, unit, slot, unit == head_unit(m));
+    int last = bl_ring_slots_fill(&ring->held, unit, slot, is_table(m, unit));
 
     if (m->is_before) {
         ring->events[slot] = no_events();
@@ -184,7 +190,7 @@ static bl_status prefetch_base(machine *m, int64_t unit)
     bl_ring_slots *held = &m->base.held;
 
     if (m->in->habits.is_synchronous || bl_ring_slots_find(held, unit) != BL_NO_SLOT) return BL_OK;
-    int slot = bl_ring_slots_choose(held, unit == head_unit(m));
+    int slot = bl_ring_slots_choose(held, is_table(m, unit));
     return slot == BL_NO_SLOT ? BL_OK : queue_unit(m, unit, slot);
 }
 
@@ -213,7 +219,7 @@ static bl_status acquire_base(machine *m, int64_t unit, int item)
     int slot = bl_ring_slots_find(&m->base.held, unit);
 
     if (slot == BL_NO_SLOT) {
-        slot = bl_ring_slots_choose(&m->base.held, unit == head_unit(m));
+        slot = bl_ring_slots_choose(&m->base.held, is_table(m, unit));
         if (slot == BL_NO_SLOT)
             return BL_FAIL(BL_EINTERNAL, "prediction: no slot for unit %lld", (long long)unit);
         BL_TRY(m->in->habits.is_synchronous ? gather_synchronously(m, unit, slot)
@@ -266,7 +272,7 @@ static bl_status acquire_lora(machine *m, int64_t layer)
 }
 
 /* Reduced over all ranks and added to the shard. */
-static bl_status queue_gradients(machine *m, int64_t layer)
+static bl_status queue_lora_gradients(machine *m, int64_t layer)
 {
     const plan_amounts *a = m->pass->amounts;
 
@@ -278,6 +284,43 @@ static bl_status queue_gradients(machine *m, int64_t layer)
     m->turn = (m->turn + 1) % N_TURNS;
     BL_TRY(add_work(m, PLAN_LORA, BL_LANE_LORA, &a->lora_add));
     m->sim->ops[span].span_end = bl_simulation_last(m->sim);
+    return BL_OK;
+}
+
+/* ---- gradients of all weights: adapter/full.c ---- */
+
+/* The embedding is the unit behind the head here, also where both are one. */
+static const plan_gradients *gradients_of(const machine *m, int64_t unit)
+{
+    return is_table(m, unit) ? &m->pass->amounts->gradients : &layer_of(m, unit)->gradients;
+}
+
+static bool reduces(const machine *m)
+{
+    return m->in->is_trained && m->in->n_ranks > 1;
+}
+
+/* A table's gradients take the memory of two layers'. */
+static bl_status begin_gradients(machine *m, int64_t unit)
+{
+    if (!reduces(m)) return BL_OK;
+    for (int i = 0; i < N_TURNS; i++)
+        if (is_table(m, unit) || i == m->turn)
+            BL_TRY(add_stall(m, BL_LANE_LORA, m->reduced[i], unit, -1));
+    return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &gradients_of(m, unit)->zero);
+}
+
+static bl_status end_gradients(machine *m, int64_t unit)
+{
+    const plan_gradients *g = gradients_of(m, unit);
+    int turn = m->turn;
+
+    if (!reduces(m)) return BL_OK;
+    if (!is_table(m, unit)) m->turn = (m->turn + 1) % N_TURNS;
+    BL_TRY(add_wait(m, PLAN_LORA, bl_simulation_event(m->sim, PLAN_COMPUTE)));
+    BL_TRY(add_span(m, PLAN_LORA, BL_LANE_LORA, "gradients", unit, -1, g->n_bytes, &g->reduce));
+    for (int i = 0; i < N_TURNS; i++)
+        if (is_table(m, unit) || i == turn) m->reduced[i] = bl_simulation_last(m->sim);
     return BL_OK;
 }
 
@@ -308,10 +351,19 @@ static bl_status run_backward(machine *m, int64_t layer, int micro)
     const plan_segments *segments = is_kept ? &l->backward_kept : &l->backward;
 
     if (has_lora(m)) BL_TRY(add_stall(m, BL_LANE_LORA, m->reduced[m->turn], layer, -1));
+    BL_TRY(begin_gradients(m, layer));
     BL_TRY(run_segments(m, layer, segments, micro == 0));
+    BL_TRY(end_gradients(m, layer));
     if (!has_lora(m)) return BL_OK;
     BL_TRY(add_wait(m, PLAN_LORA, bl_simulation_event(m->sim, PLAN_COMPUTE)));
-    return queue_gradients(m, layer);
+    return queue_lora_gradients(m, layer);
+}
+
+static bl_status run_table(machine *m, int64_t unit, const bl_work *work)
+{
+    BL_TRY(begin_gradients(m, unit));
+    BL_TRY(add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, work));
+    return end_gradients(m, unit);
 }
 
 /* ---- the stacks of activations ---- */
@@ -442,15 +494,18 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_ACQUIRE_LORA:
         return acquire_lora(m, unit);
     case BL_ACTION_ACQUIRE_HEAD:
+    case BL_ACTION_ACQUIRE_EMBEDDING:
         return acquire_base(m, unit, 0);
     case BL_ACTION_EMBED:
         return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->embed);
     case BL_ACTION_FORWARD:
         return run_forward(m, unit, action->micro);
     case BL_ACTION_HEAD:
-        return add_work(m, PLAN_COMPUTE, BL_LANE_COMPUTE, &a->head);
+        return run_table(m, unit, &a->head);
     case BL_ACTION_BACKWARD:
         return run_backward(m, unit, action->micro);
+    case BL_ACTION_EMBED_BACKWARD:
+        return run_table(m, head_unit(m) + 1, &a->embed_backward);
     case BL_ACTION_RELEASE_BASE:
         release(m, &m->base, unit);
         return BL_OK;
@@ -506,7 +561,7 @@ static void create_stacks(machine *m)
 /* bl_adapter_state_join */
 static bl_status join(machine *m)
 {
-    if (!has_lora(m)) return BL_OK;
+    if (!has_lora(m) && !m->in->is_trained) return BL_OK;
     return add_stall(m, BL_LANE_LORA, bl_simulation_event(m->sim, PLAN_LORA), -1, -1);
 }
 
@@ -522,7 +577,7 @@ bl_status plan_pass_queue(plan_pass *pass)
     create_stacks(&m);
     BL_TRY_GOTO(st, done, create_ring(&m.base, s->ring_depth));
     BL_TRY_GOTO(st, done, create_ring(&m.lora, s->ring_depth));
-    if (pass->is_warm) {
+    if (pass->is_warm && !s->is_trained) {
         m.is_before = true;
         BL_TRY_GOTO(st, done,
                     bl_schedule_visit(s, bl_schedule_n_visits(s) - 1, carry_out_before, &m));

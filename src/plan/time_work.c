@@ -23,7 +23,7 @@ static bl_work transfer(const bl_time_input *in, double seconds)
                      .use = {[BL_RESOURCE_CORES] = is_cuda(in) ? 0 : in->rates.copy_cores}};
 }
 
-static bl_work exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
+bl_work plan_exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
 {
     bl_exchange e = {size, (double)in->n_ranks / in->n_hosts, bytes, is_all_to_all};
     return bl_exchange_work(&e, in->kind, &in->rates);
@@ -69,7 +69,7 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
     pace(in, bytes, &item.copy);
     pace(in, bytes, &item.copy_read);
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
-    item.gather = item.gather_resident = exchange(in, size, gathered, false);
+    item.gather = item.gather_resident = plan_exchange(in, size, gathered, false);
     if (in->habits.gathers_decoded && is_cuda(in)) {
         item.gather.seconds += ceil(rows / size) * cols / r->decode_weights_per_s;
         item.gather_resident.seconds = item.gather.seconds;
@@ -105,18 +105,21 @@ static bl_work head_work(const bl_time_input *in)
     const bl_model_config *m = in->model;
     plan_tally t = plan_tally_of(in, NULL);
     bl_format format = BL_FORMAT_F32;
+    float trained = 0; /* its address is not followed: only whether it is there counts */
     bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
     bl_format_from_dtype(in->head_dtype, &format);
     head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     plan_norm_forward(&t);
     plan_tally_add(&t, PLAN_OF_PRODUCTS,
-                   bl_cost_loss_head(&t.setting, &(bl_loss_head_args){.T = t.T,
-                                                                      .H = m->hidden_size,
-                                                                      .V = m->vocab_size,
-                                                                      .head = head,
-                                                                      .x = t.x,
-                                                                      .dx = t.x}));
+                   bl_cost_loss_head(&t.setting, &(bl_loss_head_args){
+                                                     .T = t.T,
+                                                     .H = m->hidden_size,
+                                                     .V = m->vocab_size,
+                                                     .head = head,
+                                                     .x = t.x,
+                                                     .dx = t.x,
+                                                     .d_head = in->is_trained ? &trained : NULL}));
     plan_norm_backward(&t);
     return plan_work_of(in, t.seconds, t.bytes);
 }
@@ -160,14 +163,16 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     plan_tally t = plan_tally_of(in, NULL);
     bl_add_args sum = {.n = (int64_t)chunk, .y = bl_tensor_f32(NULL)};
 
-    out->lora_gather = exchange(in, n, chunk * element, false);
+    out->lora_gather = plan_exchange(in, n, chunk * element, false);
     out->lora_gather.seconds += 2 * chunk * element / rate;
     out->lora_gather_bytes = (int64_t)((n - 1) * chunk * element);
-    out->lora_reduce = exchange(in, n, chunk * 4, true);
+    out->lora_reduce = plan_exchange(in, n, chunk * 4, true);
     out->lora_reduce.seconds += (n + 1) * chunk * 4 / rate;
     out->lora_reduce_bytes = (int64_t)((n - 1) * chunk * 4);
     out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
-    out->optimizer_s = optimizer_bytes(in, (int64_t)chunk) / optimizer_rate +
+    out->optimizer_s = (in->is_trained ? plan_trained_optimizer_bytes(in, out)
+                                       : optimizer_bytes(in, (int64_t)chunk)) /
+                           optimizer_rate +
                        2 * (r->gather_latency_s + (in->n_hosts > 1 ? r->network_latency_s : 0)) +
                        r->step_overhead_s;
 }
@@ -206,11 +211,12 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
     }
     out->head_item = item_of(in, V, H, head_bytes);
     out->head_item.gather.seconds =
-        exchange(in, in->n_shards,
-                 ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype), false)
+        plan_exchange(in, in->n_shards,
+                      ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype), false)
             .seconds;
     out->head = head_work(in);
     out->embed = embed_work(in);
+    if (in->is_trained) plan_trained_amounts(in, out);
     lora_amounts(in, out);
     out->input_out = copy_work(in, (double)(group * out->input_bytes), false);
     out->input_back = copy_work(in, (double)(group * out->input_bytes), true);
@@ -224,8 +230,10 @@ void plan_amounts_free(plan_amounts *amounts)
 
 double plan_model_flops(const bl_time_input *in)
 {
-    double tokens = (double)in->micro_tokens * in->n_micro * in->n_ranks * in->useful_part;
-
-    return bl_arch_step_flops(in->model, (double)in->lora->n_floats, tokens, in->document_tokens,
-                              tokens * in->label_part);
+    double tokens = (double)in->micro_tokens * in->n_micro * in->n_ranks * in->useful_part,
+           flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, tokens,
+                                      in->document_tokens, tokens * in->label_part);
+    return in->is_trained
+               ? flops + bl_arch_gradient_flops(in->model, tokens, tokens * in->label_part)
+               : flops;
 }

@@ -9,6 +9,7 @@
 #include "bench/command/model.h"
 #include "skip.h"
 #include "arch/llama.h"
+#include "base/sizes.h"
 #include "plan/time.h"
 
 enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };
@@ -16,6 +17,7 @@ enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 
 typedef struct job {
     bool is_untied; /* another model: two layers and a separate head */
     bool is_cuda;
+    bool is_full; /* every weight is trained */
     int ranks, depth, n_micro;
     const char *ratio, *tier, *host_part, *checkpointing; /* host_part NULL: none */
     unsigned save;
@@ -63,6 +65,15 @@ static void read_trace(const char *path, spans *out)
     json_decref(trace);
 }
 
+static void set_full(golden_args *args)
+{
+    static const char *const of_lora[] = {"lora_r", "lora_alpha", "lora_dropout",
+                                          "lora_target_modules", "use_rslora"};
+
+    runs_set(args, "finetuning_type", "full");
+    for (size_t i = 0; i < BL_COUNT(of_lora); i++) runs_unset(args, of_lora[i]);
+}
+
 static void train(const job *j, spans *out)
 {
     golden_args args = {0};
@@ -80,12 +91,13 @@ static void train(const job *j, spans *out)
     runs_unset(&args, "eval_strategy");
     runs_unset(&args, "eval_steps");
     runs_set(&args, "overwrite_output_dir", "true");
-    runs_set(&args, "base_format", "fp8_row");
+    if (!j->is_full) runs_set(&args, "base_format", "fp8_row");
     runs_set(&args, "max_steps", "%d", STEPS);
     runs_set(&args, "save_steps", "0");
     runs_set(&args, "gradient_accumulation_steps", "%d", j->n_micro);
     runs_set(&args, "visit_tokens", "1000000");
     runs_set(&args, "ring_depth", "%d", j->depth);
+    if (j->is_full) set_full(&args);
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
     if (j->host_part) runs_set(&args, "offload_host_part", "%s", j->host_part);
@@ -123,15 +135,16 @@ static void foresee(const job *j, spans *out)
                      BL_OK);
     for (int p = 0; p < BL_PROJECTIONS; p++) {
         options.target[p] = true;
-        run.format[p] = BL_FORMAT_FP8_ROW;
+        run.format[p] = j->is_full ? BL_FORMAT_F32 : BL_FORMAT_FP8_ROW;
     }
-    bl_lora_layout_init(&model, &options, &lora);
+    bl_lora_layout_init(&model, j->is_full ? NULL : &options, &lora);
     run.n_layers = model.n_layers;
     bl_time_input input = {.model = &model,
                            .lora = &lora,
+                           .is_trained = j->is_full,
                            .runs = &run,
                            .n_runs = 1,
-                           .head_dtype = BL_BF16,
+                           .head_dtype = j->is_full ? BL_F32 : BL_BF16,
                            .kind = j->is_cuda ? BL_DEVICE_CUDA : BL_DEVICE_CPU,
                            .act = j->is_cuda ? BL_BF16 : BL_F32,
                            .rates = {.gemm_flops_per_s = 1e10,
@@ -177,7 +190,8 @@ static void compare(const job *j)
             fail_msg("span %d of %d: done is \"%s\", foreseen \"%s\"", i, done.n, done.text[i],
                      foreseen.text[i]);
     assert_int_equal(done.n, foreseen.n);
-    assert_true(done.n > 60);
+    /* One rank that trains every weight has neither gathers nor gradients to reduce. */
+    assert_true(done.n > (j->is_full ? 10 : 60));
 }
 
 static void a_resident_base(void **state)
@@ -250,6 +264,23 @@ static void a_head_of_its_own(void **state)
                        .checkpointing = "full"});
 }
 
+/* Tied and separate heads; on several ranks gradients are reduced, of tables, too. */
+static void every_weight(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2 * 2 * 3; i++)
+        compare(&(job){.is_full = true,
+                       .is_untied = i % 2,
+                       .ranks = 1 + i / 2 % 2,
+                       .depth = 1 + i / 4,
+                       .n_micro = 1 + i % 3,
+                       .ratio = "0",
+                       .tier = "host",
+                       .checkpointing = i < 6 ? "full" : "none",
+                       .save = i < 6 ? BL_SAVE_S0 : BL_SAVE_S4,
+                       .offloads_activations = i >= 8 && i % 2 == 0});
+}
+
 /* The same schedule feeds a GPU, which has a tied head gathered and micro-batches in tiles. */
 static void a_gpu(void **state)
 {
@@ -284,9 +315,13 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_resident_base),   cmocka_unit_test(an_offloaded_base),
-        cmocka_unit_test(three_tiers),       cmocka_unit_test(spilled_activations),
-        cmocka_unit_test(a_head_of_its_own), cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_resident_base),
+        cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(three_tiers),
+        cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own),
+        cmocka_unit_test(every_weight),
+        cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }

@@ -394,22 +394,6 @@ static void unsupported_keys_are_refused(void **state)
     assert_non_null(strstr(bl_error_text(), "compute_dtype fp8 is not supported"));
 }
 
-/* Nor is its memory predicted by another command. */
-static void plan_says_that_it_does_not_know(void **state)
-{
-    golden_args args = {0};
-    runs_child child = {0};
-
-    (void)state;
-    golden_args_add(&args, "model_name_or_path", "%s", GOLDEN_DIR "/models/tiny-gqa");
-    golden_args_add(&args, "finetuning_type", "full");
-    golden_args_add(&args, "learning_rate", "1e-5");
-    runs_start(&child, "plan", &args);
-    assert_int_equal(runs_wait(&child, 60), 2);
-    runs_assert_error(&child, "finetuning_type full: `ballast plan` does not predict it yet");
-    golden_args_free(&args);
-}
-
 /* Two runs would train one base. */
 static void a_run_is_alone(void **state)
 {
@@ -461,7 +445,6 @@ int main(void)
                                        cmocka_unit_test(the_best_model_is_written),
                                        cmocka_unit_test(processes_have_the_bits_of_threads),
                                        cmocka_unit_test(unsupported_keys_are_refused),
-                                       cmocka_unit_test(plan_says_that_it_does_not_know),
                                        cmocka_unit_test(a_run_is_alone),
                                        cmocka_unit_test(unsuitable_models_are_refused)};
     return cmocka_run_group_tests_name("full", tests, runs_set_up, runs_tear_down);

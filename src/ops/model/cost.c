@@ -185,8 +185,9 @@ bl_cost bl_cost_matmul(const bl_cost_setting *s, const bl_matmul_args *a)
 
     (void)s;
     int n_results = bl_tensor_is_there(a->addend) && a->beta != 0 ? 2 : 1;
+    double result_bytes = element_bytes(bl_tensor_is_there(a->c) ? a->c : a->a);
     add(&cost, BL_COST_LORA, 2 * M * N * K,
-        (M * K + K * N + n_results * M * N) * element_bytes(a->a));
+        (M * K + K * N) * element_bytes(a->a) + n_results * M * N * result_bytes);
     return cost;
 }
 

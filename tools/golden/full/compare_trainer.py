@@ -2,21 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains every weight of a model with transformers' own Trainer in float32 and with Ballast, and compares the losses.
 
-Rows of random tokens of several lengths, in file order; AdamW with weight decay, clipping and accumulation. Then the model
-that Ballast wrote is loaded by transformers, and its loss over the rows compared with that of Trainer's model.
+Rows of random tokens of several lengths, or those of an Alpaca file, in file order; AdamW with weight decay, clipping and
+accumulation. Each program is a process of its own: its tokens per second (median step), its CPU seconds and its peak memory.
+Then the model that Ballast wrote is loaded by transformers, and its loss over some rows compared with that of Trainer's model.
 
-usage: compare_trainer.py BALLAST MODEL_DIR WORK_DIR [STEPS] [--ballast_key value ...]
+usage: compare_trainer.py BALLAST MODEL_DIR WORK_DIR [STEPS] [--alpaca FILE] [--ballast_key value ...]
 """
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
 
 import torch
 import transformers
 
 STEPS, ACCUMULATION, RATE, DECAY, CLIP = 10, 2, 2e-5, 0.1, 1.0
 LENGTHS = (96, 40, 128, 72, 64, 24)
+LONGEST = 160  # tokens of an Alpaca row
+EVALUATED = 20  # rows
 
 
 class InOrder(transformers.Trainer):
@@ -26,7 +31,13 @@ class InOrder(transformers.Trainer):
 
 class Losses(transformers.TrainerCallback):
     def __init__(self):
-        self.losses = []
+        self.losses, self.seconds = [], []
+
+    def on_step_begin(self, *_, **__):
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *_, **__):
+        self.seconds.append(time.perf_counter() - self.began)
 
     def on_log(self, args, state, control, logs=None, **_):
         if 'loss' in logs:
@@ -42,6 +53,20 @@ def make_rows(vocabulary, n):
     return rows
 
 
+def read_alpaca(path, directory, n):
+    """The first n rows of at most LONGEST tokens; the answer carries loss."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    rows = []
+    with open(path) as f:
+        for row in json.load(f):
+            asked = row['instruction'] + ('\n\n' + row['input'] if row['input'] else '')
+            prompt = tokenizer('### Instruction:\n%s\n\n### Response:\n' % asked)['input_ids']
+            ids = prompt + tokenizer(row['output'])['input_ids'] + [tokenizer.eos_token_id]
+            if len(ids) <= LONGEST and len(rows) < n:
+                rows.append({'input_ids': ids, 'labels': [-100] * len(prompt) + ids[len(prompt):]})
+    return rows
+
+
 def collate(rows):
     longest = max(len(r['input_ids']) for r in rows)
 
@@ -51,29 +76,60 @@ def collate(rows):
     return {'input_ids': pad('input_ids', 0), 'labels': pad('labels', -100), 'attention_mask': mask}
 
 
-def train_with_transformers(directory, rows, steps, work):
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation='eager')
+def load(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation='eager')
+
+
+def train_with_transformers(directory, path, steps, work):
+    """In a process of its own: writes the model, and the losses and seconds of its steps, into work/trainer."""
+    rows = read_rows(path)
+    output = os.path.join(work, 'trainer')
+    model = load(directory)
     arguments = transformers.TrainingArguments(
-        output_dir=os.path.join(work, 'trainer'), per_device_train_batch_size=1, gradient_accumulation_steps=ACCUMULATION,
+        output_dir=output, per_device_train_batch_size=1, gradient_accumulation_steps=ACCUMULATION,
         max_steps=steps, learning_rate=RATE, lr_scheduler_type='constant', weight_decay=DECAY, max_grad_norm=CLIP,
         logging_steps=1, save_strategy='no', report_to=[], use_cpu=True, bf16=False, optim='adamw_torch', disable_tqdm=True,
         logging_nan_inf_filter=False)
     losses = Losses()
     InOrder(model=model, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[losses]).train()
-    return model.eval(), losses.losses
+    os.makedirs(output, exist_ok=True)
+    model.save_pretrained(output)
+    with open(os.path.join(output, 'steps.json'), 'w') as f:
+        json.dump({'losses': losses.losses, 'seconds': losses.seconds}, f)
 
 
-def train_with_ballast(program, directory, path, steps, work, keys):
+def run(words):
+    """Its CPU seconds and peak bytes."""
+    child = subprocess.Popen(words)
+    _, status, used = os.wait4(child.pid, 0)
+    if status != 0:
+        sys.exit('%s: status %d' % (words[0], status))
+    return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+
+
+def run_trainer(directory, path, steps, work):
+    used = run([sys.executable, os.path.abspath(__file__), '--trainer', directory, path, str(steps), work])
+    with open(os.path.join(work, 'trainer', 'steps.json')) as f:
+        done = json.load(f)
+    return done['losses'], done['seconds'], used
+
+
+def run_ballast(program, directory, path, steps, work, keys):
     output = os.path.join(work, 'ballast')
-    subprocess.run([program, 'train', '--model_name_or_path', directory, '--train_file', path, '--data_format', 'tokens',
-                    '--output_dir', output, '--overwrite_output_dir', 'true', '--finetuning_type', 'full', '--device', 'cpu',
-                    '--max_steps', str(steps), '--learning_rate', str(RATE), '--lr_scheduler_type', 'constant',
-                    '--weight_decay', str(DECAY), '--max_grad_norm', str(CLIP), '--per_device_train_batch_size', '1',
-                    '--gradient_accumulation_steps', str(ACCUMULATION), '--shuffle', 'false', '--epoch_end', 'continue',
-                    '--max_seq_length', '512', '--model_dtype', 'f32', *keys], check=True)
+    used = run([program, 'train', '--model_name_or_path', directory, '--train_file', path, '--data_format', 'tokens',
+                '--output_dir', output, '--overwrite_output_dir', 'true', '--finetuning_type', 'full', '--device', 'cpu',
+                '--max_steps', str(steps), '--learning_rate', str(RATE), '--lr_scheduler_type', 'constant',
+                '--weight_decay', str(DECAY), '--max_grad_norm', str(CLIP), '--per_device_train_batch_size', '1',
+                '--gradient_accumulation_steps', str(ACCUMULATION), '--shuffle', 'false', '--epoch_end', 'continue',
+                '--max_seq_length', '512', '--model_dtype', 'f32', *keys])
     with open(os.path.join(output, 'metrics.jsonl')) as f:
-        lines = [json.loads(line) for line in f]
-    return [(line['loss'], line['grad_norm']) for line in lines if 'grad_norm' in line]
+        lines = [line for line in map(json.loads, f) if 'grad_norm' in line]
+    return [(line['loss'], line['grad_norm']) for line in lines], [line['step_s'] for line in lines], used
+
+
+def read_rows(path):
+    with open(path) as f:
+        return [json.loads(line) for line in f]
 
 
 def loss_of(model, rows):
@@ -81,27 +137,42 @@ def loss_of(model, rows):
         return sum(model(**collate([r])).loss.item() for r in rows) / len(rows)
 
 
+def report(name, rows, seconds, used):
+    """Tokens per second of the median step: steps have other numbers of tokens."""
+    speeds = [sum(len(r['input_ids']) for r in rows[i * ACCUMULATION:(i + 1) * ACCUMULATION]) / s for i, s in enumerate(seconds)]
+    print('%-8s %.1f tokens/s (median step), %.0f CPU seconds, peak %.2f GB' % (
+        name, statistics.median(speeds), used[0], used[1] / 1e9))
+
+
 def main():
+    if sys.argv[1] == '--trainer':
+        directory, path, steps, work = sys.argv[2:]
+        return train_with_transformers(directory, path, int(steps), work)
     program, directory, work = sys.argv[1:4]
     rest = sys.argv[4:]
     steps = int(rest.pop(0)) if rest and rest[0].isdigit() else STEPS
-    vocabulary = transformers.AutoConfig.from_pretrained(directory).vocab_size
+    n = steps * ACCUMULATION
     os.makedirs(work, exist_ok=True)
-    rows = make_rows(vocabulary, steps * ACCUMULATION)
+    if rest and rest[0] == '--alpaca':
+        rows = read_alpaca(rest[1], directory, n)
+        rest = rest[2:]
+    else:
+        rows = make_rows(transformers.AutoConfig.from_pretrained(directory).vocab_size, n)
     path = os.path.join(work, 'rows.jsonl')
     with open(path, 'w') as f:
         f.writelines(json.dumps(r) + '\n' for r in rows)
-    ours = train_with_ballast(program, directory, path, steps, work, rest)
-    model, theirs = train_with_transformers(directory, rows, steps, work)
+    ours, our_seconds, our_use = run_ballast(program, directory, path, steps, work, rest)
+    theirs, their_seconds, their_use = run_trainer(directory, path, steps, work)
     worst = 0
     for step, ((a, norm_a), (b, norm_b)) in enumerate(zip(ours, theirs, strict=True)):
         worst = max(worst, abs(a / b - 1))
         print('step %3d  loss %.7f  Trainer %.7f  off by %.1e  gradient norm %.5f, %.5f' % (
             step + 1, a, b, abs(a / b - 1), norm_a, norm_b))
-    written = transformers.AutoModelForCausalLM.from_pretrained(os.path.join(work, 'ballast', 'model'), dtype=torch.float32,
-                                                               attn_implementation='eager').eval()
+    report('Ballast', rows, our_seconds, our_use)
+    report('Trainer', rows, their_seconds, their_use)
+    ours, theirs = (load(os.path.join(work, d)).eval() for d in ('ballast/model', 'trainer'))
     print('largest difference of a loss: %.1e; loss of the written model %.6f, of Trainer\'s %.6f' % (
-        worst, loss_of(written, rows), loss_of(model, rows)))
+        worst, loss_of(ours, rows[:EVALUATED]), loss_of(theirs, rows[:EVALUATED])))
 
 
 if __name__ == '__main__':

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* time_trained.c -- what a step has more where all weights are trained: gradients of units, reduced
+ * over the ranks as adapter/full.c does it, those of the embedding, and AdamW over all rows. */
+#include "plan/time_layer_internal.h"
+
+#include <math.h>
+
+#include "arch/arch.h"
+#include "base/sizes.h"
+#include "device/device.h"
+
+enum { FLOAT = sizeof(float) };
+
+/* ---- gradients ---- */
+
+static double rows_of(const plan_item *items, int n_items, double code_bytes)
+{
+    double n = 0;
+    for (int i = 0; i < n_items; i++) n += (double)items[i].shard_bytes / code_bytes;
+    return n;
+}
+
+/* A unit's parts are aligned. */
+static int64_t shard_bytes_of(const plan_item *items, int n_items, double code_bytes)
+{
+    int64_t n_bytes = 0;
+    for (int i = 0; i < n_items; i++)
+        n_bytes += bl_round_up((int64_t)((double)items[i].shard_bytes / code_bytes * FLOAT),
+                               BL_DEVICE_ALIGNMENT_BYTES);
+    return n_bytes;
+}
+
+/* In the order of ranks, n parts are read and one is written; then the sum is added to the
+ * shard. */
+static plan_gradients gradients_of(const bl_time_input *in, const plan_item *items, int n_items,
+                                   double code_bytes)
+{
+    double n = in->n_ranks, rows = rows_of(items, n_items, code_bytes),
+           sent = in->habits.reduces_bf16 ? 2 : FLOAT,
+           rate = in->rates.memory_bytes_per_s > 0 ? in->rates.memory_bytes_per_s : INFINITY;
+
+    if (in->n_ranks == 1) return (plan_gradients){.n_bytes = 0};
+    plan_gradients g = {.zero = plan_work_of(in, n * rows * FLOAT / rate, n * rows * FLOAT),
+                        .n_bytes = (in->n_ranks - 1) * shard_bytes_of(items, n_items, code_bytes)};
+    g.reduce = plan_exchange(in, n, rows * sent, true);
+    g.reduce.seconds += ((n + 1) * sent + 3 * FLOAT) * rows / rate;
+    return g;
+}
+
+static bl_work embedding_gradient(const bl_time_input *in)
+{
+    plan_tally t = plan_tally_of(in, NULL);
+
+    plan_tally_add(&t, PLAN_OF_ELEMENTWISE,
+                   bl_cost_embedding_backward(
+                       &t.setting, &(bl_embedding_backward_args){
+                                       .T = t.T, .H = in->model->hidden_size, .dy = t.x}));
+    return plan_work_of(in, t.seconds, t.bytes);
+}
+
+static double table_code_bytes(const bl_time_input *in)
+{
+    return (double)bl_dtype_bytes(in->head_dtype);
+}
+
+static double layer_code_bytes(const bl_time_run *run)
+{
+    return (double)bl_format_code_bytes(run->format[0]);
+}
+
+void plan_trained_amounts(const bl_time_input *in, plan_amounts *amounts)
+{
+    for (int r = 0; r < in->n_runs; r++)
+        amounts->layers[r].gradients = gradients_of(in, amounts->layers[r].item, BL_LAYER_MATRICES,
+                                                    layer_code_bytes(&in->runs[r]));
+    amounts->gradients = gradients_of(in, &amounts->head_item, 1, table_code_bytes(in));
+    amounts->embed_backward = embedding_gradient(in);
+}
+
+/* ---- the update ---- */
+
+static double bytes_of(bl_cost cost)
+{
+    double bytes = 0;
+    for (int i = 0; i < cost.n; i++) bytes += cost.kernel[i].bytes;
+    return bytes;
+}
+
+/* Squares, AdamW, gradients cleared; and the copy that is computed with, where it is another
+ * one. */
+static double update_bytes(const plan_tally *t, double n, double code_bytes)
+{
+    int64_t rows = (int64_t)n;
+    double bytes = bytes_of(bl_cost_sum_squares(&t->setting, &(bl_sum_squares_args){.n = rows})) +
+                   bytes_of(bl_cost_adamw(&t->setting, &(bl_adamw_args){.n = rows})) + FLOAT * n;
+    return bytes + (code_bytes < FLOAT ? (FLOAT + code_bytes) * n : 0);
+}
+
+/* A tied embedding's gradient is added to the head's, and cleared. */
+double plan_trained_optimizer_bytes(const bl_time_input *in, const plan_amounts *amounts)
+{
+    plan_tally t = plan_tally_of(in, NULL);
+    bool is_tied = in->model->tie_word_embeddings;
+    double table = rows_of(&amounts->head_item, 1, table_code_bytes(in)),
+           bytes = update_bytes(&t, (double)bl_arch_vector_floats(in->model), FLOAT);
+
+    for (int r = 0; r < in->n_runs; r++) {
+        double code_bytes = layer_code_bytes(&in->runs[r]),
+               rows = rows_of(amounts->layers[r].item, BL_LAYER_MATRICES, code_bytes);
+        bytes += (double)in->runs[r].n_layers * update_bytes(&t, rows, code_bytes);
+    }
+    bytes += (is_tied ? 1 : 2) * update_bytes(&t, table, table_code_bytes(in));
+    return bytes + (is_tied ? 4 * FLOAT * table : 0);
+}

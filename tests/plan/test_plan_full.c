@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_plan_full.c -- plans of runs that train every weight: bytes per weight, FLOPs, and the bytes
+ * that gradients travel, against counts of parameters. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/sizes.h"
+#include "plan/case.h"
+#include "plan/report.h"
+
+enum { TOKENS = 512 };
+
+static void open_case(const char *model, const char *ranks, bl_plan_case *out)
+{
+    char *argv[] = {"--model",
+                    (char *)(uintptr_t)model,
+                    "--finetuning_type",
+                    "full",
+                    "--ranks",
+                    (char *)(uintptr_t)ranks,
+                    "--learning_rate",
+                    "1e-5",
+                    "--threads",
+                    "1",
+                    "--activation_checkpointing",
+                    "full",
+                    "--per_device_train_batch_size",
+                    "1",
+                    "--gradient_accumulation_steps",
+                    "1"};
+    if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv), argv, out) != BL_OK)
+        fail_msg("%s", bl_error_text());
+}
+
+static void choose(const bl_plan_case *c, bl_plan *plan, bl_time_estimate *time)
+{
+    if (bl_plan_choose(&c->input, plan) != BL_OK) fail_msg("%s", bl_error_text());
+    if (bl_plan_estimate(&c->input, plan, time) != BL_OK) fail_msg("%s", bl_error_text());
+}
+
+static void assert_near(double value, double expected, double part)
+{
+    if (!(fabs(value / expected - 1) <= part))
+        fail_msg("%.6g, expected %.6g within %g", value, expected, part);
+}
+
+static double item(const bl_plan *plan, bl_memory_item which)
+{
+    return (double)plan->memory.item[which].device;
+}
+
+/* fp32 weights, two moments, gradients: 4, 8 and 4 bytes per weight and rank; a tied embedding has
+ * two gradients. Alignment and rounded-up rows are less than a thousandth; vectors, which every
+ * rank has whole, less than another. */
+static void bytes_per_weight(void **state)
+{
+    static const struct {
+        const char *model, *ranks;
+        int n_ranks;
+    } cases[] = {{"llama-3.2-1b", "1", 1}, {"llama-3.2-1b", "2", 2}, {"llama-3.1-8b", "4", 4}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        bl_plan_case c;
+        bl_plan plan;
+        bl_time_estimate time;
+        open_case(cases[i].model, cases[i].ranks, &c);
+        choose(&c, &plan, &time);
+        const bl_model_config *m = &c.model.config;
+        double n = cases[i].n_ranks, P = (double)bl_model_config_n_params(m),
+               table = (double)(m->vocab_size * m->hidden_size),
+               layer = (double)bl_arch_layer_weights(m);
+        assert_near(item(&plan, BL_MEMORY_BASE), 4 * P / n, 2e-3);
+        assert_near(item(&plan, BL_MEMORY_ADAM), 8 * P / n, 2e-3);
+        double gradients = 4 * P / n + (m->tie_word_embeddings ? 4 * table / n : 0);
+        if (n > 1) gradients += 4 * fmax(2 * layer, table); /* a unit's, whole */
+        /* and the largest part of a sum */
+        double sum =
+            n > 1 ? 4 * fmax(table, 2.0 * (double)(m->hidden_size * m->intermediate_size)) / n : 0;
+        assert_near(item(&plan, BL_MEMORY_GRADIENTS), gradients + sum, 3e-3);
+        assert_int_equal(plan.memory.embedding, 0);
+        assert_int_equal(plan.memory.item[BL_MEMORY_LORA].device, 0);
+        bl_plan_case_close(&c);
+    }
+}
+
+/* y, dx and dW: 2 FLOPs each per weight and token; the embedding is looked up; and attention. */
+static void flops(void **state)
+{
+    bl_plan_case c;
+    bl_plan plan;
+    bl_time_estimate time;
+
+    (void)state;
+    open_case("llama-3.1-8b", "2", &c);
+    choose(&c, &plan, &time);
+    const bl_model_config *m = &c.model.config;
+    double weights =
+               (double)(m->n_layers * bl_arch_layer_weights(m) + m->vocab_size * m->hidden_size),
+           attention = 12.0 * (double)(m->n_heads * m->head_dim * m->n_layers) * TOKENS / 2;
+    assert_near(time.model_flops, 2.0 * TOKENS * (6 * weights + attention), 1e-6);
+    bl_plan_case_close(&c);
+}
+
+/* A rank receives its rows of the other ranks' gradients, once per micro-batch. */
+static void gradients_travel(void **state)
+{
+    bl_plan_case c;
+    bl_plan plan;
+    bl_time_estimate time;
+
+    (void)state;
+    open_case("llama-3.1-8b", "4", &c);
+    choose(&c, &plan, &time);
+    double P = (double)bl_model_config_n_params(&c.model.config);
+    assert_near(time.bytes[BL_LANE_LORA], 4 * P / 4 * 3, 2e-3);
+    bl_plan_case_close(&c);
+}
+
+static bl_time_estimate predict(const char *type, double *compute_s)
+{
+    char *argv[] = {"--model",
+                    "llama-3.1-8b",
+                    "--finetuning_type",
+                    (char *)(uintptr_t)type,
+                    "--learning_rate",
+                    "1e-5",
+                    "--ranks",
+                    "1",
+                    "--per_device_train_batch_size",
+                    "1",
+                    "--gradient_accumulation_steps",
+                    "1",
+                    "--activation_checkpointing",
+                    "none",
+                    "--compute_dtype",
+                    "fp32"};
+    bl_plan_case c;
+    bl_plan plan;
+    bl_time_estimate time;
+
+    if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv), argv, &c) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    choose(&c, &plan, &time);
+    bl_plan_case_close(&c);
+    *compute_s = time.part[BL_TIME_BACKWARD].seconds + time.part[BL_TIME_HEAD].seconds;
+    return time;
+}
+
+/* Next to LoRA's step: gradients of all matrices, and AdamW over all weights. */
+static void more_than_lora(void **state)
+{
+    double full_s, lora_s;
+    bl_time_estimate full = predict("full", &full_s), lora = predict("lora", &lora_s);
+
+    (void)state;
+    assert_true(full_s > 1.3 * lora_s && full_s < 2.1 * lora_s);
+    assert_true(full.part[BL_TIME_OPTIMIZER].seconds > 20 * lora.part[BL_TIME_OPTIMIZER].seconds);
+    assert_near(full.part[BL_TIME_FORWARD].seconds, lora.part[BL_TIME_FORWARD].seconds, 0.2);
+}
+
+/* What is printed can be copied behind `ballast train`. */
+static void the_report_has_no_adapter(void **state)
+{
+    bl_plan_case c;
+    bl_plan plan;
+    bl_time_estimate time;
+    char text[8192] = "";
+    json_t *document;
+
+    (void)state;
+    open_case("llama-3.2-1b", "2", &c);
+    choose(&c, &plan, &time);
+    bl_plan_report report = {
+        .c = &c, .config = c.config, .plan = &plan, .time = &time, .total_tokens = 1e6};
+    FILE *out = fmemopen(text, sizeof text, "w");
+    assert_int_equal(bl_plan_report_print(&report, true, out), BL_OK);
+    fclose(out);
+    static const char *const wanted[] = {"Trained  every weight: 1236 M parameters",
+                                         "--finetuning_type full",
+                                         "  weights ",
+                                         "  gradients ",
+                                         "weight gradients",
+                                         "each checkpoint 14.8 GB"};
+    for (size_t i = 0; i < BL_COUNT(wanted); i++)
+        if (!strstr(text, wanted[i])) fail_msg("no \"%s\" in:\n%s", wanted[i], text);
+    assert_null(strstr(text, "LoRA"));
+    assert_null(strstr(text, "offload_ratio"));
+    assert_int_equal(bl_plan_report_describe(&report, &document), BL_OK);
+    json_t *model = json_object_get(document, "model");
+    assert_int_equal(json_integer_value(json_object_get(model, "lora_parameters")), 0);
+    assert_int_equal(json_integer_value(json_object_get(model, "trained_parameters")),
+                     bl_model_config_n_params(&c.model.config));
+    json_decref(document);
+    bl_plan_case_close(&c);
+}
+
+/* An FP8 checkpoint cannot be trained so. */
+static void fp8_checkpoints_are_refused(void **state)
+{
+    char *argv[] = {"--model", "llama-3.1-405b-fp8", "--finetuning_type",
+                    "full",    "--learning_rate",    "1e-5"};
+    bl_plan_case c;
+
+    (void)state;
+    assert_int_equal(bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv), argv, &c), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "is stored in FP8"));
+    bl_plan_case_close(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_per_weight),          cmocka_unit_test(flops),
+        cmocka_unit_test(gradients_travel),          cmocka_unit_test(more_than_lora),
+        cmocka_unit_test(the_report_has_no_adapter), cmocka_unit_test(fp8_checkpoints_are_refused)};
+    return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
+}
