@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A grid, block by block: its threads are coroutines, resumed in a random order until each waits or
- * has ended. The last thread at a barrier, or at a warp operation, releases the others. */
+/* A grid, block by block, and a block warp by warp: threads are coroutines, resumed in a random
+ * order until each waits or has ended. The last thread at a barrier, or at a warp operation,
+ * releases the others. A warp runs on until its block's other warps are needed, so that its stacks
+ * stay in the cache; a thread that ends leaves its stack to the next one that begins, so that
+ * kernels without barriers run on one. */
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -18,11 +21,13 @@
 #include "lock.h"
 #include "queue.h"
 
-enum class waits_for : uint8_t { nothing, block, warp, cluster, end };
+/* A thread of a block: has not begun; may run; or what it waits for. */
+enum class waits_for : uint8_t { begin, nothing, block, warp, cluster, end };
 
 enum {
     STACK_BYTES = 128 << 10,
     STACK_GUARD_BYTES = 64 << 10, /* whole pages on every machine */
+    STACK_STEP = STACK_GUARD_BYTES + STACK_BYTES,
     STACKS_MAX = EMULATED_CLUSTER_MAX * EMULATED_THREADS_MAX,
     SHARED_PLAIN_MAX = 48 << 10,
     BLOCKS_YZ_MAX = 65535,
@@ -52,13 +57,18 @@ static std::function<void()> body;
 /* Of a cluster, block by block. */
 static std::vector<emulated_thread> threads;
 static waits_for states[STACKS_MAX];
+/* Those of the block that runs. */
+static emulated_thread *block_threads;
+static waits_for *block_states;
+/* Stacks that have memory; those of them that no thread is on. */
 static size_t n_stacks;
+static std::vector<unsigned> free_stacks;
 /* How many threads of each block wait. */
 static unsigned n_at_barrier[EMULATED_CLUSTER_MAX], n_ended[EMULATED_CLUSTER_MAX];
 static warp_operation operations[EMULATED_CLUSTER_MAX][WARPS_MAX];
-/* Of the block that runs: the threads of this round, of which n_resumed have begun to run. */
-static std::vector<unsigned> ready;
-static size_t n_resumed;
+/* Of the warp that runs: the threads of this round, of which n_resumed have begun to run. */
+static unsigned ready[EMULATED_WARP];
+static unsigned n_ready, n_resumed;
 static coroutine_state scheduler;
 static uint64_t random_state;
 
@@ -118,12 +128,25 @@ static int choose_order()
     return choice < SHUFFLED ? (int)choice : SHUFFLED;
 }
 
-static void put_in_order(std::vector<unsigned> *ready, int order)
+/* 0 .. n - 1 */
+static void put_in_order(unsigned n, int order, unsigned *out)
 {
-    if (order == BACKWARDS) std::reverse(ready->begin(), ready->end());
+    for (unsigned i = 0; i < n; i++) out[i] = order == BACKWARDS ? n - 1 - i : i;
     if (order == SHUFFLED)
-        for (unsigned i = (unsigned)ready->size(); i > 1; i--)
-            std::swap((*ready)[i - 1], (*ready)[random_below(i)]);
+        for (unsigned i = n; i > 1; i--) std::swap(out[i - 1], out[random_below(i)]);
+}
+
+/* Which lane is the i-th: (i * factor + offset) % 32, with an odd factor. */
+struct lane_order {
+    unsigned factor, offset;
+};
+
+static lane_order lanes_in_order(int order)
+{
+    if (order == FORWARDS) return {1, 0};
+    if (order == BACKWARDS) return {EMULATED_WARP - 1, EMULATED_WARP - 1};
+    uint64_t bits = random_bits();
+    return {(unsigned)(bits >> 32) | 1, (unsigned)bits};
 }
 
 /* i -> (i * factor + offset) % n visits every block once. */
@@ -156,16 +179,6 @@ static uint64_t permuted(permutation p, uint64_t i)
 
 /* ---- waiting ---- */
 
-static emulated_thread *block_threads()
-{
-    return &threads[(size_t)now.rank * now.n_threads];
-}
-
-static waits_for *block_states()
-{
-    return &states[(size_t)now.rank * now.n_threads];
-}
-
 static bool all_wait_for(waits_for state, const waits_for *first, unsigned n)
 {
     for (unsigned i = 0; i < n; i++)
@@ -178,21 +191,64 @@ static void release(waits_for *first, unsigned n, waits_for state)
     for (unsigned i = 0; i < n; i++) first[i] = first[i] == state ? waits_for::nothing : first[i];
 }
 
-/* The place of the round's next thread, which becomes the one that runs. */
-static const coroutine_state *next_thread()
+/* Below each stack is an inaccessible guard page: an overflow stops the program. */
+static unsigned take_stack()
+{
+    if (!free_stacks.empty()) {
+        unsigned stack = free_stacks.back();
+        free_stacks.pop_back();
+        return stack;
+    }
+    if (n_stacks == STACKS_MAX ||
+        mprotect(emulated_stacks + n_stacks * STACK_STEP + STACK_GUARD_BYTES, STACK_BYTES,
+                 PROT_READ | PROT_WRITE) != 0)
+        emulated_give_up("no memory for a stack");
+    return (unsigned)n_stacks++;
+}
+
+/* That the caller is on. */
+static unsigned own_stack()
+{
+    return (unsigned)(((char *)__builtin_frame_address(0) - emulated_stacks) / STACK_STEP);
+}
+
+static void run_threads();
+
+static void begin_thread(emulated_thread *thread)
+{
+    unsigned stack = take_stack();
+    size_t color =
+        stack % 61 * 64; /* the same place of each stack would be the same lines of the cache */
+    coroutine_begin(&thread->here, emulated_stacks + stack * STACK_STEP + STACK_GUARD_BYTES,
+                    STACK_BYTES - color, run_threads);
+}
+
+/* The round's next thread becomes the one that runs; it has begun, or does now. */
+static inline emulated_thread *enter_next()
 {
     unsigned t = ready[n_resumed++];
-    emulated_thread *thread = &block_threads()[t];
+    emulated_thread *thread = &block_threads[t];
     threadIdx = thread->index;
     now.thread = t;
+    return thread;
+}
+
+/* Its place. */
+static const coroutine_state *next_thread()
+{
+    emulated_thread *thread = enter_next();
+    if (block_states[now.thread] == waits_for::begin) {
+        block_states[now.thread] = waits_for::nothing;
+        begin_thread(thread);
+    }
     return &thread->here;
 }
 
 /* To the round's next thread, or after the last one to the scheduler. */
 static void suspend()
 {
-    coroutine_state *here = &block_threads()[now.thread].here;
-    emulated_switch(here, n_resumed < ready.size() ? next_thread() : &scheduler);
+    coroutine_state *here = &block_threads[now.thread].here;
+    emulated_switch(here, n_resumed < n_ready ? next_thread() : &scheduler);
 }
 
 /* Threads that have ended are not waited for. */
@@ -200,7 +256,7 @@ static void release_block_if_all_wait()
 {
     unsigned *n_waiting = &n_at_barrier[now.rank];
     if (*n_waiting == 0 || *n_waiting + n_ended[now.rank] < now.n_threads) return;
-    release(block_states(), now.n_threads, waits_for::block);
+    release(block_states, now.n_threads, waits_for::block);
     *n_waiting = 0;
     emulated_banks_count();
     emulated_races_synchronized(emulated_scope::block);
@@ -208,7 +264,7 @@ static void release_block_if_all_wait()
 
 void __syncthreads()
 {
-    waits_for *mine = &block_states()[now.thread];
+    waits_for *mine = &block_states[now.thread];
     *mine = waits_for::block;
     n_at_barrier[now.rank]++;
     release_block_if_all_wait();
@@ -228,7 +284,7 @@ void emulated_warp_together(emulated_together *together, void *mine)
         emulated_give_up("the threads of a warp do different things together");
     operation->lanes[lane] = mine;
     if (++operation->n_waiting < n) {
-        block_states()[t] = waits_for::warp;
+        block_states[t] = waits_for::warp;
         suspend();
         return;
     }
@@ -236,7 +292,7 @@ void emulated_warp_together(emulated_together *together, void *mine)
     now.in_thread = false;
     together(operation->lanes);
     now.in_thread = true;
-    release(block_states() + first, n, waits_for::warp);
+    std::fill_n(block_states + first, n, waits_for::nothing); /* all of them are here */
     if (together == nothing_together) emulated_races_synchronized(emulated_scope::warp);
 }
 
@@ -279,7 +335,7 @@ void emulated_warp_exchange(const void *mine, size_t bytes, void *all)
 
 void emulated_sync_cluster()
 {
-    block_states()[now.thread] = waits_for::cluster;
+    block_states[now.thread] = waits_for::cluster;
     suspend();
 }
 
@@ -295,13 +351,20 @@ unsigned emulated_cluster_rank()
 
 /* ---- blocks ---- */
 
-static void run_body()
+/* From a thread's beginning to its end, and on this stack all that begin right after it. */
+static void run_threads()
 {
-    body();
-    emulated_shared_check_copies_end();
-    block_states()[now.thread] = waits_for::end;
-    n_ended[now.rank]++;
-    release_block_if_all_wait();
+    for (;;) {
+        body();
+        emulated_shared_check_copies_end();
+        block_states[now.thread] = waits_for::end;
+        n_ended[now.rank]++;
+        release_block_if_all_wait();
+        if (n_resumed == n_ready || block_states[ready[n_resumed]] != waits_for::begin) break;
+        enter_next();
+        block_states[now.thread] = waits_for::nothing;
+    }
+    free_stacks.push_back(own_stack()); /* nobody begins before this has left it */
     suspend();
 }
 
@@ -319,7 +382,7 @@ static void run_round()
 
 [[noreturn]] static void report_deadlock(unsigned waiting)
 {
-    const waits_for *first = block_states();
+    const waits_for *first = block_states;
     unsigned begin = 0, end = now.n_threads;
     if (first[waiting] == waits_for::warp) {
         begin = waiting - waiting % EMULATED_WARP;
@@ -332,36 +395,41 @@ static void run_round()
                      first[other] == waits_for::end ? "has ended" : "waits elsewhere");
 }
 
+/* The lanes of the warp that may run. False: none. */
+static bool collect_ready(unsigned warp, int order)
+{
+    unsigned first = warp * EMULATED_WARP,
+             n = std::min<unsigned>(EMULATED_WARP, now.n_threads - first);
+    lane_order lanes = lanes_in_order(order);
+    n_ready = 0;
+    for (unsigned i = 0; i < EMULATED_WARP; i++) {
+        unsigned lane = (i * lanes.factor + lanes.offset) % EMULATED_WARP;
+        if (lane < n && block_states[first + lane] <= waits_for::nothing)
+            ready[n_ready++] = first + lane;
+    }
+    return n_ready > 0;
+}
+
 /* Until all threads have ended or wait for their cluster. */
 static void run_block(int order)
 {
-    const waits_for *state = block_states();
-    for (;;) {
-        ready.clear();
-        for (unsigned t = 0; t < now.n_threads; t++)
-            if (state[t] == waits_for::nothing) ready.push_back(t);
-        if (ready.empty()) break;
-        put_in_order(&ready, order);
-        run_round();
+    unsigned warps[WARPS_MAX], n_warps = (now.n_threads + EMULATED_WARP - 1) / EMULATED_WARP;
+    for (bool has_run = true; has_run;) {
+        has_run = false;
+        put_in_order(n_warps, order, warps);
+        for (unsigned w = 0; w < n_warps; w++)
+            for (; collect_ready(warps[w], order); has_run = true) run_round();
     }
     for (unsigned t = 0; t < now.n_threads; t++)
-        if (state[t] == waits_for::block || state[t] == waits_for::warp) report_deadlock(t);
+        if (block_states[t] == waits_for::block || block_states[t] == waits_for::warp)
+            report_deadlock(t);
 }
 
 static void begin_cluster()
 {
-    for (size_t i = 0; i < threads.size(); i++) {
-        size_t color =
-            i % 61 * 64; /* the same place of each stack would be the same lines of the cache */
-        char *stack = emulated_stacks + i * (STACK_GUARD_BYTES + STACK_BYTES) + STACK_GUARD_BYTES;
-        coroutine_begin(&threads[i].here, stack, STACK_BYTES - color, run_body);
-        states[i] = waits_for::nothing;
-    }
+    std::fill_n(states, threads.size(), waits_for::begin);
     std::fill_n(n_at_barrier, now.n_ranks, 0u);
     std::fill_n(n_ended, now.n_ranks, 0u);
-    for (unsigned rank = 0; rank < now.n_ranks; rank++)
-        std::fill_n(operations[rank], (now.n_threads + EMULATED_WARP - 1) / EMULATED_WARP,
-                    warp_operation{});
     emulated_shared_begin();
     emulated_races_begin_cluster();
 }
@@ -375,6 +443,8 @@ static void run_cluster(int order)
         permutation ranks = permutation_of(now.n_ranks);
         for (unsigned i = 0; i < now.n_ranks; i++) {
             now.rank = (unsigned)permuted(ranks, i);
+            block_threads = &threads[(size_t)now.rank * now.n_threads];
+            block_states = &states[(size_t)now.rank * now.n_threads];
             blockIdx = {first + now.rank, row % gridDim.y, row / gridDim.y};
             emulated_shared_enter();
             run_block(order);
@@ -393,21 +463,15 @@ static void run_cluster(int order)
 
 /* ---- launches ---- */
 
-/* Below each stack is an inaccessible guard page: an overflow stops the program. */
-static void create_stacks(size_t n)
+static void reserve_stacks()
 {
-    const size_t each = STACK_GUARD_BYTES + STACK_BYTES;
-    if (!emulated_stacks) {
-        void *memory = mmap(nullptr, STACKS_MAX * each, PROT_NONE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) emulated_give_up("no memory for stacks");
-        emulated_stacks = (char *)memory;
-        emulated_stacks_end = emulated_stacks + STACKS_MAX * each;
-    }
-    for (; n_stacks < n; n_stacks++)
-        if (mprotect(emulated_stacks + n_stacks * each + STACK_GUARD_BYTES, STACK_BYTES,
-                     PROT_READ | PROT_WRITE) != 0)
-            emulated_give_up("no memory for a stack");
+    const size_t all_bytes = (size_t)STACKS_MAX * STACK_STEP;
+    if (emulated_stacks) return;
+    void *memory =
+        mmap(nullptr, all_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) emulated_give_up("no memory for stacks");
+    emulated_stacks = (char *)memory;
+    emulated_stacks_end = emulated_stacks + all_bytes;
 }
 
 static std::map<const void *, int> most_shared;
@@ -461,7 +525,10 @@ static void run_grid(const emulated_grid &g)
         threads[i].index = {t % blockDim.x, t / blockDim.x % blockDim.y,
                             t / blockDim.x / blockDim.y};
     }
-    create_stacks(threads.size());
+    for (unsigned rank = 0; rank < now.n_ranks; rank++)
+        std::fill_n(operations[rank], (now.n_threads + EMULATED_WARP - 1) / EMULATED_WARP,
+                    warp_operation{});
+    reserve_stacks();
     int order = choose_order();
     uint64_t n_clusters = (uint64_t)gridDim.x / now.n_ranks * gridDim.y * gridDim.z;
     permutation clusters = permutation_of(n_clusters);

@@ -60,6 +60,8 @@ void emulated_accessed(const void *p, size_t bytes, bool is_store, const void *p
 /* An access that the emulator makes for the thread that runs; nothing where kernels do not tell of
  * theirs. */
 void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc);
+/* Whether kernels tell of their accesses, and the emulator looks at them itself. */
+bool emulated_is_checked();
 
 /* ---- sectors.cpp ---- */
 

@@ -48,6 +48,11 @@ void emulated_tell(const void *p, size_t bytes, bool is_store, const void *pc)
     if (is_instrumented) see(p, bytes, is_store, pc, true);
 }
 
+bool emulated_is_checked()
+{
+    return is_instrumented && !__tsan_read_range;
+}
+
 static inline void look(const void *p, size_t bytes, bool is_store, const void *pc)
 {
     const char *at = (const char *)p;

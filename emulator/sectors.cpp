@@ -13,9 +13,11 @@ static std::vector<std::vector<const char *>>
     accesses[2];                              /* of loads and stores, of each thread of the block */
 static std::vector<unsigned> access_bytes[2]; /* of the n-th */
 static double bytes_accessed, bytes_of_sectors;
+static bool is_counting; /* somebody is going to ask */
 
 void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 {
+    if (!is_counting) return;
     unseen_work unseen;
     auto &of_threads = accesses[is_store];
     unsigned t = emulated_now.thread;
@@ -28,6 +30,7 @@ void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 
 extern "C" void emulated_forget_accesses(void)
 {
+    is_counting = true;
     bytes_accessed = bytes_of_sectors = 0;
     emulated_banks_forget();
 }

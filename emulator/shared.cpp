@@ -34,6 +34,7 @@ static std::vector<char> images[EMULATED_CLUSTER_MAX];
 static char *arenas[EMULATED_CLUSTER_MAX];
 static copies copies_of[EMULATED_CLUSTER_MAX][EMULATED_THREADS_MAX];
 static unsigned n_on_their_way; /* of the cluster */
+static bool has_groups;         /* some n_committed is not 0 */
 static std::vector<unsigned char> is_pending[EMULATED_CLUSTER_MAX]
                                             [2]; /* bytes of static and dynamic memory */
 
@@ -56,8 +57,11 @@ void emulated_shared_begin()
         if (!arenas[rank]) arenas[rank] = (char *)aligned_alloc(GUARD_BYTES, arena_bytes);
         memset(arenas[rank], POISON, emulated_now.grid.shared_bytes + 2 * GUARD_BYTES);
         if (emulated_now.n_ranks > 1) images[rank].assign(emulated_section_bytes(), (char)POISON);
-        for (unsigned t = 0; t < emulated_now.n_threads; t++) copies_of[rank][t].n_committed = 0;
     }
+    if (has_groups)
+        for (auto &of_block : copies_of)
+            for (copies &of_thread : of_block) of_thread.n_committed = 0;
+    has_groups = false;
     if (emulated_now.n_ranks == 1)
         memset(__start_emulated_shared, POISON, emulated_section_bytes());
 }
@@ -68,12 +72,19 @@ void emulated_shared_enter()
         memcpy(__start_emulated_shared, images[emulated_now.rank].data(), emulated_section_bytes());
 }
 
+/* Of a guard; its bytes are all the same where neighbors are. */
+static bool is_poison(const unsigned char *guard)
+{
+    return guard[0] == POISON && memcmp(guard, guard + 1, GUARD_BYTES - 1) == 0;
+}
+
 void emulated_shared_leave()
 {
     size_t bytes = emulated_now.grid.shared_bytes;
     const unsigned char *before = (unsigned char *)arenas[emulated_now.rank],
                         *behind = before + GUARD_BYTES + bytes;
-    for (int i = 0; i < GUARD_BYTES; i++) {
+    bool is_intact = is_poison(before) && is_poison(behind);
+    for (int i = 0; i < GUARD_BYTES && !is_intact; i++) {
         if (before[i] != POISON)
             emulated_give_up("writes %d bytes before its dynamic shared memory", GUARD_BYTES - i);
         if (behind[i] != POISON)
@@ -121,10 +132,11 @@ void *emulated_map_shared(void *mine, unsigned rank)
 
 static void set_pending(const emulated_place &place, size_t bytes, bool value)
 {
+    n_on_their_way += value ? 1 : -1u;
+    if (!emulated_is_checked()) return; /* nobody asks */
     auto &pending = is_pending[place.rank][place.is_dynamic];
     pending.resize(place.is_dynamic ? (size_t)EMULATED_SHARED_MAX : emulated_section_bytes());
     std::fill_n(pending.begin() + (ptrdiff_t)place.offset, bytes, value);
-    n_on_their_way += value ? 1 : -1u;
 }
 
 static copies *my_copies()
@@ -157,6 +169,7 @@ void emulated_copy_async(void *dst, const void *src, size_t bytes, size_t n_vali
 
 void emulated_copy_async_commit()
 {
+    has_groups = true;
     my_copies()->n_committed++;
 }
 
@@ -165,20 +178,18 @@ static void land_copies(unsigned n_groups, const void *pc)
 {
     unseen_work unseen;
     auto &all = my_copies()->on_their_way;
-    std::vector<asynchronous_copy> landed;
     size_t n_left = 0;
-    for (const asynchronous_copy &copy : all)
-        if (copy.group >= n_groups)
+    for (const asynchronous_copy &copy : all) {
+        if (copy.group >= n_groups) {
             all[n_left++] = copy;
-        else
-            landed.push_back(copy);
-    all.resize(n_left);
-    for (const asynchronous_copy &copy : landed) {
+            continue;
+        }
         set_pending(copy.place, copy.bytes, false);
         memcpy(copy.dst, copy.src, copy.n_valid);
         memset(copy.dst + copy.n_valid, 0, copy.bytes - copy.n_valid);
         emulated_tell(copy.dst, copy.bytes, true, pc);
     }
+    all.resize(n_left);
 }
 
 void emulated_copy_async_wait(unsigned n_left)
@@ -189,12 +200,13 @@ void emulated_copy_async_wait(unsigned n_left)
 
 void emulated_copy_async_wait_all()
 {
+    has_groups = true;
     land_copies(++my_copies()->n_committed, __builtin_return_address(0));
 }
 
 void emulated_shared_check_copies_end()
 {
-    if (!my_copies()->on_their_way.empty())
+    if (n_on_their_way > 0 && !my_copies()->on_their_way.empty())
         emulated_give_up("ends before its asynchronous copies have arrived");
 }
 

@@ -58,6 +58,8 @@ __global__ void race_between_warps_kernel(planted_args a)
     __shared__ float taken[THREADS];
     int t = (int)threadIdx.x, other = t ^ 32;
     float value = a.in[here()];
+    taken[t] = 0.0f; /* so that reading too early is a race and nothing else */
+    __syncthreads();
     taken[t] = value;
     if (!a.with_fault) __syncthreads();
     for (int i = 0; i < 4 && t / 32 % 2 == 0; i++) value = __shfl_sync(0xffffffffu, value, 0);
