@@ -106,7 +106,7 @@ static void read_environment(void)
             (emulated_windows)CHOOSE("BALLAST_EMULATED_NCCL_WINDOWS", "yes", "no", "fail"),
         .nccl_reports = CHOOSE("BALLAST_EMULATED_NCCL_ERRORS", "hang", "report") == 1,
         .nccl_abort =
-            (emulated_abort)CHOOSE("BALLAST_EMULATED_NCCL_ABORT", "all", "kernels", "hang"),
+            (emulated_abort)CHOOSE("BALLAST_EMULATED_NCCL_ABORT", "kernels", "all", "hang"),
         .nccl_log = text_of("BALLAST_EMULATED_NCCL_LOG"),
         .fault = text_of("BALLAST_EMULATED_FAULT"),
     };

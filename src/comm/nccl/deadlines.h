@@ -28,7 +28,7 @@ typedef struct comm_nccl_guard_clock {
 
 typedef enum comm_nccl_lateness {
     COMM_NCCL_IN_TIME,
-    COMM_NCCL_LATE, /* the job has failed, and the watch has not heard of it */
+    COMM_NCCL_LATE, /* the job has failed; the watch has not heard of it, or hangs in its abort */
     COMM_NCCL_HANGS /* for the deadline, in a job that is well otherwise */
 } comm_nccl_lateness;
 

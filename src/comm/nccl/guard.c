@@ -2,7 +2,7 @@
 /* guard.c -- a rank's last-resort watchdog: a thread that ends the process when no other of it can.
  * It calls neither CUDA nor NCCL, waits for no thread that does, and checks, four times per second,
  * whether
- *   - an abort has not ended (watch.c),
+ *   - an abort, a watch's last round, has not ended (watch.c),
  *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's
  *     can wait for a lock that another thread of the process holds, in a launch that waits for the
  *     GPU. Until the deadline the other ranks may still arrive; a job that has failed elsewhere
@@ -22,7 +22,6 @@
 enum { HOST_BYTES = 64 };
 
 static const double POLL_S = 0.25;
-static const double ABORT_POLL_S = 0.05;
 
 /* ---- the watches ---- */
 
@@ -49,21 +48,7 @@ void comm_nccl_guard_remove(comm_nccl *c)
     pthread_mutex_unlock(&job->lock);
 }
 
-void comm_nccl_guard_count_abort(comm_nccl_job *job, int change)
-{
-    pthread_mutex_lock(&job->lock);
-    if (job->n_aborting == 0) job->aborting_since_s = bl_now_s();
-    job->n_aborting += change;
-    pthread_cond_signal(&job->wake);
-    pthread_mutex_unlock(&job->lock);
-}
-
 /* ---- looking; under the job's lock ---- */
-
-static bool is_abort_late(const comm_nccl_job *job)
-{
-    return job->n_aborting > 0 && bl_now_s() - job->aborting_since_s > COMM_NCCL_HARD_S;
-}
 
 static void tell(comm_nccl *c, double silent_s)
 {
@@ -95,7 +80,7 @@ static bool is_watch_late(comm_nccl *c, double now_s)
 
 static bool is_late(comm_nccl_job *job, double now_s)
 {
-    bool is = is_abort_late(job);
+    bool is = false;
 
     for (comm_nccl *c = job->watched; c && !is; c = c->watch.next) is = is_watch_late(c, now_s);
     return is;
@@ -112,8 +97,7 @@ static void *guard_main(void *argument)
     prctl(PR_SET_NAME, "nccl guard");
     pthread_mutex_lock(&job->lock);
     while (!job->is_ending && !has_to_leave) {
-        (void)bl_condition_wait(&job->wake, &job->lock,
-                                job->n_aborting > 0 ? ABORT_POLL_S : POLL_S);
+        (void)bl_condition_wait(&job->wake, &job->lock, POLL_S);
         double now_s = bl_now_s(); /* an absence after this makes no watch late */
         comm_nccl_guard_begin_round(&job->clock, now_s);
         has_to_leave = !job->is_ending && is_late(job, now_s);

@@ -50,8 +50,6 @@ typedef struct comm_nccl_job {
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
     bool is_ending;
-    int n_aborting;
-    double aborting_since_s;
     struct comm_nccl *watched; /* communicators whose watches are looked after */
     comm_nccl_guard_clock clock;
 } comm_nccl_job;
@@ -164,13 +162,12 @@ void comm_nccl_watch_close(comm_nccl *c);
 /* For the threads of watch.c and guard.c. */
 bl_status comm_nccl_start_thread(pthread_t *thread, void *(*main)(void *), void *argument);
 
-/* guard.c: one per rank. Ends the process (options.leave) when an abort does not return, or a watch
- * that was added does not go round. */
+/* guard.c: one per rank. Ends the process (options.leave) when a watch that was added does not go
+ * round, or its abort, which is its last round, does not return. */
 bl_status comm_nccl_guard_open(comm_nccl_job *job);
 void comm_nccl_guard_close(comm_nccl_job *job);
 void comm_nccl_guard_add(comm_nccl *c); /* from here to its removal c->watch.round_s is read */
 void comm_nccl_guard_remove(comm_nccl *c);
-void comm_nccl_guard_count_abort(comm_nccl_job *job, int change); /* 1 begins, -1 ends */
 
 /* memory.c */
 /* Whether gathers in windows are left to the copy engines; and whether gathers are in windows. */

@@ -42,7 +42,11 @@ int bl_nccl_multiprocessors(const bl_comm *comm)
 void bl_nccl_limit_deadline(bl_comm *comm, double most_s)
 {
     comm_nccl_job *job = comm->backend == &backend ? ((comm_nccl *)comm)->job : NULL;
-    if (job && job->options.deadline_s > most_s) atomic_store(&job->deadline_s, most_s);
+    if (!job || job->options.deadline_s <= most_s) return;
+    atomic_store(&job->deadline_s, most_s);
+    if (comm->rank == 0)
+        bl_log_info("to the end of the first step a rank waits for at most %g s for another",
+                    most_s);
 }
 
 bl_status comm_nccl_enter(const comm_nccl *c)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "comm/nccl/internal.h"
 #include "comm/wire.h"
 
@@ -90,6 +91,9 @@ bl_status comm_nccl_trust_order(bl_comm *comm)
     BL_TRY(comm_nccl_compare(c, &call));
     bl_comm_destroy(c->job->order);
     c->job->order = NULL;
-    atomic_store(&c->job->deadline_s, c->job->options.deadline_s);
+    double limited_s = atomic_exchange(&c->job->deadline_s, c->job->options.deadline_s);
+    if (comm->rank == 0 && limited_s != c->job->options.deadline_s)
+        bl_log_info("a rank waits for at most %g s for another from now on",
+                    c->job->options.deadline_s);
     return BL_OK;
 }

@@ -305,14 +305,12 @@ static void end_in_trouble(comm_nccl *c, const bl_error *error)
     if (error->status != BL_ECANCELED) bl_comm_abort(c->host, error);
     bl_cuda_device_fail(c->job->device, error);
     atomic_store(&c->watch.is_over, true);
-    comm_nccl_guard_count_abort(c->job, 1);
     bool is_out = wait_for_rank(c, 2 * COMM_NCCL_HARD_S); /* until then the guard leaves */
     pthread_mutex_lock(&c->watch.lock);
     bool is_ready = c->watch.is_ready;
     c->watch.is_ready = false;
     pthread_mutex_unlock(&c->watch.lock);
     if (is_ready && is_out) (void)c->job->library.ncclCommAbort(c->nccl);
-    comm_nccl_guard_count_abort(c->job, -1);
 }
 
 /* ---- the thread ---- */
@@ -355,8 +353,11 @@ static void *watch_main(void *argument)
         comm_nccl_progress_beat(c->job, now_s);
         bl_error_save(&error, look(c, now_s));
     }
-    atomic_store(&c->watch.round_s, 0); /* an abort has its own clock */
-    if (error.status != BL_OK) end_in_trouble(c, &error);
+    if (error.status != BL_OK) {
+        atomic_store(&c->watch.round_s, bl_now_s()); /* the last one, which may hang */
+        end_in_trouble(c, &error);
+    }
+    atomic_store(&c->watch.round_s, 0);
     return NULL;
 }
 
