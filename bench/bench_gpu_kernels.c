@@ -60,6 +60,21 @@ static bl_status run_rmsnorm_forward(bench *b)
                                  .rstd = (float *)(void *)b->c};
     return bl_rmsnorm_forward(b->stream, &a);
 }
+static bl_quantized codes(bench *b)
+{
+    return (bl_quantized){(uint8_t *)b->c, (float *)(void *)(b->c + b->T * (int64_t)I)};
+}
+static bl_status run_rmsnorm_quantized(bench *b)
+{
+    bl_rmsnorm_forward_args a = {.T = b->T,
+                                 .H = H,
+                                 .eps = 1e-5,
+                                 .x = bf16(b->a),
+                                 .w = b->floats,
+                                 .y = bf16(b->b),
+                                 .quantized = codes(b)};
+    return bl_rmsnorm_forward(b->stream, &a);
+}
 static bl_status run_rmsnorm_backward(bench *b)
 {
     bl_rmsnorm_backward_args a = {.T = b->T,
@@ -89,6 +104,12 @@ static bl_status run_rope(bench *b)
 static bl_status run_swiglu_forward(bench *b)
 {
     bl_swiglu_forward_args a = {.T = b->T, .I = I, .gate_up = bf16(b->a), .h = bf16(b->b)};
+    return bl_swiglu_forward(b->stream, &a);
+}
+static bl_status run_swiglu_quantized(bench *b)
+{
+    bl_swiglu_forward_args a = {
+        .T = b->T, .I = I, .gate_up = bf16(b->a), .h = bf16(b->b), .quantized = codes(b)};
     return bl_swiglu_forward(b->stream, &a);
 }
 static bl_status run_swiglu_backward(bench *b)
@@ -187,9 +208,11 @@ static const struct {
 } cases[] = {
     {"copy of 1 GiB", run_copy, 0, (int64_t)2 << 30},
     {"rmsnorm_forward, 16384", run_rmsnorm_forward, 4 * H + 4, 4 * H},
+    {"rmsnorm_forward, 16384, quantized", run_rmsnorm_quantized, 5 * H + 4, 4 * H},
     {"rmsnorm_backward, 16384, added to dx", run_rmsnorm_backward, 8 * H + 4, 4 * H},
     {"rope, 136 heads of 128", run_rope, 4 * HEADS *D + 4 * D, 0},
     {"swiglu_forward, 53248", run_swiglu_forward, 6 * I, 0},
+    {"swiglu_forward, 53248, quantized", run_swiglu_quantized, 7 * I + 4, 0},
     {"swiglu_backward, 53248", run_swiglu_backward, 10 * I, 0},
     {"add, 16384", run_add, 6 * H, 0},
     {"dropout, 16384", run_dropout, 4 * H + 12, 0},

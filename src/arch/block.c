@@ -73,6 +73,16 @@ static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
     return use;
 }
 
+/* Where the op that makes the input of `matrix` leaves it in E4M3, too, for the forward product that
+ * comes next; none where it does not. */
+static bl_quantized operand_of(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                               const bl_micro_batch *batch, const bl_block_workspace *ws)
+{
+    bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
+    if (!bl_block_quantizes_input(block->dims, matrix)) return (bl_quantized){0};
+    return bl_linear_operand(stream, &use, batch->T, block->dims->act);
+}
+
 /* residual: added to y; may be none, and is where there is a bias. */
 static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                 const bl_micro_batch *batch, const bl_block_workspace *ws,
@@ -82,6 +92,7 @@ static bl_status linear_forward(bl_stream *stream, const bl_block *block, bl_lay
     bl_linear_use use = use_matrix(block, matrix, batch, ws, NULL);
 
     use.lora.residual = residual;
+    use.lora.is_quantized = operand_of(stream, block, matrix, batch, ws).codes != NULL;
     BL_TRY(bl_linear_apply(stream, &use, batch->T, x, y));
     if (dims->bias_offset[matrix] < 0) return BL_OK;
     return bl_add_bias(stream,
@@ -108,21 +119,24 @@ static bl_block_norm norm_of(const bl_block *block, int64_t T, bl_layer_vector n
     return (bl_block_norm){.T = T, .w = w, .x = x, .rstd = ws->rstd, .mean = ws->mean};
 }
 
-/* ws->norm = norm of x */
+/* ws->norm = norm of x, also in E4M3 where `quantized` is */
 static bl_status norm_forward(bl_stream *stream, const bl_block *block, int64_t T,
-                              bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws)
+                              bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
+                              bl_quantized quantized)
 {
     bl_block_norm n = norm_of(block, T, norm, x, ws);
+    n.quantized = quantized;
     return bl_block_norm_forward(stream, block->dims, &n, ws->norm);
 }
 
 /* *in = what a sub-layer's first matrix reads: norm of x, or x itself where outputs are normed. */
 static bl_status branch_input(bl_stream *stream, const bl_block *block, int64_t T,
                               bl_layer_vector norm, bl_tensor x, const bl_block_workspace *ws,
-                              bl_tensor *in)
+                              bl_quantized quantized, bl_tensor *in)
 {
     *in = block->dims->has_post_norms ? x : ws->norm;
-    return block->dims->has_post_norms ? BL_OK : norm_forward(stream, block, T, norm, x, ws);
+    if (block->dims->has_post_norms) return BL_OK;
+    return norm_forward(stream, block, T, norm, x, ws, quantized);
 }
 
 /* d += gradient of x through what branch_input did, the gradient of *in being ws->d_norm, and its
@@ -205,9 +219,10 @@ static bl_status compute_qkv(bl_stream *stream, const bl_block *block, const bl_
                              int64_t position_offset, const bl_block_workspace *ws,
                              const bl_block_tensors *t)
 {
+    bl_quantized quantized = operand_of(stream, block, BL_QKV, batch, ws);
     bl_tensor in;
 
-    BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, &in));
+    BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, quantized, &in));
     BL_TRY(linear_forward(stream, block, BL_QKV, batch, ws, in, (bl_tensor){0}, t->qkv));
     if (block->dims->q_norm_width > 0) return BL_OK; /* compute_qk rotates */
     return rotate(stream, block->dims, batch, position_offset, +1, t->qkv);
@@ -294,7 +309,7 @@ static bl_status add_branch(bl_stream *stream, const bl_block *block, bl_layer_m
     if (bl_block_adds_in_product(dims, matrix))
         return linear_forward(stream, block, matrix, batch, ws, input, x, y);
     BL_TRY(linear_forward(stream, block, matrix, batch, ws, input, (bl_tensor){0}, y));
-    if (is_normed) BL_TRY(norm_forward(stream, block, T, norm, y, ws));
+    if (is_normed) BL_TRY(norm_forward(stream, block, T, norm, y, ws, (bl_quantized){0}));
     if (dims->residual_multiplier > 0) BL_TRY(scale_branch(stream, dims, T, y, y));
     return bl_add(
         stream,
@@ -338,10 +353,11 @@ static bl_status compute_gate_up(bl_stream *stream, const bl_block *block,
                                  const bl_micro_batch *batch, const bl_block_workspace *ws,
                                  const bl_block_tensors *t)
 {
+    bl_quantized quantized = operand_of(stream, block, BL_GATE_UP, batch, ws);
     bl_tensor in;
 
     BL_TRY(branch_input(stream, block, batch->T, block->dims->mlp_norm, mlp_input(block->dims, t),
-                        ws, &in));
+                        ws, quantized, &in));
     return linear_forward(stream, block, BL_GATE_UP, batch, ws, in, (bl_tensor){0}, t->gate_up);
 }
 
@@ -350,13 +366,15 @@ static bl_gelu_form form_of(const bl_block_dims *dims)
     return dims->activation == BL_GELU ? BL_GELU_ERF : BL_GELU_TANH;
 }
 
-/* h = silu(g) u, or gelu(gate_up) */
+/* h = silu(g) u, also in E4M3 where `quantized` is, or gelu(gate_up) */
 static bl_status activate(bl_stream *stream, const bl_block_dims *dims, int64_t T,
-                          bl_tensor gate_up, bl_tensor h)
+                          bl_tensor gate_up, bl_tensor h, bl_quantized quantized)
 {
     if (dims->activation == BL_SWIGLU)
-        return bl_swiglu_forward(stream, &(bl_swiglu_forward_args){
-                                             .T = T, .I = dims->inter, .gate_up = gate_up, .h = h});
+        return bl_swiglu_forward(
+            stream,
+            &(bl_swiglu_forward_args){
+                .T = T, .I = dims->inter, .gate_up = gate_up, .h = h, .quantized = quantized});
     return bl_gelu_forward(
         stream,
         &(bl_gelu_forward_args){.n = T * dims->inter, .form = form_of(dims), .u = gate_up, .h = h});
@@ -381,7 +399,9 @@ static bl_status activate_backward(bl_stream *stream, const bl_block_dims *dims,
 static bl_status compute_out(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                              const bl_block_workspace *ws, const bl_block_tensors *t, bl_tensor out)
 {
-    BL_TRY(activate(stream, block->dims, batch->T, t->gate_up, ws->h));
+    bl_quantized quantized = operand_of(stream, block, BL_MLP_DOWN, batch, ws);
+
+    BL_TRY(activate(stream, block->dims, batch->T, t->gate_up, ws->h, quantized));
     return add_branch(stream, block, BL_MLP_DOWN, block->dims->mlp_norm, batch, ws, ws->h, t->mid,
                       out);
 }
@@ -406,13 +426,17 @@ static bl_status backward_mlp(bl_stream *stream, const bl_block *block, const bl
                               float *gradients)
 {
     const bl_block_dims *dims = block->dims;
+    bl_quantized none = {0}, quantized = none;
     bl_tensor dy, in;
 
-    BL_TRY(activate(stream, dims, batch->T, t->gate_up, ws->h));
+    /* Only norms of outputs need the product with W_down again. */
+    if (dims->has_post_norms) quantized = operand_of(stream, block, BL_MLP_DOWN, batch, ws);
+    BL_TRY(activate(stream, dims, batch->T, t->gate_up, ws->h, quantized));
     BL_TRY(branch_gradient(stream, block, BL_MLP_DOWN, dims->mlp_norm, batch, ws, ws->h, d, &dy));
     BL_TRY(linear_backward(stream, block, BL_MLP_DOWN, batch, ws, gradients, ws->h, dy, ws->dh));
     BL_TRY(activate_backward(stream, dims, batch->T, ws->dh, t->gate_up));
-    BL_TRY(branch_input(stream, block, batch->T, dims->mlp_norm, mlp_input(dims, t), ws, &in));
+    BL_TRY(
+        branch_input(stream, block, batch->T, dims->mlp_norm, mlp_input(dims, t), ws, none, &in));
     return linear_backward(stream, block, BL_GATE_UP, batch, ws, gradients, in, t->gate_up,
                            ws->d_norm);
 }
@@ -478,7 +502,8 @@ static bl_status backward_qkv(bl_stream *stream, const bl_block *block, const bl
         BL_TRY(arch_norm_heads_backward(stream, block, batch->T, BL_Q_NORM, t->qkv, ws, ws->d_qkv));
         BL_TRY(arch_norm_heads_backward(stream, block, batch->T, BL_K_NORM, t->qkv, ws, ws->d_qkv));
     }
-    BL_TRY(branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, &in));
+    BL_TRY(
+        branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, (bl_quantized){0}, &in));
     BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, in, ws->d_qkv, ws->d_norm));
     return branch_input_backward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, d);
 }

@@ -98,6 +98,10 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
  * where no bias, norm or factor comes between. */
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix);
 
+/* Whether the op that makes the input of the forward product with `matrix`, RMSNorm or SwiGLU, also
+ * quantizes it where that product wants it in E4M3 (bl_linear_operand). */
+bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix);
+
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
  * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);
  * lse (T,n_heads), by groups, fp32. */
@@ -146,6 +150,7 @@ typedef struct bl_block_norm {
     const float *w;
     bl_tensor x;
     float *rstd, *mean;
+    bl_quantized quantized; /* of y; forward, RMSNorm alone. None: not quantized */
 } bl_block_norm;
 bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
                                 const bl_block_norm *norm, bl_tensor y);

@@ -56,6 +56,12 @@ bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
            !(dims->residual_multiplier > 0) && dims->bias_offset[matrix] < 0;
 }
 
+bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix)
+{
+    if (matrix == BL_MLP_DOWN) return dims->activation == BL_SWIGLU;
+    return matrix != BL_OUT && !dims->has_layer_norm && !dims->has_post_norms;
+}
+
 bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens)
 {
     bl_block_rope one = *rope;

@@ -25,7 +25,8 @@ bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
                                                                  .x = norm->x,
                                                                  .w = norm->w,
                                                                  .y = y,
-                                                                 .rstd = norm->rstd});
+                                                                 .rstd = norm->rstd,
+                                                                 .quantized = norm->quantized});
 }
 
 bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,

@@ -26,6 +26,10 @@ typedef struct bl_linear_use {
     bl_lora_linear lora;
 } bl_linear_use;
 
+/* bl_lora_linear_operand of a coming bl_linear_apply; the matrix is not acquired. */
+BL_API bl_quantized bl_linear_operand(bl_stream *stream, const bl_linear_use *use, int64_t T,
+                                      bl_dtype act);
+
 /* bl_lora_linear_forward and bl_lora_linear_backward with the matrix acquired for `stream`. The
  * unit stays acquired: releasing it is the caller's (bl_base_release, and
  * bl_linear_prepared_forget). Errors: those of bl_base_acquire and of the products. */

@@ -163,6 +163,11 @@ static void fill_weight(const bl_base_matrix *matrix, const void *const codes[BL
     }
 }
 
+const bl_weight *bl_base_describe(const bl_base *base, int64_t unit, int matrix)
+{
+    return &base->layout->units[own_unit(base, unit)].matrix[matrix].weight;
+}
+
 bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,
                           bl_weight *out)
 {

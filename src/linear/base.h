@@ -108,6 +108,10 @@ BL_API void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_dis
  * group make the same calls in the same order. */
 BL_API bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
+/* Shape, formats and scales of a matrix that need not be acquired; codes NULL. Borrowed from the
+ * layout. */
+BL_API const bl_weight *bl_base_describe(const bl_base *base, int64_t unit, int matrix);
+
 /* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream`
  * until the unit's release. */
 BL_API bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *stream,

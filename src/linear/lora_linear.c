@@ -75,10 +75,9 @@ size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, bl_dtype act,
 }
 
 /* act: the dtype of the activations of the call. */
-static workspace divide_workspace(bl_stream *stream, bl_dtype act, const bl_lora_linear *linear,
+static workspace divide_workspace(bl_device_kind kind, bl_dtype act, const bl_lora_linear *linear,
                                   int64_t T)
 {
-    bl_device_kind kind = bl_device_get_kind(bl_stream_device(stream));
     workspace_layout at = lay_out(act, linear, T);
     char *memory = linear->workspace;
     bool has_scratch = product_scratch_bytes(kind, linear, T) > 0;
@@ -126,7 +125,17 @@ static bl_matmul_weight_args frozen_args(const bl_lora_linear *linear, const wor
                                    .weight = linear->weight,
                                    .scratch = ws->scratch,
                                    .scratch_bytes = ws->scratch_bytes,
-                                   .prepared = linear->prepared};
+                                   .prepared = linear->prepared,
+                                   .is_quantized = forward && linear->is_quantized};
+}
+
+bl_quantized bl_lora_linear_operand(bl_device_kind kind, bl_dtype act, const bl_lora_linear *linear,
+                                    int64_t T)
+{
+    workspace ws = divide_workspace(kind, act, linear, T);
+    bl_tensor none = {0};
+    bl_matmul_weight_args args = frozen_args(linear, &ws, true, T, 0, none, none);
+    return T > 0 ? bl_matmul_weight_operand(kind, &args) : (bl_quantized){0};
 }
 
 /* How the LoRA terms and the frozen product come together, best first. */
@@ -297,8 +306,8 @@ static bl_status run_forward(bl_stream *stream, const pass *p, order way, bool *
 bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                  bl_tensor x, bl_tensor y)
 {
-    workspace ws = divide_workspace(stream, x.dtype, linear, T);
     bl_device_kind kind = bl_device_get_kind(bl_stream_device(stream));
+    workspace ws = divide_workspace(kind, x.dtype, linear, T);
     bool has_terms = linear->n_parts > 0;
     pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .y = y};
 
@@ -417,7 +426,8 @@ static bl_status run_backward(bl_stream *stream, const pass *p, order way, bool 
 bl_status bl_lora_linear_backward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,
                                   bl_tensor x, bl_tensor dy, bl_tensor dx)
 {
-    workspace ws = divide_workspace(stream, dy.dtype, linear, T);
+    workspace ws =
+        divide_workspace(bl_device_get_kind(bl_stream_device(stream)), dy.dtype, linear, T);
     pass p = {.linear = linear, .ws = &ws, .T = T, .x = x, .input = x, .dy = dy, .dx = dx};
 
     if (T == 0) {

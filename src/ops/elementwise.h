@@ -10,10 +10,13 @@ extern "C" {
 #endif
 
 /* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 +
- * exp(-g)). gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. */
+ * exp(-g)). gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. quantized: h,
+ * rounded as it is stored, in E4M3, too; overwritten, or none. On a GPU alone: else
+ * BL_EINTERNAL. */
 typedef struct bl_swiglu_forward_args {
     int64_t T, I;
     bl_tensor gate_up, h;
+    bl_quantized quantized;
 } bl_swiglu_forward_args;
 BL_API bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 

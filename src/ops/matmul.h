@@ -107,11 +107,22 @@ typedef struct bl_matmul_weight_args {
     void *scratch;
     size_t scratch_bytes;
     bl_matmul_prepared *prepared; /* NULL: made in scratch, for this product alone */
+    /* `in` is in E4M3 already, where bl_matmul_weight_operand said. `in` is read all the same where
+     * the product is in bf16. */
+    bool is_quantized;
     /* NULL: what cuBLASLt has no FP8 product for is computed in bf16. Else that is not computed at
      * all: nothing is queued and *is_refused = true. Not written otherwise. */
     bool *is_refused;
 } bl_matmul_weight_args;
 BL_API bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
+
+/* Where in the scratch the product reads `in` in E4M3 with a scale per row: whoever makes `in` can
+ * write that, too, and set is_quantized; until the product, the scratch's first
+ * BL_MATMUL_SCRATCH_BYTES are free for others. None: on the CPU, and where the product is not in
+ * FP8 with scales per row, or in several pieces. forward, mode, T, the weight's shape and formats,
+ * scratch and prepared->memory_bytes are read; codes NULL: segments without gaps. */
+BL_API bl_quantized bl_matmul_weight_operand(bl_device_kind kind,
+                                             const bl_matmul_weight_args *args);
 
 /* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T
  * decide it: no GPU is asked, and cuBLASLt may still refuse. mode, T, the weight's shape and

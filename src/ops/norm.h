@@ -14,7 +14,9 @@ extern "C" {
 /* rstd_t = 1 / sqrt(mean_h x_th^2 + eps);  y_th = x_th rstd_t w_h. The mean is summed in double.
  * x (T,H) read; w (H) read; y (T,H) overwritten, may be x; rstd (T) overwritten, or NULL.
  * n_heads > 0: a norm per head. Token t has n_heads rows of H channels, from t * row_stride on in x
- * and in y, which are parts of a wider matrix; rstd (T, n_heads). */
+ * and in y, which are parts of a wider matrix; rstd (T, n_heads).
+ * quantized: y, rounded as it is stored, in E4M3, too; overwritten, or none. On a GPU alone, and
+ * not of heads: else BL_EINTERNAL. */
 typedef struct bl_rmsnorm_forward_args {
     int64_t T, H;
     double eps;
@@ -22,6 +24,7 @@ typedef struct bl_rmsnorm_forward_args {
     const float *w;
     float *rstd;
     int64_t n_heads, row_stride;
+    bl_quantized quantized;
 } bl_rmsnorm_forward_args;
 BL_API bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args);
 

@@ -56,12 +56,23 @@ static unsigned acts_or_f32(const ops_table *ops)
     return ops->acts | BL_DTYPE_BIT(BL_F32);
 }
 
+/* What is to be quantized beside an op's result. */
+static bl_status check_quantized(bl_stream *stream, const char *what, bl_quantized quantized)
+{
+    if (!quantized.codes || bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA)
+        return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "%s: a CPU quantizes no activations", what);
+}
+
 /* ---- norm.h, rope.h ---- */
 
 bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("rmsnorm_forward", ops->acts, args->x, args->y));
+    BL_TRY(check_quantized(stream, "rmsnorm_forward", args->quantized));
+    if (args->quantized.codes && args->n_heads > 0)
+        return BL_FAIL(BL_EINTERNAL, "rmsnorm_forward: norms of heads are not quantized");
     return ops->rmsnorm_forward(stream, args);
 }
 
@@ -142,6 +153,7 @@ bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *arg
 {
     const ops_table *ops = ops_of(stream);
     BL_TRY(CHECK_DTYPES("swiglu_forward", ops->acts, args->gate_up, args->h));
+    BL_TRY(check_quantized(stream, "swiglu_forward", args->quantized));
     return ops->swiglu_forward(stream, args);
 }
 
@@ -303,6 +315,12 @@ bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
 size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args)
 {
     return table_of(kind)->matmul_weight_scratch_bytes(args);
+}
+
+bl_quantized bl_matmul_weight_operand(bl_device_kind kind, const bl_matmul_weight_args *args)
+{
+    const ops_table *ops = table_of(kind);
+    return ops->matmul_weight_operand ? ops->matmul_weight_operand(args) : (bl_quantized){0};
 }
 
 size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args)

@@ -28,4 +28,11 @@
 #include "device/device.h"
 #include "device/tensor.h"
 
+/* A matrix (T,C) in E4M3, a scale per row as fp8/fp8.h has them: what an FP8 product reads of an
+ * activation. Device memory, codes 16-byte aligned, borrowed. codes NULL: none. */
+typedef struct bl_quantized {
+    uint8_t *codes; /* (T,C) */
+    float *scales;  /* (T) */
+} bl_quantized;
+
 #endif

@@ -33,6 +33,8 @@ typedef struct ops_table {
     size_t (*loss_head_scratch_bytes)(int64_t T, int64_t H, int64_t V);
     size_t (*matmul_weight_scratch_bytes)(const bl_matmul_weight_args *args);
     size_t (*matmul_prepared_bytes)(const bl_matmul_weight_args *args);
+    /* NULL: no product quantizes. */
+    bl_quantized (*matmul_weight_operand)(const bl_matmul_weight_args *args);
     bl_status (*matmul_weight_is_refused)(bl_stream *stream, const bl_matmul_weight_args *args,
                                           bool *out);
     bl_status (*matmul_end_warm_up)(bl_device *device);

@@ -130,20 +130,44 @@ void bl_time_count_products(const bl_time_input *in, bl_time_products *out)
         }
 }
 
-/* A product with the frozen matrix: y = x W^T or dx = dy W, `adds`: to what LoRA has left there, or
- * to the residual. */
+/* With the frozen matrix: y = x W^T or dx = dy W. */
+static bl_matmul_weight_args product_of(plan_tally *t, const plan_matrix *m, int matrix,
+                                        bool forward)
+{
+    return (bl_matmul_weight_args){
+        .forward = forward,
+        .mode = m->is_fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
+        .sums = t->in->sums,
+        .T = t->T,
+        .in = t->x,
+        .weight = m->weight,
+        .prepared = t->in->habits.decodes_each_use ? NULL : &t->prepared[matrix]};
+}
+
+/* What the op that makes the input of the forward product with `matrix` also writes; its places
+ * have no meaning. */
+static bl_quantized operand_of(plan_tally *t, int matrix)
+{
+    const bl_time_habits *habits = &t->in->habits;
+    plan_matrix m = plan_matrix_of(t->in, t->run, matrix);
+    bl_matmul_weight_args product = product_of(t, &m, matrix, true);
+
+    product.scratch = t;
+    product.scratch_bytes = SIZE_MAX;
+    if (habits->is_eager || habits->gathers_decoded || habits->recomputes_all ||
+        !bl_block_quantizes_input(&t->dims, (bl_layer_matrix)matrix))
+        return (bl_quantized){0};
+    return bl_matmul_weight_operand(t->in->kind, &product);
+}
+
+/* adds: to what LoRA has left there, or to the residual. */
 static void add_frozen(plan_tally *t, const plan_matrix *m, int matrix, bool forward, bool adds)
 {
     const bl_time_habits *habits = &t->in->habits;
-    bl_matmul_weight_args product = {.forward = forward,
-                                     .mode = m->is_fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
-                                     .sums = t->in->sums,
-                                     .beta = adds ? 1 : 0,
-                                     .T = t->T,
-                                     .in = t->x,
-                                     .weight = m->weight};
+    bl_matmul_weight_args product = product_of(t, m, matrix, forward);
 
-    if (!habits->decodes_each_use) product.prepared = &t->prepared[matrix];
+    product.beta = adds ? 1 : 0;
+    product.is_quantized = forward && operand_of(t, matrix).codes;
     for (int s = 0; s < m->weight.n_segments && habits->gathers_decoded && is_cuda(t->in); s++)
         product.weight.segment[s].format = BL_FORMAT_BF16;
     plan_tally_add(t, PLAN_OF_PRODUCTS, bl_cost_matmul_weight(&t->setting, &product));
@@ -246,7 +270,7 @@ static void linear_backward(plan_tally *t, int matrix)
 /* ---- the block: arch/block.c in the same order ---- */
 
 /* Eager: to fp32, squared, mean, scaled, back, times the weight. */
-void plan_norm_forward(plan_tally *t)
+static void norm_forward(plan_tally *t, bl_quantized quantized)
 {
     if (t->in->habits.is_eager)
         add_elements(t, PLAN_OF_ELEMENTWISE, 18 * (double)t->dims.hidden);
@@ -259,7 +283,13 @@ void plan_norm_forward(plan_tally *t)
         plan_tally_add(t, PLAN_OF_ELEMENTWISE,
                        bl_cost_rmsnorm_forward(
                            &t->setting,
-                           &(bl_rmsnorm_forward_args){.T = t->T, .H = t->dims.hidden, .x = t->x}));
+                           &(bl_rmsnorm_forward_args){
+                               .T = t->T, .H = t->dims.hidden, .x = t->x, .quantized = quantized}));
+}
+
+void plan_norm_forward(plan_tally *t)
+{
+    norm_forward(t, (bl_quantized){0});
 }
 
 void plan_norm_backward(plan_tally *t)
@@ -337,7 +367,7 @@ static void attention_backward(plan_tally *t)
     if (t->in->habits.is_eager) add_elements(t, PLAN_OF_ATTENTION, 2 * (double)d->q_width);
 }
 
-static void activate(plan_tally *t)
+static void activate(plan_tally *t, bl_quantized quantized)
 {
     if (t->in->habits.is_eager)
         add_elements(t, PLAN_OF_ACTIVATION, 5 * (double)t->dims.inter);
@@ -347,10 +377,11 @@ static void activate(plan_tally *t)
             bl_cost_gelu_forward(&t->setting,
                                  &(bl_gelu_forward_args){.n = t->T * t->dims.inter, .h = t->x}));
     else
-        plan_tally_add(
-            t, PLAN_OF_ACTIVATION,
-            bl_cost_swiglu_forward(
-                &t->setting, &(bl_swiglu_forward_args){.T = t->T, .I = t->dims.inter, .h = t->x}));
+        plan_tally_add(t, PLAN_OF_ACTIVATION,
+                       bl_cost_swiglu_forward(
+                           &t->setting,
+                           &(bl_swiglu_forward_args){
+                               .T = t->T, .I = t->dims.inter, .h = t->x, .quantized = quantized}));
 }
 
 static void activate_backward(plan_tally *t)
@@ -387,6 +418,12 @@ static void norm(plan_tally *t, bool is_of_output)
     if (is_of_output == t->dims.has_post_norms) plan_norm_forward(t);
 }
 
+/* Of the input of the forward product with `matrix`. */
+static void norm_input(plan_tally *t, int matrix)
+{
+    if (!t->dims.has_post_norms) norm_forward(t, operand_of(t, matrix));
+}
+
 /* A sub-layer that reads its input as it is: the gradient is added. */
 static void norm_input_backward(plan_tally *t)
 {
@@ -406,7 +443,7 @@ static void norm_output_backward(plan_tally *t, int matrix)
 
 static void compute_qkv(plan_tally *t)
 {
-    norm(t, false);
+    norm_input(t, BL_QKV);
     linear_forward(t, BL_QKV);
     rotate(t);
 }
@@ -420,7 +457,7 @@ static void compute_mid(plan_tally *t)
 
 static void compute_gate_up(plan_tally *t)
 {
-    norm(t, false);
+    norm_input(t, BL_GATE_UP);
     linear_forward(t, BL_GATE_UP);
 }
 
@@ -431,7 +468,7 @@ void plan_block_forward(plan_tally *t, plan_segments *out)
     attention_forward(t);
     compute_mid(t);
     compute_gate_up(t);
-    activate(t);
+    activate(t, operand_of(t, BL_MLP_DOWN));
     linear_forward(t, BL_MLP_DOWN);
     norm(t, true);
     residual(t, BL_MLP_DOWN);
@@ -447,7 +484,7 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
         if (!t->dims.is_parallel || t->in->habits.recomputes_all) compute_mid(t);
     }
     if (!(has & BL_SAVE_GATE_UP)) compute_gate_up(t);
-    activate(t);
+    activate(t, t->dims.has_post_norms ? operand_of(t, BL_MLP_DOWN) : (bl_quantized){0});
     if (t->in->habits.recomputes_all && has == BL_SAVE_S0) {
         linear_forward(t, BL_MLP_DOWN);
         residual(t, BL_MLP_DOWN);

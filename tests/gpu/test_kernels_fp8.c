@@ -5,6 +5,8 @@
 
 #include "fp8/element.h"
 #include "fp8/cuda/fp8_cuda.h"
+#include "ops/elementwise.h"
+#include "ops/norm.h"
 
 /* As in test_kernels.c; also rows that a cluster of blocks shares (past 16,384 columns: 405B's
  * fused qkv, down and gate_up), and past eight blocks. Matrices of less than a tile, of several,
@@ -135,6 +137,79 @@ static void check_not_finite(gpu_test *t, shape s)
     buffer_free(t, &x), buffer_free(t, &codes), buffer_free(t, &scales);
 }
 
+/* ---- activations that are quantized where they are made: the codes of a pass over them ---- */
+
+static bl_status launch_rmsnorm(bl_stream *stream, const void *args)
+{
+    return bl_rmsnorm_forward(stream, args);
+}
+
+static bl_status launch_swiglu(bl_stream *stream, const void *args)
+{
+    return bl_swiglu_forward(stream, args);
+}
+
+/* `made` holds the plain op's result; `launch` makes it again, with codes. */
+static void check_made(gpu_test *t, shape s, gpu_launch launch, const void *args,
+                       buffer *const inputs[2], buffer *made, buffer *codes, buffer *scales)
+{
+    int64_t n = s.rows * s.cols;
+    unsigned char *plain = test_alloc(n, 2);
+    uint8_t *want = test_alloc(n, 1);
+    float *row = test_floats(s.cols), *want_scales = test_floats(s.rows);
+
+    memcpy(plain, made->result, (size_t)n * 2);
+    run_twice(t, launch, args, (buffer *[]){made, codes, scales, inputs[0], inputs[1]},
+              inputs[1] ? 5 : 4);
+    same_bytes("result", made, plain, (size_t)n * 2);
+    for (int64_t r = 0; r < s.rows; r++) {
+        for (int64_t c = 0; c < s.cols; c++)
+            row[c] = bl_bf16_to_f32(bf16_result(made, r * s.cols + c));
+        gpu_ok(bl_fp8_row_quantize(bl_device_pool(t->cpu.device), BL_F32, row, 0, 1, s.cols,
+                                   want + r * s.cols, want_scales + r));
+    }
+    same_bytes("scales", scales, want_scales, (size_t)s.rows * 4);
+    same_bytes("codes", codes, want, (size_t)n);
+    free(plain), free(want), free(row), free(want_scales);
+}
+
+static void check_quantized_rmsnorm(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols;
+    buffer x, w, y = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2),
+                 codes = buffer_create(t, (size_t)n, 0),
+                 scales = buffer_create(t, (size_t)s.rows * 4, 0);
+    float *cx = activations(t, s, 0, &x), *cw = f32_inputs(t, s.cols, 0, 37, &w);
+    bl_rmsnorm_forward_args args = {.T = s.rows,
+                                    .H = s.cols,
+                                    .eps = 1e-5,
+                                    .x = gpu_bf16(&x),
+                                    .w = (float *)w.gpu,
+                                    .y = gpu_bf16(&y)};
+    run_twice(t, launch_rmsnorm, &args, (buffer *[]){&x, &w, &y}, 3);
+    args.quantized = (bl_quantized){(uint8_t *)codes.gpu, (float *)scales.gpu};
+    check_made(t, s, launch_rmsnorm, &args, (buffer *[]){&x, &w}, &y, &codes, &scales);
+    free(cx), free(cw);
+    buffer_free(t, &x), buffer_free(t, &w), buffer_free(t, &y), buffer_free(t, &codes),
+        buffer_free(t, &scales);
+}
+
+static void check_quantized_swiglu(gpu_test *t, shape s)
+{
+    int64_t n = s.rows * s.cols;
+    buffer gate_up, h = buffer_create(t, (size_t)n * 2, (size_t)s.shift * 2),
+                    codes = buffer_create(t, (size_t)n, 0),
+                    scales = buffer_create(t, (size_t)s.rows * 4, 0);
+    float *values = bf16_inputs(t, 2 * n, s.shift, 38, 16.0f, &gate_up);
+    bl_swiglu_forward_args args = {
+        .T = s.rows, .I = s.cols, .gate_up = gpu_bf16(&gate_up), .h = gpu_bf16(&h)};
+    run_twice(t, launch_swiglu, &args, (buffer *[]){&gate_up, &h}, 2);
+    args.quantized = (bl_quantized){(uint8_t *)codes.gpu, (float *)scales.gpu};
+    check_made(t, s, launch_swiglu, &args, (buffer *[]){&gate_up, NULL}, &h, &codes, &scales);
+    free(values);
+    buffer_free(t, &gate_up), buffer_free(t, &h), buffer_free(t, &codes), buffer_free(t, &scales);
+}
+
 typedef struct matrix_args {
     bl_format format;
     const void *codes;
@@ -237,6 +312,8 @@ int main(void)
     static const kernel_case kernels[] = {
         {"quantize_rows", check_quantize_rows},
         {"quantize_groups", check_quantize_groups},
+        {"rmsnorm, quantized", check_quantized_rmsnorm},
+        {"swiglu, quantized", check_quantized_swiglu},
         {"numbers that are not finite", check_not_finite},
         {"dequantize", check_dequantize},
         {"transpose", check_transpose},

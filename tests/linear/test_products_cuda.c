@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include "base/sizes.h"
+#include "fp8/cuda/fp8_cuda.h"
 #include "ops/cuda/gemm_cuda.h"
 #include "ops/cuda/matmul_plan.h"
 #include "ops/cuda/ops_cuda.h"
@@ -226,6 +227,106 @@ static void test_skinny_products_split_their_sums(void **state)
     assert_false(is_split(*state, 67 * 128, 1, 2048, ROOM)); /* tiles for half of the GPU */
 }
 
+/* Those of a layer: u, forward and backward. dy B has a sum of 32 terms; dA and dB, of 8. */
+static void test_a_layer_splits_its_skinny_sums(void **state)
+{
+    static const layer_shape wide = {
+        "wide", true, 8, 2048, 1, {{BL_FORMAT_FP8_ROW, 32}}, 1, {{8, 0, 32, 0.5f}}, false};
+    fixture *f = *state;
+    side s = side_create(f->gpu, bl_device_pool(f->cpu.device), &wide, 0.0f, BL_MATMUL_FP8);
+    int before = emulated_cublaslt_split_products();
+
+    side_run(&s, wide.T);
+    assert_int_equal(emulated_cublaslt_split_products() - before, 2);
+    side_destroy(&s);
+}
+
+/* ---- inputs that are in E4M3 already ---- */
+
+static double *forward_y(side *s, const layer_shape *l)
+{
+    check_status(bl_lora_linear_forward(s->d.stream, &s->linear, l->T, s->x, s->y));
+    test_finish(s->d);
+    return side_fetch(s, s->y.data, l->T * s->linear.weight.rows, true);
+}
+
+/* x's codes to where the layer reads them. */
+static void quantize_x(side *s, const layer_shape *l)
+{
+    bl_quantized to = bl_lora_linear_operand(BL_DEVICE_CUDA, BL_BF16, &s->linear, l->T);
+    assert_non_null(to.codes);
+    check_status(fp8_cuda_quantize_rows(s->d.stream, s->x.data, l->K, NULL, l->T, l->K, to.codes,
+                                        to.scales));
+}
+
+static void test_refused_products_read_x(void **state)
+{
+    const layer_shape *l = &runs_row_shape;
+    fixture *f = *state;
+    side s = side_create(f->gpu, bl_device_pool(f->cpu.device), l, 0.0f, BL_MATMUL_FP8);
+
+    emulated_cublaslt_refuse_fp8(true);
+    double *bf16 = forward_y(&s, l);
+    s.linear.is_quantized = true;
+    quantize_x(&s, l);
+    double *given = forward_y(&s, l);
+    emulated_cublaslt_refuse_fp8(false);
+    assert_memory_equal(given, bf16, (size_t)(l->T * s.linear.weight.rows) * sizeof *bf16);
+    free(bf16), free(given);
+    side_destroy(&s);
+}
+
+/* The layer's bits are the same, whoever quantizes, and a layer that is given codes reads them. */
+static void test_codes_may_be_there_already(void **state)
+{
+    const layer_shape *l = &runs_row_shape;
+    fixture *f = *state;
+    side s = side_create(f->gpu, bl_device_pool(f->cpu.device), l, 0.3f, BL_MATMUL_FP8);
+    size_t bytes = (size_t)(l->T * s.linear.weight.rows) * sizeof(double);
+    double *own = forward_y(&s, l);
+
+    s.linear.is_quantized = true;
+    quantize_x(&s, l);
+    double *given = forward_y(&s, l);
+    assert_memory_equal(given, own, bytes);
+
+    bl_quantized at = bl_lora_linear_operand(BL_DEVICE_CUDA, BL_BF16, &s.linear, l->T);
+    check_status(bl_stream_zero(s.d.stream, at.codes, (size_t)(l->T * l->K)));
+    double *other = forward_y(&s, l);
+    assert_memory_not_equal(other, own, bytes);
+
+    free(own), free(given), free(other);
+    side_destroy(&s);
+}
+
+static bl_quantized operand_of(side *s, int64_t T, bl_dtype act, bl_device_kind kind)
+{
+    return bl_lora_linear_operand(kind, act, &s->linear, T);
+}
+
+/* Where no whole rows are quantized there is no place for codes. */
+static void test_no_place_for_codes(void **state)
+{
+    fixture *f = *state;
+    side row =
+             side_create(f->gpu, bl_device_pool(f->cpu.device), &runs_row_shape, 0, BL_MATMUL_FP8),
+         block = side_create(f->gpu, bl_device_pool(f->cpu.device), &runs_block_shape, 0,
+                             BL_MATMUL_FP8);
+    int64_t T = runs_row_shape.T;
+
+    assert_non_null(operand_of(&row, T, BL_BF16, BL_DEVICE_CUDA).codes);
+    assert_null(operand_of(&row, 0, BL_BF16, BL_DEVICE_CUDA).codes);
+    assert_null(operand_of(&row, T, BL_F32, BL_DEVICE_CPU).codes);
+    assert_null(operand_of(&block, T, BL_BF16, BL_DEVICE_CUDA).codes);
+    row.linear.mode = BL_MATMUL_BF16;
+    assert_null(operand_of(&row, T, BL_BF16, BL_DEVICE_CUDA).codes);
+    row.linear.mode = BL_MATMUL_FP8;
+    row.linear.workspace_bytes -= 256; /* too small for the product, too */
+    assert_null(operand_of(&row, T, BL_BF16, BL_DEVICE_CUDA).codes);
+    side_destroy(&row);
+    side_destroy(&block);
+}
+
 /* With a frozen matrix, in pieces: the bits of the same tokens alone. */
 static void test_pieces_are_products_of_their_tokens(void **state)
 {
@@ -391,6 +492,10 @@ int main(void)
         TEST(test_pieces_stay_below_2_31_elements),
         TEST(test_wide_products_are_split),
         TEST(test_skinny_products_split_their_sums),
+        TEST(test_a_layer_splits_its_skinny_sums),
+        TEST(test_codes_may_be_there_already),
+        TEST(test_refused_products_read_x),
+        TEST(test_no_place_for_codes),
         TEST(test_pieces_are_products_of_their_tokens),
         TEST(test_prepared_is_made_once),
         TEST(test_prepared_of_any_size_gives_the_same_bits),

@@ -8,19 +8,12 @@
  * Factors of columns are four bytes for two of x. Were they fetched anew for every row, that would
  * be more than the L2 gives; so a block takes its columns of several rows, one after the other, and
  * finds them in its own cache. */
-#include <cooperative_groups.h>
-
 #include "fp8/cuda/fp8_cuda.h"
-#include "fp8/cuda/vector.cuh"
-
-namespace cg = cooperative_groups;
+#include "fp8/cuda/quantize.cuh"
 
 enum {
-    ROW_THREADS = 512,
-    KEPT = 4, /* groups a thread keeps: 16 registers */
-    PIECE_MAX = ROW_THREADS * KEPT * BL_GROUP,
-    CLUSTER_MAX = 8, /* the most that every Hopper device grants */
-    ROWS_MIN = 2,    /* of a block, where there are factors */
+    KEPT = BL_QUANTIZE_KEPT,
+    ROWS_MIN = 2, /* of a block, where there are factors */
     ROWS_MAX = 8,
     BLOCKS_WANTED = 8 /* of a multiprocessor, where two are at a time: the last ones are then few */
 };
@@ -47,54 +40,6 @@ __device__ static inline void scaled_group(const rows_task &task, uint4 raw, int
     for (int i = 0; i < BL_GROUP; i++) out[i] *= factor[i];
 }
 
-__device__ static inline uint32_t group_absmax(const float values[BL_GROUP], uint32_t so_far)
-{
-#pragma unroll
-    for (int i = 0; i < BL_GROUP; i++) so_far = bl_absmax_bits(so_far, values[i]);
-    return so_far;
-}
-
-__device__ static inline void encode_group(bl_e4m3_divisor divisor, float values[BL_GROUP],
-                                           uint8_t *codes, int64_t n_valid, bool aligned)
-{
-#pragma unroll
-    for (int i = 0; i < BL_GROUP; i++) values[i] = bl_e4m3_quotient(values[i], divisor);
-    bl_store_codes(codes, n_valid, aligned, values);
-}
-
-/* The largest of all threads' bits, in the block, then in its cluster. is_odd: of every other
- * row. */
-__device__ static inline uint32_t row_max(uint32_t bits, [[maybe_unused]] bool is_odd)
-{
-    __shared__ uint32_t partial[ROW_THREADS / BL_WARP], of_row;
-    int lane = (int)threadIdx.x % BL_WARP, warp = (int)threadIdx.x / BL_WARP;
-    bits = bl_warp_max_bits(bits);
-    if (lane == 0) partial[warp] = bits;
-    __syncthreads();
-    if (warp == 0) {
-        bits = bl_warp_max_bits(lane < (int)blockDim.x / BL_WARP ? partial[lane] : 0);
-        if (lane == 0) of_row = bits;
-    }
-#if __CUDA_ARCH__ >= 900
-    cg::cluster_group cluster = cg::this_cluster();
-    if (cluster.num_blocks() > 1) {
-        /* The others may read a row's while the next one's is written. */
-        __shared__ uint32_t of_block[2];
-        if (threadIdx.x == 0) of_block[is_odd] = bits;
-        cluster.sync();
-        if (warp == 0) {
-            bits = 0;
-            if (lane < (int)cluster.num_blocks())
-                bits = *cluster.map_shared_rank(&of_block[is_odd], lane);
-            bits = bl_warp_max_bits(bits);
-            if (lane == 0) of_row = bits;
-        }
-    }
-#endif
-    __syncthreads();
-    return of_row;
-}
-
 __device__ static inline void quantize_piece(const rows_task &task, int64_t row, int64_t begin)
 {
     int64_t end = min(begin + task.piece, task.cols);
@@ -117,14 +62,14 @@ __device__ static inline void quantize_piece(const rows_task &task, int64_t row,
         int64_t col = first + k * stride;
         if (col >= end) break;
         scaled_group(task, kept[k], col, end - col, values);
-        largest = group_absmax(values, largest);
+        largest = bl_group_absmax(values, largest);
     }
     for (int64_t col = first + KEPT * stride; col < end; col += stride) {
         scaled_group(task, bl_load_raw(x + col, end - col, task.aligned), col, end - col, values);
-        largest = group_absmax(values, largest);
+        largest = bl_group_absmax(values, largest);
     }
 
-    float scale = bl_e4m3_scale(bl_f32_from_bits(row_max(largest, row % 2 != 0)));
+    float scale = bl_e4m3_scale(bl_f32_from_bits(bl_row_max(largest, row % 2 != 0)));
     bl_e4m3_divisor divisor = bl_e4m3_divisor_of(scale);
     if (begin == 0 && threadIdx.x == 0) task.scales[row] = scale;
 #pragma unroll
@@ -132,25 +77,22 @@ __device__ static inline void quantize_piece(const rows_task &task, int64_t row,
         int64_t col = first + k * stride;
         if (col >= end) break;
         scaled_group(task, kept[k], col, end - col, values);
-        encode_group(divisor, values, codes + col, end - col, task.aligned);
+        bl_encode_group(divisor, values, codes + col, end - col, task.aligned);
     }
     for (int64_t col = first + KEPT * stride; col < end; col += stride) {
         scaled_group(task, bl_load_raw(x + col, end - col, task.aligned), col, end - col, values);
-        encode_group(divisor, values, codes + col, end - col, task.aligned);
+        bl_encode_group(divisor, values, codes + col, end - col, task.aligned);
     }
 }
 
 /* The pieces of a row are neighbors in the grid, and one cluster. */
-__global__ void __launch_bounds__(ROW_THREADS, 2)
+__global__ void __launch_bounds__(BL_QUANTIZE_THREADS, 2)
     quantize_rows_kernel(rows_task task, unsigned n_pieces)
 {
     int64_t first = blockIdx.x / n_pieces * task.n_rows;
     for (int64_t row = first; row < min(first + task.n_rows, task.T); row++)
         quantize_piece(task, row, (int64_t)(blockIdx.x % n_pieces) * task.piece);
-#if __CUDA_ARCH__ >= 900
-    if (n_pieces > 1)
-        cg::this_cluster().sync(); /* no block exits while its shared memory may be read */
-#endif
+    bl_row_max_end(n_pieces);
 }
 
 /* 128 columns are 16 neighboring threads' groups: half a warp finds the scale of each. */
@@ -163,14 +105,15 @@ __global__ void __launch_bounds__(BL_BLOCK_THREADS)
                   (int64_t)threadIdx.x * BL_GROUP;
     float values[BL_GROUP];
     bl_load(x + row * ld + col, cols - col, aligned, values); /* beyond the row: zeros */
-    uint32_t largest = group_absmax(values, 0);
+    uint32_t largest = bl_group_absmax(values, 0);
 #pragma unroll
     for (int apart = 8; apart > 0; apart /= 2)
         largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, apart));
     if (col >= cols) return;
     float scale = bl_e4m3_scale(bl_f32_from_bits(largest));
     if (col % BL_FP8_BLOCK == 0) scales[col / BL_FP8_BLOCK * T + row] = scale;
-    encode_group(bl_e4m3_divisor_of(scale), values, codes + row * cols + col, cols - col, aligned);
+    bl_encode_group(bl_e4m3_divisor_of(scale), values, codes + row * cols + col, cols - col,
+                    aligned);
 }
 
 static bl_status check_rows(const char *what, int64_t ld, int64_t T, int64_t cols)
@@ -188,11 +131,8 @@ extern "C" bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, in
     BL_TRY(check_rows("quantize_rows", ld, T, cols));
     if (cols == 0) return BL_OK;
     const bl_cuda_properties *gpu = bl_cuda_device_properties(bl_stream_device(stream));
-    int64_t n_pieces = 1;
-    if (gpu->capability >= 90) n_pieces = bl_blocks_for(cols, PIECE_MAX);
-    if (n_pieces > CLUSTER_MAX) n_pieces = CLUSTER_MAX;
-
     rows_task task;
+    int64_t n_pieces = bl_quantize_pieces(gpu->capability, cols, &task.piece);
     task.x = (const bl_bf16 *)x;
     task.ld = ld;
     task.T = T;
@@ -201,7 +141,6 @@ extern "C" bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, in
     if (n_rows > ROWS_MAX) n_rows = ROWS_MAX;
     task.n_rows = column_factor ? n_rows : 1;
     task.cols = cols;
-    task.piece = bl_blocks_for(bl_blocks_for(cols, n_pieces), BL_GROUP) * BL_GROUP;
     task.column_factor = column_factor;
     task.codes = codes;
     task.scales = scales;
@@ -210,7 +149,7 @@ extern "C" bl_status fp8_cuda_quantize_rows(bl_stream *stream, const void *x, in
                    cols % BL_GROUP == 0;
     return bl_launch("quantize_rows", stream,
                      {bl_blocks_for(T, task.n_rows) * n_pieces,
-                      bl_row_threads(task.piece, ROW_THREADS), (unsigned)n_pieces},
+                      bl_row_threads(task.piece, BL_QUANTIZE_THREADS), (unsigned)n_pieces},
                      quantize_rows_kernel, task, (unsigned)n_pieces);
 }
 

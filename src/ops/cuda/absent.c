@@ -42,6 +42,7 @@ const ops_table ops_cuda_table = {.acts = BL_DTYPE_BIT(BL_BF16),
                                   .matmul_weight_scratch_bytes =
                                       ops_cuda_matmul_weight_scratch_bytes,
                                   .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
+                                  .matmul_weight_operand = ops_cuda_matmul_weight_operand,
                                   .matmul_weight_is_refused = refuse_is_refused,
                                   .matmul_end_warm_up = refuse_end_warm_up,
                                   .matmul_spare_multiprocessors = refuse_spare_multiprocessors,

@@ -55,6 +55,7 @@ extern "C" bl_status ops_cuda_swiglu_forward(bl_stream *stream, const bl_swiglu_
 {
     bl_grid grid = {};
     unsigned blocks_per_row = 0;
+    if (a->quantized.codes) return ops_cuda_swiglu_forward_quantized(stream, a);
     BL_TRY(plan_rows("swiglu_forward", a->T, a->I, &grid, &blocks_per_row));
     bool aligned =
         bl_is_aligned(a->gate_up.data) && bl_is_aligned(a->h.data) && a->I % BL_GROUP == 0;

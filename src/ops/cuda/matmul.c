@@ -255,7 +255,7 @@ static bl_status run_fp8(const weight_product *p, bool *is_served)
     BL_TRY(ops_cuda_gemm_is_served(p->stream, &p->gemm, is_served));
     if (!*is_served) return BL_OK;
     BL_TRY(make_codes(p));
-    BL_TRY(quantize_in(p));
+    if (!p->args->is_quantized) BL_TRY(quantize_in(p));
     return ops_cuda_gemm_try(p->stream, &p->gemm, is_served);
 }
 

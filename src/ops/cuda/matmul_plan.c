@@ -128,6 +128,17 @@ ops_matmul_layout ops_matmul_plan_layout(const bl_matmul_weight_args *args, ops_
     return at;
 }
 
+bl_quantized ops_cuda_matmul_weight_operand(const bl_matmul_weight_args *args)
+{
+    if (ops_matmul_plan_kind(args, NULL) != OPS_GEMM_FP8_ROW || !args->scratch ||
+        args->scratch_bytes < ops_cuda_matmul_weight_scratch_bytes(args) ||
+        ops_matmul_plan_tokens(args) < args->T)
+        return (bl_quantized){0};
+    ops_matmul_layout at = ops_matmul_plan_layout(args, OPS_GEMM_FP8_ROW);
+    char *scratch = args->scratch;
+    return (bl_quantized){(uint8_t *)scratch + at.codes, (float *)(void *)(scratch + at.scales)};
+}
+
 /* Also of the way that is taken when cuBLASLt refuses, and of fewer tokens, whose number may suit
  * blocks. */
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args)

@@ -4,7 +4,7 @@
  * KEPT (16,384 channels; KEPT_OF_TWO, 12,288, in LayerNorm's backward) are read again. Sums:
  * products and eight neighbors' sum in fp32, all above in double, in an order that depends on H
  * alone. */
-#include "fp8/cuda/vector.cuh"
+#include "fp8/cuda/quantize.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
 
@@ -28,20 +28,26 @@ __device__ static inline double squares(uint4 raw)
     return (double)sum;
 }
 
-__device__ static inline void normalize_group(uint4 raw, float rstd, const float *w,
-                                              int64_t n_valid, bool aligned, bl_bf16 *y)
+/* Returns what it stores. */
+__device__ static inline uint4 normalize_group(uint4 raw, float rstd, const float *w,
+                                               int64_t n_valid, bool aligned, bl_bf16 *y)
 {
     float x[BL_GROUP], weight[BL_GROUP];
     bl_unpack(raw, x);
     bl_load(w, n_valid, aligned, weight);
 #pragma unroll
     for (int i = 0; i < BL_GROUP; i++) x[i] = bl_rmsnorm_element(x[i], rstd, weight[i]);
-    bl_store(y, n_valid, aligned, x);
+    uint4 normed = bl_pack(x);
+    bl_store_raw(y, n_valid, aligned, normed);
+    return normed;
 }
 
-__global__ void __launch_bounds__(ROW_THREADS, 2)
-    rmsnorm_forward_kernel(int64_t H, int64_t n_heads, int64_t row_stride, double eps, bool aligned,
-                           const bl_bf16 *x, const float *w, bl_bf16 *y, float *rstd_out)
+/* quantizes: y's codes, too, from the groups as they are stored; those past KEPT are read back by
+ * the thread that wrote them. */
+__device__ static inline void rmsnorm_row(bool quantizes, int64_t H, int64_t n_heads,
+                                          int64_t row_stride, double eps, bool aligned,
+                                          const bl_bf16 *x, const float *w, bl_bf16 *y,
+                                          float *rstd_out, bl_quantized quantized)
 {
     __shared__ double partial[ROW_THREADS / BL_WARP];
     int64_t first = (int64_t)threadIdx.x * BL_GROUP, stride = (int64_t)blockDim.x * BL_GROUP;
@@ -68,14 +74,48 @@ __global__ void __launch_bounds__(ROW_THREADS, 2)
         if (rstd_out) rstd_out[blockIdx.x] = rstd;
     }
     rstd = from_thread_0(rstd);
+    uint32_t largest = 0;
 #pragma unroll
     for (int k = 0; k < KEPT; k++) {
         int64_t col = first + k * stride;
-        if (col < H) normalize_group(kept[k], rstd, w + col, H - col, aligned, y + col);
+        if (col >= H) break;
+        kept[k] = normalize_group(kept[k], rstd, w + col, H - col, aligned, y + col);
+        if (quantizes) largest = bl_raw_absmax(kept[k], largest);
+    }
+    for (int64_t col = first + KEPT * stride; col < H; col += stride) {
+        uint4 raw = bl_load_raw(x + col, H - col, aligned);
+        raw = normalize_group(raw, rstd, w + col, H - col, aligned, y + col);
+        if (quantizes) largest = bl_raw_absmax(raw, largest);
+    }
+    if (!quantizes) return;
+
+    float scale = bl_e4m3_scale(bl_f32_from_bits(bl_row_max(largest, false)));
+    bl_e4m3_divisor divisor = bl_e4m3_divisor_of(scale);
+    uint8_t *codes = quantized.codes + blockIdx.x * H;
+    if (threadIdx.x == 0) quantized.scales[blockIdx.x] = scale;
+#pragma unroll
+    for (int k = 0; k < KEPT; k++) {
+        int64_t col = first + k * stride;
+        if (col >= H) break;
+        bl_encode_raw(divisor, kept[k], codes + col, H - col, aligned);
     }
     for (int64_t col = first + KEPT * stride; col < H; col += stride)
-        normalize_group(bl_load_raw(x + col, H - col, aligned), rstd, w + col, H - col, aligned,
-                        y + col);
+        bl_encode_raw(divisor, bl_load_raw(y + col, H - col, aligned), codes + col, H - col,
+                      aligned);
+}
+
+__global__ void __launch_bounds__(ROW_THREADS, 2)
+    rmsnorm_forward_kernel(int64_t H, int64_t n_heads, int64_t row_stride, double eps, bool aligned,
+                           const bl_bf16 *x, const float *w, bl_bf16 *y, float *rstd_out)
+{
+    rmsnorm_row(false, H, n_heads, row_stride, eps, aligned, x, w, y, rstd_out, {});
+}
+
+__global__ void __launch_bounds__(ROW_THREADS, 2)
+    rmsnorm_quantized_kernel(int64_t H, double eps, bool aligned, const bl_bf16 *x, const float *w,
+                             bl_bf16 *y, float *rstd_out, bl_quantized quantized)
+{
+    rmsnorm_row(true, H, 0, 0, eps, aligned, x, w, y, rstd_out, quantized);
 }
 
 __device__ static inline double triple_products(uint4 raw_x, uint4 raw_dy, const float *w,
@@ -176,11 +216,15 @@ extern "C" bl_status ops_cuda_rmsnorm_forward(bl_stream *stream, const bl_rmsnor
     bl_grid grid = {};
     bool aligned = false;
     BL_TRY(plan_rows("rmsnorm_forward", a->T, a->H, a->n_heads, a->row_stride, &grid, &aligned));
-    aligned =
-        aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) && bl_is_aligned(a->y.data);
+    aligned = aligned && bl_is_aligned(a->x.data) && bl_is_aligned(a->w) &&
+              bl_is_aligned(a->y.data) && bl_is_aligned(a->quantized.codes);
+    const bl_bf16 *x = (const bl_bf16 *)a->x.data;
+    bl_bf16 *y = (bl_bf16 *)a->y.data;
+    if (a->quantized.codes)
+        return bl_launch("rmsnorm_forward", stream, grid, rmsnorm_quantized_kernel, a->H, a->eps,
+                         aligned, x, a->w, y, a->rstd, a->quantized);
     return bl_launch("rmsnorm_forward", stream, grid, rmsnorm_forward_kernel, a->H, a->n_heads,
-                     a->row_stride, a->eps, aligned, (const bl_bf16 *)a->x.data, a->w,
-                     (bl_bf16 *)a->y.data, a->rstd);
+                     a->row_stride, a->eps, aligned, x, a->w, y, a->rstd);
 }
 
 extern "C" bl_status ops_cuda_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *a)

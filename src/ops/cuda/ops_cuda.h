@@ -28,6 +28,7 @@ BL_OPS_LIST(OPS_CUDA_DECLARE)
 #undef OPS_CUDA_DECLARE
 
 size_t ops_cuda_matmul_weight_scratch_bytes(const bl_matmul_weight_args *args);
+bl_quantized ops_cuda_matmul_weight_operand(const bl_matmul_weight_args *args);
 size_t ops_cuda_matmul_prepared_bytes(const bl_matmul_weight_args *args);
 bl_status ops_cuda_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
                                             bool *out);
@@ -37,6 +38,9 @@ bl_status ops_cuda_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_F
 /* ops_cuda_matmul_weight with `tokens` (a multiple of 4, or T) at a time. */
 bl_status ops_cuda_matmul_weight_in_pieces(bl_stream *stream, const bl_matmul_weight_args *args,
                                            int64_t tokens);
+
+/* Where args->quantized is there. */
+bl_status ops_cuda_swiglu_forward_quantized(bl_stream *stream, const bl_swiglu_forward_args *args);
 
 #ifdef __cplusplus
 }

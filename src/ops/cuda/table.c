@@ -8,6 +8,7 @@ const ops_table ops_cuda_table = {
     .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
     .matmul_weight_scratch_bytes = ops_cuda_matmul_weight_scratch_bytes,
     .matmul_prepared_bytes = ops_cuda_matmul_prepared_bytes,
+    .matmul_weight_operand = ops_cuda_matmul_weight_operand,
     .matmul_weight_is_refused = ops_cuda_matmul_weight_is_refused,
     .matmul_end_warm_up = ops_cuda_matmul_end_warm_up,
     .matmul_spare_multiprocessors = ops_cuda_matmul_spare_multiprocessors,

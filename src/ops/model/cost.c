@@ -26,6 +26,13 @@ static bl_cost elementwise(double n, bl_tensor t)
     return cost;
 }
 
+/* The same kernel, which writes its result's codes, too. */
+static bl_cost quantized(bl_cost cost, bl_quantized to, int64_t T, int64_t C)
+{
+    if (to.codes) cost.kernel[0].bytes += (double)T * (double)C;
+    return cost;
+}
+
 /* ---- norms, RoPE, elementwise ---- */
 
 static double norm_rows(int64_t T, int64_t n_heads)
@@ -36,7 +43,8 @@ static double norm_rows(int64_t T, int64_t n_heads)
 bl_cost bl_cost_rmsnorm_forward(const bl_cost_setting *s, const bl_rmsnorm_forward_args *a)
 {
     (void)s;
-    return elementwise(norm_rows(a->T, a->n_heads) * 2 * (double)a->H, a->x);
+    return quantized(elementwise(norm_rows(a->T, a->n_heads) * 2 * (double)a->H, a->x),
+                     a->quantized, a->T, a->H);
 }
 
 /* x, dy, dx; dx once more where it is added to. An overwritten one counts the same. */
@@ -68,7 +76,7 @@ bl_cost bl_cost_rope(const bl_cost_setting *s, const bl_rope_args *a)
 bl_cost bl_cost_swiglu_forward(const bl_cost_setting *s, const bl_swiglu_forward_args *a)
 {
     (void)s;
-    return elementwise((double)a->T * 3 * (double)a->I, a->h);
+    return quantized(elementwise((double)a->T * 3 * (double)a->I, a->h), a->quantized, a->T, a->I);
 }
 
 bl_cost bl_cost_swiglu_backward(const bl_cost_setting *s, const bl_swiglu_backward_args *a)
@@ -229,7 +237,8 @@ bl_cost bl_cost_matmul_weight(const bl_cost_setting *s, const bl_matmul_weight_a
     bl_cost cost = {.n = 0};
 
     if (is_cuda) prepare(a, kind, &cost);
-    if (is_fp8) add(&cost, BL_COST_MEMORY, 0, T * inner * (element + 1)); /* `in` is quantized */
+    if (is_fp8 && !a->is_quantized)
+        add(&cost, BL_COST_MEMORY, 0, T * inner * (element + 1)); /* `in` is quantized */
     bl_cost_rate rate = ops_matmul_plan_has_fast_sums(a, kind) ? BL_COST_FP8_FAST_GEMM
                         : is_fp8                               ? BL_COST_FP8_GEMM
                                                                : BL_COST_GEMM;
