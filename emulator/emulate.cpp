@@ -364,7 +364,7 @@ static void run_threads()
         enter_next();
         block_states[now.thread] = waits_for::nothing;
     }
-    free_stacks.push_back(own_stack()); /* nobody begins before this has left it */
+    free_stacks.push_back(own_stack()); /* no thread begins before this one has left it */
     suspend();
 }
 

@@ -21,8 +21,8 @@ typedef enum emulated_windows {
     EMULATED_WINDOWS_FAIL
 } emulated_windows;
 typedef enum emulated_whole { EMULATED_SHARED, EMULATED_WHOLE, EMULATED_CROSSED } emulated_whole;
-/* What ncclCommAbort ends: the waits of kernels alone, as the real one, all waits, or nothing. Unless all work of its
- * communicator ends, it does not return. */
+/* What ncclCommAbort ends: the waits of kernels alone, as the real one, all waits, or nothing.
+ * Unless all work of its communicator ends, it does not return. */
 typedef enum emulated_abort {
     EMULATED_ABORT_KERNELS,
     EMULATED_ABORT_ALL,

@@ -133,7 +133,7 @@ void *emulated_map_shared(void *mine, unsigned rank)
 static void set_pending(const emulated_place &place, size_t bytes, bool value)
 {
     n_on_their_way += value ? 1 : -1u;
-    if (!emulated_is_checked()) return; /* nobody asks */
+    if (!emulated_is_checked()) return; /* nothing reads them */
     auto &pending = is_pending[place.rank][place.is_dynamic];
     pending.resize(place.is_dynamic ? (size_t)EMULATED_SHARED_MAX : emulated_section_bytes());
     std::fill_n(pending.begin() + (ptrdiff_t)place.offset, bytes, value);

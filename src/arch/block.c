@@ -73,8 +73,8 @@ static bl_linear_use use_matrix(const bl_block *block, bl_layer_matrix matrix,
     return use;
 }
 
-/* Where the op that makes the input of `matrix` leaves it in E4M3, too, for the forward product that
- * comes next; none where it does not. */
+/* Where the op that makes the input of `matrix` leaves it in E4M3, too, for the forward product
+ * that comes next; none where it does not. */
 static bl_quantized operand_of(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                const bl_micro_batch *batch, const bl_block_workspace *ws)
 {
