@@ -384,6 +384,7 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "max_train_steps", .key = "max_steps"},
     {.name = "max_steps_per_epoch", .hint = "max_steps"},
     {.name = "early_stopping_steps", .key = "early_stopping_patience"},
+    {.name = "min_resource", .key = "grace_period"},
     IGNORED("loss_watchdog_threshold"),
     IGNORED("loss_watchdog_patience"),
     {.name = "micro_batch_size", .key = "per_device_train_batch_size"},

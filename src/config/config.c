@@ -274,6 +274,22 @@ static bl_status validate_best(const bl_train_config *config)
     return BL_OK;
 }
 
+static bl_status validate_rungs(const bl_train_config *config, bool has_validation)
+{
+    if (config->reduction_factor == 0) return BL_OK;
+    if (config->reduction_factor == 1)
+        return BL_FAIL(BL_EUSAGE, "reduction_factor 1 stops no run: give 2 or more, or 0 for off");
+    if (config->queue)
+        return BL_FAIL(BL_EUSAGE,
+                       "reduction_factor with queue %s: jobs come at different times; "
+                       "halving needs runs of one command",
+                       config->queue);
+    if (!has_validation)
+        return BL_FAIL(BL_EUSAGE, "reduction_factor compares validation losses: needs "
+                                  "validation_file or validation_split_percentage");
+    return BL_OK;
+}
+
 /* Trackers of transformers whose files Ballast does not write, and what reads Ballast's. */
 static const struct {
     const char *name, *instead;
@@ -345,6 +361,7 @@ static bl_status validate_training(const bl_train_config *config)
                        config->eval_strategy == BL_EVAL_STEPS ? "steps" : "epoch");
     }
     BL_TRY(validate_best(config));
+    BL_TRY(validate_rungs(config, has_validation));
     BL_TRY(validate_shares(config));
     BL_TRY(validate_reports(config));
     BL_TRY(check_allowed(&config->allow_resume_mismatch));

@@ -143,6 +143,7 @@ typedef struct bl_train_config {
     bool greater_is_better;
     int64_t early_stopping_patience; /* evaluations; 0: off */
     double early_stopping_threshold;
+    int64_t reduction_factor, grace_period; /* rank/rungs.h; 0: off; steps */
     bool eval_stored_base;
     bl_string_list report_to; /* bl_train_config_reports_to_tensorboard */
     char *logging_dir;        /* NULL: output_dir/runs */

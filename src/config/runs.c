@@ -57,7 +57,8 @@ static bl_status place_run(bl_train_config *config, const bl_options_sweep *swee
 
 bool config_is_common(const bl_option *option)
 {
-    static const char *const others[] = {"model_name_or_path", "max_seq_length", "trace"};
+    static const char *const others[] = {"model_name_or_path", "max_seq_length", "trace",
+                                         "reduction_factor", "grace_period"};
 
     if (strcmp(option->group, "Execution") == 0) return true;
     for (size_t i = 0; i < BL_COUNT(others); i++)

@@ -210,6 +210,13 @@ const bl_option bl_train_options[] = {
              "eval_strategy"},
     {KEY(early_stopping_threshold, REAL), RANGE(0, 1e6), .commands = TRAIN, .default_text = "0",
      .help = "early stopping: a better loss is lower than the lowest so far by more than this"},
+    {KEY(reduction_factor, INT), RANGE(0, 64), .commands = TRAIN, .default_text = "0",
+     .help =
+         "successive halving of several runs: at each rung one of that many goes on, those with "
+         "the lowest validation loss; 0: off"},
+    {KEY(grace_period, INT), RANGE(1, 1000000000), .commands = TRAIN, .default_text = "1",
+     .help = "with reduction_factor: steps to the first rung; each later one has reduction_factor "
+             "times as many"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
      .help = "after training on a quantized base, also evaluate the adapter on the stored "
              "base, if one process has all ranks and that needs no more memory than training"},

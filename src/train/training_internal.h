@@ -13,12 +13,21 @@
 #include "train/job.h"
 #include "train/metrics.h"
 
+enum { BL_MAX_RUNGS = 32 };
+/* Of successive halving (rank/rungs.h). */
+typedef struct bl_rungs {
+    int n; /* that the run has come to */
+    double loss[BL_MAX_RUNGS];
+    int64_t stopped_at; /* steps of the rung that it has not passed; 0: none */
+} bl_rungs;
+
 /* Where a training starts: at its beginning, or after the last step of a checkpoint. */
 typedef struct bl_start {
     int64_t step;           /* steps that are done */
     int64_t metrics_bytes;  /* of the log that are kept; rank 0's process */
     int64_t evaluated_step; /* the newest evaluation in that part; -1: none */
     bl_best best;           /* of the evaluations in that part */
+    bl_rungs rungs;         /* in that part; stopped_at 0 */
     bool is_saved;          /* this run's newest checkpoint is that of `step` */
     /* the checkpoint's validation data were others: its losses are not this run's */
     bool other_validation;
@@ -48,6 +57,7 @@ typedef struct bl_training {
 typedef struct bl_outcome {
     double first_loss, last_loss; /* of training */
     int64_t n_steps;              /* of the run, at its end */
+    int64_t rung;                 /* bl_rungs.stopped_at */
     int64_t adapter_step;         /* the adapter's, at the end: n_steps, or the best one */
     bl_eval_result base, trained; /* before the first step; newest, at the end the adapter's */
     bl_eval_result stored;        /* of the adapter on the base as stored; rows 0: not measured */

@@ -34,7 +34,7 @@ bool bl_trainer_note_loss(bl_trainer *t, int64_t step, double loss)
 bool bl_trainer_stops_early(const bl_trainer *t)
 {
     int64_t patience = t->config->early_stopping_patience;
-    return patience > 0 && t->best.n_stale >= patience;
+    return (patience > 0 && t->best.n_stale >= patience) || t->rungs.stopped_at > 0;
 }
 
 /* The adapter of a checkpoint of n_ranks ranks. */
@@ -126,6 +126,7 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
         bl_outcome *outcome = &t->output->outcome;
         BL_TRY(list_adapter(t));
         outcome->n_steps = outcome->adapter_step = t->steps_done;
+        outcome->rung = t->rungs.stopped_at;
         if (takes_best) {
             outcome->adapter_step = t->best.step;
             outcome->trained.loss = t->best.loss;

@@ -11,6 +11,7 @@
 #include "base/sizes.h"
 #include "train/rank/evaluate.h"
 #include "train/rank/preference.h"
+#include "train/rank/rungs.h"
 #include "train/rank/trainer.h"
 
 static bl_batches *batches_of(const bl_trainer *t, int64_t step)
@@ -263,7 +264,7 @@ static bool evaluation_is_due(const bl_trainer *t, int64_t step)
     const bl_train_config *c = t->config;
 
     if (!t->job->data.validation.set || t->evaluated_step >= step) return false;
-    if (step == 0 || step == t->training->total_steps) return true;
+    if (step == 0 || step == t->training->total_steps || bl_trainer_has_rung(t, step)) return true;
     if (c->eval_strategy == BL_EVAL_STEPS) return due(step, c->eval_steps);
     return c->eval_strategy == BL_EVAL_EPOCH && ends_epoch(t, step);
 }
@@ -272,7 +273,9 @@ static bool save_is_due(const bl_trainer *t, int64_t step)
 {
     const bl_train_config *c = t->config;
 
-    if (step == t->training->total_steps || bl_trainer_stops_early(t)) return true;
+    if (step == t->training->total_steps || bl_trainer_stops_early(t) ||
+        bl_trainer_has_rung(t, step))
+        return true;
     if (t->best.step == step && (c->load_best_model_at_end || c->save_strategy == BL_SAVE_BEST))
         return true;
     if (c->save_strategy == BL_SAVE_STEPS) return due(step, c->save_steps);
@@ -286,10 +289,12 @@ static void begin_evaluation(bl_trainer *t)
     bl_evaluation_begin(t->rank->evaluation);
 }
 
-/* Whether it goes on in the visits of the next step (eval_overlap), if there is one. */
+/* Whether it goes on in the visits of the next step (eval_overlap), if there is one: after a rung
+ * it may be that there is none. */
 static bool evaluation_rides(const bl_trainer *t)
 {
-    return t->rank->evaluation->n_riders > 0 && bl_trainer_goes_on(t);
+    return t->rank->evaluation->n_riders > 0 && bl_trainer_goes_on(t) &&
+           !bl_trainer_has_rung(t, t->steps_done);
 }
 
 /* Of the steps that are done. */
@@ -303,6 +308,7 @@ static bl_status end_evaluation(bl_trainer *t)
     t->evaluates = false;
     BL_TRY(bl_evaluation_end(t->rank->evaluation, &result));
     if (step > 0) bl_trainer_note_loss(t, step, result.loss);
+    if (step > 0) bl_trainer_note_rung(t, step, result.loss);
     if (t->output) {
         bool compares = c->load_best_model_at_end || c->early_stopping_patience > 0;
         if (step == 0) t->output->outcome.base = result;
@@ -384,6 +390,11 @@ bl_status bl_trainer_end_evaluation(bl_trainer *t)
 
 bool bl_trainer_goes_on(const bl_trainer *t)
 {
+    return bl_trainer_has_more(t) && !bl_trainer_waits(t);
+}
+
+bool bl_trainer_has_more(const bl_trainer *t)
+{
     return t->status == BL_OK && t->steps_done < t->training->total_steps &&
            !bl_trainer_stops_early(t);
 }
@@ -396,9 +407,10 @@ bl_status bl_trainer_start(bl_trainer *t)
     t->saved_step = start->is_saved && !t->start_differs ? start->step : -1;
     t->evaluated_step = start->evaluated_step;
     t->best = start->best;
+    t->rungs = start->rungs;
     /* Before the first step; or an evaluation that a stop cut short. */
     BL_TRY(bl_trainer_after_step(t));
-    if (!bl_trainer_goes_on(t)) return BL_OK;
+    if (!bl_trainer_has_more(t)) return BL_OK;
     begin_fill(t, start->step);
     return bl_trainer_end_fill(t);
 }
@@ -419,7 +431,10 @@ bl_status bl_trainer_end(bl_trainer *t)
     int64_t total = t->training->total_steps;
 
     t->has_ended = true;
-    if (t->output && t->steps_done < total)
+    if (t->output && t->rungs.stopped_at > 0)
+        bl_log_info("stopped at the rung of %lld steps, of %lld (reduction_factor)",
+                    (long long)t->rungs.stopped_at, (long long)total);
+    else if (t->output && t->steps_done < total)
         bl_log_info("stopped early after step %lld of %lld: %lld evaluations in a row without a "
                     "better loss (early_stopping_patience); the lowest is %.4f, of step %lld",
                     (long long)t->steps_done, (long long)total, (long long)t->best.n_stale,

@@ -23,6 +23,7 @@
 #include "train/rank/evaluate.h"
 #include "train/rank/preference.h"
 #include "train/rank/round.h"
+#include "train/rank/rungs.h"
 
 enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals */
 
@@ -262,7 +263,7 @@ static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
 static bl_status end_run(const bl_round *r, bl_trainer *t)
 {
     (void)r;
-    if (t->has_ended || t->status != BL_OK || bl_trainer_goes_on(t)) return BL_OK;
+    if (t->has_ended || t->status != BL_OK || bl_trainer_has_more(t)) return BL_OK;
     return bl_trainer_end(t);
 }
 
@@ -293,6 +294,7 @@ static bl_status run_round(bl_round *r)
     BL_TRY(run_groups(r, n_micro, &input));
     BL_TRY(end_steps(r, &input));
     BL_TRY(after_steps(r, r->stepped));
+    bl_rungs_decide(r->trainers, r->n_trainers);
     for (int i = 0; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
     return BL_OK;
 }
@@ -306,7 +308,7 @@ static bl_status stop_runs(bl_round *r)
         return BL_FAIL(BL_ESTOPPED, "stopped on request: no job was in progress");
     for (int i = 0; i < r->n_trainers; i++) {
         bl_trainer *t = enter(r, i);
-        if (!bl_trainer_goes_on(t)) continue;
+        if (!bl_trainer_has_more(t)) continue;
         bl_status st = bl_trainer_stop(t);
         if (st != BL_ESTOPPED) return st;
         if (error.status == BL_OK) bl_error_save(&error, st);
@@ -323,6 +325,7 @@ static bl_status start_runs(bl_round *r, int first)
     }
     bl_lane_totals of_no_step[BL_N_LANES];
     bl_trainer_count_lanes(lead_of(r), of_no_step);
+    bl_rungs_decide(r->trainers, r->n_trainers); /* once more, of a job that is resumed */
     for (int i = first; i < r->n_trainers; i++) BL_TRY(end_run(r, enter(r, i)));
     return BL_OK;
 }

@@ -37,6 +37,15 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
         outcome->first_loss, "last_loss", outcome->last_loss, "base_loss",
         isnan(outcome->base.loss) ? BL_LOSS_UNKNOWN : outcome->base.loss, "validation_loss",
         outcome->trained.loss);
+    if (state && t->rungs.n > 0) {
+        json_t *losses = json_array();
+        for (int i = 0; losses && i < t->rungs.n; i++)
+            (void)json_array_append_new(losses, json_real(t->rungs.loss[i]));
+        if (json_object_set_new(state, "rung_losses", losses) != 0) {
+            json_decref(state);
+            return NULL;
+        }
+    }
     if (!state || t->best.step < 0) return state;
     json_t *best = json_pack("{s:I, s:f, s:I}", "best_step", (json_int_t)t->best.step, "best_loss",
                              t->best.loss, "stale_evaluations", (json_int_t)t->best.n_stale);

@@ -50,6 +50,8 @@ typedef struct bl_trainer {
     bool evaluates;            /* one has begun and has not ended */
     double evaluation_s;       /* time for it alone so far */
     bl_best best;              /* of the evaluations so far; the same on all ranks */
+    bl_rungs rungs;            /* of successive halving, rungs.h; the same on all ranks */
+    int n_decided;             /* of the rungs of its job */
     bool has_ended;            /* its adapter is written */
     /* Of a run of several that has failed alone, the same on all ranks; BL_OK: it has not. */
     bl_status status;
@@ -92,7 +94,9 @@ typedef struct bl_step_result {
 
 /* From the run's start: its first evaluation, the rows of its first step. */
 bl_status bl_trainer_start(bl_trainer *trainer);
-/* Whether a step follows. */
+/* Whether the run has steps to make, and has not failed or been stopped. */
+bool bl_trainer_has_more(const bl_trainer *trainer);
+/* Whether it makes one in the round to come: it has more, and waits at no rung (rungs.h). */
 bool bl_trainer_goes_on(const bl_trainer *trainer);
 /* The micro-batches of the step under way, or to come. */
 bl_batches *bl_trainer_batches(const bl_trainer *trainer);
@@ -136,7 +140,7 @@ bl_status bl_trainer_forget_counts(bl_trainer *trainer);
 /* Takes the loss of the evaluation after `step` steps into trainer->best; whether it is the
  * lowest. */
 bool bl_trainer_note_loss(bl_trainer *trainer, int64_t step, double loss);
-/* Whether early_stopping_patience ends the run. */
+/* Whether early_stopping_patience or a rung ends the run. */
 bool bl_trainer_stops_early(const bl_trainer *trainer);
 /* The adapter of the last step, or of the best one with load_best_model_at_end, into output_dir;
  * collective over the ranks of the job. BL_ECHECKPOINT: the best step's checkpoint was damaged. */

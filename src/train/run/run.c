@@ -220,15 +220,18 @@ static void print_table(const bl_train_run_state *runs, int n)
     }
     for (int i = 0; i < n; i++) {
         const bl_outcome *o = &runs[i].output.outcome;
-        char validation[64] = "";
+        char validation[64] = "", rung[64] = "";
+        if (o->rung > 0)
+            snprintf(rung, sizeof rung, " of %lld, stopped at a rung",
+                     (long long)runs[i].training.total_steps);
         if (runs[i].training.job.data.validation.set)
             snprintf(validation, sizeof validation, "  validation %.4f", o->trained.loss);
         if (runs[i].status != BL_OK)
             bl_log_info(BL_LOG_VERBATIM "%-*s  failed", width, runs[i].training.name);
         else
-            bl_log_info(BL_LOG_VERBATIM "%-*s  %lld steps  loss %.4f%s%s", width,
-                        runs[i].training.name, (long long)o->n_steps, o->last_loss, validation,
-                        i == best ? "  lowest" : "");
+            bl_log_info(BL_LOG_VERBATIM "%-*s  %lld steps%s  loss %.4f%s%s", width,
+                        runs[i].training.name, (long long)o->n_steps, rung, o->last_loss,
+                        validation, i == best ? "  lowest" : "");
     }
 }
 

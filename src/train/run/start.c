@@ -276,6 +276,20 @@ static bl_status read_best(const char *where, const json_t *state, bl_best *best
                            &best->n_stale);
 }
 
+/* Of the rungs that the run has come to, if there are any. */
+static bl_status read_rungs(const char *where, const json_t *state, bl_rungs *rungs)
+{
+    const json_t *losses = json_object_get(state, "rung_losses");
+
+    *rungs = (bl_rungs){.n = (int)json_array_size(losses)};
+    if (rungs->n > BL_MAX_RUNGS)
+        return BL_FAIL(BL_ECHECKPOINT, "%s: %d rungs, at most %d are known", where, rungs->n,
+                       BL_MAX_RUNGS);
+    for (int i = 0; i < rungs->n; i++)
+        rungs->loss[i] = json_number_value(json_array_get(losses, (size_t)i));
+    return BL_OK;
+}
+
 /* Whether output_dir has the checkpoint of that step and loss: another run from an earlier step may
  * have replaced it, and save_total_limit removed it. */
 static bl_status find_best(const bl_training *training, const bl_best *best, bool *is_there)
@@ -335,6 +349,7 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     BL_TRY(bl_json_get_real(start->dir, state, "validation_loss", BL_JSON_REQUIRED, -1e300, 1e300,
                             &outcome->trained.loss));
     BL_TRY(read_best(start->dir, state, &start->best));
+    BL_TRY(read_rungs(start->dir, state, &start->rungs));
     start->n_ranks = (int)ranks;
     if (layers != job->model->config.n_layers || floats != bl_job_layer_floats(job))
         return BL_FAIL(BL_ECHECKPOINT,
@@ -346,6 +361,7 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     if (start->other_validation) {
         start->evaluated_step = -1;
         start->best = NO_BEST;
+        start->rungs.n = 0;
         outcome->base.loss = NAN;
     }
     return check_best(training);
