@@ -133,7 +133,7 @@ static void processes_and_a_resumption_change_no_bit(void **state)
         if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
         if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
         runs_start(&child, "train", &args);
-        int code = runs_wait(&child, 300);
+        int code = runs_wait(&child, 600); /* strict: minutes */
         char *log = runs_read(child.log, NULL);
         if (code != 0) fail_msg("exit code %d\n%s", code, log);
         assert_null(strstr(log, "is new after the warm-up"));
