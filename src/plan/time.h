@@ -40,7 +40,9 @@ typedef struct bl_time_habits {
     bool decodes_each_use; /* a weight is decoded for each product, not once per visit */
     bool recomputes_all;   /* of a layer whose input alone is kept, unused outputs too */
     bool is_eager;         /* one kernel for each operation of transformers' modeling code */
-    bool reduces_bf16;     /* gradients of all weights travel in bf16, not in fp32 */
+    /* Gradients of all weights travel in bf16, not in fp32, and are added on their way, in a ring:
+     * not as they were, in the order of ranks. */
+    bool reduces_in_ring;
 } bl_time_habits;
 
 /* Borrowed for the call. */

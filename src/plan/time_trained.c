@@ -36,13 +36,13 @@ static plan_gradients gradients_of(const bl_time_input *in, const plan_item *ite
                                    double code_bytes)
 {
     double n = in->n_ranks, rows = rows_of(items, n_items, code_bytes),
-           sent = in->habits.reduces_bf16 ? 2 : FLOAT,
+           sent = in->habits.reduces_in_ring ? 2 : FLOAT,
            rate = in->rates.memory_bytes_per_s > 0 ? in->rates.memory_bytes_per_s : INFINITY;
 
     if (in->n_ranks == 1) return (plan_gradients){.n_bytes = 0};
     plan_gradients g = {.zero = plan_work_of(in, n * rows * FLOAT / rate, n * rows * FLOAT),
                         .n_bytes = (in->n_ranks - 1) * shard_bytes_of(items, n_items, code_bytes)};
-    g.reduce = plan_exchange(in, n, rows * sent, true);
+    g.reduce = plan_exchange(in, n, rows * sent, !in->habits.reduces_in_ring);
     g.reduce.seconds += ((n + 1) * sent + 3 * FLOAT) * rows / rate;
     return g;
 }

@@ -71,13 +71,35 @@ static void its_copies_by_hand(void **state)
                   2 * shards * (1 / 5.5e9 + 1 / 1.4e9), 0.03);
 }
 
+/* The published hours are those of 16 times the tokens: no choice of the system's explains them with
+ * one row per GPU. */
+static void every_weight_of_70b(void **state)
+{
+    bl_published_full p;
+
+    (void)state;
+    if (bl_published_explain_full(&p) != BL_OK) fail_msg("%s", bl_error_text());
+    const bl_published_row *rows = p.rows, *last = &rows[p.n_rows - 1];
+    assert_int_equal(p.n_rows, 5);
+    /* 6 P FLOPs per token, and attention; 16 GPUs of 312 TFLOP/s */
+    assert_within(p.mfu, 500.0 * 16 * 2048 * 6 * 68.98e9 / (13.5 * 3600 * 16 * 312e12), 0.03);
+    assert_true(rows[0].time.step_s * p.n_steps < p.hours * 3600 / 8);
+    assert_within(last->time.step_s * p.n_steps / 3600, p.hours, 0.15);
+    assert_within(last->time.mfu, 16 * p.mfu, 0.15);
+    for (int i = 1; i < 3; i++)
+        assert_true(rows[i].time.tokens_per_s > rows[i - 1].time.tokens_per_s);
+    /* In the order of ranks a host receives from the other one eight ranks' parts for each of its
+     * own eight: four bytes of half the weights, eight times. */
+    double network_s = 8 * 4 * 68.98e9 / 2 / (0.85 * 50e9);
+    assert_within(rows[3].time.step_s, network_s + 2 * 129e9 / (0.85 * 50e9), 0.15);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_speeds_are_met),
-        cmocka_unit_test(so_is_their_ratio),
-        cmocka_unit_test(each_change_helps),
-        cmocka_unit_test(its_copies_by_hand),
+        cmocka_unit_test(both_speeds_are_met), cmocka_unit_test(so_is_their_ratio),
+        cmocka_unit_test(each_change_helps),   cmocka_unit_test(its_copies_by_hand),
+        cmocka_unit_test(every_weight_of_70b),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
