@@ -81,6 +81,15 @@ static bl_rates rates_of(const bl_plan_input *in)
     return rates;
 }
 
+/* As gathered for a product. Trained weights are stored in fp32; of other activations layers
+ * compute with a copy. */
+static bl_format format_of(const bl_plan_input *in, const bl_plan *plan, bl_format stored)
+{
+    bl_format format = stored;
+    if (bl_train_config_is_full(in->config)) bl_format_from_dtype(plan->pass.act, &format);
+    return format;
+}
+
 void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_run *runs,
                         bl_time_input *out)
 {
@@ -101,6 +110,9 @@ void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_ru
         }
         run->n_layers++;
     }
+    for (int r = 0; r < n_runs; r++)
+        for (int p = 0; p < n_projections; p++)
+            runs[r].format[p] = format_of(in, plan, runs[r].format[p]);
     int64_t tokens = c->per_device_train_batch_size * in->longest_train_row;
     *out = (bl_time_input){
         .model = in->model,

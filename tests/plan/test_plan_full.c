@@ -201,6 +201,42 @@ static void the_report_has_no_adapter(void **state)
     bl_plan_case_close(&c);
 }
 
+/* Layers compute with a copy in bf16, which ranks gather; gradients stay fp32. */
+static void bf16_halves_what_is_gathered(void **state)
+{
+    static const char *const dtypes[] = {"fp32", "bf16"};
+    double gathered[2], reduced[2], weights[2];
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char *argv[] = {"--model",
+                        "llama-3.1-8b",
+                        "--finetuning_type",
+                        "full",
+                        "--ranks",
+                        "2",
+                        "--learning_rate",
+                        "1e-5",
+                        "--activation_checkpointing",
+                        "full",
+                        "--compute_dtype",
+                        (char *)(uintptr_t)dtypes[i]};
+        bl_plan_case c;
+        bl_plan plan;
+        bl_time_estimate time;
+        if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv), argv, &c) != BL_OK)
+            fail_msg("%s", bl_error_text());
+        choose(&c, &plan, &time);
+        gathered[i] = time.bytes[BL_LANE_GATHER];
+        reduced[i] = time.bytes[BL_LANE_LORA];
+        weights[i] = item(&plan, BL_MEMORY_BASE);
+        bl_plan_case_close(&c);
+    }
+    assert_near(gathered[1], gathered[0] / 2, 1e-3);
+    assert_near(reduced[1], reduced[0], 1e-3);
+    assert_near(weights[1], 1.5 * weights[0], 1e-3);
+}
+
 /* An FP8 checkpoint cannot be trained so. */
 static void fp8_checkpoints_are_refused(void **state)
 {
@@ -216,9 +252,12 @@ static void fp8_checkpoints_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_per_weight),          cmocka_unit_test(flops),
-        cmocka_unit_test(gradients_travel),          cmocka_unit_test(more_than_lora),
-        cmocka_unit_test(the_report_has_no_adapter), cmocka_unit_test(fp8_checkpoints_are_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_per_weight),
+                                       cmocka_unit_test(flops),
+                                       cmocka_unit_test(gradients_travel),
+                                       cmocka_unit_test(more_than_lora),
+                                       cmocka_unit_test(the_report_has_no_adapter),
+                                       cmocka_unit_test(bf16_halves_what_is_gathered),
+                                       cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
 }
