@@ -237,6 +237,29 @@ static void bf16_halves_what_is_gathered(void **state)
     assert_near(weights[1], 1.5 * weights[0], 1e-3);
 }
 
+/* Of a GPU: fp32 weights and their bf16 copy, moments, gradients; the keys of placement stay. */
+static void gpus_hold_it_all(void **state)
+{
+    char *argv[] = {"--model", "llama-3.1-8b",    "--finetuning_type",
+                    "full",    "--learning_rate", "1e-5"};
+    bl_plan_case c;
+    bl_plan_choice choice;
+
+    (void)state;
+    if (bl_plan_case_open("8xh100", 2048, BL_COUNT(argv), argv, &c) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    double P = (double)bl_model_config_n_params(&c.model.config);
+    assert_int_equal(
+        bl_plan_search(&c.input, bl_plan_keys_left_open(c.config), BL_PLAN_BY_SPEED, &choice),
+        BL_OK);
+    assert_true(choice.n_fit > 0);
+    assert_near(item(&choice.best.plan, BL_MEMORY_BASE), 6 * P / 8, 2e-3);
+    assert_near(item(&choice.best.plan, BL_MEMORY_ADAM), P, 2e-3);
+    assert_true(choice.best.config.offload_ratio == 0 && choice.best.config.shard_size == 8);
+    assert_true(choice.best.time.mfu > 0.3 && choice.best.time.mfu < 0.75);
+    bl_plan_case_close(&c);
+}
+
 /* An FP8 checkpoint cannot be trained so. */
 static void fp8_checkpoints_are_refused(void **state)
 {
@@ -252,12 +275,10 @@ static void fp8_checkpoints_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_per_weight),
-                                       cmocka_unit_test(flops),
-                                       cmocka_unit_test(gradients_travel),
-                                       cmocka_unit_test(more_than_lora),
-                                       cmocka_unit_test(the_report_has_no_adapter),
-                                       cmocka_unit_test(bf16_halves_what_is_gathered),
-                                       cmocka_unit_test(fp8_checkpoints_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_per_weight),          cmocka_unit_test(flops),
+        cmocka_unit_test(gradients_travel),          cmocka_unit_test(more_than_lora),
+        cmocka_unit_test(the_report_has_no_adapter), cmocka_unit_test(bf16_halves_what_is_gathered),
+        cmocka_unit_test(gpus_hold_it_all),          cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
 }
