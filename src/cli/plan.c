@@ -362,10 +362,7 @@ static bl_status plan(const plan_options *o, int argc, char **argv)
     bl_plan_machine machine = machine_of(o);
     bl_plan_case c;
 
-    if (o->explain == PUBLISHED) {
-        BL_TRY(bl_published_print(stdout));
-        return bl_published_print_full(stdout);
-    }
+    if (o->explain == PUBLISHED) return bl_published_print(stdout);
     if (o->what_if) return tell_what_if(o, argc, argv);
     if (o->family.n_items > 0) {
         argv[argc++] = "--model_name_or_path";

@@ -132,6 +132,24 @@ static void print_job(const bl_published *p, FILE *out)
     }
 }
 
+static bl_status print_full(FILE *out)
+{
+    bl_published_full p;
+
+    BL_TRY(bl_published_explain_full(&p));
+    fprintf(out,
+            "2 x 8 A100, every weight of Llama 2 70B: %d steps in %.1f hours published: %.0f "
+            "tokens/s, MFU %.1f %%\n",
+            p.n_steps, p.hours, p.tokens_per_s, 100 * p.mfu);
+    fprintf(out, "  %-46s %9s %9s %9s %9s\n", "", "tokens/s", "step, s", "hours", "MFU");
+    for (int i = 0; i < p.n_rows; i++) {
+        const bl_time_estimate *t = &p.rows[i].time;
+        fprintf(out, "  %-46s %9.0f %9.2f %9.2f %7.1f %%\n", p.rows[i].change, t->tokens_per_s,
+                t->step_s, t->step_s * p.n_steps / 3600, 100 * t->mfu);
+    }
+    return BL_OK;
+}
+
 bl_status bl_published_print(FILE *out)
 {
     for (int n_hosts = 1; n_hosts <= 2; n_hosts++) {
@@ -142,5 +160,5 @@ bl_status bl_published_print(FILE *out)
     fprintf(out,
             "The padded part of the published rows, %.0f %%, is not published: docs/model.md.\n",
             100 * (1 - USEFUL_PART));
-    return BL_OK;
+    return print_full(out);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* published.h -- the speeds that other systems published for LoRA on Llama 3.1 405B, and for every
- * weight of Llama 2 70B, explained: the time model is fed with what such a system does, and its choices are replaced by Ballast's one
- * after the other. docs/model.md has the sources. */
+ * weight of Llama 2 70B, explained: the time model is fed with what such a system does, and its
+ * choices are replaced by Ballast's one after the other. docs/model.md has the sources. */
 #ifndef BALLAST_PLAN_PUBLISHED_H
 #define BALLAST_PLAN_PUBLISHED_H
 
@@ -26,9 +26,6 @@ typedef struct bl_published {
 /* n_hosts 1: three quarters of the base in host memory; 2: nothing. BL_ENOMEM. */
 bl_status bl_published_explain(int n_hosts, bl_published *out);
 
-/* A table of both, at most 100 columns. */
-bl_status bl_published_print(FILE *out);
-
 /* A training of every weight of Llama 2 70B by FSDP on two hosts of eight A100. */
 typedef struct bl_published_full {
     int n_steps;
@@ -37,6 +34,8 @@ typedef struct bl_published_full {
     bl_published_row rows[BL_PUBLISHED_MAX_ROWS];
 } bl_published_full;
 bl_status bl_published_explain_full(bl_published_full *out);
-bl_status bl_published_print_full(FILE *out);
+
+/* A table of all three, at most 100 columns. */
+bl_status bl_published_print(FILE *out);
 
 #endif

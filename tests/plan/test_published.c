@@ -71,8 +71,8 @@ static void its_copies_by_hand(void **state)
                   2 * shards * (1 / 5.5e9 + 1 / 1.4e9), 0.03);
 }
 
-/* The published hours are those of 16 times the tokens: no choice of the system's explains them with
- * one row per GPU. */
+/* The published hours are those of 16 times the tokens: with one row per GPU no choice of the
+ * system explains them. */
 static void every_weight_of_70b(void **state)
 {
     bl_published_full p;
@@ -88,8 +88,8 @@ static void every_weight_of_70b(void **state)
     assert_within(last->time.mfu, 16 * p.mfu, 0.15);
     for (int i = 1; i < 3; i++)
         assert_true(rows[i].time.tokens_per_s > rows[i - 1].time.tokens_per_s);
-    /* In the order of ranks a host receives from the other one eight ranks' parts for each of its
-     * own eight: four bytes of half the weights, eight times. */
+    /* In the order of ranks each of a host's eight ranks receives eight ranks' parts of its rows
+     * from the other host: four bytes of half the weights, eight times. */
     double network_s = 8 * 4 * 68.98e9 / 2 / (0.85 * 50e9);
     assert_within(rows[3].time.step_s, network_s + 2 * 129e9 / (0.85 * 50e9), 0.15);
 }
