@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_pread.c -- threads that each attempt one piece at a time. */
+/* engine_pread.c -- threads that each attempt one piece at a time, with pread or pwrite. */
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -17,9 +17,11 @@ typedef struct pread_state {
 
 static int64_t attempt(const bl_reader *reader, const bl_io_piece *piece)
 {
-    ssize_t n =
-        pread(reader->files->file[piece->file].fd, piece->memory + (piece->at - piece->begin),
-              (size_t)(piece->end - piece->at), piece->at);
+    int fd = reader->files->file[piece->file].fd;
+    char *memory = piece->memory + (piece->at - piece->begin);
+    size_t n_bytes = (size_t)(piece->end - piece->at);
+    ssize_t n = piece->is_write ? pwrite(fd, memory, n_bytes, piece->at)
+                                : pread(fd, memory, n_bytes, piece->at);
     return n >= 0 ? n : -errno;
 }
 

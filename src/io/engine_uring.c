@@ -153,7 +153,11 @@ static void request(bl_reader *reader, bl_io_piece *piece)
     unsigned n_bytes = (unsigned)(piece->end - piece->at);
     int block = registered_block(reader, piece);
 
-    if (block >= 0)
+    if (piece->is_write && block >= 0)
+        io_uring_prep_write_fixed(sqe, fd, memory, n_bytes, (uint64_t)piece->at, block);
+    else if (piece->is_write)
+        io_uring_prep_write(sqe, fd, memory, n_bytes, (uint64_t)piece->at);
+    else if (block >= 0)
         io_uring_prep_read_fixed(sqe, fd, memory, n_bytes, (uint64_t)piece->at, block);
     else
         io_uring_prep_read(sqe, fd, memory, n_bytes, (uint64_t)piece->at);

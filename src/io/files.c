@@ -8,10 +8,11 @@
 #include "base/files.h"
 #include "io/reader_internal.h"
 
+/* out->fd: open already, or -1. */
 static bl_status open_file(const char *path, bool direct, bl_io_file *out)
 {
     if (!(out->path = strdup(path))) return BL_FAIL(BL_ENOMEM, "%s: opening it", path);
-    BL_TRY(bl_file_open(path, &out->fd, NULL));
+    if (out->fd < 0) BL_TRY(bl_file_open(path, &out->fd, NULL));
     /* Also takes back O_NONBLOCK, under which io_uring would give up instead of waiting. */
     bool granted = direct && fcntl(out->fd, F_SETFL, O_DIRECT) == 0;
     if (!granted && fcntl(out->fd, F_SETFL, 0) != 0) return bl_fail_errno(BL_EIO, "%s", path);
@@ -19,14 +20,19 @@ static bl_status open_file(const char *path, bool direct, bl_io_file *out)
     return BL_OK;
 }
 
-bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, bl_io_files **out)
+/* fd: of file 0, or -1. */
+static bl_status open_files(const char *const *paths, int n_files, int fd, bool direct,
+                            bl_io_files **out)
 {
     bl_status st = BL_OK;
 
     *out = NULL;
     bl_io_files *files = calloc(1, sizeof *files + (size_t)n_files * sizeof files->file[0]);
-    if (!files) return BL_FAIL(BL_ENOMEM, "%d open files", n_files);
-    for (int i = 0; i < n_files; i++) files->file[i].fd = -1;
+    if (!files) {
+        if (fd >= 0) close(fd);
+        return BL_FAIL(BL_ENOMEM, "%d open files", n_files);
+    }
+    for (int i = 0; i < n_files; i++) files->file[i].fd = i == 0 ? fd : -1;
     files->n_files = n_files;
     atomic_init(&files->has_warned, false);
     files->warned = &files->has_warned;
@@ -37,6 +43,16 @@ bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, b
 done:
     bl_io_files_close(files);
     return st;
+}
+
+bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, bl_io_files **out)
+{
+    return open_files(paths, n_files, -1, direct, out);
+}
+
+bl_status bl_io_files_adopt(const char *path, int fd, bool direct, bl_io_files **out)
+{
+    return open_files(&path, 1, fd, direct, out);
 }
 
 void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other)

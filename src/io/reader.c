@@ -61,6 +61,7 @@ static bl_io_piece *take_of_read(bl_reader *reader)
     int64_t left = (int64_t)(read->n_bytes - read->internal.issued_bytes);
 
     piece->read = read;
+    piece->is_write = read->internal.is_write;
     piece->file = read->file;
     piece->need_begin = read->offset_bytes + (int64_t)read->internal.issued_bytes;
     piece->need_end = piece->need_begin + bl_min_i64(left, (int64_t)reader->options.chunk_bytes);
@@ -77,6 +78,7 @@ static bl_io_piece *take_of_stream(bl_reader *reader)
     bl_io_piece *piece = take_slot(reader);
 
     piece->read = NULL;
+    piece->is_write = false;
     piece->range = reader->stream.range;
     piece->range_offset = reader->stream.offset;
     piece->file = range->file;
@@ -121,16 +123,18 @@ static bool leave_direct(bl_io_file *file)
 
 static void fail_piece(bl_io_piece *piece, const bl_io_file *file, int64_t result)
 {
+    bool is_full = piece->is_write && (result == -ENOSPC || result == -EDQUOT);
     bl_status st;
 
-    if (result == 0) {
+    if (result == 0 && !piece->is_write) {
         st = BL_FAIL(BL_EIO,
                      "%s: ends at offset %" PRId64 ", where %" PRId64 " more bytes are expected",
                      file->path, piece->at, piece->need_end - piece->at);
     } else {
-        errno = (int)-result;
-        st = bl_fail_errno(BL_EIO, "%s: reading %" PRId64 " bytes at offset %" PRId64, file->path,
-                           piece->end - piece->at, piece->at);
+        errno = result == 0 ? EIO : (int)-result;
+        st = bl_fail_errno(
+            is_full ? BL_ELIMIT : BL_EIO, "%s: %s %" PRId64 " bytes at offset %" PRId64, file->path,
+            piece->is_write ? "writing" : "reading", piece->end - piece->at, piece->at);
     }
     bl_error_save(&piece->error, st);
 }
@@ -195,7 +199,8 @@ bool bl_reader_finish(bl_reader *reader, bl_io_piece *piece, int64_t result)
     size_t n_asked = (size_t)(piece->end - piece->at);
 
     if (reader->options.hook) {
-        const bl_io_completion completion = {file->path, piece->at, n_asked, result};
+        const bl_io_completion completion = {file->path, piece->at, n_asked, result,
+                                             piece->is_write};
         result = reader->options.hook(reader->options.hook_arg, &completion);
     }
     bool again = take_result(piece, file, result);
@@ -325,11 +330,12 @@ static void wait_done(bl_reader *reader)
 
 /* ---- reads ---- */
 
-bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read)
+static bl_status submit(bl_reader *reader, bl_io_read *read, bool is_write)
 {
     bl_status st = BL_OK;
 
     memset(&read->internal, 0, sizeof read->internal);
+    read->internal.is_write = is_write;
     if (read->file < 0 || read->file >= reader->files->n_files || read->offset_bytes < 0)
         return BL_FAIL(BL_EINTERNAL, "a read of file %d at offset %" PRId64, read->file,
                        read->offset_bytes);
@@ -349,6 +355,21 @@ bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read)
     }
     pthread_mutex_unlock(&reader->lock);
     return st;
+}
+
+bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read)
+{
+    return submit(reader, read, false);
+}
+
+bl_status bl_reader_submit_write(bl_reader *reader, bl_io_read *write)
+{
+    if (((uintptr_t)write->dst | (uint64_t)write->offset_bytes | write->n_bytes) %
+            BL_IO_ALIGN_BYTES !=
+        0)
+        return BL_FAIL(BL_EINTERNAL, "a write of %zu bytes at offset %" PRId64 ": not whole blocks",
+                       write->n_bytes, write->offset_bytes);
+    return submit(reader, write, true);
 }
 
 bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read)

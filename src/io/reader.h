@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reader.h -- reading byte ranges of files with a deep queue: many requests in the kernel at a
  * time, bypassing the page cache (O_DIRECT), through io_uring or, where that is denied, a pool of
- * threads that call pread.
+ * threads that call pread. Whole blocks of a file that is open for it are written back the same
+ * way.
  *
  * Two forms, one at a time on a reader:
- *   reads   bl_reader_submit ... bl_reader_wait: any number of ranges, each into memory of the
- *           caller's
+ *   reads   bl_reader_submit or bl_reader_submit_write ... bl_reader_wait: any number of ranges,
+ *           each into memory of the caller's, or out of it
  *   stream  bl_reader_stream ... bl_reader_next: ranges in order, chunk by chunk, through the
  *           reader's buffers; the queue stays full while the caller uses one chunk
  *
@@ -41,14 +42,18 @@ enum {
 
 /* ---- files ---- */
 
-/* Open files, named by their index; read-only, and any number of readers on any threads may share
- * them. */
+/* Open files, named by their index; read-only unless adopted, and any number of readers on any
+ * threads may share them. */
 typedef struct bl_io_files bl_io_files;
 
 /* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has
  * it. */
 BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct,
                                   bl_io_files **out);
+/* One file that is open for reading and writing: fd, which is closed with the files, and after a
+ * failure, too. It may have no name any more; `path` is what messages call it. BL_ENOMEM,
+ * BL_EIO. */
+BL_API bl_status bl_io_files_adopt(const char *path, int fd, bool direct, bl_io_files **out);
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`;
  * before readers of `files` are made. */
 BL_API void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
@@ -59,13 +64,14 @@ bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that b
 
 /* ---- the reader ---- */
 
-/* One completed attempt to read: n_bytes were requested at offset_bytes; `result` is bytes, or
- * -errno. */
+/* One completed attempt to read or write: n_bytes were requested at offset_bytes; `result` is
+ * bytes, or -errno. */
 typedef struct bl_io_completion {
     const char *path;
     int64_t offset_bytes;
     size_t n_bytes;
     int64_t result;
+    bool is_write;
 } bl_io_completion;
 
 /* Returns the result that the reader uses instead of completion->result: the same, fewer bytes, or
@@ -118,6 +124,7 @@ typedef struct bl_io_read {
     struct {
         size_t issued_bytes;
         int n_flying;
+        bool is_write;
         bl_error error;
         struct bl_io_read *next;
     } internal;
@@ -125,7 +132,12 @@ typedef struct bl_io_read {
 
 /* Queues a read and returns. BL_EINTERNAL while a stream is open. */
 BL_API bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
-/* Returns when the read is done, with its status: dst is filled, or holds anything. */
+/* The same the other way: dst's bytes go to an adopted file. Offset, size and memory are multiples
+ * of BL_IO_ALIGN_BYTES: BL_EINTERNAL. Reads and writes of the same bytes that are under way at a
+ * time have no order. */
+BL_API bl_status bl_reader_submit_write(bl_reader *reader, bl_io_read *write);
+/* Returns when it is done, with its status: dst is filled, or holds anything; or dst's bytes are in
+ * the file, if not yet on stable storage. A full disk is BL_ELIMIT. */
 BL_API bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
 
 /* ---- ranges in order ---- */

@@ -37,7 +37,7 @@ struct bl_io_files {
 typedef struct bl_io_piece {
     int slot; /* its index, and that of its buffer */
     char *buffer;
-    bool is_ready;
+    bool is_ready, is_write;
     bl_io_read *read; /* NULL: of the stream */
     size_t range;     /* of the stream */
     int64_t range_offset;
@@ -46,7 +46,7 @@ typedef struct bl_io_piece {
     int64_t need_begin, need_end; /* of the file */
     int64_t at;                   /* [begin, at) have come */
     char *memory;                 /* where byte `begin` goes */
-    int n_stalls;                 /* attempts in a row that brought nothing */
+    int n_stalls;                 /* attempts in a row that moved nothing */
     bl_error error;
 } bl_io_piece;
 
