@@ -17,21 +17,34 @@ static int64_t layer_bytes(const bl_base_layout *layout)
     return (int64_t)layout->units[0].slot_bytes;
 }
 
-bl_adapter_full_bytes bl_adapter_full_measure(const bl_model_config *config,
-                                              const bl_base_layout *layout)
+bl_status bl_adapter_full_measure(const bl_model_config *config, const bl_base_layout *layout,
+                                  const bl_tier *weights, const bl_optimizer_placement *placement,
+                                  bl_adapter_full_bytes *out)
 {
     const bl_base_unit *head = &layout->units[config->n_layers];
-    bl_adapter_full_bytes n = {.shard = (int64_t)layout->shard_bytes,
-                               .vectors = bl_arch_vector_floats(config) * FLOAT,
-                               .embedding =
-                                   config->tie_word_embeddings ? (int64_t)head->shard_bytes : 0,
+    bl_adapter_full_bytes n = {.vectors = bl_arch_vector_floats(config) * FLOAT,
                                .staging = BL_STAGING_BYTES};
 
-    if (layout->n_shards == 1) return n;
-    n.whole = bl_max_i64(2 * layer_bytes(layout), (int64_t)head->slot_bytes);
-    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
-        n.part = bl_max_i64(n.part, (int64_t)w.part->shard_bytes);
-    return n;
+    BL_TRY(
+        adapter_units_measure(layout, config->tie_word_embeddings, placement, weights, &n.units));
+    if (layout->n_shards > 1) {
+        n.whole = bl_max_i64(2 * layer_bytes(layout), (int64_t)head->slot_bytes);
+        for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+            n.part = bl_max_i64(n.part, (int64_t)w.part->shard_bytes);
+    }
+    *out = n;
+    return BL_OK;
+}
+
+bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
+{
+    static const bl_tier tiers[] = {[BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
+                                    [BL_OPTIMIZER_HOST] = BL_TIER_HOST,
+                                    [BL_OPTIMIZER_DISK] = BL_TIER_DISK};
+    return (bl_optimizer_placement){.ratio = config->optimizer_ratio,
+                                    .tier = tiers[config->optimizer_tier],
+                                    .dir = config->offload_dir,
+                                    .io_engine = config->io_engine};
 }
 
 /* ---- the sink ---- */
@@ -65,16 +78,34 @@ static bl_status wait_for_whole(const bl_adapter_state *s, int64_t unit, bl_stre
     return BL_OK;
 }
 
+/* Several ranks add to their rows on the communication stream, one on compute. The rows may still
+ * be read there by the last update. */
+static bl_status sink_open(void *user, int64_t unit, bl_stream *stream)
+{
+    bl_adapter_state *s = user;
+    adapter_full *f = s->trained;
+
+    if (!f->whole) return adapter_units_open_gradient(f->units, unit, stream, &f->rows);
+    BL_TRY(bl_event_record(f->opened, stream));
+    BL_TRY(bl_stream_wait(s->communication, f->opened));
+    return adapter_units_open_gradient(f->units, unit, s->communication, &f->rows);
+}
+
+static bl_status sink_close(void *user, int64_t unit, bl_stream *stream)
+{
+    bl_adapter_state *s = user;
+    const adapter_full *f = s->trained;
+    return adapter_units_close_gradient(f->units, unit, f->whole ? s->communication : stream);
+}
+
 static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out)
 {
     bl_adapter_state *s = user;
     const adapter_full *f = s->trained;
     const bl_base_unit *u = unit_of(f, unit);
     bool is_whole = f->whole != NULL;
-    adapter_unit rows = {0};
+    float *memory = is_whole ? whole_of(s, unit) : f->rows;
 
-    if (!is_whole) BL_TRY(adapter_units_open(f->units, unit, stream, &rows));
-    float *memory = is_whole ? whole_of(s, unit) : rows.array[ADAPTER_GRAD];
     *out = (bl_weight_gradients){.vectors = NULL};
     for (int m = 0; m < u->n_matrices; m++) {
         const bl_base_part *part = u->matrix[m].part;
@@ -89,7 +120,7 @@ static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weig
 
 /* In the order of ranks, and added to what earlier micro-batches have left. */
 static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_part *part,
-                             const float *whole, float *rows)
+                             const float *whole)
 {
     int64_t n = (int64_t)part->shard_bytes / FLOAT;
 
@@ -101,7 +132,7 @@ static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_pa
         s->communication,
         &(bl_accumulate_args){.n = n,
                               .x = bl_tensor_f32(s->partial),
-                              .y = bl_tensor_f32(rows + part->shard_offset / FLOAT),
+                              .y = bl_tensor_f32(s->trained->rows + part->shard_offset / FLOAT),
                               .without_workers = true});
 }
 
@@ -112,19 +143,15 @@ static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
     const bl_base_unit *u = unit_of(f, unit);
     int turn = s->turn, span;
     bool is_table = unit >= f->config->n_layers;
-    adapter_unit rows;
 
-    if (!f->whole) return adapter_units_close(f->units, unit, stream);
+    if (!f->whole) return BL_OK;
     const float *whole = whole_of(s, unit);
     if (!is_table) s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
     BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", unit, -1, s->communication,
                              &span));
-    BL_TRY(adapter_units_open(f->units, unit, s->communication, &rows));
-    for (int m = 0; m < u->n_matrices; m++)
-        BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole, rows.array[ADAPTER_GRAD]));
-    BL_TRY(adapter_units_close(f->units, unit, s->communication));
+    for (int m = 0; m < u->n_matrices; m++) BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole));
     for (int i = 0; i < 2; i++)
         if (is_table || i == turn) BL_TRY(bl_event_record(s->reduced[i], s->communication));
     int64_t received = (int64_t)u->shard_bytes * (bl_comm_size(s->world) - 1);
@@ -140,20 +167,7 @@ const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *s)
 
 bl_status adapter_full_join(bl_adapter_state *s)
 {
-    const adapter_full *f = s->trained;
-
-    int64_t head = f->config->n_layers;
-    adapter_unit to, from;
-
-    if (!f->config->tie_word_embeddings) return BL_OK;
-    BL_TRY(adapter_units_open(f->units, head, s->compute, &to));
-    BL_TRY(adapter_units_open(f->units, head + 1, s->compute, &from));
-    BL_TRY(bl_accumulate(s->compute,
-                         &(bl_accumulate_args){.n = to.n_floats,
-                                               .x = bl_tensor_f32(from.array[ADAPTER_GRAD]),
-                                               .y = bl_tensor_f32(to.array[ADAPTER_GRAD])}));
-    BL_TRY(adapter_units_close(f->units, head + 1, s->compute));
-    return adapter_units_close(f->units, head, s->compute);
+    return adapter_units_join(s->trained->units, s->compute);
 }
 
 static bl_status sum_vectors(const bl_adapter_state *s)
@@ -167,54 +181,15 @@ static bl_status sum_vectors(const bl_adapter_state *s)
     return BL_OK;
 }
 
-/* Unit by unit: the order does not depend on where they are. */
 bl_status adapter_full_reduce(bl_adapter_state *s, double *sum)
 {
     const adapter_full *f = s->trained;
-    adapter_unit rows;
 
     BL_TRY(sum_vectors(s));
-    for (int64_t u = 0; u < f->base_layout->n_units; u++) {
-        BL_TRY(adapter_units_open(f->units, u, s->communication, &rows));
-        BL_TRY(bl_sum_squares(s->communication, &(bl_sum_squares_args){
-                                                    rows.n_floats, rows.array[ADAPTER_GRAD], sum}));
-        BL_TRY(adapter_units_close(f->units, u, s->communication));
-    }
+    BL_TRY(adapter_units_sum_squares(f->units, s->communication, sum));
     if (bl_comm_rank(s->world) != 0) return BL_OK; /* alike on every rank */
     return bl_sum_squares(s->communication,
                           &(bl_sum_squares_args){f->n_vectors, f->vector_grad, sum});
-}
-
-static bl_status update_unit(bl_adapter_state *s, int64_t unit, bl_adamw_args args)
-{
-    adapter_units *units = s->trained->units;
-    adapter_unit rows;
-
-    BL_TRY(adapter_units_open(units, unit, s->compute, &rows));
-    args.n = rows.n_floats;
-    args.grad = rows.array[ADAPTER_GRAD];
-    args.w = rows.array[ADAPTER_W];
-    args.m = rows.array[ADAPTER_M];
-    args.v = rows.array[ADAPTER_V];
-    if (args.w) {
-        BL_TRY(bl_adamw(s->compute, &args));
-        BL_TRY(bl_model_round_unit(s->trained->weights, unit, args.w, s->compute));
-    }
-    BL_TRY(bl_stream_zero(s->compute, rows.array[ADAPTER_GRAD], (size_t)rows.n_floats * FLOAT));
-    return adapter_units_close(units, unit, s->compute);
-}
-
-bl_status adapter_full_round(bl_adapter_state *s)
-{
-    const adapter_full *f = s->trained;
-    adapter_unit rows;
-
-    for (int64_t u = 0; f->weights->copy && u < f->base_layout->n_units; u++) {
-        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
-        BL_TRY(bl_model_round_unit(f->weights, u, rows.array[ADAPTER_W], s->compute));
-        BL_TRY(adapter_units_close(f->units, u, s->compute));
-    }
-    return BL_OK;
 }
 
 /* As transformers' Trainer, which decays neither norms nor biases. */
@@ -234,24 +209,36 @@ static bl_status update_vectors(bl_adapter_state *s, bl_adamw_args args)
 
 bl_status adapter_full_update(bl_adapter_state *s, const bl_adamw_args *args)
 {
-    const adapter_full *f = s->trained;
-    int64_t n = f->base_layout->n_units + f->config->tie_word_embeddings;
+    BL_TRY(update_vectors(s, *args));
+    return adapter_units_update(s->trained->units, args);
+}
 
-    for (int64_t u = 0; u < n; u++) BL_TRY(update_unit(s, u, *args));
-    return update_vectors(s, *args);
+static bl_status update_unit(void *user, int64_t unit)
+{
+    bl_adapter_state *s = user;
+    return adapter_units_update_unit(s->trained->units, unit);
+}
+
+bl_status bl_adapter_full_flush(bl_adapter_state *s)
+{
+    return s && s->trained ? adapter_units_flush(s->trained->units) : BL_OK;
+}
+
+const bl_weight_updates *bl_adapter_full_updates(const bl_adapter_state *s)
+{
+    return s && s->trained ? &s->trained->updates : NULL;
+}
+
+bl_status adapter_full_round(bl_adapter_state *s)
+{
+    return adapter_units_round(s->trained->units);
 }
 
 bl_status adapter_full_warm_up(bl_adapter_state *s, bl_adamw_args args)
 {
     const adapter_full *f = s->trained;
-    int64_t n = f->base_layout->n_units + f->config->tie_word_embeddings;
-    adapter_unit rows;
 
-    for (int64_t u = 0; u < n; u++) {
-        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
-        BL_TRY(bl_stream_zero(s->compute, rows.array[ADAPTER_GRAD], (size_t)rows.n_floats * FLOAT));
-        BL_TRY(adapter_units_close(f->units, u, s->compute));
-    }
+    adapter_units_forget(f->units);
     BL_TRY(bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors));
     if (!f->whole) return BL_OK;
     BL_TRY(bl_stream_zero(s->compute, f->whole, (size_t)f->bytes.whole));
@@ -270,11 +257,20 @@ static bl_status take(const bl_adapter_state *s, int64_t n_bytes, const char *wh
     return bl_device_alloc(s->device, BL_SPACE_DEVICE, (size_t)n_bytes, what, (void **)out);
 }
 
-static bl_status allocate(bl_adapter_state *s, float *weights)
+static bl_status allocate(bl_adapter_state *s, const bl_optimizer_placement *placement)
 {
     adapter_full *f = s->trained;
+    adapter_units_options options = {.device = s->device,
+                                     .weights = f->weights,
+                                     .base = f->base,
+                                     .compute = s->compute,
+                                     .timeline = s->timeline,
+                                     .is_tied = f->config->tie_word_embeddings,
+                                     .rank = bl_comm_rank(s->world),
+                                     .placement = *placement};
 
-    BL_TRY(adapter_units_create(s->device, f->base_layout, weights, f->bytes.embedding, &f->units));
+    BL_TRY(adapter_units_create(&options, &f->units));
+    BL_TRY(bl_event_create(s->device, &f->opened));
     BL_TRY(take(s, f->bytes.vectors, "AdamW first moments", &f->vector_m));
     BL_TRY(take(s, f->bytes.vectors, "AdamW second moments", &f->vector_v));
     BL_TRY(take(s, f->bytes.vectors, "gradients", &f->vector_grad));
@@ -289,26 +285,39 @@ static bl_status allocate(bl_adapter_state *s, float *weights)
     return adapter_allocate_sums(s);
 }
 
-/* AdamW takes the rows as one array. */
-static bl_status check_pages(const bl_model_weights *w)
+/* A part is a whole matrix: its gradient is one product. */
+static bl_status check_parts(const bl_base_layout *layout)
 {
-    if (!w->shards) return BL_FAIL(BL_EINTERNAL, "trained weights that are not in device memory");
-    for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);)
-        if ((char *)bl_pages_memory(w->pages, at.index) !=
-                (char *)w->shards + w->layout.units[at.idx_unit].offset + at.part->shard_offset ||
-            at.matrix->n_parts != 1)
+    for (bl_base_walk at = {.layout = layout}; bl_base_next(&at);)
+        if (at.matrix->n_parts != 1)
             return BL_FAIL(BL_EINTERNAL, "trained weights that are not contiguous");
     return BL_OK;
 }
 
-bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_comm *world,
+static bl_status measure(bl_adapter_state *s, const bl_pages *pages,
+                         const bl_optimizer_placement *placement)
+{
+    adapter_full *f = s->trained;
+    int64_t n_parts = bl_base_part_count(f->base_layout);
+    bl_tier *tiers = calloc((size_t)n_parts, sizeof *tiers);
+
+    if (!tiers) return BL_FAIL(BL_ENOMEM, "the state of all weights");
+    for (int64_t i = 0; i < n_parts; i++) tiers[i] = bl_pages_spec(pages, i)->tier;
+    bl_status st = bl_adapter_full_measure(f->config, f->base_layout, tiers, placement, &f->bytes);
+    free(tiers);
+    s->bytes = (bl_adapter_bytes){.staging = f->bytes.staging};
+    return st;
+}
+
+bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
+                                 const bl_optimizer_placement *placement, bl_comm *world,
                                  bl_stream *compute, bl_stream *communication,
                                  bl_timeline *timeline, bl_adapter_state **out)
 {
     const bl_model_config *config = &weights->model->config;
 
     *out = NULL;
-    BL_TRY(check_pages(weights));
+    BL_TRY(check_parts(&weights->layout));
     bl_adapter_state *s = calloc(1, sizeof *s);
     adapter_full *f = calloc(1, sizeof *f);
     if (!s || !f) {
@@ -319,19 +328,19 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_co
                         .weights = weights,
                         .base_layout = &weights->layout,
                         .base = base,
-                        .bytes = bl_adapter_full_measure(config, &weights->layout),
                         .n_vectors = bl_arch_vector_floats(config),
                         .vectors = weights->vectors,
-                        .sink = {s, sink_begin, sink_end}};
+                        .sink = {s, sink_open, sink_begin, sink_end, sink_close},
+                        .updates = {s, update_unit}};
     *s = (bl_adapter_state){.trained = f,
                             .device = weights->device,
                             .world = world,
                             .compute = compute,
                             .communication = communication,
                             .timeline = timeline,
-                            .n_layers = config->n_layers,
-                            .bytes = {.shard = f->bytes.shard, .staging = f->bytes.staging}};
-    bl_status st = allocate(s, weights->shards);
+                            .n_layers = config->n_layers};
+    bl_status st = measure(s, weights->pages, placement);
+    if (st == BL_OK) st = allocate(s, placement);
     if (st == BL_OK) st = adapter_full_round(s);
     if (st == BL_OK) st = bl_adapter_state_publish(s);
     if (st != BL_OK) {
@@ -350,5 +359,6 @@ void adapter_full_free(bl_adapter_state *s)
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
     adapter_units_destroy(f->units);
+    bl_event_destroy(f->opened);
     free(f);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* full.h -- the trainable state of a run that trains every weight of the model.
  *
- * Its weights are the base's own rows, fp32, in the rank's pages in device memory: what the base's
- * ring gathers for the layers is what AdamW updates. Next to them the rank has moments and
- * gradients of its rows, laid out as they are (linear/base.h). Norms and biases, which every rank
+ * Its weights are the base's own rows, fp32, in the rank's pages: what the base's ring gathers for
+ * the layers is what AdamW updates. Next to them the rank has moments and gradients of its rows,
+ * laid out as they are (linear/base.h), in memory or on disk. Norms and biases, which every rank
  * has whole, have whole moments and gradients; every rank updates them alike.
  *
  * One rank: backward adds gradients to the rank's rows themselves. Several: backward fills a unit's
@@ -18,25 +18,55 @@
 #define BALLAST_ADAPTER_FULL_H
 
 #include "adapter/state.h"
+#include "config/config.h"
+#include "model/pass.h"
 #include "model/weights.h"
 
-/* Bytes of one rank's part, all fp32: its rows of all matrices (the weights themselves are the
- * base's), all norms and biases, a tied embedding's gradient (0: not tied); of several ranks a
- * unit's whole gradient, or two layers', and the largest part of a matrix's sum. Staging is host
- * memory. */
-typedef struct bl_adapter_full_bytes {
-    int64_t shard, vectors, embedding, whole, part, staging;
-} bl_adapter_full_bytes;
-/* layout: bl_model_layout_trained's, of n_shards = the ranks. */
-bl_adapter_full_bytes bl_adapter_full_measure(const bl_model_config *config,
-                                              const bl_base_layout *layout);
+/* Where moments and gradients are: `ratio` of their bytes, in whole units, in `tier`, the rest in
+ * device memory. On a CPU host memory is device memory. */
+typedef struct bl_optimizer_placement {
+    double ratio; /* 0..1 */
+    bl_tier tier;
+    const char *dir; /* with BL_TIER_DISK: must exist */
+    bl_io_engine io_engine;
+    const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
+} bl_optimizer_placement;
 
-/* Of weights and base of a model that was opened as BL_BASE_TRAINED, all in device memory; they,
- * comm (of all ranks: the shards'), streams and timeline (may be NULL; BL_LANE_LORA) are
- * borrowed. */
-bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base, bl_comm *world,
+/* Of the keys optimizer_tier, optimizer_ratio and offload_dir; dir is borrowed of them. */
+bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
+
+/* Of one rank: moments and gradients in memory; on disk; what those on disk and weights on disk
+ * pass through: a unit's gradients in a visit, and pieces of a unit in its update. All host memory
+ * but `memory`. */
+typedef struct bl_adapter_units_bytes {
+    int64_t moments, gradients, disk, frames, pieces;
+} bl_adapter_units_bytes;
+
+/* Bytes of one rank's part, all fp32: moments and gradients of its rows of all matrices (the
+ * weights themselves are the base's), all norms and biases; of several ranks a unit's whole
+ * gradient, or two layers', and the largest part of a matrix's sum. Staging is host memory. */
+typedef struct bl_adapter_full_bytes {
+    bl_adapter_units_bytes units;
+    int64_t vectors, whole, part, staging;
+} bl_adapter_full_bytes;
+/* layout: bl_model_layout_trained's, of n_shards = the ranks; weights: the tiers of its parts.
+ * BL_ENOMEM. */
+bl_status bl_adapter_full_measure(const bl_model_config *config, const bl_base_layout *layout,
+                                  const bl_tier *weights, const bl_optimizer_placement *placement,
+                                  bl_adapter_full_bytes *out);
+
+/* Of weights and base of a model that was opened as BL_BASE_TRAINED; they, placement, comm (of all
+ * ranks: the shards'), streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. BL_ELIMIT,
+ * BL_EIO: the disk of placement->dir. */
+bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
+                                 const bl_optimizer_placement *placement, bl_comm *world,
                                  bl_stream *compute, bl_stream *communication,
                                  bl_timeline *timeline, bl_adapter_state **out);
+/* Updates that wait for their unit's next visit are done when it returns. Of LoRA's state:
+ * BL_OK. */
+bl_status bl_adapter_full_flush(bl_adapter_state *state);
+/* What a pass asks before it loads a unit; NULL: nothing ever waits. */
+const bl_weight_updates *bl_adapter_full_updates(const bl_adapter_state *state);
 
 /* Where a pass puts the gradients of a micro-batch, in place of bl_adapter_state_sink; NULL: the
  * state is LoRA's. */

@@ -13,30 +13,38 @@ typedef struct dump {
     const bl_arch_tensor *tensors;
     bl_stored_tensor_spec *specs;
     size_t n;
-    const bl_base_part *gathered; /* in the state's `whole`; NULL: none */
+    const bl_base_part *gathered; /* the part in `rows`; NULL: none */
+    const float *rows;
 } dump;
 
-/* *out: where the part's rows are on this rank; collective. */
+static bl_base_walk walk_to(const bl_base_layout *layout, const bl_base_part *part)
+{
+    bl_base_walk at = {.layout = layout};
+    while (bl_base_next(&at) && at.part != part) continue;
+    return at;
+}
+
+/* *out: where the part's rows are on this rank, until the next part; collective. */
 static bl_status gather(dump *d, const bl_base_part *part, int64_t unit, const float **out)
 {
     const bl_adapter_state *s = d->state;
     const adapter_full *f = s->trained;
-    adapter_unit open;
+    const bl_base_walk at = walk_to(f->base_layout, part);
 
-    if (f->whole && d->gathered == part) {
-        *out = f->whole;
-        return BL_OK;
-    }
-    BL_TRY(adapter_units_open(f->units, unit, s->communication, &open));
-    const float *rows = open.array[ADAPTER_GRAD] + part->shard_offset / FLOAT;
-    *out = f->whole ? f->whole : rows;
-    if (!f->whole) return adapter_units_close(f->units, unit, s->communication);
+    *out = d->rows;
+    if (d->gathered == part) return BL_OK;
     d->gathered = part;
-    bl_comm_set_label(s->world, "the gradients of layer", unit);
-    BL_TRY(bl_comm_all_gather(s->world, s->communication, rows, f->whole, part->shard_bytes));
-    bl_comm_set_label(s->world, NULL, 0);
-    BL_TRY(adapter_units_close(f->units, unit, s->communication));
-    return bl_stream_synchronize(s->communication);
+    BL_TRY(adapter_units_gradient(f->units, &at, &d->rows));
+    if (f->whole) {
+        bl_comm_set_label(s->world, "the gradients of layer", unit);
+        BL_TRY(
+            bl_comm_all_gather(s->world, s->communication, d->rows, f->whole, part->shard_bytes));
+        bl_comm_set_label(s->world, NULL, 0);
+        BL_TRY(bl_stream_synchronize(s->communication));
+        d->rows = f->whole;
+    }
+    *out = d->rows;
+    return BL_OK;
 }
 
 /* writer NULL: another rank's part of it. */

@@ -37,13 +37,9 @@ static float *vector_array(const adapter_full *f, size_t which)
 static bl_status append_rows(const bl_adapter_state *s, size_t which, bl_safetensors_writer *writer)
 {
     const adapter_full *f = s->trained;
-    adapter_unit rows;
 
-    for (int64_t u = 0; u < f->base_layout->n_units; u++) {
-        BL_TRY(adapter_units_open(f->units, u, s->compute, &rows));
-        BL_TRY(adapter_append_floats(writer, s->staging, rows.array[which], rows.n_floats));
-        BL_TRY(adapter_units_close(f->units, u, s->compute));
-    }
+    for (bl_base_walk at = {.layout = f->base_layout}; bl_base_next(&at);)
+        BL_TRY(adapter_units_append(f->units, &at, (adapter_array)which, s->staging, writer));
     return BL_OK;
 }
 
@@ -60,6 +56,7 @@ bl_status adapter_full_write_shard(bl_adapter_state *s, const char *path)
             BL_F32,
             1,
             {i < VECTORS ? (int64_t)f->base_layout->shard_bytes / FLOAT : f->n_vectors}};
+    BL_TRY(bl_adapter_full_flush(s));
     BL_TRY(bl_safetensors_create(path, specs, N_TENSORS, NULL, 0, &writer));
     for (int i = 0; i < N_TENSORS; i++) {
         size_t which = bl_safetensors_writer_order(writer)[i];
@@ -197,23 +194,19 @@ static bl_status load_part(const bl_adapter_state *s, const bl_adapter_full_read
     const bl_base_part *part = at->part,
                        *from = &r->layout.units[at->idx_unit].matrix[at->idx_matrix].part[0];
     int64_t begin, end, old_begin, old_end, row_bytes = part->row_bytes;
-    adapter_units *units = s->trained->units;
-    adapter_unit rows;
 
     bl_base_part_rows(part, bl_comm_rank(s->world), &begin, &end);
     bl_base_part_rows(from, old, &old_begin, &old_end);
     int64_t first = bl_max_i64(begin, old_begin), last = bl_min_i64(end, old_end);
     int64_t source = (int64_t)(r->layout.units[at->idx_unit].offset + from->shard_offset) +
-                     (first - old_begin) * row_bytes,
-            target = (int64_t)part->shard_offset + (first - begin) * row_bytes;
+                     (first - old_begin) * row_bytes;
 
-    if (first >= last) return BL_OK;
-    BL_TRY(adapter_units_open(units, at->idx_unit, s->compute, &rows));
-    for (int i = 0; i < VECTORS; i++)
-        BL_TRY(adapter_load_bytes(s->staging, bl_safetensors_find(r->files[old], tensor_names[i]),
-                                  source, (size_t)((last - first) * row_bytes),
-                                  (char *)rows.array[i] + target));
-    return adapter_units_close(units, at->idx_unit, s->compute);
+    for (int i = 0; i < VECTORS && first < last; i++)
+        BL_TRY(adapter_units_load(s->trained->units, at, (adapter_array)i,
+                                  (first - begin) * row_bytes, (size_t)((last - first) * row_bytes),
+                                  bl_safetensors_find(r->files[old], tensor_names[i]), source,
+                                  s->staging));
+    return BL_OK;
 }
 
 static bl_status load_all(const bl_adapter_state *s, const bl_adapter_full_reader *r)

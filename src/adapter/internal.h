@@ -21,8 +21,11 @@ typedef struct adapter_full {
     int64_t n_vectors;
     float *vectors, *vector_m, *vector_v, *vector_grad; /* [n_vectors]; vectors are the pass's */
     adapter_units *units;
+    float *rows; /* of the unit whose gradients are open */
+    bl_event *opened;
     float *whole; /* of several ranks: a unit's gradients, and a layer's twice */
     bl_weight_sink sink;
+    bl_weight_updates updates;
 } adapter_full;
 
 struct bl_adapter_state {

@@ -28,7 +28,7 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
                         .origins = ((bl_train_config *)config)->source.origins};
 }
 
-/* Trained weights have no copy outside device memory. */
+/* Trained weights leave memory only when asked to: they are written back in every step. */
 static void resolve_full(bl_train_config *config)
 {
     if (bl_train_config_is_full(config) && config->offload_ratio == BL_OPTION_AUTO)
@@ -382,6 +382,9 @@ bl_status config_validate(bl_config_command command, const bl_train_config *conf
     if (config->offload_tier == BL_OFFLOAD_DISK && !config->offload_dir)
         return BL_FAIL(BL_EUSAGE,
                        "offload_tier disk needs offload_dir, a directory on a fast local disk");
+    if (config->optimizer_tier == BL_OPTIMIZER_DISK && !config->offload_dir)
+        return BL_FAIL(BL_EUSAGE,
+                       "optimizer_tier disk needs offload_dir, a directory on a fast local disk");
     if (config->offload_tier == BL_OFFLOAD_HOST && config->offload_host_part > 0)
         return BL_FAIL(BL_EUSAGE,
                        "offload_host_part %g: offload_tier host has all of it in host "

@@ -59,6 +59,11 @@ typedef enum bl_rank_processes {
     BL_RANK_PROCESSES_FALSE
 } bl_rank_processes;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
+typedef enum bl_optimizer_tier {
+    BL_OPTIMIZER_DEVICE,
+    BL_OPTIMIZER_HOST,
+    BL_OPTIMIZER_DISK
+} bl_optimizer_tier;
 typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
     BL_RECOMPUTE_NONE,
@@ -71,7 +76,7 @@ typedef enum bl_finetuning_type { BL_FINETUNING_LORA, BL_FINETUNING_FULL } bl_fi
 typedef enum bl_model_dtype { BL_MODEL_STORED, BL_MODEL_F32 } bl_model_dtype;
 typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
 
-enum { BL_TRAIN_CONFIG_MAX_KEYS = 96 };
+enum { BL_TRAIN_CONFIG_MAX_KEYS = 112 };
 
 /* Where the values come from. */
 typedef struct bl_config_source {
@@ -163,6 +168,8 @@ typedef struct bl_train_config {
     bl_offload_tier offload_tier;
     double offload_host_part; /* with BL_OFFLOAD_DISK */
     char *offload_dir;
+    bl_optimizer_tier optimizer_tier;
+    double optimizer_ratio; /* 0..1 */
     bl_verify_base verify_base;
     int64_t ring_depth;
     bl_io_engine io_engine;

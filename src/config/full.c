@@ -26,20 +26,40 @@ static const struct {
     {"base_format", "the weights are trained in fp32"},
     {"compute_bf16_modules", "no product is in fp8"},
     {"fp8_fast_accumulation", "no product is in fp8"},
-    {"offload_tier", "the weights and their optimizer state are in memory"},
-    {"offload_host_part", "the weights and their optimizer state are in memory"},
     {"verify_base", "the weights change in every step"},
 };
+
+static bl_status check_lora(const bl_train_config *c)
+{
+    static const char *const keys[] = {"optimizer_tier", "optimizer_ratio"};
+
+    if (config_differs(c, "model_dtype"))
+        return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
+                                  "(adapter_dtype); leave it out");
+    for (size_t i = 0; i < BL_COUNT(keys); i++)
+        if (config_differs(c, keys[i]))
+            return BL_FAIL(BL_EUSAGE,
+                           "%s: LoRA's optimizer state is small and stays in memory; it is for "
+                           "finetuning_type full, leave it out",
+                           keys[i]);
+    return BL_OK;
+}
+
+static bl_status check_gpu(const bl_train_config *c)
+{
+    if (c->offload_ratio == 0 && c->optimizer_tier == BL_OPTIMIZER_DEVICE) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "finetuning_type full: %s is not supported on GPUs yet: the weights and their "
+                   "optimizer state are in the GPU's memory; leave it out",
+                   c->offload_ratio == 0 ? "optimizer_tier" : "offload_ratio");
+}
 
 bl_status config_check_full(const bl_train_config *c)
 {
     bl_losses losses;
 
-    if (!bl_train_config_is_full(c)) {
-        if (!config_differs(c, "model_dtype")) return BL_OK;
-        return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
-                                  "(adapter_dtype); leave it out");
-    }
+    if (!bl_train_config_is_full(c)) return check_lora(c);
+    if (c->device == BL_CONFIG_DEVICE_CUDA) BL_TRY(check_gpu(c));
     if (c->compute_dtype == BL_COMPUTE_FP8)
         return BL_FAIL(BL_EUSAGE,
                        "finetuning_type full: compute_dtype fp8 is not supported: trained "
@@ -48,11 +68,6 @@ bl_status config_check_full(const bl_train_config *c)
         if (config_differs(c, unsupported[i].key))
             return BL_FAIL(BL_EUSAGE, "finetuning_type full: %s is not supported: %s; leave it out",
                            unsupported[i].key, unsupported[i].why);
-    if (c->offload_ratio != 0)
-        return BL_FAIL(BL_EUSAGE,
-                       "finetuning_type full: offload_ratio %g is not supported: the weights and "
-                       "their optimizer state are in memory; leave it out",
-                       c->offload_ratio);
     if (c->shard_size != c->ranks)
         return BL_FAIL(BL_EUSAGE,
                        "finetuning_type full: shard_size %lld is not supported: the weights are "

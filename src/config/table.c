@@ -279,6 +279,13 @@ const bl_option bl_train_options[] = {
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},
+    {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "device|host|disk",
+     .default_text = "device",
+     .help = "with finetuning_type full, tier of AdamW's moments and the gradients: device memory, "
+             "host memory (the same on CPUs), or a file in offload_dir"},
+    {KEY(optimizer_ratio, REAL), RANGE(0, 1), .commands = TRAIN, .default_text = "1",
+     .help = "fraction of moments and gradients that optimizer_tier applies to, in whole layers; "
+             "the rest is in device memory"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
      .default_text = "first",
      .help = "when to verify base checksums: at the first read of each page from disk; also "

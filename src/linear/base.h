@@ -118,8 +118,8 @@ BL_API bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_str
                                  bl_weight *out);
 BL_API bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
 
-/* Of a base whose shards in device memory are trained, between passes, with no unit prefetched or
- * acquired: later gathers wait for the tasks queued on `stream` so far. */
+/* Of a base whose shards are trained, where none of the changed units is prefetched or acquired:
+ * later loads and gathers wait for the tasks queued on `stream` so far. */
 BL_API bl_status bl_base_shards_changed(bl_base *base, bl_stream *stream);
 
 #ifdef __cplusplus

@@ -141,7 +141,8 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
         .dir = placement->dir,
         .shard = shard,
         .n_shards = layout->n_shards,
-        .n_on_host = placement->n};
+        .n_on_host = placement->n,
+        .is_rewritten = w->model->is_trained};
     bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
 

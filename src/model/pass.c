@@ -403,6 +403,26 @@ static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *inpu
     return sink->end(sink->user, unit, pass->compute);
 }
 
+/* All micro-batches have the same. */
+static const bl_weight_sink *weight_sink(const bl_pass_input *input)
+{
+    for (int m = 0; m < input->n_micro; m++)
+        if (input->micro[m].weights) return input->micro[m].weights;
+    return NULL;
+}
+
+static bl_status open_gradients(bl_pass *pass, const bl_pass_input *input, int64_t unit)
+{
+    const bl_weight_sink *sink = weight_sink(input);
+    return sink ? sink->open(sink->user, unit, pass->compute) : BL_OK;
+}
+
+static bl_status close_gradients(bl_pass *pass, const bl_pass_input *input, int64_t unit)
+{
+    const bl_weight_sink *sink = weight_sink(input);
+    return sink ? sink->close(sink->user, unit, pass->compute) : BL_OK;
+}
+
 typedef struct pass_run {
     bl_pass *pass;
     const bl_pass_input *input;
@@ -420,6 +440,8 @@ static bl_status carry_out(void *user, const bl_action *action)
     switch (action->kind) {
     case BL_ACTION_VISIT:
         return wait_for_turn(pass, input);
+    case BL_ACTION_UPDATE:
+        return input->updates ? input->updates->update(input->updates->user, unit) : BL_OK;
     case BL_ACTION_PREFETCH_LORA:
         return prefetch_lora(pass, unit);
     case BL_ACTION_PREFETCH_BASE:
@@ -452,6 +474,10 @@ static bl_status carry_out(void *user, const bl_action *action)
         return run_backward(pass, input, unit, m);
     case BL_ACTION_EMBED_BACKWARD:
         return run_embedding_backward(pass, input, m);
+    case BL_ACTION_OPEN_GRADIENTS:
+        return open_gradients(pass, input, unit);
+    case BL_ACTION_CLOSE_GRADIENTS:
+        return close_gradients(pass, input, unit);
     case BL_ACTION_PUT_INPUT:
         return bl_spill_put(pass->inputs, unit);
     case BL_ACTION_PUT_SAVED:

@@ -33,15 +33,26 @@ typedef struct bl_gradient_sink {
 } bl_gradient_sink;
 
 /* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives
- * where the gradients of a unit are added to, until end. Units: layers; n_layers: matrix[0] of the
+ * where the gradients of a unit are added to, until end. open comes before the micro-batches of a
+ * visit, close after them. Units: layers; n_layers: matrix[0] of the
  * head (vocab, hidden), vectors of the final norm; n_layers + 1: matrix[0] of the embedding, also
  * where that is the head. In a pass: n_layers, L-1..0, n_layers + 1, micro-batches 0..n-1 in
  * each. */
 typedef struct bl_weight_sink {
     void *user;
+    bl_status (*open)(void *user, int64_t unit, bl_stream *stream);
     bl_status (*begin)(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out);
     bl_status (*end)(void *user, int64_t unit, bl_stream *stream);
+    bl_status (*close)(void *user, int64_t unit, bl_stream *stream);
 } bl_weight_sink;
+
+/* Trained weights whose update may wait for their next use: called before a unit is loaded, in the
+ * order of forward visits, the embedding's first. It queues what is left of the update; loads of
+ * the base and work on compute that are queued after it see the new weights. */
+typedef struct bl_weight_updates {
+    void *user;
+    bl_status (*update)(void *user, int64_t unit);
+} bl_weight_updates;
 
 /* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one
  * item, in the dtype of the device's activations. lora and ring are borrowed. */
@@ -153,7 +164,8 @@ typedef struct bl_pass_input {
     /* Asked before each visit; true ends the pass with BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
-    const bl_pass_weigher *weigher; /* of the micro-batches that are weighed; NULL: none is */
+    const bl_pass_weigher *weigher;   /* of the micro-batches that are weighed; NULL: none is */
+    const bl_weight_updates *updates; /* of the base's weights; NULL: none waits */
 } bl_pass_input;
 
 /* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients.

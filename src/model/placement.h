@@ -6,6 +6,7 @@
 #include "arch/config.h"
 #include "linear/base_load.h"
 #include "offload/pages.h"
+#include "offload/scratch.h"
 
 /* ratio: the part of the base's bytes that is in `tier`, 0..1; the rest is in device memory. */
 typedef struct bl_placement {

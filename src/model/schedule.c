@@ -3,6 +3,8 @@
  * for each visit of 0..L-1, head, L-1..0. */
 #include "model/schedule.h"
 
+#include "base/sizes.h"
+
 /* Where the actions of a visit go. */
 typedef struct emitter {
     const bl_schedule *schedule;
@@ -37,6 +39,17 @@ static int64_t unit_at(const bl_schedule *schedule, int64_t at)
     return at <= schedule->n_layers ? at : 2 * schedule->n_layers - at;
 }
 
+/* Before the visit's prefetches: the units of forward visits that the first of them is for. */
+static bl_status update(const emitter *e)
+{
+    const bl_schedule *s = e->schedule;
+    int64_t end = bl_min_i64(e->visit + s->ring_depth, s->n_layers + 1);
+
+    for (int64_t at = e->visit == 0 ? 0 : e->visit + s->ring_depth - 1; at < end; at++)
+        if (at != s->embedding) BL_TRY(emit(e, BL_ACTION_UPDATE, at));
+    return BL_OK;
+}
+
 static bl_status prefetch(const emitter *e)
 {
     const bl_schedule *s = e->schedule;
@@ -60,6 +73,7 @@ static bl_status prefetch(const emitter *e)
 static bl_status begin_visit(const emitter *e, int64_t unit)
 {
     BL_TRY(emit(e, BL_ACTION_VISIT, unit));
+    if (e->schedule->is_trained) BL_TRY(update(e));
     BL_TRY(prefetch(e));
     BL_TRY(emit(e, BL_ACTION_BEGIN, unit));
     return unit < e->schedule->n_layers ? emit(e, BL_ACTION_ACQUIRE_LORA, unit) : BL_OK;
@@ -80,6 +94,17 @@ static bl_status end_visit(const emitter *e, int64_t unit)
     return emit(e, BL_ACTION_END, unit);
 }
 
+/* The micro-batches of a visit that give gradients of the weights of `gradients`. */
+static bl_status emit_with_gradients(const emitter *e, bl_action_kind kind, int64_t unit,
+                                     int64_t gradients)
+{
+    bool is_trained = e->schedule->is_trained && e->schedule->has_backward;
+
+    if (is_trained) BL_TRY(emit(e, BL_ACTION_OPEN_GRADIENTS, gradients));
+    BL_TRY(emit_micro_batches(e, kind, unit));
+    return is_trained ? emit(e, BL_ACTION_CLOSE_GRADIENTS, gradients) : BL_OK;
+}
+
 static bl_status visit_forward(const emitter *e, int64_t layer)
 {
     bool keeps = e->schedule->has_backward;
@@ -97,7 +122,7 @@ static bl_status visit_head(const emitter *e, int64_t head)
 
     if (s->has_backward) BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, head));
     if (!s->head_is_tied) BL_TRY(emit(e, BL_ACTION_ACQUIRE_HEAD, head));
-    BL_TRY(emit_micro_batches(e, BL_ACTION_HEAD, head));
+    BL_TRY(emit_with_gradients(e, BL_ACTION_HEAD, head, head));
     return s->has_backward ? emit(e, BL_ACTION_DROP_INPUT, head) : BL_OK;
 }
 
@@ -105,9 +130,10 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
 {
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
-    BL_TRY(emit_micro_batches(e, BL_ACTION_BACKWARD, layer));
+    BL_TRY(emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
     if (layer == 0 && e->schedule->is_trained)
-        BL_TRY(emit_micro_batches(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding));
+        BL_TRY(emit_with_gradients(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding,
+                                   e->schedule->n_layers + 1));
     BL_TRY(emit(e, BL_ACTION_DROP_INPUT, layer));
     return emit(e, BL_ACTION_DROP_SAVED, layer);
 }
@@ -133,6 +159,7 @@ bl_status bl_schedule_run(const bl_schedule *schedule, bl_action_sink sink, void
     const emitter e = {schedule, -1, sink, user};
 
     BL_TRY(emit(&e, BL_ACTION_RESERVE_INPUT, 0));
+    if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_UPDATE, schedule->embedding));
     if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_ACQUIRE_EMBEDDING, schedule->embedding));
     BL_TRY(emit_micro_batches(&e, BL_ACTION_EMBED, 0));
     if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_RELEASE_BASE, schedule->embedding));

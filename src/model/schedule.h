@@ -16,7 +16,9 @@
  * (offload/spill.h): inputs[l] is the group's input of layer l, inputs[n_layers] that of the final
  * norm; saved[l] is what layer l's forward keeps. */
 typedef enum bl_action_kind {
-    BL_ACTION_VISIT,         /* visit `visit` begins; nothing of it has been queued */
+    BL_ACTION_VISIT, /* visit `visit` begins; nothing of it has been queued */
+    /* The unit's trained weights are used soon: their update, if it has waited for that. */
+    BL_ACTION_UPDATE,
     BL_ACTION_PREFETCH_LORA, /* the unit's trainable weights come soon */
     BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights come soon */
     BL_ACTION_BEGIN,         /* the visit's own work begins */
@@ -32,6 +34,10 @@ typedef enum bl_action_kind {
     BL_ACTION_HEAD,
     BL_ACTION_BACKWARD,
     BL_ACTION_EMBED_BACKWARD, /* after those of layer 0 */
+    /* Around the micro-batches of a visit that give gradients of the unit's own weights; the
+     * embedding's, also where it is the head, are those of unit n_layers + 1. */
+    BL_ACTION_OPEN_GRADIENTS,
+    BL_ACTION_CLOSE_GRADIENTS,
     BL_ACTION_PUT_INPUT,
     BL_ACTION_PUT_SAVED,
     BL_ACTION_DROP_INPUT,

@@ -92,21 +92,17 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
     return make_trained_layout(config, BL_FORMAT_BF16, n_shards, out);
 }
 
-bl_status bl_model_round_unit(const bl_model_weights *w, int64_t unit, const float *rows,
-                              bl_stream *stream)
+bl_status bl_model_round_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first,
+                              int64_t n, const float *rows, bl_stream *stream)
 {
     if (!w->copy) return BL_OK;
-    const bl_base_unit *from = &w->layout.units[unit], *to = &w->copy_layout.units[unit];
-    char *copy = (char *)w->copy + to->offset;
-    for (int m = 0; m < from->n_matrices; m++) {
-        const bl_base_part *part = from->matrix[m].part;
-        bl_cast_args args = {
-            .n = (int64_t)(part->shard_bytes / sizeof *rows),
-            .x = bl_tensor_f32((float *)(uintptr_t)rows + part->shard_offset / sizeof *rows),
-            .y = bl_tensor_of(copy + to->matrix[m].part->shard_offset, BL_BF16)};
-        BL_TRY(bl_cast(stream, &args));
-    }
-    return BL_OK;
+    const bl_base_unit *to = &w->copy_layout.units[at->idx_unit];
+    char *part = (char *)w->copy + to->offset + to->matrix[at->idx_matrix].part->shard_offset;
+    bl_tensor copy = bl_tensor_of(part, BL_BF16);
+
+    return bl_cast(stream, &(bl_cast_args){.n = n,
+                                           .x = bl_tensor_f32((float *)(uintptr_t)rows),
+                                           .y = bl_tensor_at(copy, first)});
 }
 
 int64_t bl_model_embedding_unit(const bl_model *model)

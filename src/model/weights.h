@@ -220,10 +220,11 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
 /* Of the copy in bf16: the same parts and rows. */
 bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out);
-/* Queues on `stream` the copy of the unit's rows (as weights->layout has them, fp32, device
- * memory), rounded to nearest even. Nothing where there is no copy. */
-bl_status bl_model_round_unit(const bl_model_weights *weights, int64_t unit, const float *rows,
-                              bl_stream *stream);
+/* Queues on `stream` the copy of floats [first, first + n) of this rank's rows of a part of
+ * weights->layout, which are at `rows` (fp32), rounded to nearest even. Nothing where there is no
+ * copy. */
+bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
+                              int64_t first, int64_t n, const float *rows, bl_stream *stream);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

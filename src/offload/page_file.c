@@ -352,6 +352,22 @@ done:
     return st;
 }
 
+bl_status bl_page_file_take(bl_page_file *file)
+{
+    bl_status st = BL_OK;
+
+    BL_TRY(check_writing(file));
+    BL_TRY_GOTO(st, done, bl_page_writer_wait(file->writer));
+    int fd = open(file->tmp.path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        st = bl_fail_errno(BL_EIO, "%s: opening it", file->tmp.path);
+    else
+        st = bl_io_files_adopt(file->path, fd, true, &file->files);
+done:
+    stop_writing(file); /* with its name */
+    return st;
+}
+
 /* ---- the file ---- */
 
 bl_io_files *bl_page_file_files(const bl_page_file *file)
@@ -391,20 +407,44 @@ static bl_status name_files(bl_page_file *file, const char *dir)
                           owner->key, owner->shard, owner->n_shards);
 }
 
+static bl_status create(const char *dir, const bl_page_owner *owner, bl_page_file **out)
+{
+    bl_page_file *file = calloc(1, sizeof *file);
+
+    *out = file;
+    if (!file) return BL_FAIL(BL_ENOMEM, "%s: a page file", dir);
+    file->owner = *owner;
+    file->tmp.fd = -1;
+    BL_TRY(name_files(file, dir));
+    return remove_rubbish(file);
+}
+
+bl_status bl_page_file_create(const char *dir, const bl_page_owner *owner, int n_writers,
+                              size_t n_places, bl_page_place *places, bl_page_file **out)
+{
+    bl_page_file *file;
+
+    *out = NULL;
+    bl_status st = create(dir, owner, &file);
+    if (st == BL_OK) st = begin_writing(file, n_writers, n_places, places);
+    if (st != BL_OK) {
+        bl_page_file_close(file);
+        return st;
+    }
+    *out = file;
+    return BL_OK;
+}
+
 bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
                             size_t n_places, bl_page_place *places, bool *is_whole,
                             bl_page_file **out)
 {
     bl_status st = BL_OK;
-    bl_page_file *file = calloc(1, sizeof *file);
+    bl_page_file *file;
 
     *out = NULL;
     *is_whole = false;
-    if (!file) return BL_FAIL(BL_ENOMEM, "%s: a page file", dir);
-    file->owner = *owner;
-    file->tmp.fd = -1;
-    BL_TRY_GOTO(st, done, name_files(file, dir));
-    BL_TRY_GOTO(st, done, remove_rubbish(file));
+    BL_TRY_GOTO(st, done, create(dir, owner, &file));
     BL_TRY_GOTO(st, done, check_owner(file));
     if (bl_file_exists(file->list_path)) {
         st = find_whole(file, n_places, places);

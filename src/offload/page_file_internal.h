@@ -29,6 +29,12 @@ typedef struct bl_page_file bl_page_file;
 bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
                             size_t n_places, bl_page_place *places, bool *is_whole,
                             bl_page_file **out);
+/* A file that only this process will read, and write again: no whole one is looked for, and take
+ * replaces publish. Until then it is under construction, as others are. Errors as of open. */
+bl_status bl_page_file_create(const char *dir, const bl_page_owner *owner, int n_writers,
+                              size_t n_places, bl_page_place *places, bl_page_file **out);
+/* Waits for all writes, opens the file for readers and writers, and removes its name. */
+bl_status bl_page_file_take(bl_page_file *file);
 void bl_page_file_close(bl_page_file *file); /* removes what was not published; NULL is fine */
 
 /* Writes one page after the other, in any order: begin, all its bytes, end; `name` is borrowed
@@ -42,7 +48,7 @@ bl_status bl_page_file_end(bl_page_file *file);
  * readers. */
 bl_status bl_page_file_publish(bl_page_file *file, size_t n_places, const bl_page_place *places);
 
-bl_io_files *bl_page_file_files(const bl_page_file *file); /* of one; NULL while it is written */
+bl_io_files *bl_page_file_files(const bl_page_file *file); /* of one; NULL until it is complete */
 const char *bl_page_file_path(const bl_page_file *file);
 bl_status bl_page_file_read(const bl_page_file *file, int64_t offset_bytes, void *dst,
                             size_t n_bytes);

@@ -47,7 +47,7 @@ struct bl_pages {
     void *block;        /* all device pages */
     bl_arena *arena;    /* all host pages */
     bl_page_file *file; /* all disk pages */
-    bool has_disk, is_sealed;
+    bool has_disk, is_sealed, is_rewritten;
     XXH3_state_t *hash; /* of the page being written */
     bl_stream *stream;  /* brings bytes to device pages while they are written */
     int64_t current;    /* being written; -1: none */
@@ -151,8 +151,11 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
         goto done;
     }
     BL_TRY_GOTO(st, done,
-                bl_page_file_open(options->dir, &owner, options->n_on_host, n_places, places,
-                                  &pages->has_disk, &pages->file));
+                options->is_rewritten
+                    ? bl_page_file_create(options->dir, &owner, options->n_on_host, n_places,
+                                          places, &pages->file)
+                    : bl_page_file_open(options->dir, &owner, options->n_on_host, n_places, places,
+                                        &pages->has_disk, &pages->file));
     for (int64_t i = 0, j = 0; i < pages->n_pages; i++) {
         held_page *page = &pages->page[i];
         if (page->spec.tier != BL_TIER_DISK) continue;
@@ -200,6 +203,7 @@ bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
         bl_add_overflows(n_bytes, sizeof *pages, &n_bytes) || !(pages = calloc(1, n_bytes)))
         return BL_FAIL(BL_ENOMEM, "%" PRId64 " pages", n_pages);
     pages->device = options->device;
+    pages->is_rewritten = options->is_rewritten;
     pages->n_pages = n_pages;
     pages->current = -1;
     if (!(pages->hash = XXH3_createState())) {
@@ -353,7 +357,10 @@ bl_status bl_pages_seal(bl_pages *pages)
             return BL_FAIL(BL_EINTERNAL, "page %s: sealed with %zu of %zu bytes", page->spec.name,
                            page->n_written, page->spec.n_bytes);
     }
-    if (pages->file && !pages->has_disk) BL_TRY(publish_disk(pages));
+    if (pages->file && pages->is_rewritten)
+        BL_TRY(bl_page_file_take(pages->file));
+    else if (pages->file && !pages->has_disk)
+        BL_TRY(publish_disk(pages));
     bl_stream_destroy(pages->stream);
     pages->stream = NULL;
     pages->is_sealed = true;
@@ -362,6 +369,11 @@ bl_status bl_pages_seal(bl_pages *pages)
 }
 
 /* ---- properties ---- */
+
+bool bl_pages_is_rewritten(const bl_pages *pages)
+{
+    return pages->is_rewritten;
+}
 
 bool bl_pages_has_disk(const bl_pages *pages)
 {

@@ -314,14 +314,23 @@ static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *
 }
 
 /* The weights are the base. */
-static void add_trained(const bl_plan_input *in, const bl_base_layout *layout,
-                        bl_memory_ledger *out)
+static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layout,
+                             const bl_placement *placement, bl_memory_ledger *out)
 {
-    bl_adapter_full_bytes n = bl_adapter_full_measure(in->model, layout);
+    bl_optimizer_placement optimizer = bl_adapter_full_placement(in->config);
+    bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
+    bl_adapter_full_bytes n = {0};
 
-    out->item[BL_MEMORY_ADAM].device += 2 * (n.shard + n.vectors);
-    out->item[BL_MEMORY_GRADIENTS].device += n.shard + n.vectors + n.embedding + n.whole + n.part;
-    out->item[BL_MEMORY_STAGING].host += n.staging;
+    bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
+    if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
+    if (st == BL_OK) st = bl_adapter_full_measure(in->model, layout, tiers, &optimizer, &n);
+    free(tiers);
+    out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vectors;
+    out->item[BL_MEMORY_GRADIENTS].device += n.units.gradients + n.vectors + n.whole + n.part;
+    out->item[BL_MEMORY_GRADIENTS].host += n.units.frames;
+    out->item[BL_MEMORY_STAGING].host += n.staging + n.units.pieces;
+    out->disk += n.units.disk;
+    return st;
 }
 
 /* The copy that layers compute with, which the ring gathers in place of the weights. */
@@ -334,6 +343,7 @@ static bl_status add_copy(const bl_plan_input *in, bl_memory_ledger *out)
     out->item[BL_MEMORY_BASE].device += (int64_t)layout.shard_bytes;
     out->item[BL_MEMORY_RING].device =
         (int64_t)bl_base_gathered_ring_bytes(&layout, (int)in->config->ring_depth);
+    out->item[BL_MEMORY_READER].host = 0; /* of the ring's pages */
     bl_base_layout_free(&layout);
     return BL_OK;
 }
@@ -350,7 +360,9 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     BL_TRY(lay_out(in, kind, &layout));
     bl_status st = bl_placement_measure(&layout, placement, kind, (int)c->ring_depth, &placed);
     bl_model_whole_bytes whole = bl_model_measure_whole(in->model, &layout, kind, in->n_positions);
-    if (in->is_training && bl_train_config_is_full(c)) add_trained(in, &layout, out);
+    out->disk = (int64_t)placed.disk;
+    if (st == BL_OK && in->is_training && bl_train_config_is_full(c))
+        st = add_trained(in, &layout, placement, out);
     bl_base_layout_free(&layout);
     BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
@@ -359,7 +371,6 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     bool is_cpu = bl_train_config_device_kind(c) == BL_DEVICE_CPU;
     out->item[BL_MEMORY_RING].device = (int64_t)(is_cpu ? placed.ring_used : placed.ring);
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
-    out->disk = (int64_t)placed.disk;
     *writing = (int64_t)placed.writing;
     return add_copy(in, out);
 }

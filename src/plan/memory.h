@@ -43,7 +43,7 @@ typedef struct bl_memory_amount {
 typedef struct bl_memory_ledger {
     bl_memory_amount item[BL_MEMORY_ITEMS];
     int64_t device;          /* of all items: a GPU's own memory */
-    int64_t disk;            /* page files of the frozen base */
+    int64_t disk;            /* page files of the base, and the optimizer's */
     int64_t embedding, data; /* host memory: one of each process, or of the host */
     int64_t process;         /* of a process, host memory */
     int64_t tokenizer;       /* likewise */

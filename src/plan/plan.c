@@ -266,8 +266,10 @@ void bl_plan_print(const bl_plan_input *in, const bl_plan *plan)
     print_prediction(in, m);
     if (m->disk == 0) return;
     (void)bl_dir_free_bytes(dir, &free_bytes);
-    bl_log_info("on disk: %d x %.4g GB of the frozen base, in %s, which has %.4g GB free",
-                in->topology.n_on_host, bl_gb(m->disk), dir, bl_gb(free_bytes));
+    bl_log_info("on disk: %d x %.4g GB of %s, in %s, which has %.4g GB free",
+                in->topology.n_on_host, bl_gb(m->disk),
+                bl_train_config_is_full(in->config) ? "weights and their state" : "the frozen base",
+                dir, bl_gb(free_bytes));
     if (bl_dir_is_in_memory(dir))
         bl_log_warning("offload_dir %s keeps its files in memory (tmpfs), beside what is "
                        "predicted; give it a disk",
@@ -320,7 +322,9 @@ static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
                    "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
                    bl_gb(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
                    bl_gb(available), fewer_ranks(in->topology.n_on_host),
-                   bl_train_config_is_full(in->config) ? ", or finetuning_type lora"
+                   bl_train_config_is_full(in->config)
+                       ? ", or with optimizer_tier disk and offload_tier disk (offload_dir, "
+                         "offload_ratio 1), or finetuning_type lora"
                    : is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
                        ? ""
                        : ", or with the frozen base on disk (offload_tier disk, offload_dir, "

@@ -484,6 +484,9 @@ static bl_status carry_out(void *user, const bl_action *action)
 
     switch (action->kind) {
     case BL_ACTION_VISIT:
+    case BL_ACTION_UPDATE: /* memory has all: the step's end updated it */
+    case BL_ACTION_OPEN_GRADIENTS:
+    case BL_ACTION_CLOSE_GRADIENTS:
         return BL_OK;
     case BL_ACTION_PREFETCH_LORA:
         return prefetch_lora(m, unit);

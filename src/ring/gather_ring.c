@@ -337,6 +337,7 @@ bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *
 bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream)
 {
     BL_TRY(bl_event_record(ring->changed, stream));
+    if (ring->options.copy) BL_TRY(bl_stream_wait(ring->options.copy, ring->changed));
     return bl_stream_wait(ring->options.stream, ring->changed);
 }
 

@@ -110,8 +110,8 @@ BL_API bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int 
  * the unit is not in the ring. */
 BL_API bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream);
 
-/* Makes later gathers wait for the tasks queued on `stream` so far: call it after work that changes
- * the shards. */
+/* Makes later gathers, and the source's work for them, wait for the tasks queued on `stream` so
+ * far: call it after work that changes the shards. */
 BL_API bl_status bl_gather_ring_shards_changed(bl_gather_ring *ring, bl_stream *stream);
 
 /* The ring's memory, of bl_gather_ring_bytes: for those who register it with the kernel. */

@@ -145,15 +145,18 @@ static bl_status run_refused(test_rank *self)
     BL_TRY_GOTO(st, done, pass_create(self, &m, &v, &pass));
     bl_pass_micro micro[2] = {{.batch = m.micro, .loss_sum = m.loss, .gradients = &sink},
                               {.batch = m.micro, .loss_sum = m.loss}};
-    TEST_CHECK_GOTO(
-        st, done, bl_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){.n_micro = 1, .micro = micro}) ==
+                        BL_EINTERNAL);
     micro[0].gradients = NULL;
-    TEST_CHECK_GOTO(
-        st, done, bl_pass_run(pass, &(bl_pass_input){2, micro, NULL, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){.n_micro = 2, .micro = micro}) ==
+                        BL_EINTERNAL);
     m.lora.layout.options.r++;
     micro[0].adapter = &m.lora.use;
-    TEST_CHECK_GOTO(
-        st, done, bl_pass_run(pass, &(bl_pass_input){1, micro, NULL, NULL, NULL}) == BL_EINTERNAL);
+    TEST_CHECK_GOTO(st, done,
+                    bl_pass_run(pass, &(bl_pass_input){.n_micro = 1, .micro = micro}) ==
+                        BL_EINTERNAL);
     st = BL_OK;
 done:
     pass_model_close(self, &m, pass);

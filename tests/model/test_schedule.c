@@ -20,6 +20,9 @@ typedef struct listing {
 static bl_status list_action(void *user, const bl_action *action)
 {
     static const char *const names[BL_N_ACTIONS] = {[BL_ACTION_VISIT] = "\n",
+                                                    [BL_ACTION_UPDATE] = "w",
+                                                    [BL_ACTION_OPEN_GRADIENTS] = "[",
+                                                    [BL_ACTION_CLOSE_GRADIENTS] = "]",
                                                     [BL_ACTION_PREFETCH_LORA] = "pl",
                                                     [BL_ACTION_PREFETCH_BASE] = "p",
                                                     [BL_ACTION_BEGIN] = "(",
@@ -86,7 +89,8 @@ static void a_tied_head_in_words(void **state)
                    "\n0 pl0 p0 p0 (0 al0 ti0 ts0 B0 di0 ds0 -l0 )0 ");
 }
 
-/* Nothing is kept or prefetched for the next pass, whose weights are others. */
+/* Nothing is kept or prefetched for the next pass, whose weights are others. What waits is updated
+ * just before the unit's first prefetch; gradients are open around a visit's micro-batches. */
 static void trained_weights_in_words(void **state)
 {
     (void)state;
@@ -96,17 +100,17 @@ static void trained_weights_in_words(void **state)
                                   .has_backward = true,
                                   .is_trained = true,
                                   .embedding = 3},
-                   "ri0 ae3 E0 E0' -3 ui0 "
-                   "\n0 pl0 p0 pl1 p1 (0 al0 ri1 rs0 F0 F0' ui1 us0 -0 -l0 )0 "
-                   "\n1 pl1 p1 p2 (1 al1 ri2 rs1 F1 F1' ui2 us1 -1 -l1 )1 "
-                   "\n2 p2 (2 ti2 a2 H2 H2' di2 -2 )2 "
-                   "\n1 pl1 p1 pl0 p0 (1 al1 ti1 ts1 B1 B1' di1 ds1 -1 -l1 )1 "
-                   "\n0 pl0 p0 (0 al0 ti0 ts0 B0 B0' Eb3 Eb3' di0 ds0 -0 -l0 )0 ");
+                   "ri0 w3 ae3 E0 E0' -3 ui0 "
+                   "\n0 w0 w1 pl0 p0 pl1 p1 (0 al0 ri1 rs0 F0 F0' ui1 us0 -0 -l0 )0 "
+                   "\n1 w2 pl1 p1 p2 (1 al1 ri2 rs1 F1 F1' ui2 us1 -1 -l1 )1 "
+                   "\n2 p2 (2 ti2 a2 [2 H2 H2' ]2 di2 -2 )2 "
+                   "\n1 pl1 p1 pl0 p0 (1 al1 ti1 ts1 [1 B1 B1' ]1 di1 ds1 -1 -l1 )1 "
+                   "\n0 pl0 p0 (0 al0 ti0 ts0 [0 B0 B0' ]0 [3 Eb3 Eb3' ]3 di0 ds0 -0 -l0 )0 ");
     assert_listing(
         &(bl_schedule){
             .n_layers = 1, .n_micro = 1, .ring_depth = 4, .is_trained = true, .embedding = 1},
-        "ri0 ae1 E0 -1 ui0 "
-        "\n0 pl0 p0 p1 (0 al0 ri1 F0 ui1 -0 -l0 )0 "
+        "ri0 w1 ae1 E0 -1 ui0 "
+        "\n0 w0 pl0 p0 p1 (0 al0 ri1 F0 ui1 -0 -l0 )0 "
         "\n1 p1 (1 a1 H1 -1 )1 ");
 }
 

@@ -16,10 +16,17 @@ void full_runs_fill(const json_t *golden, const json_t *topology, const char *mo
 
 /* Trains a case on n_ranks ranks with three rows per rank in a step, into the scratch directory.
  * extra: keys and values, NULL behind them; NULL: none. */
+bl_status full_runs_try(const char *name, int n_ranks, const char *output, const char *const *extra,
+                        const struct bl_pager_hooks *hooks); /* of page files; may be NULL */
 void full_runs_train(const char *name, int n_ranks, const char *output, const char *const *extra);
 
 /* The keys of a run with a checkpoint after each step. */
 void full_runs_kill_args(int n_ranks, const char *output, golden_args *args);
+
+/* Such a run, with more keys, killed at random moments, `most` times, and resumed until it ends:
+ * state and model are those of a run without these keys that was left alone. How often it was
+ * killed. */
+int full_runs_kill(int n_ranks, int most, const char *const *extra);
 
 /* Fails unless both runs have the same state of all ranks after step `step`; two files the same
  * bytes. */

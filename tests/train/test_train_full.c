@@ -9,7 +9,6 @@
 #include "full_runs.h"
 
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,39 +155,11 @@ static void nothing_else_changes_a_bit(void **state)
 
 /* ---- checkpoints ---- */
 
-/* Killed at random moments and resumed until it ends: state and model are those of a run that was
- * left alone. */
 static void kills_change_no_bit(void **state)
 {
     (void)state;
     runs_seed_random();
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-        golden_args args = {0};
-        int n_kills = 0, code = -1;
-        full_runs_kill_args(n_ranks, "whole", &args);
-        runs_set(&args, "overwrite_output_dir", "true");
-        assert_int_equal(golden_train(&args), BL_OK);
-        golden_args_free(&args);
-        assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
-        full_runs_kill_args(n_ranks, "killed", &args);
-        runs_set(&args, "resume_from_checkpoint", "true");
-        while (code != 0) {
-            runs_child child = {0};
-            runs_start(&child, "train", &args);
-            if (n_kills < 12) {
-                runs_sleep_s(0.02 + runs_random_s(0.25));
-                n_kills += kill(child.pid, SIGKILL) == 0;
-            }
-            code = runs_wait(&child, 120);
-            assert_true(code == 0 || code == -SIGKILL);
-            if (code == 0 && n_kills < 3) break; /* a fast machine */
-        }
-        printf("%d ranks: %d kills\n", n_ranks, n_kills);
-        golden_args_free(&args);
-        full_runs_assert_same(FULL_RUNS_STEPS, "whole", "killed", n_ranks, "after kills");
-        full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
-                                   runs_path("killed/model/model.safetensors"));
-    }
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 12, NULL);
 }
 
 /* The rows of any number of ranks: the losses go on as if nothing had been. */
@@ -364,8 +335,8 @@ static void unsupported_keys_are_refused(void **state)
         {"base_format", "fp8_row", "base_format is not supported: the weights are trained in fp32"},
         {"base_format", "stored", "base_format is not supported"},
         {"compute_dtype", "fp8", "fp8"},
-        {"offload_ratio", "0.5", "offload_ratio 0.5 is not supported"},
-        {"offload_tier", "disk", "offload"},
+        {"offload_tier", "disk", "offload_tier disk needs offload_dir"},
+        {"optimizer_tier", "disk", "optimizer_tier disk needs offload_dir"},
         {"verify_base", "save", "verify_base is not supported"},
         {"shard_size", "1", "shard_size 1 is not supported"},
         {"loss_type", "sigmoid", "loss_type sigmoid is not supported"},

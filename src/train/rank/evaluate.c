@@ -122,6 +122,7 @@ static bl_status run_rest(bl_evaluation *e)
         int n = (int)bl_min_i64(bl_evaluation_capacity(e), bl_evaluation_left(e));
         BL_TRY(bl_evaluation_join(e, n, r->group));
         bl_pass_input input = bl_group_input(r->group);
+        input.updates = bl_adapter_full_updates(r->state);
         BL_TRY(bl_pass_run(r->pass, &input));
     }
     return BL_OK;

@@ -127,9 +127,12 @@ bl_status bl_rank_load_base(bl_rank *r)
 bl_status bl_rank_create_adapter(bl_rank *r)
 {
     const bl_job *job = r->job;
+    bl_optimizer_placement optimizer = bl_adapter_full_placement(job->config);
+
+    optimizer.hooks = job->hooks;
     if (job->model->is_trained)
-        return bl_adapter_full_create(r->weights, r->base, r->world, r->compute, r->communication,
-                                      r->timeline, &r->state);
+        return bl_adapter_full_create(r->weights, r->base, &optimizer, r->world, r->compute,
+                                      r->communication, r->timeline, &r->state);
     if (job->lora.n_floats == 0) return BL_OK;
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->model->config.n_layers,

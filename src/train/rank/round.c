@@ -180,6 +180,7 @@ static bl_status run_group(bl_round *r, bl_pass_input *input)
     *input = bl_group_input(rank->group);
     input->stop = before_visit;
     input->stop_user = r;
+    input->updates = bl_adapter_full_updates(rank->state);
     return bl_pass_run(rank->pass, input);
 }
 

@@ -127,7 +127,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
 static bl_status make_offload_dir(const bl_train_config *c)
 {
     if (!c->offload_dir) return BL_OK;
-    if (c->offload_tier != BL_OFFLOAD_DISK) {
+    if (c->offload_tier != BL_OFFLOAD_DISK && c->optimizer_tier != BL_OPTIMIZER_DISK) {
         bl_log_info("offload_dir %s is not used: offload_tier is host", c->offload_dir);
         return BL_OK;
     }

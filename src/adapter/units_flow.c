@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* units_flow.c -- the update of PAGED units: their weights, moments and gradients pass through a
+ * ring of pieces. While a piece is updated, those behind it are read and those before it are
+ * written, so that the disk works both ways all the time, whatever the size of a unit.
+ *
+ *   slot      entered by                              left by
+ *   READ      read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for it
+ *   WRITTEN   update_piece                            read_ahead, for another piece; the unit's end
+ *
+ * Pieces are in the order of forward visits over all units of a step, so that the first pieces of a
+ * unit are read while the unit before it is updated. A unit's weights are on the disk when its task
+ * ends: the pager may read them. */
+#include <stdlib.h>
+
+#include "adapter/units_paged_internal.h"
+#include "base/sizes.h"
+
+/* ---- pieces ---- */
+
+static int64_t count_pieces(const bl_base_part *part)
+{
+    return bl_ceil_div((int64_t)part->shard_bytes, UNITS_PIECE_BYTES);
+}
+
+static void add_pieces(adapter_units *units, const bl_base_walk *at)
+{
+    const bl_base_part *part = at->part;
+
+    for (int64_t offset = 0; offset < (int64_t)part->shard_bytes; offset += UNITS_PIECE_BYTES)
+        units->piece[units->n_pieces++] = (unit_piece){
+            .at = *at,
+            .offset = offset,
+            .n_bytes = bl_min_i64(UNITS_PIECE_BYTES, (int64_t)part->shard_bytes - offset)};
+}
+
+/* The embedding's table is used first; where it is the head's, too, before all others. */
+static void list_unit(adapter_units *units, int64_t unit)
+{
+    held_unit *u = &units->unit[unit];
+
+    u->first_piece = units->n_pieces;
+    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);)
+        if (at.idx_unit == unit && u->is_paged) add_pieces(units, &at);
+    u->n_pieces = units->n_pieces - u->first_piece;
+}
+
+bl_status adapter_units_list_pieces(adapter_units *units)
+{
+    int64_t n = 0, last = units->n_units - 1; /* the embedding's, or the tied table */
+
+    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);)
+        n += count_pieces(at.part);
+    units->piece = calloc((size_t)n, sizeof *units->piece);
+    if (!units->piece) return BL_FAIL(BL_ENOMEM, "%lld pieces of the state", (long long)n);
+    list_unit(units, last);
+    for (int64_t u = 0; u < last; u++) list_unit(units, u);
+    return BL_OK;
+}
+
+/* ---- transfers ---- */
+
+static bool is_on_disk(const adapter_units *units, const bl_base_walk *at, adapter_array array)
+{
+    if (array == ADAPTER_W) return !bl_pages_memory(units->options.weights->pages, at->index);
+    return units->unit[at->idx_unit].tier == BL_TIER_DISK;
+}
+
+bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
+                                  adapter_array array, int64_t offset, int64_t n_bytes,
+                                  void *memory, bl_reader **reader)
+{
+    static const int64_t order[ADAPTER_N_ARRAYS] = {
+        [ADAPTER_M] = 0, [ADAPTER_V] = 1, [ADAPTER_GRAD] = 2};
+    const held_unit *u = &units->unit[at->idx_unit];
+    int64_t begin = array == ADAPTER_W
+                        ? bl_pages_offset(units->options.weights->pages, at->index)
+                        : u->offset + order[array] * u->n_bytes + (int64_t)at->part->shard_offset;
+
+    *reader = !is_on_disk(units, at, array) ? NULL
+              : array == ADAPTER_W          ? units->weights_reader
+                                            : units->reader;
+    return (bl_io_read){.offset_bytes = begin + offset,
+                        .n_bytes = (size_t)bl_round_up(n_bytes, BL_IO_ALIGN_BYTES),
+                        .dst = memory};
+}
+
+bl_status adapter_units_wait(adapter_units *units, bl_reader *reader, bl_io_read *io, int64_t unit)
+{
+    bl_status st = bl_reader_wait(reader, io);
+
+    if (st == BL_OK) return BL_OK;
+    return unit < units->n_units && !units->layout->units[unit].whole_ring
+               ? bl_error_prefix(st, "state of layer %lld", (long long)unit)
+               : bl_error_prefix(st, "state of the vocabulary's weights");
+}
+
+/* Begins a read or a write of one array of a piece, if it is on disk. */
+static bl_status begin_transfer(adapter_units *units, const unit_piece *piece, piece_slot *slot,
+                                adapter_array array, bool is_write)
+{
+    bl_reader *reader;
+
+    slot->io[array] = adapter_units_transfer(units, &piece->at, array, piece->offset,
+                                             piece->n_bytes, slot->memory[array], &reader);
+    if (!reader) return BL_OK;
+    BL_TRY(is_write ? bl_reader_submit_write(reader, &slot->io[array])
+                    : bl_reader_submit(reader, &slot->io[array]));
+    slot->flies[array] = true;
+    return BL_OK;
+}
+
+static bl_status end_transfers(adapter_units *units, piece_slot *slot, int64_t unit)
+{
+    bl_status st = BL_OK;
+
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
+        if (!slot->flies[i]) continue;
+        slot->flies[i] = false;
+        bl_status ended = adapter_units_wait(
+            units, i == ADAPTER_W ? units->weights_reader : units->reader, &slot->io[i], unit);
+        if (st == BL_OK) st = ended;
+    }
+    return st;
+}
+
+/* ---- the update ---- */
+
+static piece_slot *slot_of(adapter_units *units, int64_t piece)
+{
+    return &units->slot[piece % UNITS_SLOTS];
+}
+
+static bl_status read_ahead(adapter_units *units)
+{
+    while (units->n_read < bl_min_i64(units->n_updated + UNITS_AHEAD, units->n_pieces)) {
+        const unit_piece *piece = &units->piece[units->n_read];
+        piece_slot *slot = slot_of(units, units->n_read);
+        BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
+        for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
+            BL_TRY(begin_transfer(units, piece, slot, (adapter_array)i, false));
+        units->n_read++;
+    }
+    return BL_OK;
+}
+
+/* Where an array of the piece is while it is updated. */
+static float *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
+                           adapter_array array)
+{
+    if (is_on_disk(units, &p->at, array)) return (float *)slot->memory[array];
+    char *memory = array == ADAPTER_W
+                       ? bl_pages_memory(units->options.weights->pages, p->at.index)
+                       : (char *)units->memory[array] + units->unit[p->at.idx_unit].offset +
+                             p->at.part->shard_offset;
+    return (float *)(memory + p->offset);
+}
+
+static bl_status update_piece(adapter_units *units)
+{
+    const unit_piece *piece = &units->piece[units->n_updated];
+    piece_slot *slot = slot_of(units, units->n_updated);
+    bl_adamw_args args = units->update;
+
+    BL_TRY(read_ahead(units));
+    BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
+    args.n = piece->n_bytes / UNITS_FLOAT;
+    args.grad = piece_memory(units, piece, slot, ADAPTER_GRAD);
+    args.w = piece_memory(units, piece, slot, ADAPTER_W);
+    args.m = piece_memory(units, piece, slot, ADAPTER_M);
+    args.v = piece_memory(units, piece, slot, ADAPTER_V);
+    BL_TRY(bl_adamw(units->inline_stream, &args));
+    BL_TRY(bl_model_round_rows(units->options.weights, &piece->at, piece->offset / UNITS_FLOAT,
+                               args.n, args.w, units->inline_stream));
+    for (int i = 0; i < ADAPTER_GRAD; i++)
+        BL_TRY(begin_transfer(units, piece, slot, (adapter_array)i, true));
+    units->n_updated++;
+    return BL_OK;
+}
+
+typedef struct update_args {
+    adapter_units *units;
+    int64_t unit;
+} update_args;
+
+static bl_status update_task(bl_stream *stream, const void *args)
+{
+    const update_args *a = args;
+    adapter_units *units = a->units;
+    const held_unit *u = &units->unit[a->unit];
+    int64_t end = u->first_piece + u->n_pieces;
+
+    (void)stream;
+    if (units->n_updated != u->first_piece)
+        return BL_FAIL(BL_EINTERNAL, "the update of unit %lld is not the next", (long long)a->unit);
+    while (units->n_updated < end) BL_TRY(update_piece(units));
+    BL_TRY(read_ahead(units));
+    for (int64_t p = bl_max_i64(u->first_piece, units->n_read - UNITS_SLOTS); p < end; p++)
+        BL_TRY(end_transfers(units, slot_of(units, p), a->unit));
+    return bl_stream_synchronize(units->inline_stream);
+}
+
+bl_status adapter_units_queue_update(adapter_units *units, int64_t unit)
+{
+    const update_args args = {units, unit};
+    return bl_stream_call(units->disk, update_task, &args, sizeof args);
+}

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Trainings of every weight whose weights, moments and gradients are on disk, wholly or in part:
+ * the bits of runs in memory, whatever else changes; reads and writes that fail; a full disk;
+ * kills. */
+#include "full_runs.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/files.h"
+#include "base/sizes.h"
+#include "io/reader.h"
+#include "offload/pager.h"
+
+enum { N_CASES = 2 };
+static const char *const cases[N_CASES] = {"../../full/cases/tiny-mha-tied",
+                                           "../../full/cases/tiny-gqa"}; /* tied, not tied */
+
+#define STATE_ON_DISK   "optimizer_tier", "disk"
+#define WEIGHTS_ON_DISK "offload_tier", "disk", "offload_ratio", "1"
+
+/* ---- bits ---- */
+
+static void placement_changes_no_bit(void **state)
+{
+    static const struct {
+        const char *what, *args[16]; /* with a NULL behind them */
+    } variants[] = {
+        {"state in host memory", {"optimizer_tier", "host"}},
+        {"state on disk", {STATE_ON_DISK}},
+        {"half of the state", {STATE_ON_DISK, "optimizer_ratio", "0.5"}},
+        {"a tenth of the state", {STATE_ON_DISK, "optimizer_ratio", "0.1"}},
+        {"weights on disk", {WEIGHTS_ON_DISK}},
+        {"half of the weights", {"offload_tier", "disk", "offload_ratio", "0.5"}},
+        {"weights in host memory", {"offload_tier", "host", "offload_ratio", "1"}},
+        {"all", {STATE_ON_DISK, WEIGHTS_ON_DISK}},
+        {"parts of both",
+         {STATE_ON_DISK, "optimizer_ratio", "0.6", "offload_tier", "disk", "offload_ratio", "0.4",
+          "offload_host_part", "0.5"}},
+        {"all, pread", {STATE_ON_DISK, WEIGHTS_ON_DISK, "io_engine", "pread"}},
+        {"all, a ring of one", {STATE_ON_DISK, WEIGHTS_ON_DISK, "ring_depth", "1"}},
+        {"all, a ring of four", {STATE_ON_DISK, WEIGHTS_ON_DISK, "ring_depth", "4"}},
+        {"all, one micro-batch per visit", {STATE_ON_DISK, WEIGHTS_ON_DISK, "visit_tokens", "1"}},
+        {"all, nothing recomputed",
+         {STATE_ON_DISK, WEIGHTS_ON_DISK, "activation_checkpointing", "none"}},
+        {"all, activations in host memory",
+         {STATE_ON_DISK, WEIGHTS_ON_DISK, "activation_offload", "true", "visit_tokens", "1"}},
+        {"all, evaluations between steps",
+         {STATE_ON_DISK, WEIGHTS_ON_DISK, "validation_file",
+          "tests/golden/families/tokens/rows.jsonl", "eval_strategy", "steps", "eval_steps", "3"}},
+        {"all, evaluations in the same visits",
+         {STATE_ON_DISK, WEIGHTS_ON_DISK, "validation_file",
+          "tests/golden/families/tokens/rows.jsonl", "eval_strategy", "steps", "eval_steps", "2",
+          "eval_overlap", "true"}},
+        {"all, checkpoints between steps", {STATE_ON_DISK, WEIGHTS_ON_DISK, "save_steps", "3"}},
+    };
+
+    (void)state;
+    for (size_t c = 0; c < N_CASES; c++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+            full_runs_train(cases[c], n_ranks, "plain", NULL);
+            for (size_t v = 0; v < BL_COUNT(variants); v++) {
+                const char *args[20] = {"offload_dir", runs_path("pages")};
+                memcpy(args + 2, variants[v].args, sizeof variants[v].args);
+                full_runs_train(cases[c], n_ranks, "varied", args);
+                full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks,
+                                      variants[v].what);
+            }
+        }
+}
+
+/* Nothing of it is left on the disk: the files have no names. */
+static void the_directory_is_left_empty(void **state)
+{
+    const char *args[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", runs_path("empty"), NULL};
+    char **names;
+    size_t n;
+
+    (void)state;
+    full_runs_train(cases[0], 2, "varied", args);
+    assert_int_equal(bl_dir_list(runs_path("empty"), &names, &n), BL_OK);
+    assert_int_equal(n, 0);
+    bl_names_free(names, n);
+}
+
+/* ---- checkpoints ---- */
+
+/* Of any placement, and of another number of ranks: rows are read into pages piece by piece. */
+static void a_checkpoint_goes_to_any_placement(void **state)
+{
+    char *pages = strdup(runs_path("pages"));
+    const char *to_disk[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", pages, NULL};
+    json_t *golden = golden_load_case(cases[1]);
+    char model[GOLDEN_PATH_BYTES];
+
+    (void)state;
+    assert_true(golden_model(golden, model));
+    for (int n_before = 1; n_before <= 4; n_before *= 2)
+        for (int is_on_disk = 0; is_on_disk < 2; is_on_disk++) {
+            const char *output = is_on_disk ? "on_disk" : "in_memory";
+            assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
+            for (int part = 0; part < 2; part++) {
+                int n_ranks = part == 0 ? n_before : 2;
+                json_t *topology =
+                    json_pack("{s:i, s:i, s:i}", "ranks", n_ranks, "per_device_train_batch_size", 1,
+                              "gradient_accumulation_steps", 4 / n_ranks);
+                golden_args args = {0};
+                full_runs_fill(golden, topology, model, runs_path("%s", output), &args);
+                if (part == 0) runs_set(&args, "max_steps", "7");
+                if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
+                if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
+                for (int i = 0; part == is_on_disk && to_disk[i]; i += 2)
+                    runs_set(&args, to_disk[i], "%s", to_disk[i + 1]);
+                assert_int_equal(golden_train(&args), BL_OK);
+                golden_args_free(&args);
+                json_decref(topology);
+            }
+            if (is_on_disk)
+                full_runs_assert_same(FULL_RUNS_STEPS, "in_memory", "on_disk", 2,
+                                      "resumed on disk");
+        }
+    free(pages);
+    json_decref(golden);
+}
+
+static void kills_change_no_bit(void **state)
+{
+    const char *args[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", runs_path("pages"), NULL};
+
+    (void)state;
+    runs_seed_random();
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 6, args);
+}
+
+/* ---- failures ---- */
+
+typedef struct io_faults {
+    atomic_int n_left; /* transfers of the kind before the one that fails */
+    bool is_write;
+    int64_t result;
+} io_faults;
+
+static int64_t fail_one(void *user, const bl_io_completion *c)
+{
+    io_faults *faults = user;
+    if (c->is_write != faults->is_write || atomic_fetch_sub(&faults->n_left, 1) > 0)
+        return c->result;
+    return faults->result;
+}
+
+static void failures_end_the_run(void **state)
+{
+    static const struct {
+        bool is_write;
+        int64_t result;
+        bl_status status;
+        const char *text;
+    } faults[] = {{true, -ENOSPC, BL_ELIMIT, "No space left on device"},
+                  {true, -EIO, BL_EIO, "writing"},
+                  {false, -EIO, BL_EIO, "reading"}};
+    static const int after[] = {0, 3, 20, 57};
+    char *pages = strdup(runs_path("pages"));
+    const char *args[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", pages, NULL};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(faults); i++)
+        for (size_t k = 0; k < BL_COUNT(after); k++)
+            for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+                io_faults fault = {after[k], faults[i].is_write, faults[i].result};
+                bl_pager_hooks hooks = {.io = fail_one, .io_user = &fault};
+                assert_int_equal(full_runs_try(cases[1], n_ranks, "failed", args, &hooks),
+                                 faults[i].status);
+                if (!strstr(bl_error_text(), faults[i].text) || !strstr(bl_error_text(), pages))
+                    fail_msg("%s", bl_error_text());
+            }
+    free(pages);
+}
+
+static void too_small_a_disk_is_refused(void **state)
+{
+    const char *args[] = {STATE_ON_DISK, "offload_dir", runs_path("absent/pages"), NULL};
+    golden_args child_args = {0};
+    runs_child child = {.max_file_bytes = 4096};
+
+    (void)state;
+    full_runs_train(cases[1], 1, "created", args); /* with its parents */
+    full_runs_kill_args(1, "limited", &child_args);
+    runs_set(&child_args, "model_name_or_path", "%s", GOLDEN_DIR "/models/tiny-gqa");
+    runs_set(&child_args, "optimizer_tier", "disk");
+    runs_set(&child_args, "offload_dir", "%s", runs_path("pages"));
+    runs_start(&child, "train", &child_args);
+    int code = runs_wait(&child, 60);
+    assert_int_equal(code, bl_status_exit_code(BL_ELIMIT));
+    runs_assert_error(&child, "the optimizer state of rank 0 takes");
+    golden_args_free(&child_args);
+}
+
+/* ---- rejected configurations ---- */
+
+static void unsuitable_keys_are_refused(void **state)
+{
+    golden_args args = {0};
+
+    (void)state;
+    runs_standard(&args, runs_path("lora"), 1);
+    runs_set(&args, "optimizer_tier", "host");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "optimizer_tier: LoRA's optimizer state is small"));
+    golden_args_free(&args);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(placement_changes_no_bit),
+        cmocka_unit_test(the_directory_is_left_empty),
+        cmocka_unit_test(a_checkpoint_goes_to_any_placement),
+        cmocka_unit_test(kills_change_no_bit),
+        cmocka_unit_test(failures_end_the_run),
+        cmocka_unit_test(too_small_a_disk_is_refused),
+        cmocka_unit_test(unsuitable_keys_are_refused),
+    };
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
