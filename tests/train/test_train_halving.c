@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
 #include "runs.h"
 
@@ -140,7 +141,7 @@ static void test_halving(void **state)
     }
 }
 
-/* Killed once the first rung was decided, and at other moments. */
+/* Killed around the rungs; one run has lost all checkpoints but its first. */
 static void test_killed(void **state)
 {
     (void)state;
@@ -156,7 +157,13 @@ static void test_killed(void **state)
         while (runs_is_alive(&child) && runs_logged_steps(in_sweep(name, last)) < step)
             runs_sleep_s(0.0005);
         kill(child.pid, SIGKILL);
-        (void)runs_wait(&child, LIMIT_S); /* it may have been faster */
+        (void)runs_wait(&child, LIMIT_S);               /* it may have been faster */
+        for (int lost = 2; lost <= ALL_STEPS; lost++) { /* the others wait for it at the rungs */
+            const char *rate = rates[(last + 1) % N_RUNS];
+            assert_int_equal(bl_tree_remove(runs_path("%s/learning_rate-%s/checkpoints/step-%d",
+                                                      name, rate, lost)),
+                             BL_OK);
+        }
         start_sweep(name, 1, true, &child);
         assert_int_equal(runs_wait(&child, LIMIT_S), 0);
         assert_halved(name, 1, &child);
