@@ -28,8 +28,9 @@ void golden_args_add(golden_args *args, const char *key, const char *format, ...
     va_start(list, format);
     vsnprintf(value, sizeof value, format, list);
     va_end(list);
-    for (int i = 0; i < args->n; i += 2) {
-        if (strcmp(args->text[i] + 2, key) != 0) continue;
+    for (int i = 0; i + 1 < args->n; i++) { /* a file may come first */
+        const char *text = args->text[i];
+        if (strncmp(text, "--", 2) != 0 || strcmp(text + 2, key) != 0) continue;
         free(args->text[i + 1]);
         require((args->text[i + 1] = strdup(value)) != NULL, "memory");
         return;
