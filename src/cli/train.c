@@ -127,20 +127,21 @@ static bl_status run_train(int argc, char *const *argv)
 const bl_command bl_command_train = {
     .name = "train",
     .arguments = "CONFIG.yaml [CONFIG.yaml ...] [--key value ...]",
-    .summary = "fine-tune: write a PEFT adapter, or several over one base",
-    .details =
-        "Trains LoRA weights over the frozen model and writes adapter, metrics.jsonl, "
-        "report.svg, checkpoints\n"
-        "and a README.md into output_dir. SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop "
-        "it after the step\n"
-        "(exit 75); resume with --resume_from_checkpoint true. Under nohup SIGHUP does "
-        "nothing. SIGUSR2 writes\n"
-        "report.svg while the run continues.\n"
-        "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
-        "are several runs\n"
-        "in the same visits of the base; --queue DIR keeps the base loaded for the jobs that "
-        "are moved into DIR\n"
-        "(docs/several-runs.md).\n",
+    .summary = "fine-tune: write a PEFT adapter, several over one base, or a model",
+    .details = "Trains LoRA weights over the frozen model, or every weight (finetuning_type full). "
+               "Writes the\n"
+               "adapter or the model, metrics.jsonl, report.svg, checkpoints and a README.md into "
+               "output_dir.\n"
+               "SIGTERM, SIGINT, SIGUSR1, SIGHUP or SIGXCPU stop it after the step (exit 75); "
+               "resume with\n"
+               "--resume_from_checkpoint true. Under nohup SIGHUP does nothing. SIGUSR2 writes "
+               "report.svg while the\n"
+               "run continues.\n"
+               "Several files, or several values of a key in a file (learning_rate: [1e-4, 2e-4]), "
+               "are several runs\n"
+               "over one base; --queue DIR keeps the base loaded and trains the jobs that are "
+               "moved into DIR\n"
+               "(docs/several-runs.md).\n",
     .print_options = print_train_options,
     .is_job = true,
     .run = run_train,

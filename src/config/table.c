@@ -43,8 +43,8 @@ const bl_option bl_train_options[] = {
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
      .help = "dtype of the written adapter"},
     {KEY(queue, PATH), .commands = TRAIN,
-     .help = "directory of jobs: each YAML file moved there is trained over this base; other keys "
-             "are the jobs' defaults (docs/several-runs.md)"},
+     .help = "directory of jobs: keep the base loaded and train each YAML file that is moved "
+             "there; this file's other keys are the jobs' defaults (docs/several-runs.md)"},
 #undef GROUP
 
 #define GROUP "Data"
@@ -211,12 +211,11 @@ const bl_option bl_train_options[] = {
     {KEY(early_stopping_threshold, REAL), RANGE(0, 1e6), .commands = TRAIN, .default_text = "0",
      .help = "early stopping: a better loss is lower than the lowest so far by more than this"},
     {KEY(reduction_factor, INT), RANGE(0, 64), .commands = TRAIN, .default_text = "0",
-     .help =
-         "successive halving of several runs: at each rung one of that many goes on, those with "
-         "the lowest validation loss; 0: off"},
+     .help = "successive halving of several runs: at each rung one in this many runs continues, "
+             "by lowest validation loss; needs validation data; 0: off"},
     {KEY(grace_period, INT), RANGE(1, 1000000000), .commands = TRAIN, .default_text = "1",
-     .help = "with reduction_factor: steps to the first rung; each later one has reduction_factor "
-             "times as many"},
+     .help = "with reduction_factor: steps of the first rung; each later rung has "
+             "reduction_factor times as many"},
     {KEY(eval_stored_base, BOOL), .commands = TRAIN, .default_text = "true",
      .help = "after training on a quantized base, also evaluate the adapter on the stored "
              "base, if one process has all ranks and that needs no more memory than training"},
@@ -282,10 +281,11 @@ const bl_option bl_train_options[] = {
     {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "device|host|disk",
      .default_text = "device",
      .help = "with finetuning_type full, tier of AdamW's moments and the gradients: device memory, "
-             "host memory (the same on CPUs), or a file in offload_dir"},
+             "host memory (the same on CPUs), or a file in offload_dir; GPUs support only "
+             "device"},
     {KEY(optimizer_ratio, REAL), RANGE(0, 1), .commands = TRAIN, .default_text = "1",
-     .help = "fraction of moments and gradients that optimizer_tier applies to, in whole layers; "
-             "the rest is in device memory"},
+     .help = "fraction of moments and gradients in optimizer_tier, in whole layers; the rest is in "
+             "device memory"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
      .default_text = "first",
      .help = "when to verify base checksums: at the first read of each page from disk; also "
