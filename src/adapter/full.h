@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* full.h -- the trainable state of a run that trains every weight of the model.
  *
- * Its weights are the base's own rows, fp32, in the rank's pages: what the base's ring gathers for
- * the layers is what AdamW updates. Next to them the rank has moments and gradients of its rows,
- * laid out as they are (linear/base.h), in memory or on disk. Norms and biases, which every rank
- * has whole, have whole moments and gradients; every rank updates them alike.
+ * The trained weights are the base's rows, fp32, in the rank's pages: AdamW updates the pages that
+ * the base's ring gathers. The rank also has moments and gradients of its rows, in the same layout
+ * (linear/base.h), in memory or on disk. Every rank holds all norms and biases with their moments
+ * and gradients, and makes the same update of them.
  *
  * One rank: backward adds gradients to the rank's rows themselves. Several: backward fills a unit's
  * whole gradient, which is reduce-scattered in the order of ranks and added to the shard, micro-
@@ -35,9 +35,9 @@ typedef struct bl_optimizer_placement {
 /* Of the keys optimizer_tier, optimizer_ratio and offload_dir; dir is borrowed of them. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
-/* Of one rank: moments and gradients in memory; on disk; what those on disk and weights on disk
- * pass through: a unit's gradients in a visit, and pieces of a unit in its update. All host memory
- * but `memory`. */
+/* Bytes of one rank: moments and gradients in memory (device memory); both on disk; and with
+ * anything on disk, host memory: gradients during a visit, and pieces during an update with the
+ * buffers of requests. */
 typedef struct bl_adapter_units_bytes {
     int64_t moments, gradients, disk, frames, pieces;
 } bl_adapter_units_bytes;

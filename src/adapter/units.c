@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units.c -- where the arrays of each unit are; the gradients of a visit; what a step does with all
+/* units.c -- the placement of each unit's arrays; the gradients of a visit; the step over all
  * units. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static int arrays_of(const bl_base_layout *layout, int64_t unit)
     return unit < layout->n_units ? ADAPTER_N_ARRAYS - 1 : 1; /* without the weights */
 }
 
-/* Units are spread as the base's pages are. */
+/* Spreads units over the tiers like the base's pages. */
 static bl_status assign(const bl_base_layout *layout, const bl_optimizer_placement *placement,
                         int64_t n_held, held_unit *units)
 {
@@ -53,7 +53,7 @@ static int64_t frames_bytes(const bl_base_layout *layout, int64_t n_held, const 
     return *table_bytes + bl_max_i64(2 * layer, tied);
 }
 
-/* units: their sizes and places, [units and a tied embedding]. */
+/* units: receives sizes and placement; [n_units + is_tied]. */
 static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
                                const bl_optimizer_placement *placement, const bl_tier *weight_tiers,
                                held_unit *units, bl_adapter_units_bytes *out)
@@ -299,7 +299,7 @@ static bl_status queue_frame(adapter_units *units, int64_t unit, bool is_write)
     return bl_stream_call(units->disk, frame_task, &args, sizeof args);
 }
 
-/* Behind the writes of the frame's last gradients, which are queued on the same stream. */
+/* Runs after the frame's last write, which is queued on the same stream. */
 static bl_status queue_read(adapter_units *units, int64_t unit)
 {
     held_frame *frame = &units->frame[frame_of(units, unit)];
@@ -335,7 +335,7 @@ static bl_status open_frame(adapter_units *units, int64_t unit, bl_stream *strea
                             frame->ready);
 }
 
-/* What the next visit will add to is read during this one, into the other layer's memory. */
+/* Reads the gradients that the next visit adds to during this visit, into the other layer frame. */
 static bl_status prefetch_next(adapter_units *units, int64_t unit)
 {
     int64_t next = unit - 1; /* also of the head */
@@ -391,7 +391,7 @@ bl_status adapter_units_close_gradient(adapter_units *units, int64_t unit, bl_st
 
 /* ---- the step ---- */
 
-/* A unit without a visit has gradients, too: zero. */
+/* The gradients of a unit without a visit are zero. */
 static bl_status visit_all(adapter_units *units, bl_stream *stream)
 {
     float *rows;

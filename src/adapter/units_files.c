@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_files.c -- the arrays of a part to and from the files of a checkpoint, in pieces; a part's
- * gradients for a dump. */
+/* units_files.c -- copies the arrays of a part to and from checkpoint files, in pieces; reads a
+ * part's gradients for a dump. */
 #include <string.h>
 
 #include "adapter/internal.h"
@@ -14,7 +14,7 @@ static char *part_memory(const adapter_units *units, const bl_base_walk *at, ada
     return (char *)units->memory[array] + units->unit[at->idx_unit].offset + at->part->shard_offset;
 }
 
-/* Bytes [offset, offset + n_bytes) of the array, between the disk and `memory`. */
+/* Copies bytes [offset, offset + n_bytes) of the array between the disk and `memory`. */
 static bl_status transfer(adapter_units *units, const bl_base_walk *at, adapter_array array,
                           int64_t offset, int64_t n_bytes, void *memory, bool is_write)
 {
@@ -55,8 +55,7 @@ bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, ada
     return BL_OK;
 }
 
-/* The part of the blocks [begin, end) of an array that the bytes [offset, offset + n_bytes) cover
- * is replaced. */
+/* Rewrites the blocks [begin, end) of an array, with bytes [first, last) from the tensor. */
 static bl_status rewrite(adapter_units *units, const bl_base_walk *at, adapter_array array,
                          int64_t begin, int64_t end, int64_t first, int64_t last,
                          const bl_stored_tensor *tensor, int64_t source)

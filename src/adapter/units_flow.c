@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* units_flow.c -- the update of PAGED units: their weights, moments and gradients pass through a
- * ring of pieces. While a piece is updated, those behind it are read and those before it are
- * written, so that the disk works both ways all the time, whatever the size of a unit.
+ * ring of pieces. While one piece is updated, later pieces are read and earlier pieces are written,
+ * so the disk reads and writes all the time, for units of any size.
  *
- *   slot      entered by                              left by
- *   READ      read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for it
- *   WRITTEN   update_piece                            read_ahead, for another piece; the unit's end
+ *   slot       entered by                              left by
+ *   READING    read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for the read
+ *   WRITING    update_piece                            read_ahead, for another piece; unit's end
  *
- * Pieces are in the order of forward visits over all units of a step, so that the first pieces of a
- * unit are read while the unit before it is updated. A unit's weights are on the disk when its task
- * ends: the pager may read them. */
+ * Pieces of all units are in the order of forward visits, so the first pieces of a unit are read
+ * while the previous unit is updated. When a unit's task ends, its weights are on disk and the
+ * pager may read them. */
 #include <stdlib.h>
 
 #include "adapter/units_paged_internal.h"
@@ -33,7 +33,7 @@ static void add_pieces(adapter_units *units, const bl_base_walk *at)
             .n_bytes = bl_min_i64(UNITS_PIECE_BYTES, (int64_t)part->shard_bytes - offset)};
 }
 
-/* The embedding's table is used first; where it is the head's, too, before all others. */
+/* The embedding is visited first, so the last unit's pieces come first. */
 static void list_unit(adapter_units *units, int64_t unit)
 {
     held_unit *u = &units->unit[unit];
@@ -143,7 +143,7 @@ static bl_status read_ahead(adapter_units *units)
     return BL_OK;
 }
 
-/* Where an array of the piece is while it is updated. */
+/* The memory of a piece's array during its update. */
 static float *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
                            adapter_array array)
 {

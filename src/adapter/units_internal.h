@@ -1,25 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_internal.h -- the optimizer's arrays of a run that trains every weight, of one rank, unit
- * by unit: the one owner of moments and gradients, which alone knows where they are.
+/* units_internal.h -- the moments and gradients of one rank in full fine-tuning, unit by unit. This
+ * object owns them, and it alone knows where they are stored.
  *
- * Units are the base's (linear/base.h); where the embedding is tied to the head, unit n_units is
- * its gradients, which are added to the head's at the step's end. An array of a unit has the layout
- * of the rank's rows: unit->shard_bytes, parts at their shard_offset, fp32.
+ * Units are the base's (linear/base.h). If the embedding is tied to the head, unit n_units holds
+ * the embedding's gradients, which are added to the head's at the end of the step. An array of a
+ * unit is fp32 and has the layout of the rank's rows: unit->shard_bytes, parts at their
+ * shard_offset.
  *
- * A unit's moments and gradients are in memory, or on disk in a file of the rank's; its weights are
- * pages of the base, some of them on disk. A unit with anything on disk is PAGED:
+ * A unit's moments and gradients are in memory, or on disk in a file of the rank. Its weights are
+ * pages of the base, some of them on disk. A unit with anything on disk is PAGED. States:
  *
- *   state      entered by                           left by
- *   CLEAN      create, the update                   open_gradient: the visit begins with zeros
- *   SUMMED     open_gradient: memory of a visit;    open_gradient: what was summed is read again
- *              close_gradient: written to the disk
- *   WAITING    update                               update_unit, flush: pieces of weights, moments
- *                                                   and gradients are read, updated and written
- *                                                   back, each once per step
+ *   state      meaning                          entered by                      left by
+ *   CLEAN      no gradients: open_gradient      create, forget; update, or of   open_gradient
+ *              begins with zeros                PAGED units update_unit, flush
+ *   SUMMED     it has gradients of this step;   open_gradient                   update, forget
+ *              close_gradient writes those of
+ *              the disk tier, open_gradient
+ *              reads them again
+ *   WAITING    PAGED, not updated yet           update                          update_unit, flush
  *
- * All of it runs on a stream of the owner's (`disk`): what a gradient's write or a unit's update
- * has to wait for, and what waits for it, are events. Where arrays are never changes a bit: sums
- * are over whole units, AdamW is element by element. */
+ * The update of a PAGED unit reads weights, moments and gradients in pieces, and writes back
+ * weights and moments, each once per step.
+ *
+ * Transfers run on a stream of this object (`disk`), ordered by events. Placement never changes a
+ * bit: sums are over whole units, and AdamW works element by element. */
 #ifndef BALLAST_ADAPTER_UNITS_INTERNAL_H
 #define BALLAST_ADAPTER_UNITS_INTERNAL_H
 
@@ -30,7 +34,7 @@
 #include "ops/optimizer.h"
 #include "store/safetensors.h"
 
-/* In the order of a checkpoint's tensors; the weights are the base's. */
+/* In the order of a checkpoint's tensors. The weights are pages of the base. */
 typedef enum adapter_array {
     ADAPTER_M,
     ADAPTER_V,
@@ -43,7 +47,7 @@ typedef struct adapter_units adapter_units;
 
 typedef struct adapter_units_options {
     bl_device *device;
-    const bl_model_weights *weights; /* its pages are the weights, its layout their places */
+    const bl_model_weights *weights; /* its pages are the weights, in its layout */
     bl_base *base;                   /* its loads wait for updates */
     bl_stream *compute;
     bl_timeline *timeline;
@@ -52,47 +56,48 @@ typedef struct adapter_units_options {
     bl_optimizer_placement placement;
 } adapter_units_options;
 
-/* bl_adapter_full_measure's part of it. */
+/* The units' part of bl_adapter_full_measure. */
 bl_status adapter_units_measure(const bl_base_layout *layout, bool is_tied,
                                 const bl_optimizer_placement *placement, const bl_tier *weights,
                                 bl_adapter_units_bytes *out);
 
-/* Moments and gradients zero. What options point to is borrowed. BL_ENOMEM; BL_ELIMIT, BL_EIO: the
- * file (offload/scratch.h). */
+/* Moments and gradients are zero. Borrows everything that options point to. BL_ENOMEM; BL_ELIMIT,
+ * BL_EIO: the file (offload/scratch.h). */
 bl_status adapter_units_create(const adapter_units_options *options, adapter_units **out);
 void adapter_units_destroy(adapter_units *units); /* with streams idle; NULL is fine */
 
-/* *rows: where this rank's gradients of the unit are summed, for work queued on `stream` until
- * close; zero in the unit's first visit of a step. In the order of a pass's backward visits
- * (bl_weight_sink). */
+/* *rows: memory in which work queued on `stream` until close_gradient sums this rank's gradients of
+ * the unit. They are zero in the unit's first visit of a step. Call in the order of a pass's
+ * backward visits (bl_weight_sink). */
 bl_status adapter_units_open_gradient(adapter_units *units, int64_t unit, bl_stream *stream,
                                       float **rows);
 bl_status adapter_units_close_gradient(adapter_units *units, int64_t unit, bl_stream *stream);
 
-/* After the last visit of a step, queued on `stream`: a tied embedding's gradients are the head's,
- * too. */
+/* After the last visit of a step, queued on `stream`: adds a tied embedding's gradients to the
+ * head's. */
 bl_status adapter_units_join(adapter_units *units, bl_stream *stream);
 /* After join: *sum += squares of all gradients, unit by unit. */
 bl_status adapter_units_sum_squares(adapter_units *units, bl_stream *stream, double *sum);
 
-/* AdamW; args as of bl_adamw, without its arrays. Units in memory are updated on compute; PAGED
- * ones wait. */
+/* AdamW; args as for bl_adamw, without arrays. Updates units in memory on compute; PAGED units
+ * become WAITING. */
 bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args);
-/* Before the unit is prefetched or acquired: queues its update if it waits. Later loads of the base
- * and work on compute see its weights. In the order of forward visits: BL_EINTERNAL. */
+/* Before the unit is prefetched or acquired: queues its update if it is WAITING. Later loads of the
+ * base, and later work on compute, see the new weights. BL_EINTERNAL: not in the order of forward
+ * visits. */
 bl_status adapter_units_update_unit(adapter_units *units, int64_t unit);
-/* All that wait, and returns when they are done. */
+/* Updates all WAITING units, and returns when they are updated. */
 bl_status adapter_units_flush(adapter_units *units);
 
-/* After sums that were all zero: no unit has gradients. */
+/* Makes all units CLEAN, after sums that were all zero. */
 void adapter_units_forget(adapter_units *units);
-/* Of weights with a copy for products (bl_model_weights): queued on compute, made anew of all rows;
- * updates make that of their rows. With nothing waiting. */
+/* Rounds all rows into the copy for products, if there is one (bl_model_weights); queued on
+ * compute, with no unit WAITING. Updates round the rows that they change. */
 bl_status adapter_units_round(adapter_units *units);
 
-/* With streams idle and nothing waiting. The arrays of a part (its shard_bytes, rounded up to
- * BL_DEVICE_ALIGNMENT_BYTES) to a file, from bytes of a stored tensor; the sum of its gradients:
- * *rows is valid until the next call. */
+/* With streams idle and no unit WAITING. append writes an array of a part (its shard_bytes, rounded
+ * up to BL_DEVICE_ALIGNMENT_BYTES) to a file. load reads bytes of it from a stored tensor.
+ * gradient: *rows are the part's gradients, valid until the next call. */
 bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer);
 bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapter_array array,

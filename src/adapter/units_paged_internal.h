@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_paged_internal.h -- the state of units_internal.h, for the files that make it up. */
+/* units_paged_internal.h -- the members of adapter_units, for units.c, units_flow.c and
+ * units_files.c. */
 #ifndef BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 #define BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 
@@ -7,35 +8,33 @@
 
 enum {
     UNITS_FLOAT = sizeof(float),
-    /* A piece of a part's arrays that passes through memory, and how many of them: those before the
-     * one that is computed are written, those behind it are read. */
-    UNITS_PIECE_BYTES = 2 << 20,
-    UNITS_SLOTS = 8,
-    UNITS_AHEAD = 4,
+    UNITS_PIECE_BYTES = 2 << 20, /* of each array of a part */
+    UNITS_SLOTS = 8,             /* pieces in memory: read ahead, updated or written back */
+    UNITS_AHEAD = 4,             /* pieces whose reads are submitted */
     UNITS_REQUEST_BYTES = 1 << 20,
     UNITS_QUEUE_DEPTH = 16,
 };
 
 typedef enum unit_state { UNIT_CLEAN, UNIT_SUMMED, UNIT_WAITING } unit_state;
 
-/* Of the units, and of a tied embedding's gradients behind them. */
+/* One per unit; a tied embedding's gradients have the last. */
 typedef struct held_unit {
     int64_t n_bytes;     /* of an array */
     bl_tier tier;        /* of moments and gradients */
     bool is_paged;       /* they, or some of the weights, are on disk */
-    int64_t offset;      /* in bytes, of its arrays: in memory of each; in the file of the first */
-    int64_t first_piece; /* of `piece` */
+    int64_t offset;      /* bytes: in memory of each array; in the file of the first array */
+    int64_t first_piece; /* index into `piece` */
     int64_t n_pieces;
     unit_state state;
 } held_unit;
 
-/* Memory of a unit's gradients during a visit: two of layers, one of the tables, and that of a tied
- * embedding, which is the layers' together. */
+/* Memory of a unit's gradients during a visit: two frames for layers, one for tables, and one for a
+ * tied embedding, which takes the memory of both layer frames. */
 typedef enum unit_frame { FRAME_LAYER, FRAME_TABLE = 2, FRAME_TIED, N_FRAMES } unit_frame;
 typedef struct held_frame {
     char *memory;
     bl_event *complete, *ready, *written;
-    int64_t unit; /* whose gradients are read into it; -1: none */
+    int64_t unit; /* the unit whose gradients are being read into it; -1: none */
 } held_frame;
 
 typedef struct unit_piece {
@@ -46,22 +45,22 @@ typedef struct unit_piece {
 typedef struct piece_slot {
     char *memory[ADAPTER_N_ARRAYS];
     bl_io_read io[ADAPTER_N_ARRAYS];
-    bool flies[ADAPTER_N_ARRAYS]; /* io is under way */
+    bool flies[ADAPTER_N_ARRAYS]; /* io is in flight */
 } piece_slot;
 
 struct adapter_units {
     adapter_units_options options;
     const bl_base_layout *layout;
-    int64_t n_units, n_held; /* the layout's; and a tied embedding's */
+    int64_t n_units, n_held; /* of the layout; with a tied embedding one more */
     held_unit *unit;
-    float *memory[ADAPTER_N_ARRAYS]; /* of units in memory */
-    double *squares;                 /* [n_units], of PAGED units, device memory */
+    float *memory[ADAPTER_N_ARRAYS]; /* arrays of units in memory */
+    double *squares;                 /* [n_units]: of gradients on disk; device memory */
     bl_event *updated;
 
-    /* The rest only where something is paged. */
+    /* Unused if no unit is PAGED. */
     bl_stream *disk;
-    bl_stream *inline_stream; /* of the tasks on `disk`: runs AdamW at once */
-    bl_io_files *files;       /* moments and gradients; NULL: in memory */
+    bl_stream *inline_stream; /* for tasks on `disk`: runs AdamW in the calling thread */
+    bl_io_files *files;       /* moments and gradients; NULL: all in memory */
     bl_reader *reader, *weights_reader;
     char *frames, *slots; /* memory */
     int64_t frames_bytes;
@@ -69,7 +68,7 @@ struct adapter_units {
     piece_slot slot[UNITS_SLOTS];
     int64_t n_pieces;
     unit_piece *piece;         /* in the order of updates */
-    int64_t n_read, n_updated; /* pieces whose reads were submitted; that were updated */
+    int64_t n_read, n_updated; /* pieces with submitted reads; updated pieces */
     bl_adamw_args update;
 };
 
@@ -77,11 +76,11 @@ struct adapter_units {
 bl_status adapter_units_list_pieces(adapter_units *units);
 /* Queued on `disk`. */
 bl_status adapter_units_queue_update(adapter_units *units, int64_t unit);
-/* Whole blocks of the array of a part; *reader: NULL, it is in memory. */
+/* A request for whole blocks of a part's array. *reader NULL: the array is in memory. */
 bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
                                   adapter_array array, int64_t offset, int64_t n_bytes,
                                   void *memory, bl_reader **reader);
-/* units_files.c: adapter_units_round of a part on disk; returns when it is done. */
+/* units_files.c: adapter_units_round for a part on disk; returns when the rows are rounded. */
 bl_status adapter_units_round_part(adapter_units *units, const bl_base_walk *at);
 bl_status adapter_units_wait(adapter_units *units, bl_reader *reader, bl_io_read *io, int64_t unit);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_gathered.c -- a ring over shards in device memory: item i of a unit is part i of its
+/* base_gathered.c -- a ring over shards in device memory: item i of a unit is part i of the unit's
  * matrices. */
 #include "linear/base_gathered.h"
 
@@ -10,7 +10,7 @@
 _Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
                "an item for each part of each matrix");
 
-/* shards NULL: sizes alone. */
+/* shards NULL: only sizes. */
 static bl_gather_unit *make_units(const bl_base_layout *layout, const char *shards)
 {
     bl_gather_unit *units = calloc((size_t)layout->n_units, sizeof *units);

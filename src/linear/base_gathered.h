@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_gathered.h -- a base whose shards are one array in device memory, gathered from there by a
- * ring: for weights that change between passes, which have neither pages nor checksums. */
+/* base_gathered.h -- a base whose shards are one array in device memory, from which a ring gathers:
+ * for the bf16 copy of trained weights, which changes between passes and has neither pages nor
+ * checksums. */
 #ifndef BALLAST_LINEAR_BASE_GATHERED_H
 #define BALLAST_LINEAR_BASE_GATHERED_H
 
@@ -20,14 +21,14 @@ typedef struct bl_base_gathered_options {
     bl_timeline *timeline; /* may be NULL */
 } bl_base_gathered_options;
 
-/* layout and shards (layout->shard_bytes, device memory: units at their offset, parts at their
- * shard_offset) are borrowed until the base is destroyed. Of one shard, acquire gives the shards
- * themselves. */
+/* Borrows layout and shards (layout->shard_bytes, device memory: units at their offset, parts at
+ * their shard_offset) until the base is destroyed. With one shard, acquire returns the shards
+ * without a copy. */
 bl_status bl_base_create_gathered(const bl_base_layout *layout, const void *shards,
                                   const bl_base_gathered_options *options, bl_base **out);
 
-/* Device memory of the ring; SIZE_MAX for more than a size_t can count, or without memory for the
- * list of units. */
+/* Device memory of the ring; SIZE_MAX: it exceeds a size_t, or there is no memory for the list of
+ * units. */
 size_t bl_base_gathered_ring_bytes(const bl_base_layout *layout, int ring_depth);
 
 #ifdef __cplusplus

@@ -10,7 +10,7 @@
 
 #include "base/files.h"
 
-/* Of file systems without O_TMPFILE. */
+/* For file systems without O_TMPFILE. */
 static bl_status open_named(const char *dir, int *fd)
 {
     char *path = NULL;
@@ -47,7 +47,7 @@ static bl_status take_space(const char *dir, const char *what, int64_t n_bytes, 
     while ((result = fallocate(fd, 0, 0, n_bytes)) != 0 && errno == EINTR) continue;
     if (result != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
         return lacks_space(dir, what, n_bytes, free_bytes);
-    if (result != 0 && ftruncate(fd, n_bytes) != 0) /* it cannot tell in advance */
+    if (result != 0 && ftruncate(fd, n_bytes) != 0) /* the file system cannot allocate in advance */
         return bl_fail_errno(BL_EIO, "%s: making room for the %s", dir, what);
     return BL_OK;
 }

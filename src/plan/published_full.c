@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* published_full.c -- a published training of every weight, by another system, recomputed with its
- * choices, then with Ballast's. */
+/* published_full.c -- a full fine-tuning that another system published, predicted with its choices,
+ * then with Ballast's. */
 #include "plan/published.h"
 
 #include "base/sizes.h"
@@ -11,7 +11,7 @@
 enum { GPUS = 8, HOSTS = 2, ROW_TOKENS = 2048, STEPS = 500 };
 static const double HOURS = 13.5;
 
-/* Assumed: p4de.24xlarge, of 96 cores, which has four adapters of 100 Gb/s; 85 % of them. */
+/* Assumed: p4de.24xlarge (96 cores), which has four adapters of 100 Gb/s, at 85 % of their rate. */
 static const double NETWORK_BYTES_PER_S = 0.85 * 50e9;
 
 typedef struct job {

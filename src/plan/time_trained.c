@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_trained.c -- what a step has more where all weights are trained: gradients of units, reduced
- * over the ranks as adapter/full.c does it, those of the embedding, and AdamW over all rows. */
+/* time_trained.c -- the additional work of a step of full fine-tuning: gradients of units, reduced
+ * over the ranks as in adapter/full.c, gradients of the embedding, and AdamW over all rows. */
 #include "plan/time_layer_internal.h"
 
 #include <math.h>
@@ -20,7 +20,7 @@ static double rows_of(const plan_item *items, int n_items, double code_bytes)
     return n;
 }
 
-/* A unit's parts are aligned. */
+/* Each part of a unit is aligned. */
 static int64_t shard_bytes_of(const plan_item *items, int n_items, double code_bytes)
 {
     int64_t n_bytes = 0;
@@ -30,8 +30,7 @@ static int64_t shard_bytes_of(const plan_item *items, int n_items, double code_b
     return n_bytes;
 }
 
-/* In the order of ranks, n parts are read and one is written; then the sum is added to the
- * shard. */
+/* In rank order: n parts are read and one is written; then the sum is added to the shard. */
 static plan_gradients gradients_of(const bl_time_input *in, const plan_item *items, int n_items,
                                    double code_bytes)
 {
@@ -86,8 +85,7 @@ static double bytes_of(bl_cost cost)
     return bytes;
 }
 
-/* Squares, AdamW, gradients cleared; and the copy that is computed with, where it is another
- * one. */
+/* Squares, AdamW, clearing of gradients; and rounding into the bf16 copy, if there is one. */
 static double update_bytes(const plan_tally *t, double n, double code_bytes)
 {
     int64_t rows = (int64_t)n;
@@ -96,7 +94,7 @@ static double update_bytes(const plan_tally *t, double n, double code_bytes)
     return bytes + (code_bytes < FLOAT ? (FLOAT + code_bytes) * n : 0);
 }
 
-/* A tied embedding's gradient is added to the head's, and cleared. */
+/* With a tied embedding also the addition of its gradient to the head's, and its clearing. */
 double plan_trained_optimizer_bytes(const bl_time_input *in, const plan_amounts *amounts)
 {
     plan_tally t = plan_tally_of(in, NULL);

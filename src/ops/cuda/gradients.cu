@@ -1,15 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Gradients of weights that are vectors or tables, on CUDA: those of norms, of biases and of the
- * embedding. Nothing is added atomically: a block has its columns, or its row of the table, to
- * itself, and adds in an order that depends on shapes and ids alone. */
+/* Gradients of norms, biases and the embedding, on CUDA. There are no atomics: each block owns its
+ * columns, or its row of the table, and adds in an order that depends only on shapes and ids. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
 
 /* ---- norms and biases ---- */
 
-/* A block sums 16 columns, a sector of each row, over all rows: a row takes two threads, a warp has
- * 16 rows at a time. Sums go from a thread's rows over the warp's to the block's. */
+/* A block sums 16 columns (one sector per row) over all rows. Two threads load a row's sector, so a
+ * warp processes 16 rows at a time. Sums of threads are added in the warp, then in the block. */
 enum {
     COLUMNS = 2 * BL_GROUP,
     ROWS_OF_WARP = BL_WARP / 2,
@@ -25,8 +24,8 @@ typedef struct norm_task {
     float *dw, *db;           /* or NULL */
 } norm_task;
 
-/* The warp's sums of its 16 columns to `out`, a column of the thread's eight by each thread of the
- * first half of the rows. */
+/* Writes the warp's sums of its 16 columns to `out`: each thread of the first eight rows writes one
+ * of its eight columns. */
 __device__ static inline void sum_rows_of_warp(double sums[BL_GROUP], double *out)
 {
     int lane = (int)threadIdx.x % BL_WARP;
@@ -111,22 +110,22 @@ extern "C" bl_status ops_cuda_norm_gradients(bl_stream *stream, const bl_norm_gr
 
 /* ---- the embedding ---- */
 
-/* same[w], bit i: token begin + 32 w + i is before `end` and has this id. Returns whether any has;
- * every thread of the block calls. */
+/* Sets bit i of same[w] if token begin + 32 w + i is before `end` and has this id. Returns whether
+ * any bit is set. All threads of the block call it. */
 __device__ static inline bool find_same(const int32_t *ids, int64_t begin, int64_t end, int32_t id,
                                         uint32_t *same)
 {
     int64_t t = begin + threadIdx.x;
     uint32_t mask = __ballot_sync(0xffffffffu, t < end && ids[t] == id), any = 0;
-    __syncthreads(); /* the masks before these have been read */
+    __syncthreads(); /* all threads have read the previous masks */
     if (threadIdx.x % BL_WARP == 0) same[threadIdx.x / BL_WARP] = mask;
     __syncthreads();
     for (int w = 0; w < N_WARPS; w++) any |= same[w];
     return any != 0;
 }
 
-/* A block per token and 2048 columns: that of the first token with an id adds the rows of all of
- * them, in their order, and the others end. */
+/* One block per token and 2048 columns. The block of an id's first token adds the rows of all
+ * tokens with this id, in order; the blocks of the other tokens return. */
 __global__ void __launch_bounds__(BL_BLOCK_THREADS)
     embedding_backward_kernel(int64_t T, int64_t H, bool aligned, float scale, const int32_t *ids,
                               const bl_bf16 *dy, float *table)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* SwiGLU whose result is also quantized, for an FP8 product: h is rounded to bf16, stored, and
- * coded from the rounded numbers, so the codes are those of a pass over h. A block has a row, or a
- * piece of one; the groups past BL_QUANTIZE_KEPT are read back by the thread that wrote them. */
+/* SwiGLU that also quantizes its result, for an FP8 product. h is rounded to bf16 and stored, and
+ * the rounded values are quantized, so the codes equal those of a separate pass over h. A block
+ * computes a row or a piece of a row. Groups past the first BL_QUANTIZE_KEPT of a thread are read
+ * back by the thread that wrote them. */
 #include "fp8/cuda/quantize.cuh"
 #include "ops/cuda/ops_cuda.h"
 #include "ops/element_internal.h"
@@ -15,7 +16,8 @@ typedef struct swiglu_task {
     bool aligned;
 } swiglu_task;
 
-/* h at column `col` of a row, of which n_valid exist, as it is stored. */
+/* Stores the group of h from column `col` on, of which n_valid columns exist; returns its bf16
+ * bits. */
 __device__ static inline uint4 swiglu_group(const swiglu_task &task, int64_t row, int64_t col,
                                             int64_t n_valid)
 {
