@@ -94,7 +94,7 @@ typedef struct bl_train_config {
     char *resume_from_checkpoint;
     bl_string_list allow_resume_mismatch; /* bl_train_config_allows */
     bl_adapter_dtype adapter_dtype;
-    char *queue; /* NULL: a run, not the base of jobs */
+    char *queue; /* NULL: a run; else the base of this queue's jobs */
 
     /* data */
     char *train_file;
@@ -218,13 +218,13 @@ typedef struct bl_train_configs {
 bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *out);
 void bl_train_configs_free(bl_train_configs *configs); /* zeros are fine */
 
-/* jobs.c: the configuration of a job of base->queue: the file's keys; for the others those of the
- * base, but a key that names one run's files. This machine is not looked at: what runs over one
- * base have in common is the base's. BL_EUSAGE: the file has another value of such a key, or what
- * bl_train_config_load rejects. The caller frees *out. */
+/* jobs.c: the configuration of a job of base->queue: the file's keys, and the base's values of
+ * other keys, except output_dir and similar keys of one run. Nothing is resolved for this machine:
+ * keys that are common to all runs over a base have the base's values. BL_EUSAGE: the file has
+ * another value of a common key, or bl_train_config_load would reject it. The caller frees *out. */
 bl_status bl_train_config_load_job(const bl_train_config *base, const char *yaml_path,
                                    bl_train_config **out);
-/* runs.c. BL_EUSAGE: both write to the same place, or one begins with the adapter of the other. */
+/* runs.c. BL_EUSAGE: both write to the same directory, or one starts from the other's adapter. */
 bl_status bl_train_config_check_apart(const bl_train_config *one, const bl_train_config *two);
 
 /* A machine to plan for, which need not be this one. */

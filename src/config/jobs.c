@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* jobs.c -- the configuration of a job: a file that is put into the queue of a base. */
+/* jobs.c -- the configuration of a job: a file in the queue of a base. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "config/internal.h"
 #include "config/table_internal.h"
 
-/* Of one run: no default for jobs. */
+/* Keys of one run, for which a base has no defaults. */
 static const char *const own_keys[] = {"output_dir",  "overwrite_output_dir",
                                        "logging_dir", "dump_gradients",
                                        "queue",       "resume_from_checkpoint"};
@@ -47,7 +47,7 @@ static bl_status copy_defaults(const bl_train_config *base, const bl_options *op
     return BL_OK;
 }
 
-/* A common key of the job is the base's, or auto, which becomes the base's. */
+/* A common key of the job has the base's value, or auto, which becomes the base's value. */
 static bl_status take_common(const bl_train_config *base, const bl_options *options, size_t index)
 {
     const bl_option *option = &bl_train_options[index];

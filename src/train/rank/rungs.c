@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rungs.c -- successive halving: which runs go on after a rung. */
+/* rungs.c -- successive halving: which runs continue after a rung. */
 #include "train/rank/rungs.h"
 
 #include <stdio.h>
@@ -56,7 +56,7 @@ static bool is_done(const bl_trainer *t)
            bl_trainer_stops_early(t);
 }
 
-/* Whether it has come to the rung, or may still come. */
+/* Whether the run has reached the rung, or may still reach it. */
 static bool competes(const bl_trainer *t, int rung)
 {
     const bl_train_config *c = t->config;
@@ -67,7 +67,7 @@ static bool competes(const bl_trainer *t, int rung)
     return !is_done(t) && step_of(c, rung) < t->training->total_steps;
 }
 
-/* How many of those that compete have a lower loss, or the same and are before it. */
+/* The number of competing runs with a lower loss, or with the same loss and a lower index. */
 static int place_of(bl_trainer **trainers, int n, int rung, int i)
 {
     double loss = trainers[i]->rungs.loss[rung];
@@ -95,7 +95,7 @@ static void log_decision(bl_trainer **trainers, int n, int rung, int n_kept)
     bl_log_set_label(NULL);
 }
 
-/* false: some have not come there, or there is none to decide. */
+/* false: some runs have not reached the rung, or none competes. */
 static bool decide(bl_trainer **trainers, int n, int rung)
 {
     int n_competing = 0;
@@ -110,7 +110,7 @@ static bool decide(bl_trainer **trainers, int n, int rung)
     if (n_competing == 0) return false;
     int n_kept = (int)bl_ceil_div(n_competing, factor);
     log_decision(trainers, n, rung, n_kept);
-    /* One that was stopped at this rung still competes in it: places do not change. */
+    /* A run that is stopped at this rung still competes there, so places do not change. */
     for (int i = 0; i < n; i++) {
         bl_trainer *t = trainers[i];
         if (competes(t, rung) && place_of(trainers, n, rung, i) >= n_kept)

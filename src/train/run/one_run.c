@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* one_run.c -- what a run of a job has alone: its rows, its output_dir, its end. */
+/* one_run.c -- the steps of each run of a training: its rows, its output_dir, its end. */
 #include <stdlib.h>
 
 #include "base/files.h"
@@ -30,7 +30,7 @@ bl_status bl_job_compare_processes(bl_job *job, const bl_output *output)
     return bl_job_compare_products(job);
 }
 
-/* The event files of a run that is resumed stay: TensorBoard drops their later steps. */
+/* A resumed run keeps its earlier event files: TensorBoard drops their later steps. */
 static bl_status open_events(const bl_training *training, bl_output *output)
 {
     const bl_start *start = &training->start;
@@ -48,7 +48,7 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     const bl_train_config *c = job->config;
     char *path = NULL;
 
-    /* The last one in a run that writes a model. */
+    /* The last one only for a run that writes a model. */
     static const char *const added[] = {BL_OUTPUT_CONFIG, BL_OUTPUT_METRICS, BL_OUTPUT_REPORT,
                                         BL_OUTPUT_MODEL};
 
@@ -66,7 +66,7 @@ static bl_status begin_output(bl_training *training, bl_output *output)
     return st == BL_OK ? open_events(training, output) : st;
 }
 
-/* Where steps end with an epoch, and are not all of the same size. */
+/* For epochs whose last step is shorter. */
 static void print_short_steps(const bl_training *training)
 {
     const bl_train_config *c = training->config;
@@ -86,7 +86,7 @@ bl_status bl_training_begin(bl_training *training, bl_output *output)
     if (job->launch) BL_TRY(bl_job_share_start(job, &training->start));
     training->total_steps = bl_train_total_steps(job->config, job->data.train.n);
     if (job->topology.first_here == 0) print_short_steps(training);
-    /* After this meeting no rank can reject the run: an overwritten run may be removed. */
+    /* After this barrier no rank can reject the run: an overwritten run may be removed. */
     if (job->launch) BL_TRY(bl_job_meet(job));
     if (job->topology.first_here > 0)
         return bl_dir_lock_look(job->config->output_dir, &output->lock);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_runs.c -- one plan for all runs over a base: the base is placed, and the pass sized, for
- * all of them. */
+/* plan_runs.c -- one plan for all runs over a base: the placement of the base and the sizes of the
+ * pass. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -39,7 +39,7 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
     return BL_OK;
 }
 
-/* The plan has room for micro-batches as long as the longest row allows. */
+/* The plan assumes that all micro-batches are as large as the longest row allows. */
 static void print_expected(const bl_job *job, const bl_plan_rows *rows)
 {
     int64_t bound = job->plan.memory.total, expected = job->expected.total;
@@ -60,7 +60,7 @@ static bl_plan_run plan_run(const bl_job *job)
                          .n_validation_rows = job->data.validation.n};
 }
 
-/* others[n - 1], borrowed by the input. Rows and data are of all. */
+/* The input borrows others[n - 1]. Rows and data are those of all runs. */
 static bl_plan_input input_of(const bl_training *const *trainings, int n, bl_plan_run *others)
 {
     const bl_job *first = &trainings[0]->job;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* queue.c -- jobs that join and leave the runs over a base, on one rank.
  *
- * At each boundary all ranks do the same: runs that have ended are retired; rank 0's order says
- * whether a job is opened, planned again or dropped. Work that a process does once is its first
- * rank's (`is_first`); after each step of it agree() tells every rank whether all have succeeded,
- * which is also the barrier before the ranks read what the first ones have written.
+ * Between rounds all ranks do the same: they retire runs that have ended, and follow rank 0's
+ * order to open a job, plan it again or drop it. The first rank of a process (`is_first`) does the
+ * work that a process does once. After each step of that work agree() gives every rank the common
+ * result; it is also the barrier before the ranks read what the first ranks have written.
  *
- * A job that cannot be opened, does not fit to the base or needs more memory than there is alone is
- * rejected; one whose adapter cannot be set up has failed. Neither ends the others. */
+ * A job is rejected if it cannot be opened, has other common keys than the base, or does not fit in
+ * memory alone. It has failed if it was started and cannot be set up. Other jobs continue. */
 #include "train/run/queue.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ enum { MAX_NAME_BYTES = 256 };
 
 typedef enum order_kind { NOTHING, OPEN, PLAN_AGAIN, DROP, OVER } order_kind;
 
-/* Rank 0's, for this boundary. All its bytes are sent. */
+/* Rank 0's order between two rounds. All bytes are sent, padding included. */
 typedef struct queue_order {
     int32_t kind, has_run;
     char name[MAX_NAME_BYTES];
@@ -47,8 +47,8 @@ static int slot_of(const bl_queue *q, const bl_trainer *t)
 
 /* ---- agreement ---- */
 
-/* Gives every rank the first failure, in the order of ranks, of what each has done; *verdict BL_OK:
- * all have succeeded. A failure that ends the job is returned. */
+/* Gives every rank the first failure in rank order; *verdict BL_OK: all have succeeded. Returns a
+ * failure that ends the whole queue. */
 static bl_status agree(const bl_rank *rank, bl_status own, bl_error *verdict)
 {
     int n = rank->job->topology.n_ranks;
@@ -95,8 +95,8 @@ void bl_queue_free_slot(bl_queue *q, int run)
 
 /* ---- opening ---- */
 
-/* After a kill a job goes on from its newest checkpoint; one that began with a checkpoint of
- * another place, and has none yet, begins there again. */
+/* After a kill a job resumes from its newest checkpoint. A job that started from a checkpoint
+ * elsewhere and has none yet starts from there again. */
 static bl_status continue_job(bl_train_config *c)
 {
     char *dir = NULL, *newest = NULL;
@@ -163,7 +163,7 @@ static bl_status open_job(bl_queue *q, int run, const queue_order *order, const 
     return BL_OK;
 }
 
-/* Sums of NCCL have the room that the base's own keys asked for. */
+/* The buffers for sums over NCCL have the size that the base's keys give. */
 static bl_status check_sums(const bl_job *lead, const bl_job *job)
 {
     if (!lead->launch || lead->gpu.n_gpus == 0 || job->lora.n_floats <= lead->lora.n_floats)
@@ -185,7 +185,7 @@ static bl_status compare_job(const bl_queue *q, int run)
 
 /* ---- planning ---- */
 
-/* With the runs that train; q->planned. BL_ENOMEM: it does not fit. */
+/* Plans for the LIVE runs and this one, into q->planned. BL_ENOMEM: they do not fit. */
 static bl_status plan_job(bl_queue *q, int run, const bl_rank *rank)
 {
     const bl_training *all[1 + BL_QUEUE_ROOM];
@@ -202,7 +202,7 @@ static bl_status plan_job(bl_queue *q, int run, const bl_rank *rank)
     planned.host_world = rank->host_world;
     BL_TRY(bl_trainings_plan(all, n, &limits, &planned));
     q->planned = planned.plan;
-    q->planned.placement = placement; /* its paths are the base's */
+    q->planned.placement = placement; /* with the base's paths */
     q->expected = planned.expected;
     return BL_OK;
 }
@@ -226,14 +226,14 @@ static void give_plan(bl_queue *q, int run)
     pthread_mutex_unlock(&q->changing);
 }
 
-/* No stream of any rank has work of a pass after this. */
+/* Afterwards no stream of any rank has work of a pass. */
 static bl_status come_to_rest(bl_rank *rank)
 {
     bl_rank_drain(rank);
     return bl_talk_meet(&rank->talk);
 }
 
-/* The pass of the new plan, with the memory of the old one. */
+/* Destroys the pass, then creates the one of the new plan. */
 static bl_status replace_pass(bl_trainer **trainers, int n)
 {
     bl_rank *lead = trainers[0]->rank;
@@ -256,7 +256,7 @@ static bl_status replace_pass(bl_trainer **trainers, int n)
     return BL_OK;
 }
 
-/* To rejected/, or to failed/ once it was started. */
+/* Moves the job to rejected/, or to failed/ if it was started. */
 static bl_status turn_away(bl_queue *q, int run, const bl_rank *rank, const bl_error *why)
 {
     bl_queue_slot *slot = &q->slot[run];
@@ -274,7 +274,7 @@ static bl_status turn_away(bl_queue *q, int run, const bl_rank *rank, const bl_e
     return st;
 }
 
-/* The adapter's state and buffers of the run, which is in trainers[*n - 1]. */
+/* Sets up the adapter's state and buffers of the run in trainers[*n - 1]. */
 static bl_status set_up(bl_queue *q, int run, bl_trainer **trainers, int *n, bl_error *verdict)
 {
     bl_rank *rank = trainers[0]->rank;
@@ -291,7 +291,7 @@ static bl_status set_up(bl_queue *q, int run, bl_trainer **trainers, int *n, bl_
     return turn_away(q, run, rank, verdict);
 }
 
-/* The last steps before the run trains: those that write. */
+/* The last steps before the run trains, which write files. */
 static bl_status begin_job(bl_queue *q, int run, const bl_rank *rank, bl_error *verdict)
 {
     bl_train_run_state *state = &q->runs[run];
@@ -325,7 +325,7 @@ static bl_status join(bl_queue *q, int run, bl_trainer **trainers, int *n, int *
     return BL_OK;
 }
 
-/* Joins the open job, if its memory fits beside the others'. */
+/* Joins the OPEN job if it fits in memory with the others. */
 static bl_status admit(bl_queue *q, bl_trainer **trainers, int *n, int *n_new)
 {
     const bl_rank *rank = trainers[0]->rank;
@@ -348,11 +348,11 @@ static bl_status take(bl_queue *q, const queue_order *order, bl_trainer **traine
                       int *n_new)
 {
     const bl_rank *rank = trainers[0]->rank;
-    int run = find_free(q); /* the same on all ranks: they have seen the same changes */
+    int run = find_free(q); /* the same on all ranks, which have made the same changes */
     bl_error verdict;
     bl_status st = BL_OK;
 
-    BL_TRY(bl_talk_meet(&rank->talk)); /* all have looked for the slot */
+    BL_TRY(bl_talk_meet(&rank->talk)); /* all ranks have found the slot */
     if (is_first(rank)) {
         q->open = run;
         atomic_store(&q->slot[run].state, BL_SLOT_OPEN);
@@ -408,7 +408,7 @@ static bl_status retire(bl_queue *q, bl_trainer **trainers, int *n, int at)
     return bl_talk_meet(&rank->talk);
 }
 
-/* ---- the order of a boundary ---- */
+/* ---- the order between rounds ---- */
 
 static bl_status decide(bl_queue *q, queue_order *order)
 {
@@ -464,7 +464,7 @@ bl_status bl_queue_change(void *user, bl_trainer **trainers, int *n, int *n_new,
     queue_order order;
 
     *n_new = 0;
-    bl_log_set_label(NULL); /* it may be that of a run which ends here */
+    bl_log_set_label(NULL); /* it may be the label of a run that has ended */
     for (int i = *n - 1; i > 0; i--)
         if (trainers[i]->has_ended || trainers[i]->status != BL_OK)
             BL_TRY(retire(q, trainers, n, i));

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue_run.c -- a base that serves a queue, from its configuration to its end. */
+/* queue_run.c -- a training over a queue, from its configuration to its end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +10,7 @@
 #include "ops/gemm.h"
 #include "train/run/queue.h"
 
-/* The base is placed beside a run of its keys with rows of full length: jobs like that fit. */
+/* Places the base so that a run with its keys and rows of full length fits. */
 static bl_status place_base(bl_queue *q)
 {
     bl_job *job = &q->runs[0].training.job;

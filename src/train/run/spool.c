@@ -19,7 +19,7 @@ static const char *const ends[BL_N_SPOOL_ENDS] = {
 struct bl_spool {
     char *dir;
     bl_dir_lock *lock;
-    char **left; /* names in running/ when the queue started, that it has not returned */
+    char **left; /* names in running/ when the queue started; next_left is returned next */
     size_t n_left, next_left;
     int64_t n_ended[BL_N_SPOOL_ENDS];
 };
@@ -66,7 +66,7 @@ void bl_spool_close(bl_spool *s)
     free(s);
 }
 
-/* NAME.yaml or NAME.yml, not hidden. */
+/* NAME.yaml or NAME.yml, without a leading dot. */
 static bool is_job(const char *name)
 {
     return name[0] != '.' && (bl_text_ends_with(name, ".yaml") || bl_text_ends_with(name, ".yml"));
