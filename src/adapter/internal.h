@@ -9,9 +9,9 @@
 #include "ops/optimizer.h"
 #include "store/safetensors.h"
 
-/* Of a run that trains all weights (full.c): the rank's rows of all matrices, with their
- * optimizer's state, are `units`; w, m, v and grad of the state are NULL. Norms and biases each
- * rank has whole and updates alike. */
+/* The state of full fine-tuning (full.c): `units` has the optimizer's state of the rank's rows of
+ * all matrices; w, m, v and grad of the state are NULL. Every rank holds all norms and biases, and
+ * makes the same update of them. */
 typedef struct adapter_full {
     const bl_model_config *config;
     const bl_model_weights *weights;
@@ -23,7 +23,7 @@ typedef struct adapter_full {
     adapter_units *units;
     float *rows; /* of the unit whose gradients are open */
     bl_event *opened;
-    float *whole; /* of several ranks: a unit's gradients, and a layer's twice */
+    float *whole; /* with several ranks: a whole unit's gradients; two layers' */
     bl_weight_sink sink;
     bl_weight_updates updates;
 } adapter_full;
@@ -75,7 +75,7 @@ bl_status adapter_full_reduce(bl_adapter_state *state, double *sum);
 /* On compute: the update's kernels, on zeros where a layer's gradients are; args: as below. The
  * gradients, zero already, are cleared. */
 bl_status adapter_full_warm_up(bl_adapter_state *state, bl_adamw_args args);
-/* On compute: what layers compute with, made of all rows anew. */
+/* On compute: rounds all rows into the copy that layers compute with. */
 bl_status adapter_full_round(bl_adapter_state *state);
 /* On compute; args: as of bl_adamw, without its arrays. Gradients are zero after it. */
 bl_status adapter_full_update(bl_adapter_state *state, const bl_adamw_args *args);

@@ -98,8 +98,8 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
  * where no bias, norm or factor comes between. */
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix);
 
-/* Whether the op that makes the input of the forward product with `matrix`, RMSNorm or SwiGLU, also
- * quantizes it where that product wants it in E4M3 (bl_linear_operand). */
+/* Whether RMSNorm or SwiGLU writes the input of the forward product with `matrix`, and so can also
+ * quantize it if the product reads E4M3 (bl_linear_operand). */
 bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with

@@ -21,18 +21,18 @@ enum { CONFIG_MAX_FILES = 64 };
 bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
                              config_choice *choice, bl_train_config **out);
 
-/* config.c: reads one more file into a configuration that has values; later keys replace them. */
+/* config.c: reads a file into a configuration that already has values, and replaces them. */
 bl_status config_read_file(const char *yaml_path, bl_train_config *config);
-/* config.c: of save_total_limit, with a warning. */
+/* config.c: resolves save_total_limit, with a warning. */
 void config_resolve_saving(bl_train_config *config);
-/* config.c: ranges that depend on several keys, of a resolved configuration. */
+/* config.c: checks that involve several keys, of a resolved configuration. */
 bl_status config_validate(bl_config_command command, const bl_train_config *config);
 
-/* runs.c: whether runs over one base have the key in common. */
+/* runs.c: whether all runs over one base must have the same value of the key. */
 bool config_is_common(const bl_option *option);
 
-/* jobs.c: of a configuration with `queue`. BL_EUSAGE: it lacks the model, or has a key that is a
- * job's alone. */
+/* jobs.c: checks a configuration with `queue`. BL_EUSAGE: it lacks the model, or has a key that
+ * belongs in a job's file. */
 bl_status config_check_base(const bl_train_config *config);
 
 /* config.c: whether a key was given that has another value than its default. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reader.h -- reading byte ranges of files with a deep queue: many requests in the kernel at a
  * time, bypassing the page cache (O_DIRECT), through io_uring or, where that is denied, a pool of
- * threads that call pread. Whole blocks of a file that is open for it are written back the same
- * way.
+ * threads that call pread. Whole blocks of files that are open for writing are written through the
+ * same queue.
  *
  * Two forms, one at a time on a reader:
  *   reads   bl_reader_submit or bl_reader_submit_write ... bl_reader_wait: any number of ranges,
- *           each into memory of the caller's, or out of it
+ *           each into or from memory of the caller
  *   stream  bl_reader_stream ... bl_reader_next: ranges in order, chunk by chunk, through the
  *           reader's buffers; the queue stays full while the caller uses one chunk
  *
@@ -42,17 +42,16 @@ enum {
 
 /* ---- files ---- */
 
-/* Open files, named by their index; read-only unless adopted, and any number of readers on any
- * threads may share them. */
+/* Open files, named by their index; read-only unless adopted. Any number of readers on any threads
+ * may share them. */
 typedef struct bl_io_files bl_io_files;
 
 /* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has
  * it. */
 BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct,
                                   bl_io_files **out);
-/* One file that is open for reading and writing: fd, which is closed with the files, and after a
- * failure, too. It may have no name any more; `path` is what messages call it. BL_ENOMEM,
- * BL_EIO. */
+/* One file that is open for reading and writing. Takes fd: it is closed with the files, and after a
+ * failure. The file may have no name; messages call it `path`. BL_ENOMEM, BL_EIO. */
 BL_API bl_status bl_io_files_adopt(const char *path, int fd, bool direct, bl_io_files **out);
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`;
  * before readers of `files` are made. */
@@ -132,12 +131,13 @@ typedef struct bl_io_read {
 
 /* Queues a read and returns. BL_EINTERNAL while a stream is open. */
 BL_API bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
-/* The same the other way: dst's bytes go to an adopted file. Offset, size and memory are multiples
- * of BL_IO_ALIGN_BYTES: BL_EINTERNAL. Reads and writes of the same bytes that are under way at a
- * time have no order. */
+/* Queues a write of dst's bytes to an adopted file and returns. BL_EINTERNAL: offset, size or
+ * memory is not a multiple of BL_IO_ALIGN_BYTES. Concurrent reads and writes of the same bytes have
+ * no order. */
 BL_API bl_status bl_reader_submit_write(bl_reader *reader, bl_io_read *write);
-/* Returns when it is done, with its status: dst is filled, or holds anything; or dst's bytes are in
- * the file, if not yet on stable storage. A full disk is BL_ELIMIT. */
+/* Waits for a read or write and returns its status. A read fills dst; after a failure its contents
+ * are undefined. After a write the bytes are in the file, but may not be on stable storage. A full
+ * disk is BL_ELIMIT. */
 BL_API bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
 
 /* ---- ranges in order ---- */

@@ -26,7 +26,7 @@ typedef struct bl_linear_use {
     bl_lora_linear lora;
 } bl_linear_use;
 
-/* bl_lora_linear_operand of a coming bl_linear_apply; the matrix is not acquired. */
+/* bl_lora_linear_operand for a later bl_linear_apply; does not acquire the matrix. */
 BL_API bl_quantized bl_linear_operand(bl_stream *stream, const bl_linear_use *use, int64_t T,
                                       bl_dtype act);
 

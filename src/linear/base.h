@@ -108,8 +108,8 @@ BL_API void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_dis
  * group make the same calls in the same order. */
 BL_API bl_status bl_base_prefetch(bl_base *base, int64_t unit);
 
-/* Shape, formats and scales of a matrix that need not be acquired; codes NULL. Borrowed from the
- * layout. */
+/* Shape, formats and scales of a matrix, which need not be acquired; codes are NULL. Borrowed from
+ * the layout. */
 BL_API const bl_weight *bl_base_describe(const bl_base *base, int64_t unit, int matrix);
 
 /* *out: the matrix, codes and scales in device memory, its codes valid for tasks queued on `stream`
@@ -118,8 +118,8 @@ BL_API bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_str
                                  bl_weight *out);
 BL_API bl_status bl_base_release(bl_base *base, int64_t unit, bl_stream *stream);
 
-/* Of a base whose shards are trained, where none of the changed units is prefetched or acquired:
- * later loads and gathers wait for the tasks queued on `stream` so far. */
+/* For a base whose shards are trained: later loads and gathers wait for the tasks queued on
+ * `stream` so far. None of the changed units may be prefetched or acquired. */
 BL_API bl_status bl_base_shards_changed(bl_base *base, bl_stream *stream);
 
 #ifdef __cplusplus

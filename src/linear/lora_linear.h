@@ -65,7 +65,7 @@ typedef struct bl_lora_linear {
      * it is the addend of the first product, so that it costs a read; elsewhere it is added
      * last. */
     bl_tensor residual;
-    /* Of a forward call: x is in E4M3, too, where bl_lora_linear_operand said. */
+    /* For a forward call: x is also in E4M3, at bl_lora_linear_operand's place. */
     bool is_quantized;
     bl_matmul_mode mode; /* how the frozen product is made on CUDA */
     bl_matmul_sums sums; /* of it, in FP8 */
@@ -87,10 +87,10 @@ BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int
 BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, bl_dtype act,
                                              const bl_lora_linear *linear, int64_t T);
 
-/* Where in the workspace the forward call for T tokens of dtype `act` reads x in E4M3
- * (bl_matmul_weight_operand), if it does: none on a CPU, and where the frozen product quantizes no
- * whole rows. Nothing else may use the workspace between the writing and the call. The weight's
- * codes are not read. */
+/* The place in the workspace from which the forward call for T tokens of dtype `act` reads x in
+ * E4M3 (bl_matmul_weight_operand). None on a CPU, and if the frozen product does not quantize whole
+ * rows. Nothing else may use the workspace between writing x and the call. The weight's codes are
+ * not read. */
 BL_API bl_quantized bl_lora_linear_operand(bl_device_kind kind, bl_dtype act,
                                            const bl_lora_linear *linear, int64_t T);
 

@@ -46,9 +46,9 @@ typedef struct bl_weight_sink {
     bl_status (*close)(void *user, int64_t unit, bl_stream *stream);
 } bl_weight_sink;
 
-/* Trained weights whose update may wait for their next use: called before a unit is loaded, in the
- * order of forward visits, the embedding's first. It queues what is left of the update; loads of
- * the base and work on compute that are queued after it see the new weights. */
+/* Trained weights whose update may be pending until their next use. update is called before a unit
+ * is loaded, in the order of forward visits, for the embedding first. It queues the pending update;
+ * later loads of the base, and later work on compute, see the new weights. */
 typedef struct bl_weight_updates {
     void *user;
     bl_status (*update)(void *user, int64_t unit);
@@ -165,7 +165,7 @@ typedef struct bl_pass_input {
     bool (*stop)(void *user);
     void *stop_user;
     const bl_pass_weigher *weigher;   /* of the micro-batches that are weighed; NULL: none is */
-    const bl_weight_updates *updates; /* of the base's weights; NULL: none waits */
+    const bl_weight_updates *updates; /* of the base's weights; NULL: no update is pending */
 } bl_pass_input;
 
 /* One group: forward and loss, and backward where a micro-batch has somewhere to put its gradients.

@@ -16,8 +16,8 @@
  * (offload/spill.h): inputs[l] is the group's input of layer l, inputs[n_layers] that of the final
  * norm; saved[l] is what layer l's forward keeps. */
 typedef enum bl_action_kind {
-    BL_ACTION_VISIT, /* visit `visit` begins; nothing of it has been queued */
-    /* The unit's trained weights are used soon: their update, if it has waited for that. */
+    BL_ACTION_VISIT, /* visit `visit` begins; nothing of it is queued yet */
+    /* Before the unit's trained weights are used: makes their update, if it is pending. */
     BL_ACTION_UPDATE,
     BL_ACTION_PREFETCH_LORA, /* the unit's trainable weights come soon */
     BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights come soon */

@@ -126,9 +126,9 @@ typedef struct bl_model_weights {
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
-    /* Where all weights are trained and activations are bf16: copy (device memory,
-     * copy_layout.shard_bytes) has this rank's rows rounded to bf16, which layers compute with; the
-     * pages have the fp32 weights. NULL: layers compute with the pages. */
+    /* With trained weights and bf16 activations, layers compute with `copy`: this rank's rows
+     * rounded to bf16 (device memory, copy_layout.shard_bytes). The pages hold the fp32 weights.
+     * NULL: layers compute with the pages. */
     bl_base_layout copy_layout;
     void *copy;
     float *scales; /* of all matrices, device memory: n_scales */
@@ -218,11 +218,10 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
                           bl_base_layout *out);
 /* The same where all weights are trained: fp32, with the embedding. */
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
-/* Of the copy in bf16: the same parts and rows. */
+/* The layout of the bf16 copy: the same parts and rows. */
 bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out);
-/* Queues on `stream` the copy of floats [first, first + n) of this rank's rows of a part of
- * weights->layout, which are at `rows` (fp32), rounded to nearest even. Nothing where there is no
- * copy. */
+/* Queues on `stream`: rounds `rows` (fp32), which are floats [first, first + n) of this rank's rows
+ * of a part of weights->layout, to nearest even into the copy. Without a copy does nothing. */
 bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
                               int64_t first, int64_t n, const float *rows, bl_stream *stream);
 void bl_base_layout_free(bl_base_layout *layout);

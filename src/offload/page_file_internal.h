@@ -29,8 +29,8 @@ typedef struct bl_page_file bl_page_file;
 bl_status bl_page_file_open(const char *dir, const bl_page_owner *owner, int n_writers,
                             size_t n_places, bl_page_place *places, bool *is_whole,
                             bl_page_file **out);
-/* A file that only this process will read, and write again: no whole one is looked for, and take
- * replaces publish. Until then it is under construction, as others are. Errors as of open. */
+/* A file that only this process reads and rewrites: no complete file is looked for, and take
+ * replaces publish. Until then it is incomplete, like other files. Errors as of open. */
 bl_status bl_page_file_create(const char *dir, const bl_page_owner *owner, int n_writers,
                               size_t n_places, bl_page_place *places, bl_page_file **out);
 /* Waits for all writes, opens the file for readers and writers, and removes its name. */

@@ -39,8 +39,8 @@ typedef struct bl_pages_options {
     int shard, n_shards;
     /* how many of them this host writes at a time: they share memory for that. 0: one */
     int n_on_host;
-    /* The owner of the disk pages rewrites them after seal (bl_pages_files): their file is no
-     * other run's, has no name once it is sealed, and its pages are not compared with checksums. */
+    /* The owner rewrites the disk pages after seal (bl_pages_files). Their file is not shared with
+     * other runs and has no name once it is sealed; no checksums are compared. */
     bool is_rewritten;
 } bl_pages_options;
 
@@ -55,7 +55,7 @@ BL_API bl_status bl_pages_create(const bl_pages_options *options, int64_t n_page
                                  const bl_page_spec *specs, bl_pages **out);
 BL_API void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
 
-/* As the options said. */
+/* The option. */
 BL_API bool bl_pages_is_rewritten(const bl_pages *pages);
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
 BL_API bool bl_pages_has_disk(const bl_pages *pages);

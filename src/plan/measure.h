@@ -13,11 +13,11 @@ typedef struct bl_plan_measure_options {
     int64_t lora_r, tokens;
     int64_t document_tokens; /* 1..tokens: attention's documents */
     int n_ranks, threads;    /* 1..16 ranks, all measuring at once */
-    /* The matrices have as many rows as products of about so many FLOPs take for all of a layer's,
-     * and for the head; 0: all rows. */
+    /* Limits the rows of the matrices, so that the products of a layer, and that of the head, take
+     * about this many FLOPs; 0: all rows. */
     double flops_max;
-    int64_t runs, queued; /* at least so many runs of each operation, so many times in each */
-    double seconds;       /* and at least so long */
+    int64_t runs, queued; /* the fewest runs of each operation; repetitions in a run */
+    double seconds;       /* the least time of all runs */
     /* A second is one of the processor's for each thread, which other jobs of the machine do not
      * lengthen. */
     bool in_cpu_time;

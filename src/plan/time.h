@@ -40,8 +40,7 @@ typedef struct bl_time_habits {
     bool decodes_each_use; /* a weight is decoded for each product, not once per visit */
     bool recomputes_all;   /* of a layer whose input alone is kept, unused outputs too */
     bool is_eager;         /* one kernel for each operation of transformers' modeling code */
-    /* Gradients of all weights travel in bf16, not in fp32, and are added on their way, in a ring:
-     * not as they were, in the order of ranks. */
+    /* Gradients of all weights are reduced in bf16 by a ring, not in fp32 in rank order. */
     bool reduces_in_ring;
 } bl_time_habits;
 
@@ -49,12 +48,12 @@ typedef struct bl_time_habits {
 typedef struct bl_time_input {
     const bl_model_config *model;
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
-    /* All weights are trained, without an adapter: each rank has its rows of every matrix and of
-     * the tables, in device memory, with their gradients and moments; n_shards is n_ranks. */
+    /* Full fine-tuning, without an adapter: each rank has its rows of every matrix and of the
+     * tables, with gradients and moments, in device memory; n_shards is n_ranks. */
     bool is_trained;
     const bl_time_run *runs; /* together the model's layers */
     int n_runs;
-    bl_dtype head_dtype; /* of the tables, as held */
+    bl_dtype head_dtype; /* of the tables, as stored */
     bl_device_kind kind;
     bl_dtype act;        /* of activations */
     bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */

@@ -63,14 +63,14 @@ bl_plan_input bl_job_plan_input(const bl_job *job);
 /* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory, or
  * compute_bf16_modules names a layer that the model does not have. */
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input);
-/* Chooses job->plan alone, for a base that is placed, as offload_ratio of the input says. */
+/* Chooses job->plan for a base that is already placed, by the offload_ratio of the input. */
 bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input);
 void bl_job_close(bl_job *job);
 
 /* identity.c: the fingerprints of model and data; collective over processes that share their host's
  * memory. */
 bl_status bl_job_identify(bl_job *job);
-void bl_job_identify_data(bl_job *job); /* the data alone; not collective */
+void bl_job_identify_data(bl_job *job); /* only the data; not collective */
 /* bl_model_fingerprint of the model, whose bytes are read once per host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
 

@@ -35,10 +35,10 @@ bl_status bl_train_run(const bl_train_config *config, bl_launch *launch,
 bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_launch *launch,
                            const struct bl_pager_hooks *hooks);
 
-/* Serves config->queue: `config` is the base of the jobs that are put there (run/spool.h), which
- * train as in bl_train_run_all, and join and leave between steps. Returns when a stop file is there
- * and the jobs in progress have ended, even if some have failed. BL_ESTOPPED: a signal, as above;
- * the same call continues. */
+/* Trains the jobs in config->queue (run/spool.h) over the base of `config`. They train as in
+ * bl_train_run_all, and join and leave between steps. Returns BL_OK when a stop file exists and the
+ * jobs in progress have ended, even if some have failed. BL_ESTOPPED: a signal, as above; the same
+ * call continues. */
 bl_status bl_train_run_queue(const bl_train_config *config, bl_launch *launch,
                              const struct bl_pager_hooks *hooks);
 

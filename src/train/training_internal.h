@@ -14,11 +14,11 @@
 #include "train/metrics.h"
 
 enum { BL_MAX_RUNGS = 32 };
-/* Of successive halving (rank/rungs.h). */
+/* A run's state of successive halving (rank/rungs.h). */
 typedef struct bl_rungs {
-    int n; /* that the run has come to */
+    int n; /* rungs that the run has reached */
     double loss[BL_MAX_RUNGS];
-    int64_t stopped_at; /* steps of the rung that it has not passed; 0: none */
+    int64_t stopped_at; /* steps of the rung at which it was stopped; 0: none */
 } bl_rungs;
 
 /* Where a training starts: at its beginning, or after the last step of a checkpoint. */
@@ -188,14 +188,14 @@ typedef struct bl_peak_memory {
 typedef struct bl_train_run_state {
     bl_training training;
     bl_output output;
-    /* Once the ranks have ended: its failure, if this run of several failed alone. */
+    /* After the ranks have ended: the failure of this run, if others continued. */
     bl_status status;
 } bl_train_run_state;
 
 struct bl_queue;
 /* stop.c: trains runs[n] by the ranks of this process to their ends and returns the failure that
  * came first. While they run, signals stop the trainings. queue: NULL, or the source of runs
- * (run/queue.h), which come into runs[1 .. n - 1]; runs[0] is their base. */
+ * (run/queue.h), which join as runs[1 .. n - 1]; runs[0] is their base. */
 bl_status bl_training_run_ranks(bl_train_run_state *runs, int n, struct bl_queue *queue,
                                 bl_peak_memory *peak);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize.cuh -- rows of bf16 to E4M3 with a scale per row: the parts that kernels share, those of
- * fp8/ and those of ops/ that quantize what they have just computed. For .cu files only.
+/* quantize.cuh -- quantizes rows of bf16 to E4M3 with a scale per row: code shared by kernels of
+ * fp8/, and by kernels of ops/ that also quantize their result. For .cu files only.
  *
- * A row is a block's, or, where it is too long for a block's registers, a cluster's of up to
- * BL_QUANTIZE_CLUSTER blocks, which exchange their absmax through distributed shared memory. */
+ * One block quantizes a row. A row that is too long for a block's registers is quantized by a
+ * cluster of up to BL_QUANTIZE_CLUSTER blocks, which exchange their absmax through distributed
+ * shared memory. */
 #ifndef BALLAST_FP8_CUDA_QUANTIZE_CUH
 #define BALLAST_FP8_CUDA_QUANTIZE_CUH
 
@@ -14,7 +15,7 @@
 
 enum {
     BL_QUANTIZE_THREADS = 512,
-    BL_QUANTIZE_KEPT = 4, /* groups a thread keeps: 16 registers */
+    BL_QUANTIZE_KEPT = 4, /* groups in a thread's registers: 16 registers */
     BL_QUANTIZE_PIECE = BL_QUANTIZE_THREADS * BL_QUANTIZE_KEPT * BL_GROUP,
     BL_QUANTIZE_CLUSTER = 8 /* the most that every Hopper device grants */
 };
@@ -34,7 +35,7 @@ __device__ static inline void bl_encode_group(bl_e4m3_divisor divisor, float val
     bl_store_codes(codes, n_valid, aligned, values);
 }
 
-/* Of a group of bf16 as stored, in which elements that do not exist are 0. */
+/* The absmax of a group of stored bf16, in which missing elements are 0. */
 __device__ static inline uint32_t bl_raw_absmax(uint4 raw, uint32_t so_far)
 {
     float values[BL_GROUP];
@@ -50,8 +51,8 @@ __device__ static inline void bl_encode_raw(bl_e4m3_divisor divisor, uint4 raw, 
     bl_encode_group(divisor, values, codes, n_valid, aligned);
 }
 
-/* The largest of all threads' bits, in the block, then in its cluster; of at most
- * BL_QUANTIZE_THREADS. is_odd: of every other row that the block takes. */
+/* The maximum of all threads' bits, over the block, then over its cluster; for at most
+ * BL_QUANTIZE_THREADS threads. is_odd alternates between the rows of a block. */
 __device__ static inline uint32_t bl_row_max(uint32_t bits, [[maybe_unused]] bool is_odd)
 {
     __shared__ uint32_t partial[BL_QUANTIZE_THREADS / BL_WARP], of_row;
@@ -66,7 +67,7 @@ __device__ static inline uint32_t bl_row_max(uint32_t bits, [[maybe_unused]] boo
 #if __CUDA_ARCH__ >= 900
     cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
     if (cluster.num_blocks() > 1) {
-        /* The others may read a row's while the next one's is written. */
+        /* Other blocks may read the value of one row while that of the next row is written. */
         __shared__ uint32_t of_block[2];
         if (threadIdx.x == 0) of_block[is_odd] = bits;
         cluster.sync();
@@ -83,7 +84,7 @@ __device__ static inline uint32_t bl_row_max(uint32_t bits, [[maybe_unused]] boo
     return of_row;
 }
 
-/* At a kernel's end: no block exits while its shared memory may be read. */
+/* Call at the end of a kernel: no block exits while others may read its shared memory. */
 __device__ static inline void bl_row_max_end([[maybe_unused]] unsigned n_pieces)
 {
 #if __CUDA_ARCH__ >= 900
@@ -91,7 +92,8 @@ __device__ static inline void bl_row_max_end([[maybe_unused]] unsigned n_pieces)
 #endif
 }
 
-/* Blocks that share a row of so many columns, and the columns of each, a multiple of BL_GROUP. */
+/* The number of blocks for a row of `cols` columns; *piece: the columns of each, a multiple of
+ * BL_GROUP. */
 static inline int64_t bl_quantize_pieces(int capability, int64_t cols, int64_t *piece)
 {
     int64_t n_pieces = capability >= 90 ? bl_blocks_for(cols, BL_QUANTIZE_PIECE) : 1;

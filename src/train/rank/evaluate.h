@@ -29,8 +29,8 @@ bl_status bl_evaluation_create(bl_rank *rank, bl_evaluation **out);
 void bl_evaluation_destroy(bl_evaluation *evaluation); /* NULL is fine */
 
 void bl_evaluation_begin(bl_evaluation *evaluation);
-/* Micro-batches of it that one pass can have: at least 1, and fewer once runs have joined whose
- * pass has room for fewer (job->plan). */
+/* The most micro-batches of the evaluation in one pass: at least 1. It can decrease when a run
+ * joins and the pass is replaced (job->plan). */
 int bl_evaluation_capacity(const bl_evaluation *evaluation);
 /* Micro-batches that have not been in a pass; 0 before begin. */
 int64_t bl_evaluation_left(const bl_evaluation *evaluation);

@@ -5,14 +5,14 @@
 
 #include "train/rank/trainer.h"
 
-/* Runs that come and go between rounds. */
+/* Runs that join and leave between rounds. */
 typedef struct bl_round_source {
     void *user;
-    /* Of trainers[*n], the lead's first, takes out and frees those that have ended, and adds *n_new
-     * at the end, which are set up; lead->micro has room for a round of all. *is_over: no more
-     * come. Collective over the ranks of the job, with the same changes on all. */
+    /* Removes and frees those of trainers[*n] that have ended, and appends *n_new that are set up.
+     * The lead stays first, and lead->micro has room for a round of all. *is_over: no more runs
+     * will join. Collective over the ranks of the job, with the same changes on all. */
     bl_status (*change)(void *user, bl_trainer **trainers, int *n, int *n_new, bool *is_over);
-    int room; /* trainers at most */
+    int room; /* the most trainers */
 } bl_round_source;
 
 /* Trains the runs of one rank over its base to their ends, round by round: one step of each, the
@@ -24,8 +24,9 @@ typedef struct bl_round_source {
  * several runs the others have ended first. BL_EINPUT: rows that changed or cannot be used. Else
  * the error of a device, a file or another rank.
  *
- * source: NULL, or where runs come from: trainers[source->room] then has the base's alone, which
- * trains nothing (bl_trainer_setup_base), and the end comes after the last run's. */
+ * source: NULL, or the source of runs that join later. Then trainers[source->room] begins with only
+ * the base's trainer, which trains nothing (bl_trainer_setup_base); returns when no more runs join
+ * and the last has ended. */
 bl_status bl_round_run(bl_trainer **trainers, int n, const bl_round_source *source);
 
 #endif

@@ -50,8 +50,8 @@ typedef struct bl_trainer {
     bool evaluates;            /* one has begun and has not ended */
     double evaluation_s;       /* time for it alone so far */
     bl_best best;              /* of the evaluations so far; the same on all ranks */
-    bl_rungs rungs;            /* of successive halving, rungs.h; the same on all ranks */
-    int n_decided;             /* of the rungs of its job */
+    bl_rungs rungs;            /* successive halving, rungs.h; the same on all ranks */
+    int n_decided;             /* decided rungs of its job */
     bool has_ended;            /* its adapter is written */
     /* Of a run of several that has failed alone, the same on all ranks; BL_OK: it has not. */
     bl_status status;
@@ -65,8 +65,7 @@ typedef struct bl_trainer {
  * micro-batches of a round of all runs. beside: another run's trainer over the base of `lead`. */
 bl_status bl_trainer_setup(bl_trainer *trainer, int64_t n_micro);
 bl_status bl_trainer_setup_beside(bl_trainer *trainer, const bl_trainer *lead);
-/* A lead that trains nothing: the base of the runs that are set up beside it. Its rank has no pass
- * yet. */
+/* A lead that trains nothing: the base of runs that are set up later. Its rank has no pass yet. */
 bl_status bl_trainer_setup_base(bl_trainer *trainer);
 /* Its rank's part too, if that is borrowed; then the trainer has no rank. */
 void bl_trainer_free(bl_trainer *trainer);
@@ -96,7 +95,8 @@ typedef struct bl_step_result {
 bl_status bl_trainer_start(bl_trainer *trainer);
 /* Whether the run has steps to make, and has not failed or been stopped. */
 bool bl_trainer_has_more(const bl_trainer *trainer);
-/* Whether it makes one in the round to come: it has more, and waits at no rung (rungs.h). */
+/* Whether the run makes a step in the next round: it has more, and does not wait at a rung
+ * (rungs.h). */
 bool bl_trainer_goes_on(const bl_trainer *trainer);
 /* The micro-batches of the step under way, or to come. */
 bl_batches *bl_trainer_batches(const bl_trainer *trainer);

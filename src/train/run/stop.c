@@ -30,7 +30,7 @@ static void give_back(const sigset_t *signals, int signal_number)
 typedef struct supervisor {
     bl_train_run_state *runs;
     int n_runs;
-    bl_queue *queue;      /* NULL: all runs are there from the start */
+    bl_queue *queue;      /* NULL: all runs exist from the start */
     bl_ranks ranks;       /* the lead's */
     bl_rank *borrowed;    /* [n_runs - 1][n_here]: those of the other runs */
     bl_trainer *trainers; /* [n_runs][n_here] */
@@ -45,7 +45,7 @@ static int count_trainers(const supervisor *s)
     return s->n_runs * s->ranks.n_here;
 }
 
-/* Whether the run trains, or has been trained: of a queue, it has joined. */
+/* Whether the run has joined; without a queue all have. */
 static bool is_there(const supervisor *s, int run)
 {
     return !s->queue || (run > 0 && atomic_load(&s->queue->slot[run].state) == BL_SLOT_LIVE);
@@ -56,7 +56,7 @@ static bool is_there(const supervisor *s, int run)
 static bool is_before_steps(const supervisor *s)
 {
     bool is_before = false;
-    int n = s->queue ? s->ranks.n_here : count_trainers(s); /* of a queue, the base alone */
+    int n = s->queue ? s->ranks.n_here : count_trainers(s); /* with a queue only the base */
     for (int i = 0; i < n; i++) is_before |= !atomic_load(&s->trainers[i].is_set_up);
     return is_before;
 }
@@ -233,7 +233,7 @@ static bl_status set_up_trainers(supervisor *s, bl_trainer **trainers)
     return bl_round_run(trainers, s->n_runs, NULL);
 }
 
-/* Runs join later. */
+/* With a queue: runs join later. */
 static bl_status serve_queue(supervisor *s, bl_trainer **trainers)
 {
     bl_round_source source = {s->queue, bl_queue_change, s->n_runs};
