@@ -95,6 +95,8 @@ bl_status adapter_full_write_gradients(bl_adapter_state *s, const char *path)
     bl_stored_tensor_spec *specs = calloc(most, sizeof *specs);
     bl_status st = tensors && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
 
+    /* The last of them may be on their way to the disk. */
+    if (st == BL_OK) st = bl_adapter_full_flush(s);
     for (size_t i = 0; st == BL_OK && i < most; i++) {
         bl_arch_tensor t = bl_arch_tensor_at(config, (int64_t)i);
         if (t.role == BL_ROLE_HEAD && config->tie_word_embeddings) continue;

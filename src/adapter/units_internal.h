@@ -86,7 +86,7 @@ bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args);
  * base, and later work on compute, see the new weights. BL_EINTERNAL: not in the order of forward
  * visits. */
 bl_status adapter_units_update_unit(adapter_units *units, int64_t unit);
-/* Updates all WAITING units, and returns when they are updated. */
+/* Updates all WAITING units. Returns when they are updated and gradients are written. */
 bl_status adapter_units_flush(adapter_units *units);
 
 /* Makes all units CLEAN, after sums that were all zero. */

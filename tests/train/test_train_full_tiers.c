@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/files.h"
 #include "base/sizes.h"
@@ -135,6 +136,39 @@ static void kills_change_no_bit(void **state)
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 6, args);
 }
 
+/* ---- a dump ---- */
+
+static int64_t slow_write(void *user, const bl_io_completion *c)
+{
+    const struct timespec pause = {0, 10 * 1000 * 1000};
+
+    (void)user;
+    if (c->is_write) nanosleep(&pause, NULL);
+    return c->result;
+}
+
+/* The last gradients are still being written when it begins. */
+static void a_dump_waits_for_the_disk(void **state)
+{
+    char *plain = strdup(runs_path("plain.gradients")),
+         *varied = strdup(runs_path("varied.gradients")), *pages = strdup(runs_path("pages"));
+    const char *in_memory[] = {"dump_gradients", plain, NULL},
+               *on_disk[] = {STATE_ON_DISK, "offload_dir", pages, "dump_gradients", varied, NULL};
+    const bl_pager_hooks hooks = {.io = slow_write};
+
+    (void)state;
+    for (size_t c = 0; c < N_CASES; c++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+            full_runs_train(cases[c], n_ranks, "plain", in_memory);
+            assert_int_equal(full_runs_try(cases[c], n_ranks, "varied", on_disk, &hooks), BL_OK);
+            full_runs_assert_same_file(plain, varied);
+            full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks, "a dump");
+        }
+    free(pages);
+    free(varied);
+    free(plain);
+}
+
 /* ---- failures ---- */
 
 typedef struct io_faults {
@@ -212,13 +246,15 @@ static void unsuitable_keys_are_refused(void **state)
     golden_args_free(&args);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placement_changes_no_bit),
         cmocka_unit_test(the_directory_is_left_empty),
         cmocka_unit_test(a_checkpoint_goes_to_any_placement),
         cmocka_unit_test(kills_change_no_bit),
+        cmocka_unit_test(a_dump_waits_for_the_disk),
         cmocka_unit_test(failures_end_the_run),
         cmocka_unit_test(too_small_a_disk_is_refused),
         cmocka_unit_test(unsuitable_keys_are_refused),
