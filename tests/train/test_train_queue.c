@@ -254,9 +254,10 @@ static void test_bad_jobs(void **state)
         {.name = "bad", .ranks = 1, .processes = "false"},
         {.name = "bad-processes", .ranks = 2, .processes = "true"},
     };
-    char text[3 * GOLDEN_PATH_BYTES];
+    char text[3 * GOLDEN_PATH_BYTES], longest[247]; /* without room for .error */
 
     (void)state;
+    snprintf(longest, sizeof longest, "%0241d.yaml", 0);
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         queue q = cases[i];
         train_alone(q.name, 0, q.ranks, q.processes);
@@ -273,10 +274,12 @@ static void test_bad_jobs(void **state)
                  runs_path("%s-queued-0", q.name), PAIRS);
         put_text(&q, "d.yaml", text);
         put_text(&q, "e.txt", "passed over");
+        put_text(&q, longest, "learning_rate: much\n");
         put_failing(&q);
         await(&q, in_queue(&q, "%s", "failed/failing.yaml"));
         await_end(&q, "done", 0);
         await(&q, in_queue(&q, "%s", "rejected/d.yaml"));
+        await(&q, in_queue(&q, "rejected/%s", longest));
         stop(&q);
         assert_same(&q, 0);
         assert_line(&q, "rejected/a.yaml.error", "a.yaml:1: learning_rate");
@@ -288,6 +291,34 @@ static void test_bad_jobs(void **state)
         assert_int_equal(access(runs_path("%s-failing/adapter_model.safetensors", q.name), F_OK),
                          -1);
     }
+}
+
+/* A file whose name is that of a job which trains waits for its end; a job whose file is removed
+ * while it trains ends without the others. */
+static void test_names(void **state)
+{
+    queue q = {.name = "names", .ranks = 1, .processes = "false"};
+    golden_args args = {0};
+
+    (void)state;
+    for (int job = 0; job < 3; job++) train_alone(q.name, job, q.ranks, q.processes);
+    start(&q);
+    await(&q, in_queue(&q, "%s", "running"));
+    put(&q, 0);
+    await_step(&q, runs_path("%s-queued-0", q.name), 1);
+    job_keys(&args, q.name, "queued", 1, q.ranks);
+    write_keys(&args, in_queue(&q, "%s", "job0.yaml"), JOB);
+    golden_args_free(&args);
+    put(&q, 2);
+    await_step(&q, runs_path("%s-queued-2", q.name), 1);
+    assert_int_equal(unlink(in_queue(&q, "%s", "running/job2.yaml")), 0);
+    await_end(&q, "done", 0);
+    assert_int_equal(unlink(in_queue(&q, "%s", "done/job0.yaml")), 0);
+    await_end(&q, "done", 0);
+    await(&q, runs_path("%s-queued-2/README.md", q.name));
+    stop(&q);
+    assert_false(is_there(&q, "%s", "done/job2.yaml"));
+    for (int job = 0; job < 3; job++) assert_same(&q, job);
 }
 
 /* Ended by a signal while two jobs train and one waits to be seen; the same command goes on. */
@@ -403,6 +434,24 @@ static void put_both(queue *q)
     while (!is_there(q, "%s", "done/job1.yaml")) runs_sleep_s(0.001);
 }
 
+/* The second job is withdrawn while it waits for memory. */
+static void put_and_withdraw(queue *q)
+{
+    bool waits = false;
+
+    put(q, 0);
+    while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
+    put(q, 1);
+    while (!waits) {
+        char *log = runs_read(runs_path("%s-log", q->name), NULL);
+        waits = strstr(log, " waits until ") != NULL;
+        free(log);
+        runs_sleep_s(0.001);
+    }
+    assert_int_equal(unlink(in_queue(q, "%s", "job1.yaml")), 0);
+    while (!is_there(q, "%s", "done/job0.yaml")) runs_sleep_s(0.001);
+}
+
 /* Larger than the base foresees. */
 static void put_large(queue *q)
 {
@@ -435,7 +484,7 @@ enum { OF_BASE, OF_ONE, OF_BOTH };
 static void test_memory(void **state)
 {
     queue ample = {.name = "ample", .ranks = 1}, little = {.name = "little", .ranks = 1},
-          none = {.name = "none", .ranks = 1};
+          withdrawn = {.name = "withdrawn", .ranks = 1}, none = {.name = "none", .ranks = 1};
 
     (void)state;
     char *log = serve_here(&ample, (int64_t)1 << 40, put_both);
@@ -445,7 +494,8 @@ static void test_memory(void **state)
     free(log);
     assert_true(base < both && one < both);
 
-    log = serve_here(&little, (int64_t)((fmax(base, one) + both) / 2 * 1e9), put_both);
+    int64_t for_one = (int64_t)((fmax(base, one) + both) / 2 * 1e9);
+    log = serve_here(&little, for_one, put_both);
     const char *said = strstr(log, "job job1.yaml waits until a run has ended: ");
     assert_non_null(said);
     assert_null(strstr(strchr(said, '\n'), " waits until "));
@@ -453,6 +503,11 @@ static void test_memory(void **state)
     for (int job = 0; job < 2; job++)
         assert_true(
             runs_are_same(runs_path("ample-queued-%d", job), runs_path("little-queued-%d", job)));
+
+    log = serve_here(&withdrawn, for_one, put_and_withdraw);
+    assert_non_null(strstr(log, "job job1.yaml was withdrawn"));
+    free(log);
+    assert_int_equal(access(runs_path("withdrawn-queued-1/metrics.jsonl"), F_OK), -1);
 
     log = serve_here(&none, (int64_t)(both * 1e9), put_large);
     free(log);
@@ -493,9 +548,10 @@ int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bits),   cmocka_unit_test(test_bad_jobs),
-        cmocka_unit_test(test_killed), cmocka_unit_test(test_stopped),
-        cmocka_unit_test(test_memory), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bits),     cmocka_unit_test(test_bad_jobs),
+        cmocka_unit_test(test_names),    cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_stopped),  cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

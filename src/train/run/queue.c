@@ -416,7 +416,10 @@ static bl_status decide(bl_queue *q, queue_order *order)
     char *name;
 
     if (q->open > 0) {
-        if (stops && !q->slot[q->open].has_run)
+        const bl_queue_slot *slot = &q->slot[q->open];
+        bool is_there = bl_spool_has(q->spool, slot->name, slot->has_run);
+        if (!is_there) bl_log_info("job %s was withdrawn", slot->name);
+        if (!is_there || (stops && !slot->has_run))
             order->kind = DROP;
         else if (q->has_change)
             order->kind = PLAN_AGAIN;

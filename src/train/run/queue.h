@@ -10,7 +10,7 @@
  *
  *   FREE -> OPEN: take. OPEN -> LIVE: join. LIVE -> FREE: retire, to done/ or failed/.
  *   OPEN -> FREE: turn_away, to rejected/ (failed/ if it was started); or DROP, when the queue
- *   stops: the file stays. */
+ *   stops (the file stays) or the file was removed. */
 #ifndef BALLAST_TRAIN_RUN_QUEUE_H
 #define BALLAST_TRAIN_RUN_QUEUE_H
 

@@ -7,9 +7,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/log.h"
 #include "base/sizes.h"
 
 static const char RUNNING[] = "running", STOP[] = "stop";
@@ -95,7 +97,7 @@ bl_status bl_spool_next(bl_spool *s, bool takes_none, char **name, bool *has_run
     BL_TRY(bl_dir_lock_check(s->lock));
     BL_TRY(bl_dir_list(s->dir, &names, &n_names));
     for (size_t i = 0; i < n_names && st == BL_OK && !*name; i++)
-        if (is_job(names[i])) st = copy_name(names[i], name);
+        if (is_job(names[i]) && !bl_spool_has(s, names[i], true)) st = copy_name(names[i], name);
     bl_names_free(names, n_names);
     return st;
 }
@@ -109,6 +111,17 @@ static bl_status path_in(const char *dir, const char *sub, const char *name, cha
 bl_status bl_spool_path(const char *dir, const char *name, bool has_run, char **path)
 {
     return path_in(dir, has_run ? RUNNING : NULL, name, path);
+}
+
+bool bl_spool_has(const bl_spool *s, const char *name, bool has_run)
+{
+    struct stat info;
+    char *path;
+
+    if (bl_spool_path(s->dir, name, has_run, &path) != BL_OK) return true;
+    bool is_there = lstat(path, &info) == 0 || errno != ENOENT;
+    free(path);
+    return is_there;
 }
 
 static void sync_dir(const char *dir, const char *sub)
@@ -166,9 +179,13 @@ bl_status bl_spool_end_job(bl_spool *s, const char *name, bool has_run, bl_spool
                            const char *line)
 {
     BL_TRY(bl_dir_lock_check(s->lock));
-    if (line) BL_TRY(write_line(s, name, ends[end], line));
+    if (line && write_line(s, name, ends[end], line) != BL_OK) /* a name that is too long */
+        bl_log_warning("job %s: %s", name, bl_error_text());
     s->n_ended[end]++;
-    return move(s, name, has_run ? RUNNING : NULL, ends[end]);
+    bl_status st = move(s, name, has_run ? RUNNING : NULL, ends[end]);
+    if (st == BL_OK || bl_spool_has(s, name, has_run)) return st;
+    bl_log_warning("job %s: its file was removed", name);
+    return BL_OK;
 }
 
 bool bl_spool_stops(const bl_spool *s)

@@ -9,7 +9,8 @@
  * With a file DIR/stop no waiting job is taken, and the queue ends when the started jobs have
  * ended.
  *
- * Files move by rename. Only rank 0's process moves them. */
+ * Files move by rename. Only rank 0's process moves them. A waiting file whose name is also in
+ * running/ is passed over. */
 #ifndef BALLAST_TRAIN_RUN_SPOOL_H
 #define BALLAST_TRAIN_RUN_SPOOL_H
 
@@ -39,10 +40,12 @@ bl_status bl_spool_next(bl_spool *spool, bool takes_none, char **name, bool *has
 /* The path of a job's file; the caller frees *path. Also for processes that have not opened
  * `dir`. */
 bl_status bl_spool_path(const char *dir, const char *name, bool has_run, char **path);
+/* Whether the job's file is still there; true if that is not known. */
+bool bl_spool_has(const bl_spool *spool, const char *name, bool has_run);
 /* Moves a waiting job to running/. BL_EIO. */
 bl_status bl_spool_begin(bl_spool *spool, const char *name);
 /* Moves a job to done/, failed/ or rejected/. `line`: the reason; NULL for done. has_run: the job
- * is in running/. BL_EIO. */
+ * is in running/. Warns if the file was removed or the reason cannot be written. BL_EIO. */
 bl_status bl_spool_end_job(bl_spool *spool, const char *name, bool has_run, bl_spool_end end,
                            const char *line);
 /* Whether DIR/stop exists. clear_stop removes it, when the queue has ended. */
