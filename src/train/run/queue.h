@@ -44,7 +44,7 @@ typedef struct bl_queue {
     bl_memory_ledger expected;
     int open;        /* the OPEN slot; 0: none */
     bool has_change; /* of rank 0: a run has ended since the OPEN one was planned */
-    /* Held while slots change; the signal thread holds it while it reads runs. */
+    /* Held while slots change; the signal thread holds it while it reads runs and trainers. */
     pthread_mutex_t changing;
 
     /* Of the supervisor (stop.c): trainers[run * n_here + local rank], made by create_trainers. */

@@ -321,8 +321,8 @@ static bl_status run_to_end(supervisor *s, const sigset_t *signals)
     while (bl_ranks_wait(&s->ranks, &awaited, &signal_number)) {
         if (s->queue) pthread_mutex_lock(&s->queue->changing);
         if (signal_number == BL_REPORT_SIGNAL) report_now(s);
-        if (s->queue) pthread_mutex_unlock(&s->queue->changing);
         take_signal(s, signals, signal_number == BL_REPORT_SIGNAL ? 0 : signal_number);
+        if (s->queue) pthread_mutex_unlock(&s->queue->changing);
     }
     st = bl_ranks_join(&s->ranks, st);
     for (int run = 0; run < s->n_runs; run++)
