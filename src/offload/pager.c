@@ -321,6 +321,14 @@ static task_args describe(bl_pager *pager, int64_t unit, int item, void *dst)
     return (task_args){.pager = pager, .page = page, .item = item, .memory = memory ? memory : dst};
 }
 
+/* Pages that are rewritten are read behind what the copy stream waits for, too: their update
+ * (bl_gather_ring_shards_changed). */
+static bl_status wait_to_bounce(const bl_pager *pager, bl_stream *copy)
+{
+    if (bl_pages_is_rewritten(pager->pages)) BL_TRY(bl_event_record(pager->bounced, copy));
+    return bl_stream_wait(pager->disk, pager->bounced);
+}
+
 static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
 {
     bl_pager *pager = user;
@@ -329,7 +337,7 @@ static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_
     if (pager->n_started == pager->n_finished) {
         pager->queued_unit = unit;
         pager->n_started = pager->n_finished = 0;
-        if (pager->disk) BL_TRY(bl_stream_wait(pager->disk, pager->bounced));
+        if (pager->disk) BL_TRY(wait_to_bounce(pager, copy));
     }
     if (unit != pager->queued_unit || pager->n_finished > 0)
         return BL_FAIL(BL_EINTERNAL, "pager: unit %lld is started before unit %lld is finished",

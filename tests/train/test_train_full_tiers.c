@@ -136,7 +136,7 @@ static void kills_change_no_bit(void **state)
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 6, args);
 }
 
-/* ---- a dump ---- */
+/* ---- slow writes ---- */
 
 static int64_t slow_write(void *user, const bl_io_completion *c)
 {
@@ -167,6 +167,22 @@ static void a_dump_waits_for_the_disk(void **state)
     free(pages);
     free(varied);
     free(plain);
+}
+
+/* Also where weights are read on a stream of the pager's own. */
+static void reads_follow_updates(void **state)
+{
+    char *pages = strdup(runs_path("pages"));
+    const char *args[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", pages, NULL};
+    const bl_pager_hooks hooks = {.io = slow_write, .bounces = true};
+
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        full_runs_train(cases[1], n_ranks, "plain", NULL);
+        assert_int_equal(full_runs_try(cases[1], n_ranks, "varied", args, &hooks), BL_OK);
+        full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks, "slow writes");
+    }
+    free(pages);
 }
 
 /* ---- failures ---- */
@@ -255,6 +271,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_checkpoint_goes_to_any_placement),
         cmocka_unit_test(kills_change_no_bit),
         cmocka_unit_test(a_dump_waits_for_the_disk),
+        cmocka_unit_test(reads_follow_updates),
         cmocka_unit_test(failures_end_the_run),
         cmocka_unit_test(too_small_a_disk_is_refused),
         cmocka_unit_test(unsuitable_keys_are_refused),
