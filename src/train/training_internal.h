@@ -131,8 +131,8 @@ bl_status bl_training_write_readme(const bl_training *training, const bl_outcome
 /* paths.c, before anything is written: BL_EUSAGE when an output of the training is also an input,
  * another output, or not a file that can be written. */
 bl_status bl_job_check_paths(const bl_job *job);
-/* paths.c: of this process's trace; config->trace is set. */
-bl_status bl_job_trace_path(const bl_job *job, char **path);
+/* paths.c: opens job->trace if config->trace is set. */
+bl_status bl_job_open_trace(bl_job *job);
 
 /* start.c: chooses training->start by config->resume_from_checkpoint, in rank 0's process, and
  * reads output->outcome from the checkpoint. Rejects an output_dir that holds a run, a checkpoint

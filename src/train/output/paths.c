@@ -197,10 +197,21 @@ static bl_status add_in_output(places *list, const char *dir, const char *name)
 }
 
 /* Processes of one job write a file each. */
-bl_status bl_job_trace_path(const bl_job *job, char **path)
+static bl_status trace_path(const bl_job *job, char **path)
 {
     if (!job->launch) return bl_text_format(path, "%s", job->config->trace);
     return bl_text_format(path, "%s.rank%d", job->config->trace, job->topology.first_here);
+}
+
+bl_status bl_job_open_trace(bl_job *job)
+{
+    char *path = NULL;
+
+    if (!job->config->trace) return BL_OK;
+    BL_TRY(trace_path(job, &path));
+    bl_status st = bl_trace_open(path, job->topology.first_here, job->topology.n_here, &job->trace);
+    free(path);
+    return st;
 }
 
 static bl_status list_outputs(const bl_job *job, places *list)
@@ -216,7 +227,7 @@ static bl_status list_outputs(const bl_job *job, places *list)
         BL_TRY(add_output(list, "dump_gradients", path, RENAMED));
     }
     if (!c->trace) return BL_OK;
-    BL_TRY(bl_job_trace_path(job, &path));
+    BL_TRY(trace_path(job, &path));
     return add_output(list, "trace", path, IN_PLACE);
 }
 
@@ -238,7 +249,7 @@ static bl_status check_kinds(const bl_job *job)
     if (c->dump_gradients)
         BL_TRY(bl_file_check_kind("dump_gradients", c->dump_gradients, BL_GRADIENTS_MARK));
     if (!c->trace) return BL_OK;
-    BL_TRY(bl_job_trace_path(job, &path));
+    BL_TRY(trace_path(job, &path));
     bl_status st = bl_file_check_kind("trace", path, BL_TRACE_MARK);
     free(path);
     return st;

@@ -48,17 +48,6 @@ static bl_status open_base(bl_queue *q)
     return place_base(q);
 }
 
-static bl_status open_trace(bl_job *job)
-{
-    char *path = NULL;
-
-    if (!job->config->trace) return BL_OK;
-    BL_TRY(bl_job_trace_path(job, &path));
-    bl_status st = bl_trace_open(path, job->topology.first_here, job->topology.n_here, &job->trace);
-    free(path);
-    return st;
-}
-
 static void report_stopped(bl_queue *q)
 {
     bl_error error;
@@ -80,7 +69,7 @@ static bl_status serve(bl_queue *q)
 
     BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(open_base(q));
-    BL_TRY(open_trace(job));
+    BL_TRY(bl_job_open_trace(job));
     if (q->spool) bl_log_info("queue %s: jobs are YAML files moved there", job->config->queue);
     bl_status st = bl_training_run_ranks(q->runs, 1 + BL_QUEUE_ROOM, q, &peak);
     if (st == BL_ESTOPPED) report_stopped(q);

@@ -19,18 +19,6 @@ static bl_train_run_state *enter(bl_train_run_state *runs, int n, int i)
     return i >= 0 ? &runs[i] : NULL;
 }
 
-static bl_status open_trace(bl_training *training)
-{
-    bl_job *job = &training->job;
-    char *path = NULL;
-
-    if (!job->config->trace) return BL_OK;
-    BL_TRY(bl_job_trace_path(job, &path));
-    bl_status st = bl_trace_open(path, job->topology.first_here, job->topology.n_here, &job->trace);
-    free(path);
-    return st;
-}
-
 static bl_status close_trace(bl_job *job)
 {
     bl_trace *trace = job->trace;
@@ -191,7 +179,7 @@ static bl_status prepare_runs(bl_train_run_state *runs, int n)
         BL_TRY(bl_job_compare_processes(&enter(runs, n, i)->training.job, &runs[i].output));
     enter(runs, n, -1);
     BL_TRY(plan(runs, n));
-    BL_TRY(open_trace(&runs[0].training));
+    BL_TRY(bl_job_open_trace(&runs[0].training.job));
     for (int i = 0; i < n; i++) {
         if (i > 0) bl_job_borrow(&runs[i].training.job, lead);
         bl_train_run_state *run = enter(runs, n, i);
