@@ -21,7 +21,7 @@
 #include "lock.h"
 #include "queue.h"
 
-/* A thread of a block: has not begun; may run; or what it waits for. */
+/* What a thread of a block waits for; nothing: it can run. */
 enum class waits_for : uint8_t { begin, nothing, block, warp, cluster, end };
 
 enum {

@@ -65,7 +65,7 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
 /* Updates that wait for their unit's next visit are done when it returns. Of LoRA's state:
  * BL_OK. */
 bl_status bl_adapter_full_flush(bl_adapter_state *state);
-/* What a pass asks before it loads a unit; NULL: nothing ever waits. */
+/* A pass calls this before it loads a unit. NULL: no update ever waits. */
 const bl_weight_updates *bl_adapter_full_updates(const bl_adapter_state *state);
 
 /* Where a pass puts the gradients of a micro-batch, in place of bl_adapter_state_sink; NULL: the

@@ -27,8 +27,8 @@ typedef struct bl_base_gathered_options {
 bl_status bl_base_create_gathered(const bl_base_layout *layout, const void *shards,
                                   const bl_base_gathered_options *options, bl_base **out);
 
-/* Device memory of the ring; SIZE_MAX: it exceeds a size_t, or there is no memory for the list of
- * units. */
+/* Device memory of the ring; SIZE_MAX: it exceeds a size_t, or the list of units could not be
+ * allocated. */
 size_t bl_base_gathered_ring_bytes(const bl_base_layout *layout, int ring_depth);
 
 #ifdef __cplusplus

@@ -321,7 +321,7 @@ static task_args describe(bl_pager *pager, int64_t unit, int item, void *dst)
     return (task_args){.pager = pager, .page = page, .item = item, .memory = memory ? memory : dst};
 }
 
-/* Pages that are rewritten are read behind what the copy stream waits for, too: their update
+/* Rewritten pages are read after their update, for which the copy stream waits
  * (bl_gather_ring_shards_changed). */
 static bl_status wait_to_bounce(const bl_pager *pager, bl_stream *copy)
 {

@@ -56,7 +56,7 @@ static unsigned acts_or_f32(const ops_table *ops)
     return ops->acts | BL_DTYPE_BIT(BL_F32);
 }
 
-/* What is to be quantized beside an op's result. */
+/* The quantization that an op does in addition to its result. */
 static bl_status check_quantized(bl_stream *stream, const char *what, bl_quantized quantized)
 {
     if (!quantized.codes || bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA)

@@ -144,8 +144,8 @@ static bl_matmul_weight_args product_of(plan_tally *t, const plan_matrix *m, int
         .prepared = t->in->habits.decodes_each_use ? NULL : &t->prepared[matrix]};
 }
 
-/* What the op that makes the input of the forward product with `matrix` also writes; its places
- * have no meaning. */
+/* The codes that the op before the forward product with `matrix` writes for it; only their sizes
+ * are set. */
 static bl_quantized operand_of(plan_tally *t, int matrix)
 {
     const bl_time_habits *habits = &t->in->habits;

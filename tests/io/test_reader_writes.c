@@ -55,7 +55,7 @@ static void fill_blocks(unsigned char *bytes, int round)
         bytes[i] = (unsigned char)(i >> 9 ^ i * 7 ^ round * 31);
 }
 
-/* What was written is what is read, again and again, whatever is cut short. */
+/* Reads return the written bytes, repeatedly, also after short reads and writes. */
 static void test_writes(void **state)
 {
     enum { ROUNDS = 3 };

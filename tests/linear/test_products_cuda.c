@@ -304,7 +304,7 @@ static bl_quantized operand_of(side *s, int64_t T, bl_dtype act, bl_device_kind 
     return bl_lora_linear_operand(kind, act, &s->linear, T);
 }
 
-/* Where no whole rows are quantized there is no place for codes. */
+/* Products that do not quantize whole rows have no memory for codes. */
 static void test_no_place_for_codes(void **state)
 {
     fixture *f = *state;

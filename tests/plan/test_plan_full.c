@@ -165,7 +165,7 @@ static void more_than_lora(void **state)
     assert_near(full.part[BL_TIME_FORWARD].seconds, lora.part[BL_TIME_FORWARD].seconds, 0.2);
 }
 
-/* What is printed can be copied behind `ballast train`. */
+/* The printed keys are valid arguments of `ballast train`. */
 static void the_report_has_no_adapter(void **state)
 {
     bl_plan_case c;

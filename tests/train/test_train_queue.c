@@ -246,8 +246,8 @@ static void put_failing(queue *q)
     golden_args_free(&args);
 }
 
-/* Jobs that cannot be read, differ in what is common, write where another one does, or whose loss
- * is not finite end alone. */
+/* Jobs that cannot be read, have another value of a common key, share an output_dir, or have a loss
+ * that is not finite end alone. */
 static void test_bad_jobs(void **state)
 {
     static const queue cases[] = {
@@ -479,7 +479,7 @@ static double predicted_gb(const char *log, int plan)
 /* The base, the base with a job, with both. */
 enum { OF_BASE, OF_ONE, OF_BOTH };
 
-/* Where memory is enough for one, the other waits, which is logged once; what is too much alone is
+/* With memory for one job the other waits, which is logged once; a job that is too large alone is
  * rejected. */
 static void test_memory(void **state)
 {
@@ -514,7 +514,7 @@ static void test_memory(void **state)
     assert_line(&none, "rejected/job0.yaml.error", "this run needs about ");
 }
 
-/* What a base of a queue cannot have; and a second queue in one directory. */
+/* Keys that a queue's base cannot have; and a second queue in one directory. */
 static void test_refusals(void **state)
 {
     static const char *const keys[][3] = {

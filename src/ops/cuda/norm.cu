@@ -28,7 +28,7 @@ __device__ static inline double squares(uint4 raw)
     return (double)sum;
 }
 
-/* Returns what it stores. */
+/* Returns the stored value. */
 __device__ static inline uint4 normalize_group(uint4 raw, float rstd, const float *w,
                                                int64_t n_valid, bool aligned, bl_bf16 *y)
 {

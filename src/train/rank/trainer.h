@@ -71,7 +71,7 @@ bl_status bl_trainer_setup_base(bl_trainer *trainer);
 void bl_trainer_free(bl_trainer *trainer);
 
 /* warm_up.c: after setup, of runs of a rank; micro: room for a group of the pass. As
- * bl_rank_warm_up, of all that a step runs; the adapters' states and what is counted are as before.
+ * bl_rank_warm_up, of all that a step runs; the adapters' states and all counters are as before.
  * BL_ESTOPPED: the grace after a signal is over. */
 bl_status bl_trainers_warm_up(bl_trainer **trainers, int n, bl_pass_micro *micro);
 

@@ -4,7 +4,7 @@
  * Between rounds all ranks do the same: they retire runs that have ended, and follow rank 0's
  * order to open a job, plan it again or drop it. The first rank of a process (`is_first`) does the
  * work that a process does once. After each step of that work agree() gives every rank the common
- * result; it is also the barrier before the ranks read what the first ranks have written.
+ * result; it is also the barrier before the ranks read the files that the first ranks have written.
  *
  * A job is rejected if it cannot be opened, has other common keys than the base, or does not fit in
  * memory alone. It has failed if it was started and cannot be set up. Other jobs continue. */
