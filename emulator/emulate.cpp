@@ -292,7 +292,10 @@ void emulated_warp_together(emulated_together *together, void *mine)
     now.in_thread = false;
     together(operation->lanes);
     now.in_thread = true;
-    std::fill_n(block_states + first, n, waits_for::nothing); /* all of them are here */
+    {
+        unseen_work unseen;
+        std::fill_n(block_states + first, n, waits_for::nothing); /* all of them are here */
+    }
     if (together == nothing_together) emulated_races_synchronized(emulated_scope::warp);
 }
 
@@ -314,6 +317,7 @@ struct exchange {
 
 static void exchange_together(void *const lanes[EMULATED_WARP])
 {
+    unseen_work unseen; /* between the threads' stacks */
     for (int to = 0; to < EMULATED_WARP; to++)
         for (int from = 0; from < EMULATED_WARP; from++) {
             if (!lanes[to] || !lanes[from]) continue;

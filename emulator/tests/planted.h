@@ -39,7 +39,7 @@ bl_status planted_shared(bl_stream *stream, float *out, size_t bytes, bool with_
 /* out[i] = an index that block and thread i computed in a grid of 3 x 5 x 2 blocks of 4 x 4 x 2
  * threads. */
 bl_status planted_grid(bl_stream *stream, float *out);
-/* Sums, ballots, shuffles and an exchange of each warp, in out[0..7 * PLANTED_THREADS). */
+/* Sums, ballots, shuffles and an exchange of each warp, in out[0..4 * PLANTED_THREADS). */
 bl_status planted_warps(bl_stream *stream, float *out);
 /* Each thread calls planted_note_thread, which the test has. */
 bl_status planted_order(bl_stream *stream);

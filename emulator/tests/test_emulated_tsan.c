@@ -147,6 +147,14 @@ static void kernels_side_by_side(gpu *g, bool with_fault)
     if (with_fault) await_change(&g->out[LAST], first);
 }
 
+/* Nor do kernels meet in the emulator's own memory, where it runs a warp's threads together. */
+static void warps_side_by_side(gpu *g, bool with_fault)
+{
+    need(planted_warps(g->first, g->out));
+    if (with_fault) await_change(&g->out[LAST], OLD_OUT);
+    need(planted_warps(g->second, with_fault ? g->out : g->host));
+}
+
 static void host_then_copy(gpu *g, bool with_fault)
 {
     need(bl_stream_copy(g->first, g->host, g->in, BYTES));
@@ -168,6 +176,7 @@ static const planted FAULTS[] = {
     {"copy_then_kernel", copy_then_kernel, "race_kernel"},
     {"kernel_then_kernel", kernel_then_kernel, "copy_kernel"},
     {"kernels_side_by_side", kernels_side_by_side, "race_kernel"},
+    {"warps_side_by_side", warps_side_by_side, "warps_kernel"},
     {"host_then_copy", host_then_copy, "host_then_copy"},
 };
 
