@@ -57,6 +57,16 @@ bool bl_plan_can_measure(const bl_plan_input *in)
            (double)bl_arch_layer_weights(in->model) <= LAYER_WEIGHTS_MAX;
 }
 
+/* Trained weights are multiplied in the activations' dtype. */
+static bl_format format_of(const bl_plan_input *in)
+{
+    bl_format format = in->formats[0];
+
+    if (bl_train_config_is_full(in->config))
+        bl_format_from_dtype(bl_train_config_act(in->config), &format);
+    return bl_format_is_fp8(format) ? BL_FORMAT_FP8_ROW : format;
+}
+
 /* Rates change little with the number of tokens from TOKENS_MAX on: fewer are measured as they are,
  * because a matrix is decoded for them all the same. The number is rounded, so that similar data
  * share a measurement. A large matrix is measured by a part of its rows. */
@@ -75,6 +85,8 @@ static bl_plan_measure_options options_of(const bl_plan_input *in)
         .lora_r = bl_max_i64(in->lora->options.r, 1),
         .tokens = tokens,
         .document_tokens = bl_min_i64(tokens, bl_round_up((int64_t)fmax(1, document), TOKENS_MIN)),
+        .format = format_of(in),
+        .is_trained = bl_train_config_is_full(c),
         .n_ranks = in->topology.n_ranks,
         .threads = (int)c->threads,
         .flops_max = PRODUCTS_FLOPS_MAX,
@@ -98,11 +110,12 @@ static void describe(const bl_plan_measure_options *o, char key[KEY_BYTES])
     snprintf(
         key, KEY_BYTES,
         "%s; build %s; %s; %d ranks x %d threads; hidden %lld, inter %lld, heads %lld, kv %lld "
-        "x %lld, vocab %lld, r %lld; %lld tokens in documents of %lld",
+        "x %lld, vocab %lld, r %lld; %s%s; %lld tokens in documents of %lld",
         processor, bl_build_id(), library, o->n_ranks, o->threads, (long long)m->hidden_size,
         (long long)m->intermediate_size, (long long)m->n_heads, (long long)m->n_kv_heads,
         (long long)m->head_dim, (long long)m->vocab_size, (long long)o->lora_r,
-        (long long)o->tokens, (long long)o->document_tokens);
+        bl_format_name(o->format), o->is_trained ? ", trained" : "", (long long)o->tokens,
+        (long long)o->document_tokens);
 }
 
 static bool is_plausible(bl_plan_measured *m)

@@ -11,6 +11,9 @@ typedef struct bl_plan_measure_options {
     const bl_model_config *model; /* its shapes; borrowed */
     bl_dtype act;                 /* of activations */
     int64_t lora_r, tokens;
+    /* Of the layers' matrices: fp8_row, which stands for other FP8 formats, too, or not of FP8. */
+    bl_format format;
+    bool is_trained; /* products for the gradients of the matrices are among those measured */
     int64_t document_tokens; /* 1..tokens: attention's documents */
     int n_ranks, threads;    /* 1..16 ranks, all measuring at once */
     /* Limits the rows of the matrices, so that the products of a layer, and that of the head, take
@@ -24,7 +27,7 @@ typedef struct bl_plan_measure_options {
     bool measures_head; /* else head_flops_per_s stays 0 */
 } bl_plan_measure_options;
 
-/* Of one of the ranks: products with a base in fp8_row, attention and the other operations of a
+/* Of one of the ranks: products with the layers' matrices, attention and the other operations of a
  * layer. Rates of links are 0. BL_EUSAGE, BL_ENOMEM, BL_ELIMIT. */
 bl_status bl_plan_measure_rates(const bl_plan_measure_options *options, bl_rates *out);
 

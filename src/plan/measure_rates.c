@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/cores.h"
@@ -18,7 +19,8 @@ enum {
     MAX_RANKS = 16,
     N_BLOCKS = 8,
     ROWS_MIN = 1024, /* of a matrix's part: products sum over several steps, as over all of it */
-    ROWS_UNIT = 128
+    ROWS_UNIT = 128,
+    F16_QUARTER = 0x3400
 };
 
 /* One rank's measurement, on a separate thread. */
@@ -34,7 +36,9 @@ typedef struct rank_rates {
     bl_device *device;
     bl_stream *stream;
     float *block[N_BLOCKS]; /* each as large as any operand */
-    uint8_t *codes;         /* of all matrices: a step, too, finds none of them in the caches */
+    /* Of all matrices: a step, too, finds none of them in the caches. */
+    uint8_t *codes;
+    float *gradients; /* NULL: not measured */
     float *scales, *logits;
     uint16_t *head; /* NULL: not measured */
     bl_rates rates;
@@ -74,27 +78,55 @@ static bl_tensor at(const rank_rates *m, int block)
 
 /* ---- the operations of a layer ---- */
 
+static bl_status queue_product(rank_rates *m, int i, bool forward, const uint8_t *codes)
+{
+    bl_format format = m->options->format;
+
+    return bl_matmul_weight(
+        m->stream,
+        &(bl_matmul_weight_args){
+            .forward = forward,
+            .beta = m->options->is_trained ? 0 : 1, /* LoRA's term, or what is there */
+            .T = m->T,
+            .in = at(m, 0),
+            .out = at(m, 1),
+            .weight = {.rows = m->rows[i],
+                       .cols = m->dims.matrix[i].cols,
+                       .n_segments = 1,
+                       .segment = {{.format = format,
+                                    .codes = codes,
+                                    .scales = bl_format_is_fp8(format) ? m->scales : NULL,
+                                    .rows = m->rows[i]}}}});
+}
+
+/* dW += dy^T x */
+static bl_status queue_gradient(rank_rates *m, int i, float *gradient)
+{
+    int64_t rows = m->rows[i], cols = m->dims.matrix[i].cols;
+
+    return bl_matmul(m->stream, &(bl_matmul_args){.transpose_a = true,
+                                                  .M = rows,
+                                                  .N = cols,
+                                                  .K = m->T,
+                                                  .lda = rows,
+                                                  .ldb = cols,
+                                                  .ldc = cols,
+                                                  .alpha = 1,
+                                                  .beta = 1,
+                                                  .a = at(m, 1),
+                                                  .b = at(m, 0),
+                                                  .c = bl_tensor_f32(gradient)});
+}
+
 static bl_status queue_products(rank_rates *m)
 {
-    const uint8_t *codes = m->codes;
+    int64_t code_bytes = (int64_t)bl_format_code_bytes(m->options->format), n = 0;
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
         for (int forward = 0; forward < 2; forward++)
-            BL_TRY(bl_matmul_weight(
-                m->stream,
-                &(bl_matmul_weight_args){.forward = forward,
-                                         .beta = 1,
-                                         .T = m->T,
-                                         .in = at(m, 0),
-                                         .out = at(m, 1),
-                                         .weight = {.rows = m->rows[i],
-                                                    .cols = m->dims.matrix[i].cols,
-                                                    .n_segments = 1,
-                                                    .segment = {{.format = BL_FORMAT_FP8_ROW,
-                                                                 .codes = codes,
-                                                                 .scales = m->scales,
-                                                                 .rows = m->rows[i]}}}}));
-        codes += m->rows[i] * m->dims.matrix[i].cols;
+            BL_TRY(queue_product(m, i, forward, m->codes + n * code_bytes));
+        if (m->options->is_trained) BL_TRY(queue_gradient(m, i, m->gradients + n));
+        n += m->rows[i] * m->dims.matrix[i].cols;
     }
     return BL_OK;
 }
@@ -239,6 +271,7 @@ static bl_status measure_all(rank_rates *m)
     bl_rates *r = &m->rates;
     double weights = 0, small = 0, T = (double)m->T,
            pairs = T * (double)m->options->document_tokens * (double)d->q_width;
+    double products = m->options->is_trained ? 6 : 4; /* FLOPs per token and weight */
     double elements = (double)(10 * d->hidden + 3 * d->inter),
            element_bytes = (double)bl_dtype_bytes(d->act);
 
@@ -246,7 +279,7 @@ static bl_status measure_all(rank_rates *m)
         weights += (double)(m->rows[i] * m->dims.matrix[i].cols);
         small += (double)(3 * m->r * (m->dims.matrix[i].rows + m->dims.matrix[i].cols));
     }
-    BL_TRY(measure(m, queue_products, 4 * T * weights, &r->gemm_flops_per_s));
+    BL_TRY(measure(m, queue_products, products * T * weights, &r->gemm_flops_per_s));
     BL_TRY(measure(m, queue_lora, 2 * T * small, &r->lora_flops_per_s));
     BL_TRY(measure(m, queue_attention_forward, 2 * pairs, &r->attention_forward_flops_per_s));
     BL_TRY(measure(m, queue_attention_backward, 5 * pairs, &r->attention_backward_flops_per_s));
@@ -291,6 +324,37 @@ static void fill(bl_tensor t, int64_t n)
     }
 }
 
+/* Of ordinary size in each format. */
+static void fill_weights(rank_rates *m, int64_t n)
+{
+    switch (m->options->format) {
+    case BL_FORMAT_F32:
+        fill(bl_tensor_of(m->codes, BL_F32), n);
+        break;
+    case BL_FORMAT_BF16:
+        fill(bl_tensor_of(m->codes, BL_BF16), n);
+        break;
+    case BL_FORMAT_F16:
+        for (int64_t i = 0; i < n; i++) ((uint16_t *)(void *)m->codes)[i] = F16_QUARTER + i % 64;
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++) m->codes[i] = (uint8_t)(i % 113);
+    }
+}
+
+static bl_status take_weights(rank_rates *m, int64_t n)
+{
+    size_t n_bytes = (size_t)n * bl_format_code_bytes(m->options->format);
+
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, n_bytes, "codes", (void **)&m->codes));
+    fill_weights(m, n);
+    if (!m->options->is_trained) return BL_OK;
+    BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * sizeof(float), "gradients",
+                           (void **)&m->gradients));
+    memset(m->gradients, 0, (size_t)n * sizeof(float));
+    return BL_OK;
+}
+
 static bl_status take_memory(rank_rates *m)
 {
     const bl_block_dims *d = &m->dims;
@@ -308,11 +372,9 @@ static bl_status take_memory(rank_rates *m)
                                (void **)&m->block[b]));
         fill(at(m, b), n);
     }
-    BL_TRY(
-        bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n_codes, "codes", (void **)&m->codes));
+    BL_TRY(take_weights(m, n_codes));
     BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)widest * sizeof(float), "scales",
                            (void **)&m->scales));
-    for (int64_t i = 0; i < n_codes; i++) m->codes[i] = (uint8_t)(i % 113);
     for (int64_t i = 0; i < widest; i++) m->scales[i] = 1e-3f;
     return BL_OK;
 }
@@ -343,6 +405,7 @@ static void *run_rank(void *argument)
     bl_stream_destroy(m->stream);
     for (int b = 0; b < N_BLOCKS; b++) bl_device_free(m->device, BL_SPACE_DEVICE, m->block[b]);
     bl_device_free(m->device, BL_SPACE_DEVICE, m->codes);
+    bl_device_free(m->device, BL_SPACE_DEVICE, m->gradients);
     bl_device_free(m->device, BL_SPACE_DEVICE, m->scales);
     bl_device_free(m->device, BL_SPACE_DEVICE, m->head);
     bl_device_free(m->device, BL_SPACE_DEVICE, m->logits);

@@ -194,6 +194,25 @@ static void test_part_of_large_matrices(void **state)
     bl_train_config_free(c.config);
 }
 
+/* Rates of FP8 are not used for another format, nor those of frozen matrices for trained ones. */
+static void test_other_weights_are_measured_apart(void **state)
+{
+    bl_plan_measured m;
+    measure_case c;
+
+    (void)state;
+    open_case(&c);
+    assert_int_equal(bl_plan_measure(&c.input, false, &m), BL_OK);
+    assert_true(m.is_cached);
+    for (size_t i = 0; i < BL_COUNT(c.formats); i++) c.formats[i] = BL_FORMAT_F16;
+    assert_int_equal(bl_plan_measure(&c.input, false, &m), BL_OK);
+    assert_false(m.is_cached);
+    c.config->finetuning_type = BL_FINETUNING_FULL;
+    assert_int_equal(bl_plan_measure(&c.input, false, &m), BL_OK);
+    assert_false(m.is_cached);
+    bl_train_config_free(c.config);
+}
+
 static void double_rates(bl_rates *r)
 {
     r->gemm_flops_per_s *= 2;
@@ -256,9 +275,12 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_measured_once),        cmocka_unit_test(test_bad_caches),
-        cmocka_unit_test(test_plan_uses_rates),      cmocka_unit_test(test_part_of_large_matrices),
+        cmocka_unit_test(test_measured_once),
+        cmocka_unit_test(test_bad_caches),
+        cmocka_unit_test(test_plan_uses_rates),
+        cmocka_unit_test(test_part_of_large_matrices),
         cmocka_unit_test(test_no_place_for_a_cache),
+        cmocka_unit_test(test_other_weights_are_measured_apart),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
