@@ -200,15 +200,13 @@ bl_status bl_plan_draw_memory(const bl_plan_report *report, const char *path)
 bl_status bl_plan_draw_streams(const bl_plan_report *report, const char *path)
 {
     bl_plan_input input = report->c->input;
-    bl_time_input time;
+    bl_plan_time time;
     char title[TITLE_BYTES];
-    bl_time_run *runs = calloc((size_t)input.model->n_layers, sizeof *runs);
 
-    if (!runs) return BL_FAIL(BL_ENOMEM, "the picture %s", path);
     input.config = report->config;
-    bl_plan_time_input(&input, report->plan, runs, &time);
+    BL_TRY(bl_plan_time_open(&input, report->plan, &time));
     write_title(report, title);
-    bl_status st = bl_time_draw(&time, title, path);
-    free(runs);
+    bl_status st = bl_time_draw(&time.input, title, path);
+    bl_plan_time_close(&time);
     return st;
 }

@@ -3,30 +3,38 @@
 #include "plan/expect.h"
 
 #include <math.h>
-#include <stdlib.h>
 
 #include "base/json.h"
 #include "base/sizes.h"
-#include "plan/search.h"
+#include "plan/estimate.h"
 
 static const double GB = 1e9;
 
+/* n_micro 0: the rows are not known. */
+static void take_rows(const bl_plan_rows *rows, int64_t *micro_tokens, double *document_tokens,
+                      double *label_part)
+{
+    if (rows->n_micro == 0) return;
+    *micro_tokens = bl_max_i64(1, (int64_t)llround(rows->mean));
+    *document_tokens = rows->document_tokens;
+    *label_part = rows->label_part;
+}
+
 bl_status bl_plan_expect(const bl_plan_input *in, const bl_plan *plan, bl_plan_expectation *out)
 {
-    const bl_plan_rows *rows = &in->rows;
-    bl_time_input input;
+    bl_plan_time time;
+    bl_time_input *t = &time.input;
 
     BL_TRY(bl_plan_expect_memory(in, &plan->placement, &plan->pass, &out->memory));
-    bl_time_run *runs = calloc((size_t)in->model->n_layers, sizeof *runs);
-    if (!runs)
-        return BL_FAIL(BL_ENOMEM, "out of memory: runs of %lld layers",
-                       (long long)in->model->n_layers);
-    bl_plan_time_input(in, plan, runs, &input);
-    input.micro_tokens = bl_max_i64(1, (int64_t)llround(rows->mean));
-    input.document_tokens = rows->document_tokens;
-    input.label_part = rows->label_part;
-    bl_status st = bl_time_predict(&input, &out->time);
-    free(runs);
+    BL_TRY(bl_plan_time_open(in, plan, &time));
+    take_rows(&in->rows, &t->micro_tokens, &t->document_tokens, &t->label_part);
+    for (int i = 0; i < in->n_others; i++) {
+        bl_time_training *other = &time.others[i];
+        take_rows(&in->others[i].rows, &other->micro_tokens, &other->document_tokens,
+                  &other->label_part);
+    }
+    bl_status st = bl_time_predict(t, &out->time);
+    bl_plan_time_close(&time);
     return st;
 }
 

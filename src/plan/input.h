@@ -19,11 +19,13 @@ typedef struct bl_plan_rows {
     double label_part;      /* of the tokens that carry loss: 0..1 */
 } bl_plan_rows;
 
-/* Another training over the same base, in the same visits. */
+/* Another training over the same base, in the same visits. The members are as bl_plan_input's. */
 typedef struct bl_plan_run {
     const bl_train_config *config;
     const bl_lora_layout *lora;
-    int64_t longest_train_row, longest_validation_row, n_validation_rows; /* as bl_plan_input's */
+    int64_t longest_train_row, longest_validation_row, n_validation_rows;
+    int64_t data_bytes, tokenizer_bytes; /* its own, as is rows */
+    bl_plan_rows rows;
 } bl_plan_run;
 
 /* Borrowed: the pointers' targets outlive the input and the plan. */
@@ -45,8 +47,8 @@ typedef struct bl_plan_input {
     int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
     int64_t n_validation_rows;
     int64_t data_bytes; /* of the data sets' index; 0: not known */
-    /* Of a training: the runs beside this one. rows, data_bytes and tokenizer_bytes are of all;
-     * times are this run's alone. */
+    /* Of a training: the runs beside this one. rows.largest, data_bytes and tokenizer_bytes are of
+     * all (bl_plan_add_run). */
     const bl_plan_run *others;
     int n_others;
     int64_t tokenizer_bytes; /* of a process, with what reading the data left there; 0: none */
@@ -63,5 +65,15 @@ typedef struct bl_plan_input {
      * measured. */
     const struct bl_rates *measured;
 } bl_plan_input;
+
+/* Training i of all over the base, from 0, the input's own, to n_others. Of training 0,
+ * rows.largest is that of all. */
+bl_plan_run bl_plan_run_at(const bl_plan_input *input, int i);
+/* others[n_others] becomes `run`: the array, which the input borrows, has room for it. */
+void bl_plan_add_run(bl_plan_input *input, bl_plan_run *others, const bl_plan_run *run);
+/* The input as if training i were alone over the base. */
+bl_plan_input bl_plan_alone(const bl_plan_input *input, int i);
+/* Of a configuration that was validated: without an error. */
+bl_losses bl_plan_losses_of(const bl_train_config *config);
 
 #endif

@@ -106,45 +106,33 @@ int bl_plan_n_shards(const bl_train_config *config, const bl_topology *topology)
 
 /* ---- the pass ---- */
 
-/* Run i of all over the base, from 0 to in->n_others. */
-static bl_plan_run run_at(const bl_plan_input *in, int i)
-{
-    if (i > 0) return in->others[i - 1];
-    return (bl_plan_run){.config = in->config,
-                         .lora = in->lora,
-                         .longest_train_row = in->longest_train_row,
-                         .longest_validation_row = in->longest_validation_row,
-                         .n_validation_rows = in->n_validation_rows};
-}
-
-/* Tokens of the largest micro-batch that training can make of its rows; and of the largest of an
- * evaluation. */
-static int64_t train_tokens(const bl_plan_input *in)
+int64_t bl_plan_micro_tokens(const bl_plan_input *in)
 {
     int64_t most = 0;
     for (int i = 0; i <= in->n_others; i++) {
-        bl_plan_run run = run_at(in, i);
+        bl_plan_run run = bl_plan_run_at(in, i);
         most = bl_max_i64(most, run.config->per_device_train_batch_size * run.longest_train_row);
     }
     return most;
 }
 
+/* Of the largest micro-batch of an evaluation. */
 static int64_t evaluation_tokens(const bl_plan_input *in)
 {
     int64_t most = 0;
     for (int i = 0; i <= in->n_others; i++) {
-        bl_plan_run run = run_at(in, i);
+        bl_plan_run run = bl_plan_run_at(in, i);
         most =
             bl_max_i64(most, run.config->per_device_eval_batch_size * run.longest_validation_row);
     }
     return most;
 }
 
-/* Micro-batches of a step of each run. */
-static int64_t count_micro(const bl_plan_input *in)
+int64_t bl_plan_count_micro(const bl_plan_input *in)
 {
     int64_t n = 0;
-    for (int i = 0; i <= in->n_others; i++) n += run_at(in, i).config->gradient_accumulation_steps;
+    for (int i = 0; i <= in->n_others; i++)
+        n += bl_plan_run_at(in, i).config->gradient_accumulation_steps;
     return n;
 }
 
@@ -154,37 +142,32 @@ static int64_t visit_group(const bl_plan_input *in)
 {
     enum { AUTO_TOKENS = 256 };
     const bl_train_config *c = in->config;
-    int64_t micro_tokens = bl_max_i64(1, train_tokens(in));
+    int64_t micro_tokens = bl_max_i64(1, bl_plan_micro_tokens(in));
     int64_t wanted = c->visit_tokens == BL_OPTION_AUTO ? AUTO_TOKENS : c->visit_tokens;
-    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), count_micro(in));
+    return bl_min_i64(bl_max_i64(1, wanted / micro_tokens), bl_plan_count_micro(in));
 }
 
 static int64_t largest_r(const bl_plan_input *in)
 {
     int64_t r = 0;
-    for (int i = 0; i <= in->n_others; i++) r = bl_max_i64(r, run_at(in, i).lora->options.r);
+    for (int i = 0; i <= in->n_others; i++)
+        r = bl_max_i64(r, bl_plan_run_at(in, i).lora->options.r);
     return r;
 }
 
 static bool some_drop(const bl_plan_input *in)
 {
     bool drops = false;
-    for (int i = 0; i <= in->n_others; i++) drops |= run_at(in, i).lora->options.dropout > 0;
+    for (int i = 0; i <= in->n_others; i++)
+        drops |= bl_plan_run_at(in, i).lora->options.dropout > 0;
     return drops;
-}
-
-/* Of a configuration that was validated: without an error. */
-static bl_losses losses_of(const bl_train_config *config)
-{
-    bl_losses losses = {0};
-    (void)bl_train_config_losses(config, &losses);
-    return losses;
 }
 
 static bool some_weigh(const bl_plan_input *in)
 {
     bool weighs = false;
-    for (int i = 0; i <= in->n_others; i++) weighs |= losses_of(run_at(in, i).config).is_preference;
+    for (int i = 0; i <= in->n_others; i++)
+        weighs |= bl_plan_losses_of(bl_plan_run_at(in, i).config).is_preference;
     return weighs;
 }
 
@@ -194,7 +177,7 @@ static int companions(const bl_plan_input *in)
 {
     int most = 0;
     for (int i = 0; i <= in->n_others; i++) {
-        bl_losses losses = losses_of(run_at(in, i).config);
+        bl_losses losses = bl_plan_losses_of(bl_plan_run_at(in, i).config);
         int n = (losses.has_reference ? 1 : 0) + (losses.is_unpaired ? 2 : 0);
         most = n > most ? n : most;
     }
@@ -205,11 +188,11 @@ static int companions(const bl_plan_input *in)
  * in no more memory than that of the inputs of its layers. */
 static int64_t count_riders(const bl_plan_input *in)
 {
-    int64_t group = visit_group(in), n_passes = bl_ceil_div(count_micro(in), group), n = 0,
+    int64_t group = visit_group(in), n_passes = bl_ceil_div(bl_plan_count_micro(in), group), n = 0,
             most = in->config->activation_offload ? group : group * ((in->model->n_layers + 1) / 2);
     if (!in->is_training) return 0;
     for (int i = 0; i <= in->n_others; i++) {
-        bl_plan_run run = run_at(in, i);
+        bl_plan_run run = bl_plan_run_at(in, i);
         int64_t per_visit = run.config->per_device_eval_batch_size * in->topology.n_ranks;
         if (run.config->eval_overlap)
             n += bl_ceil_div(bl_ceil_div(run.n_validation_rows, per_visit), n_passes);
@@ -239,8 +222,8 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .sums = (bl_matmul_sums)c->fp8_fast_accumulation,
         .is_dense = has_copy(in) || bl_model_base_is_bf16(in->model, in->formats),
         .is_trained = bl_train_config_is_full(c),
-        .T_max =
-            bl_max_i64(train_tokens(in), evaluation_tokens(in)), /* 0 without rows of the kind */
+        .T_max = bl_max_i64(bl_plan_micro_tokens(in),
+                            evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
         .max_companions = (in->is_training ? (int)visit_group(in) : 1) * companions(in) +
                           (int)count_riders(in) * (1 + companions(in)),
@@ -294,11 +277,11 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_rid
     int64_t n = 0;
 
     for (int i = 0; i <= in->n_others; i++) {
-        bl_plan_run run = run_at(in, i);
+        bl_plan_run run = bl_plan_run_at(in, i);
         int64_t n_run = in->is_training ? 2 * run.config->gradient_accumulation_steps : 0;
         if (run.longest_validation_row > 0)
             n_run += 2 * (run.config->eval_overlap ? bl_max_i64(1, n_riders) : 1);
-        n += n_run * (losses_of(run.config).is_unpaired ? 2 : 1);
+        n += n_run * (bl_plan_losses_of(run.config).is_unpaired ? 2 : 1);
     }
     return n * bl_batches_micro_bytes(T_max);
 }
@@ -392,7 +375,8 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
 static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dtype act,
                           bl_memory_ledger *out)
 {
-    if (!in->is_training || !run->config->init_adapter || !losses_of(run->config).has_reference)
+    if (!in->is_training || !run->config->init_adapter ||
+        !bl_plan_losses_of(run->config).has_reference)
         return;
     bl_adapter_bytes n = bl_adapter_state_measure(
         act, run->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
@@ -476,7 +460,7 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
     BL_TRY(add_base(in, placement, out, &writing));
     for (int i = 0; i <= in->n_others; i++) {
-        bl_plan_run run = run_at(in, i);
+        bl_plan_run run = bl_plan_run_at(in, i);
         add_adapter(in, run.lora, pass->act, out);
         add_reference(in, &run, pass->act, out);
     }
@@ -499,12 +483,12 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
 bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_placement *placement,
                                  const bl_pass_options *pass, bl_memory_ledger *out)
 {
-    return predict(in, placement, pass, train_tokens(in), out);
+    return predict(in, placement, pass, bl_plan_micro_tokens(in), out);
 }
 
 bl_status bl_plan_expect_memory(const bl_plan_input *in, const bl_placement *placement,
                                 const bl_pass_options *pass, bl_memory_ledger *out)
 {
-    return predict(in, placement, pass, in->rows.largest > 0 ? in->rows.largest : train_tokens(in),
-                   out);
+    return predict(in, placement, pass,
+                   in->rows.largest > 0 ? in->rows.largest : bl_plan_micro_tokens(in), out);
 }

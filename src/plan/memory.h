@@ -89,6 +89,11 @@ int64_t bl_memory_sum(const bl_memory_ledger *ledger, bl_memory_item first, bl_m
  * here. */
 bl_pass_options bl_plan_pass_options(const bl_plan_input *input, unsigned save);
 
+/* Of all trainings: tokens of the largest micro-batch that their rows can make, without
+ * evaluations; micro-batches of a step of each. */
+int64_t bl_plan_micro_tokens(const bl_plan_input *input);
+int64_t bl_plan_count_micro(const bl_plan_input *input);
+
 /* Of such a pass: micro-batches of evaluations that it can have among its companions, each with
  * its own. 0: evaluations have separate passes. */
 int bl_plan_riders(const bl_plan_input *input, const bl_pass_options *pass);

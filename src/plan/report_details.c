@@ -55,8 +55,9 @@ static bl_status print_disk(const bl_plan_report *r, FILE *out)
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     BL_TRY(plan_report_checkpoint_bytes(r, &checkpoint));
-    fprintf(out, "Disk: the model %s GB, each checkpoint %s GB",
-            plan_gb((double)r->c->model.stored.n_bytes, a), plan_gb((double)checkpoint, b));
+    fprintf(out, "Disk: the model %s GB, %s %s GB", plan_gb((double)r->c->model.stored.n_bytes, a),
+            r->together ? "a checkpoint of each run together" : "each checkpoint",
+            plan_gb((double)checkpoint, b));
     if (m->disk > 0)
         fprintf(out, ", page files per host %s of %s GB",
                 plan_gb((double)(m->disk * r->c->input.topology.n_on_host), a),
@@ -104,16 +105,14 @@ static void print_line(const bl_time_budget_line *line, FILE *out)
 static bl_status print_layer(const bl_plan_report *r, FILE *out)
 {
     bl_plan_input in = r->c->input;
-    bl_time_input time;
+    bl_plan_time time;
     bl_time_budget budget;
     bl_time_budget_line sum = {.name = "sum"};
-    bl_time_run *runs = calloc((size_t)in.model->n_layers, sizeof *runs);
 
-    if (!runs) return BL_FAIL(BL_ENOMEM, "out of memory: the report of a plan");
     in.config = r->config;
-    bl_plan_time_input(&in, r->plan, runs, &time);
-    bl_time_budget_layer(&time, &budget);
-    free(runs);
+    BL_TRY(bl_plan_time_open(&in, r->plan, &time));
+    bl_time_budget_layer(&time.input, &budget);
+    bl_plan_time_close(&time);
     fprintf(out, "\nA layer of a micro-batch, ms: forward, recomputed, backward    GB    TFLOP\n");
     for (int i = 0; i < budget.n; i++) {
         print_line(&budget.line[i], out);

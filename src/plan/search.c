@@ -61,106 +61,6 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
     return left & ~fixed_keys(c);
 }
 
-/* ---- time ---- */
-
-/* Links and shared resources are the machine's in any case. */
-static bl_rates rates_of(const bl_plan_input *in)
-{
-    bl_rates rates = bl_time_rates_of(in->hardware, in->topology.n_on_host,
-                                      (int)in->config->threads, bl_train_config_act(in->config));
-    const bl_rates *measured = in->measured;
-
-    if (!measured) return rates;
-    rates.gemm_flops_per_s = rates.peak_flops_per_s = measured->gemm_flops_per_s;
-    rates.lora_flops_per_s = measured->lora_flops_per_s;
-    rates.head_flops_per_s = measured->head_flops_per_s;
-    rates.attention_forward_flops_per_s = measured->attention_forward_flops_per_s;
-    rates.attention_backward_flops_per_s = measured->attention_backward_flops_per_s;
-    rates.memory_bytes_per_s = measured->memory_bytes_per_s;
-    rates.optimizer_bytes_per_s = measured->optimizer_bytes_per_s;
-    return rates;
-}
-
-/* As gathered for a product. Trained weights are stored in fp32; of other activations layers
- * compute with a copy. */
-static bl_format format_of(const bl_plan_input *in, const bl_plan *plan, bl_format stored)
-{
-    bl_format format = stored;
-    if (bl_train_config_is_full(in->config)) bl_format_from_dtype(plan->pass.act, &format);
-    return format;
-}
-
-void bl_plan_time_input(const bl_plan_input *in, const bl_plan *plan, bl_time_run *runs,
-                        bl_time_input *out)
-{
-    const bl_train_config *c = in->config;
-    int n_runs = 0, n_projections = in->model->arch->n_projections;
-    size_t n_bytes = (size_t)n_projections * sizeof *in->formats;
-
-    for (int64_t l = 0; l < in->model->n_layers; l++) {
-        const bl_format *formats = &in->formats[l * n_projections];
-        bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
-        unsigned exceptions = in->bf16_matrices ? in->bf16_matrices[l] : 0;
-        unsigned save = bl_pass_save_of(&plan->pass, in->model->n_layers, l);
-        if (!run || memcmp(run->format, formats, n_bytes) != 0 ||
-            run->bf16_matrices != exceptions || run->save != save) {
-            run = &runs[n_runs++];
-            *run = (bl_time_run){.save = save, .bf16_matrices = exceptions};
-            memcpy(run->format, formats, n_bytes);
-        }
-        run->n_layers++;
-    }
-    for (int r = 0; r < n_runs; r++)
-        for (int p = 0; p < n_projections; p++)
-            runs[r].format[p] = format_of(in, plan, runs[r].format[p]);
-    int64_t tokens = c->per_device_train_batch_size * in->longest_train_row;
-    *out = (bl_time_input){
-        .model = in->model,
-        .lora = in->lora,
-        .is_trained = bl_train_config_is_full(c),
-        .runs = runs,
-        .n_runs = n_runs,
-        .head_dtype = bl_train_config_is_full(c) ? plan->pass.act : in->head_dtype,
-        .kind = plan->pass.kind,
-        .act = plan->pass.act,
-        .mode = c->compute_dtype == BL_COMPUTE_FP8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16,
-        .sums = plan->pass.sums,
-        .rates = rates_of(in),
-        .n_ranks = in->topology.n_ranks,
-        .n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host),
-        .n_shards = bl_plan_n_shards(c, &in->topology),
-        .ring_depth = (int)c->ring_depth,
-        .micro_tokens = tokens,
-        .document_tokens = (double)in->longest_train_row,
-        .label_part = 1,
-        .useful_part = 1,
-        .n_micro = (int)c->gradient_accumulation_steps,
-        .group = plan->pass.max_group,
-        .offload_ratio = plan->placement.ratio,
-        .tier = plan->placement.tier,
-        .host_part = plan->placement.host_part,
-        .offload_activations = plan->pass.offload_activations,
-        .writes_device = plan->pass.kind == BL_DEVICE_CPU,
-        .habits.decodes_each_use = bl_plan_uses_prepared(in, &plan->pass) &&
-                                   bl_linear_prepared_bytes(&plan->pass.prepared) == 0};
-}
-
-bl_status bl_plan_estimate(const bl_plan_input *in, const bl_plan *plan, bl_time_estimate *out)
-{
-    bl_time_input input;
-    bl_time_run *runs = calloc((size_t)in->model->n_layers, sizeof *runs);
-
-    if (!runs) return BL_FAIL(BL_ENOMEM, "the runs of %lld layers", (long long)in->model->n_layers);
-    bl_plan_time_input(in, plan, runs, &input);
-    bl_status st = bl_time_predict(&input, out);
-    free(runs);
-    /* Rates are checked against peaks where they are read (bl_hardware_check). */
-    if (st == BL_OK && out->mfu > 1)
-        st = BL_FAIL(BL_EINTERNAL, "plan: MFU %.1f %%: a step cannot compute above the peak of %s",
-                     100 * out->mfu, in->hardware->name);
-    return st;
-}
-
 /* ---- options ---- */
 
 typedef struct search {
@@ -402,14 +302,16 @@ static bl_status each_saving(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
-/* Micro-batches per visit: all divisors of the accumulation. */
+/* Micro-batches per visit: all divisors of those of a round. */
 static bl_status each_visit(search *s, const bl_train_config *base)
 {
-    int64_t micro = bl_max_i64(1, base->per_device_train_batch_size * s->input->longest_train_row);
+    bl_plan_input in = *s->input;
 
     if (!(s->free_keys & BL_FREE_VISIT)) return each_saving(s, base);
-    for (int64_t group = 1; group <= base->gradient_accumulation_steps; group++) {
-        if (base->gradient_accumulation_steps % group != 0) continue;
+    in.config = base;
+    int64_t micro = bl_max_i64(1, bl_plan_micro_tokens(&in)), n_micro = bl_plan_count_micro(&in);
+    for (int64_t group = 1; group <= n_micro; group++) {
+        if (n_micro % group != 0) continue;
         bl_train_config c = *base;
         c.visit_tokens = group * micro;
         BL_TRY(each_saving(s, &c));

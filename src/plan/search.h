@@ -6,8 +6,7 @@
 #ifndef BALLAST_PLAN_SEARCH_H
 #define BALLAST_PLAN_SEARCH_H
 
-#include "plan/plan.h"
-#include "plan/time.h"
+#include "plan/estimate.h"
 
 /* Keys that may be chosen; the others stay as the configuration has them. Bits. */
 typedef enum bl_plan_freedom {
@@ -54,12 +53,6 @@ typedef enum bl_plan_objective { BL_PLAN_BY_SPEED, BL_PLAN_BY_MEMORY } bl_plan_o
  * Deterministic. BL_ENOMEM; errors of bl_time_predict. */
 bl_status bl_plan_search(const bl_plan_input *input, unsigned free_keys,
                          bl_plan_objective objective, bl_plan_choice *out);
-
-/* The time of any input and plan, on a CPU too. */
-bl_status bl_plan_estimate(const bl_plan_input *input, const bl_plan *plan, bl_time_estimate *out);
-/* Its time input; `runs` (model's layers) is filled in and borrowed. */
-void bl_plan_time_input(const bl_plan_input *input, const bl_plan *plan, bl_time_run *runs,
-                        bl_time_input *out);
 
 /* After a search that found nothing: single changes that would fit, the least of each kind:
  * "offload_tier disk, or 2 hosts of this kind, 16 ranks"; "" when there is none. */

@@ -105,7 +105,7 @@ static bl_status check_rates(const bl_time_input *in)
     return BL_OK;
 }
 
-/* ---- a pass, and the step derived from it ---- */
+/* ---- layers ---- */
 
 /* The run that each layer belongs to, and where its matrices are stored. */
 typedef struct plan_layers {
@@ -179,50 +179,103 @@ static void set_capacities(const bl_time_input *in, bl_simulation *sim)
     sim->capacity[BL_RESOURCE_HOST_MEMORY] = r->host_memory_bytes_per_s;
 }
 
-typedef struct plan_run {
-    plan_amounts amounts;
-    plan_layers layers;
-    plan_pass pass;
-} plan_run;
+/* ---- a pass ---- */
 
-static void free_run(plan_run *run)
+/* What passes of the same input have in common. */
+typedef struct simulator {
+    const bl_time_input *in;
+    plan_round round;
+    plan_layers layers;
+} simulator;
+
+static bl_status open_simulator(const bl_time_input *in, bool with_evaluations, simulator *out)
 {
-    plan_amounts_free(&run->amounts);
-    free_layers(&run->layers);
-    bl_simulation_free(&run->pass.sim);
-    free(run->pass.visit_begin);
-    free(run->pass.visit_end);
+    *out = (simulator){.in = in};
+    BL_TRY(check_rates(in));
+    BL_TRY(plan_round_create(in, with_evaluations, &out->round));
+    BL_TRY(create_layers(in, &out->layers));
+    return place_layers(in, &out->round.amounts[0], &out->layers);
 }
 
-/* One pass over `group` micro-batches, simulated. */
-static bl_status simulate(const bl_time_input *in, int group, bool is_warm, plan_run *run)
+static void close_simulator(simulator *s)
 {
-    *run = (plan_run){.pass = {.input = in, .is_warm = is_warm}};
-    plan_pass *pass = &run->pass;
+    plan_round_free(&s->round);
+    free_layers(&s->layers);
+}
 
+static bl_schedule schedule_of(const simulator *s, int n_micro, bool has_backward)
+{
+    const bl_time_input *in = s->in;
+    return (bl_schedule){.n_layers = s->layers.n,
+                         .n_micro = n_micro,
+                         .ring_depth = in->ring_depth,
+                         .has_backward = has_backward,
+                         .head_is_tied = is_head_free(in),
+                         .is_trained = in->is_trained,
+                         .embedding = s->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};
+}
+
+static plan_entry entry_of(const bl_time_input *in, int64_t n_bytes)
+{
+    return (plan_entry){.n_bytes = n_bytes,
+                        .out = plan_copy(in, (double)n_bytes, false),
+                        .back = plan_copy(in, (double)n_bytes, true)};
+}
+
+/* The stacks' entries are of the group, companions apart. */
+static bl_status measure_entries(const bl_time_input *in, plan_pass *pass)
+{
+    int64_t inputs = 0;
+
+    pass->saved_entry = calloc((size_t)in->n_runs, sizeof *pass->saved_entry);
+    if (!pass->saved_entry) return BL_FAIL(BL_ENOMEM, "a prediction");
+    for (int m = 0; m < pass->schedule.n_micro; m++)
+        if (!pass->micro[m].is_companion) inputs += pass->micro[m].amounts->input_bytes;
+    pass->input_entry = entry_of(in, inputs);
+    for (int r = 0; r < in->n_runs; r++) {
+        int64_t saved = 0;
+        for (int m = 0; m < pass->schedule.n_micro; m++)
+            if (!pass->micro[m].is_companion)
+                saved += pass->micro[m].amounts->layers[r].saved_bytes;
+        pass->saved_entry[r] = entry_of(in, saved);
+    }
+    return BL_OK;
+}
+
+static void free_pass(plan_pass *pass)
+{
+    bl_simulation_free(&pass->sim);
+    free(pass->saved_entry);
+    free(pass->visit_begin);
+    free(pass->visit_end);
+}
+
+/* Free the pass after a failure, too. */
+static bl_status simulate(const simulator *s, const plan_micro *micro, int n_micro,
+                          const bl_schedule *before, int n_joins, plan_pass *pass)
+{
+    bool has_backward = false;
+
+    for (int m = 0; m < n_micro; m++) has_backward |= micro[m].has_gradient;
+    *pass = (plan_pass){.input = s->in,
+                        .micro = micro,
+                        .schedule = schedule_of(s, n_micro, has_backward),
+                        .before = before,
+                        .n_joins = n_joins,
+                        .run_of_layer = s->layers.run,
+                        .tiers = s->layers.tiers};
     bl_simulation_init(&pass->sim);
-    BL_TRY(plan_amounts_create(in, group, &run->amounts));
-    BL_TRY(create_layers(in, &run->layers));
-    BL_TRY(place_layers(in, &run->amounts, &run->layers));
-    pass->amounts = &run->amounts;
-    pass->run_of_layer = run->layers.run;
-    pass->tiers = run->layers.tiers;
-    pass->schedule =
-        (bl_schedule){.n_layers = run->layers.n,
-                      .n_micro = group,
-                      .ring_depth = in->ring_depth,
-                      .has_backward = true,
-                      .head_is_tied = is_head_free(in),
-                      .is_trained = in->is_trained,
-                      .embedding = run->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};
+    BL_TRY(measure_entries(s->in, pass));
     size_t n_visits = (size_t)bl_schedule_n_visits(&pass->schedule);
     pass->visit_begin = calloc(n_visits, sizeof *pass->visit_begin);
     pass->visit_end = calloc(n_visits, sizeof *pass->visit_end);
     if (!pass->visit_begin || !pass->visit_end) return BL_FAIL(BL_ENOMEM, "a prediction");
-    set_capacities(in, &pass->sim);
+    set_capacities(s->in, &pass->sim);
     BL_TRY(plan_pass_queue(pass));
     return bl_simulation_run(&pass->sim);
 }
+
+/* ---- the time of passes ---- */
 
 static bl_time_phase phase_of(const plan_pass *pass, int64_t visit)
 {
@@ -232,10 +285,9 @@ static bl_time_phase phase_of(const plan_pass *pass, int64_t visit)
 
 /* A stream's operations, each with the visit in which it began. Visit v is the time from the end of
  * v - 1 to its own; what comes after the last belongs to that. */
-static void account_stream(const plan_run *run, plan_stream stream, double times,
+static void account_stream(const plan_pass *pass, plan_stream stream, double times,
                            bl_time_estimate *out)
 {
-    const plan_pass *pass = &run->pass;
     const bl_simulation *sim = &pass->sim;
     int64_t visit = 0, last = bl_schedule_n_visits(&pass->schedule) - 1;
 
@@ -254,9 +306,8 @@ static void account_stream(const plan_run *run, plan_stream stream, double times
 }
 
 /* Adds `times` passes to the estimate. */
-static void account(const plan_run *run, double times, bl_time_estimate *out)
+static void account(const plan_pass *pass, double times, bl_time_estimate *out)
 {
-    const plan_pass *pass = &run->pass;
     int64_t n_visits = bl_schedule_n_visits(&pass->schedule);
     double end_s = 0, all_s = 0;
 
@@ -267,7 +318,90 @@ static void account(const plan_run *run, double times, bl_time_estimate *out)
     }
     all_s = pass->sim.ops[pass->sim.last[PLAN_COMPUTE]].end_s; /* joined with LoRA's stream */
     out->part[BL_TIME_BACKWARD].seconds += times * (all_s - end_s);
-    for (int s = 0; s < PLAN_N_STREAMS; s++) account_stream(run, (plan_stream)s, times, out);
+    for (int s = 0; s < PLAN_N_STREAMS; s++) account_stream(pass, (plan_stream)s, times, out);
+}
+
+/* Passes that are alike and follow each other are simulated once. Each comes after a pass with
+ * gradients, or one without if it has none; and compute waits for its gradients. */
+typedef struct accounting {
+    const simulator *simulator;
+    plan_micro *micro; /* [n_micro]: of the passes seen last, which are not in the estimate yet */
+    int n_micro;
+    double times;
+    bl_time_estimate *out;
+} accounting;
+
+static bool is_same_pass(const accounting *a, const plan_round *round)
+{
+    if (a->n_micro != round->n_micro) return false;
+    for (int m = 0; m < a->n_micro; m++) {
+        const plan_micro *x = &a->micro[m], *y = &round->micro[m];
+        if (x->amounts != y->amounts || x->adapter != y->adapter ||
+            x->has_gradient != y->has_gradient)
+            return false;
+    }
+    return true;
+}
+
+static bl_status account_seen(accounting *a)
+{
+    plan_pass pass;
+
+    if (a->times == 0) return BL_OK;
+    bool has_backward = a->micro[0].has_gradient;
+    bl_schedule before = schedule_of(a->simulator, a->n_micro, has_backward);
+    int n_joins =
+        has_backward && (a->simulator->in->is_trained || a->micro[0].adapter != PLAN_NO_ADAPTER);
+    bl_status st = simulate(a->simulator, a->micro, a->n_micro, &before, n_joins, &pass);
+    if (st == BL_OK) account(&pass, a->times, a->out);
+    free_pass(&pass);
+    a->times = 0;
+    return st;
+}
+
+/* plan_pass_sink */
+static bl_status see_pass(void *user, const plan_round *round, bool is_last)
+{
+    accounting *a = user;
+
+    (void)is_last;
+    if (a->times == 0 || !is_same_pass(a, round)) {
+        BL_TRY(account_seen(a));
+        a->n_micro = round->n_micro;
+        memcpy(a->micro, round->micro, (size_t)round->n_micro * sizeof *a->micro);
+    }
+    a->times++;
+    return BL_OK;
+}
+
+static bl_status begin_accounting(const simulator *s, bl_time_estimate *out, accounting *a)
+{
+    *out = (bl_time_estimate){.step_s = 0};
+    *a = (accounting){.simulator = s, .out = out};
+    a->micro = calloc((size_t)s->round.room, sizeof *a->micro);
+    return a->micro ? BL_OK : BL_FAIL(BL_ENOMEM, "a prediction");
+}
+
+static bl_status account_round(simulator *s, bl_time_estimate *out)
+{
+    accounting a;
+
+    BL_TRY(begin_accounting(s, out, &a));
+    bl_status st = plan_round_each(&s->round, see_pass, &a);
+    if (st == BL_OK) st = account_seen(&a);
+    free(a.micro);
+    return st;
+}
+
+static bl_status account_evaluation(simulator *s, int training, bl_time_estimate *out)
+{
+    accounting a;
+
+    BL_TRY(begin_accounting(s, out, &a));
+    bl_status st = plan_evaluation_each(&s->round, training, 1, see_pass, &a);
+    if (st == BL_OK) st = account_seen(&a);
+    free(a.micro);
+    return st;
 }
 
 static bl_lane bound_of(const bl_time_part *part)
@@ -279,18 +413,29 @@ static bl_lane bound_of(const bl_time_part *part)
     return part->wait_s[most] > 0.05 * part->seconds ? most : BL_LANE_COMPUTE;
 }
 
+/* Tokens and floating-point operations of all trainings. */
+static void count_work(const bl_time_input *in, double *tokens, double *flops)
+{
+    *tokens = *flops = 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        bl_time_input t = plan_training_of(in, i);
+        *tokens += (double)t.n_ranks * t.n_micro * (double)t.micro_tokens * t.useful_part;
+        *flops += plan_model_flops(&t);
+    }
+}
+
 static void finish(const bl_time_input *in, double optimizer_s, bl_time_estimate *out)
 {
     bl_time_part *optimizer = &out->part[BL_TIME_OPTIMIZER];
+    double tokens;
 
     optimizer->seconds = optimizer->compute_s = optimizer->busy_s[BL_LANE_COMPUTE] = optimizer_s;
     for (int p = 0; p < BL_TIME_PHASES; p++) {
         out->part[p].bound = bound_of(&out->part[p]);
         out->step_s += out->part[p].seconds;
     }
-    double tokens = (double)in->n_ranks * in->n_micro * (double)in->micro_tokens;
-    out->tokens_per_s = tokens * in->useful_part / out->step_s;
-    out->model_flops = plan_model_flops(in);
+    count_work(in, &tokens, &out->model_flops);
+    out->tokens_per_s = tokens / out->step_s;
     bl_time_count_products(in, &out->products);
     double peak =
         out->products.n_fp8 > 0 ? in->rates.fp8_peak_flops_per_s : in->rates.peak_flops_per_s;
@@ -299,43 +444,131 @@ static void finish(const bl_time_input *in, double optimizer_s, bl_time_estimate
 
 bl_status bl_time_predict(const bl_time_input *in, bl_time_estimate *out)
 {
-    int group = (int)bl_min_i64(in->group, in->n_micro), rest = in->n_micro % group;
-    const int groups[2] = {group, rest};
-    const double times[2] = {in->n_micro / group, 1};
+    simulator s;
     double optimizer_s = 0;
 
     *out = (bl_time_estimate){.step_s = 0};
-    BL_TRY(check_rates(in));
-    for (int i = 0; i < 2 && groups[i] > 0; i++) {
-        plan_run run;
-        bl_status st = simulate(in, groups[i], true, &run);
-        if (st == BL_OK) account(&run, times[i], out);
-        if (i == 0) optimizer_s = run.amounts.optimizer_s;
-        free_run(&run);
-        BL_TRY(st);
-    }
-    finish(in, optimizer_s, out);
+    bl_status st = open_simulator(in, false, &s);
+    if (st == BL_OK) st = account_round(&s, out);
+    for (int i = 0; st == BL_OK && i < s.round.n_trainings; i++)
+        optimizer_s += s.round.amounts[i * PLAN_N_KINDS + PLAN_OF_STEP].optimizer_s;
+    close_simulator(&s);
+    if (st == BL_OK) finish(in, optimizer_s, out);
+    return st;
+}
+
+static double seconds_of(const bl_time_estimate *e)
+{
+    double seconds = 0;
+    for (int p = 0; p < BL_TIME_PHASES; p++) seconds += e->part[p].seconds;
+    return seconds;
+}
+
+static bl_status predict_evaluation(simulator *s, int training, const bl_time_evaluation *e,
+                                    bl_time_evaluation_estimate *out)
+{
+    bl_time_estimate apart, without, with;
+
+    BL_TRY(account_evaluation(s, training, &apart));
+    out->apart_s = out->seconds = seconds_of(&apart);
+    if (!e->rides) return BL_OK;
+    BL_TRY(account_round(s, &without));
+    s->round.left[training] = e->n_micro;
+    BL_TRY(account_round(s, &with));
+    out->seconds = seconds_of(&with) - seconds_of(&without);
     return BL_OK;
 }
 
-bl_status bl_time_trace(const bl_time_input *in, bool is_first, bl_span_sink sink, void *user)
+bl_status bl_time_predict_evaluation(const bl_time_input *in, int training,
+                                     bl_time_evaluation_estimate *out)
 {
-    plan_run run;
+    bl_time_evaluation e = plan_training_of(in, training).evaluation;
+    simulator s;
 
-    BL_TRY(check_rates(in));
-    bl_status st = simulate(in, (int)bl_min_i64(in->group, in->n_micro), !is_first, &run);
-    for (int i = 0; st == BL_OK && i < run.pass.sim.n_ops; i++) {
-        const bl_sim_op *op = &run.pass.sim.ops[i];
+    *out = (bl_time_evaluation_estimate){.seconds = 0};
+    if (e.n_micro == 0) return BL_OK;
+    bl_status st = open_simulator(in, true, &s);
+    if (st == BL_OK) st = predict_evaluation(&s, training, &e, out);
+    close_simulator(&s);
+    return st;
+}
+
+/* ---- spans ---- */
+
+typedef struct tracing {
+    const simulator *simulator;
+    bl_schedule before;
+    bool has_before, is_over; /* over: the first pass was all that is asked */
+    bl_time_passes passes;
+    bl_span_sink sink;
+    void *user;
+} tracing;
+
+static void emit(const plan_pass *pass, const tracing *t)
+{
+    for (int i = 0; i < pass->sim.n_ops; i++) {
+        const bl_sim_op *op = &pass->sim.ops[i];
         if (!op->name) continue;
-        sink(user, &(bl_span){.lane = (bl_lane)op->lane,
-                              .is_stall = op->is_stall,
-                              .name = op->name,
-                              .unit = op->unit,
-                              .item = op->item,
-                              .n_bytes = op->n_bytes,
-                              .begin_s = op->begin_s,
-                              .end_s = run.pass.sim.ops[op->span_end].end_s});
+        t->sink(t->user, &(bl_span){.lane = (bl_lane)op->lane,
+                                    .is_stall = op->is_stall,
+                                    .name = op->name,
+                                    .unit = op->unit,
+                                    .item = op->item,
+                                    .n_bytes = op->n_bytes,
+                                    .begin_s = op->begin_s,
+                                    .end_s = pass->sim.ops[op->span_end].end_s});
     }
-    free_run(&run);
+}
+
+/* plan_pass_sink */
+static bl_status trace_pass(void *user, const plan_round *round, bool is_last)
+{
+    tracing *t = user;
+    bool is_evaluation = t->passes == BL_TIME_EVALUATIONS, joins;
+    plan_pass pass;
+
+    if (t->is_over) return BL_OK;
+    joins = is_last && !is_evaluation &&
+            (t->simulator->in->is_trained || t->simulator->in->lora->n_floats > 0);
+    bl_status st =
+        simulate(t->simulator, round->micro, round->n_micro, t->has_before ? &t->before : NULL,
+                 joins ? round->n_trainings : 0, &pass);
+    if (st == BL_OK) emit(&pass, t);
+    t->before = pass.schedule;
+    t->has_before = true;
+    t->is_over = t->passes == BL_TIME_FIRST_PASS;
+    free_pass(&pass);
+    return st;
+}
+
+static bl_status trace(simulator *s, tracing *t)
+{
+    const bl_time_input *in = s->in;
+
+    for (int i = 0; i < s->round.n_trainings; i++) {
+        bl_time_evaluation e = plan_training_of(in, i).evaluation;
+        if (t->passes == BL_TIME_EVALUATIONS)
+            BL_TRY(plan_evaluation_each(
+                &s->round, i, e.rides ? (int)bl_max_i64(1, in->n_riders) : 1, trace_pass, t));
+        else if (t->passes == BL_TIME_ROUND_EVALUATING && e.rides)
+            s->round.left[i] = e.n_micro;
+    }
+    return t->passes == BL_TIME_EVALUATIONS ? BL_OK : plan_round_each(&s->round, trace_pass, t);
+}
+
+bl_status bl_time_trace(const bl_time_input *in, bl_time_passes passes, bl_time_before before,
+                        bl_span_sink sink, void *user)
+{
+    simulator s;
+    bl_status st = open_simulator(in, passes >= BL_TIME_ROUND_EVALUATING, &s);
+    tracing t = {.simulator = &s,
+                 .before = schedule_of(&s, 1, before == BL_TIME_AFTER_STEP),
+                 .has_before = before != BL_TIME_AFTER_NOTHING,
+                 .passes = passes,
+                 .sink = sink,
+                 .user = user};
+
+    if (st == BL_OK) st = trace(&s, &t);
+    close_simulator(&s);
     return st;
 }

@@ -44,6 +44,33 @@ typedef struct bl_time_habits {
     bool reduces_in_ring;
 } bl_time_habits;
 
+/* What losses of preferences add to the micro-batches of a step, all without gradients
+ * (train/rank/preference.h). */
+typedef struct bl_time_preference {
+    bool is_weighed;     /* the head is run for log-probabilities, then with their weights */
+    bool has_reference;  /* each micro-batch once more by the reference */
+    bool is_adapter;     /* the reference is an adapter, not the base alone */
+    bool has_mismatched; /* kto: as many other answers, by the policy and by the reference */
+} bl_time_preference;
+
+/* An evaluation by a rank; n_micro 0: none. All tokens carry loss. */
+typedef struct bl_time_evaluation {
+    int64_t n_micro, micro_tokens;
+    double document_tokens;
+    bool rides; /* in the visits of the next step, not in separate passes (eval_overlap) */
+} bl_time_evaluation;
+
+/* Another training over the same base, whose micro-batches share the visits. The members are those
+ * of bl_time_input. */
+typedef struct bl_time_training {
+    const bl_lora_layout *lora;
+    int64_t micro_tokens;
+    double document_tokens, label_part, useful_part;
+    int n_micro;
+    bl_time_preference preference;
+    bl_time_evaluation evaluation;
+} bl_time_training;
+
 /* Borrowed for the call. */
 typedef struct bl_time_input {
     const bl_model_config *model;
@@ -68,7 +95,12 @@ typedef struct bl_time_input {
     double label_part;      /* of the tokens that carry loss: 0..1 */
     double useful_part;     /* of the tokens that are not padding: tokens_per_s counts these */
     int n_micro;            /* micro-batches per step, of one rank */
-    int group;              /* of them visited together */
+    bl_time_preference preference;
+    bl_time_evaluation evaluation;
+    const bl_time_training *others; /* after this one in a round: a step of each */
+    int n_others;
+    int group;    /* micro-batches of all trainings that are visited together */
+    int n_riders; /* of evaluations, at most, in a pass (bl_plan_riders) */
 
     double offload_ratio;
     bl_tier tier;     /* HOST or DISK: where that part is */
@@ -120,10 +152,11 @@ typedef struct bl_time_budget {
  * backward. Nothing else takes time: no stalls, no contention for memory. */
 void bl_time_budget_layer(const bl_time_input *input, bl_time_budget *out);
 
+/* Of several trainings: of a round. */
 typedef struct bl_time_estimate {
     double step_s;
     bl_time_part part[BL_TIME_PHASES]; /* their seconds are the step's */
-    double tokens_per_s;               /* of all ranks, useful ones */
+    double tokens_per_s;               /* of all ranks and trainings, useful ones */
     /* of a step, all ranks: as mfu in metrics.jsonl counts them, no recomputation */
     double model_flops;
     bl_time_products products;
@@ -134,10 +167,33 @@ typedef struct bl_time_estimate {
 /* Simulates each visit of the step. BL_EUSAGE: a rate that is needed is 0; BL_ENOMEM. */
 bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
 
-/* The spans of a pass over a group, as the program's timeline gives them (device/timeline.h), in
- * the same order, from the time 0. is_first: nothing was prefetched; else it comes after a pass
- * like it. */
-bl_status bl_time_trace(const bl_time_input *input, bool is_first, bl_span_sink sink, void *user);
+/* Seconds of an evaluation of training i (0: the input's own; then others): in separate passes, a
+ * micro-batch each; and what it takes as configured: with `rides`, by how much the round is longer
+ * whose visits it shares. 0 without evaluation. Errors of bl_time_predict. */
+typedef struct bl_time_evaluation_estimate {
+    double apart_s, seconds;
+} bl_time_evaluation_estimate;
+bl_status bl_time_predict_evaluation(const bl_time_input *input, int training,
+                                     bl_time_evaluation_estimate *out);
+
+/* Passes, in the order of the program. */
+typedef enum bl_time_passes {
+    BL_TIME_FIRST_PASS,       /* of a round */
+    BL_TIME_ROUND,            /* all of a round: a step of each training */
+    BL_TIME_ROUND_EVALUATING, /* with evaluations that ride, where they do */
+    BL_TIME_EVALUATIONS       /* in separate passes, training by training */
+} bl_time_passes;
+/* What came before: it has prefetched for the first of the passes. */
+typedef enum bl_time_before {
+    BL_TIME_AFTER_NOTHING,
+    BL_TIME_AFTER_STEP,
+    BL_TIME_AFTER_EVALUATION
+} bl_time_before;
+
+/* The spans of these passes, as the program's timeline gives them (device/timeline.h), in the same
+ * order; each pass begins at the time 0. */
+bl_status bl_time_trace(const bl_time_input *input, bl_time_passes passes, bl_time_before before,
+                        bl_span_sink sink, void *user);
 
 /* An SVG of the streams during the visits of a layer in the middle and of its neighbors. title: its
  * subject. Errors also as bl_file_write_atomic's. */

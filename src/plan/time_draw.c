@@ -210,7 +210,7 @@ static void draw(const void *user, FILE *out)
 bl_status bl_time_draw(const bl_time_input *input, const char *title, const char *path)
 {
     picture pic = {.title = title, .n_layers = input->model->n_layers};
-    bl_status st = bl_time_trace(input, false, keep, &pic.spans);
+    bl_status st = bl_time_trace(input, BL_TIME_FIRST_PASS, BL_TIME_AFTER_STEP, keep, &pic.spans);
 
     if (st == BL_OK && pic.spans.ran_out) st = BL_FAIL(BL_ENOMEM, "the picture %s", path);
     if (st == BL_OK) st = bl_svg_write(path, draw, &pic);

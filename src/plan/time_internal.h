@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* time_internal.h -- the costs of a step's work on one rank (time_work.c), and the schedule carried
- * out with them (time_machine.c). */
+/* time_internal.h -- the costs of a step's work on one rank (time_work.c), the passes of a round
+ * (time_round.c), and the schedule carried out with them (time_machine.c). */
 #ifndef BALLAST_PLAN_TIME_INTERNAL_H
 #define BALLAST_PLAN_TIME_INTERNAL_H
 
@@ -51,26 +51,29 @@ typedef struct plan_layer {
     plan_item item[BL_LAYER_MATRICES];
     plan_segments forward, backward, backward_kept; /* kept: nothing is recomputed */
     int64_t saved_bytes;                            /* of one micro-batch */
-    bl_work saved_out, saved_back;                  /* of a whole group */
     plan_gradients gradients;
 } plan_layer;
 
+/* Of micro-batches that are alike; what moves the base is the same for all of them. */
 typedef struct plan_amounts {
     plan_layer *layers; /* [n_runs] */
     plan_item head_item;
     bl_work head, embed;      /* of one micro-batch */
-    bl_work embed_backward;   /* likewise, where all weights are trained */
+    bl_work head_forward;     /* without a gradient */
+    bl_work embed_backward;   /* where all weights are trained */
     plan_gradients gradients; /* of a table */
     bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
     int64_t input_bytes; /* of a stack's entry: one micro-batch */
-    bl_work input_out, input_back;
     double optimizer_s;
 } plan_amounts;
 
-/* Everything that a pass over `group` micro-batches is made of. */
-bl_status plan_amounts_create(const bl_time_input *input, int group, plan_amounts *out);
+/* Of the input's own micro-batches. */
+bl_status plan_amounts_create(const bl_time_input *input, plan_amounts *out);
 void plan_amounts_free(plan_amounts *amounts);
+
+/* An activation to host memory, or back. */
+bl_work plan_copy(const bl_time_input *input, double bytes, bool is_in);
 
 /* time_trained.c: of all trained weights, in amounts whose items are there. */
 void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
@@ -84,14 +87,30 @@ double plan_model_flops(const bl_time_input *input);
 
 /* ---- one pass ---- */
 
+enum { PLAN_NO_ADAPTER = -1 };
+
+typedef struct plan_micro {
+    const plan_amounts *amounts;                 /* of micro-batches like it */
+    int adapter;                                 /* its number; PLAN_NO_ADAPTER: the base alone */
+    bool has_gradient, is_companion, is_weighed; /* as bl_pass_micro's */
+} plan_micro;
+
+/* An entry of the stacks that goes to host memory: of the group's micro-batches. */
+typedef struct plan_entry {
+    int64_t n_bytes;
+    bl_work out, back;
+} plan_entry;
+
 typedef struct plan_pass {
     const bl_time_input *input;
-    const plan_amounts *amounts;
+    const plan_micro *micro; /* [schedule.n_micro] */
     bl_schedule schedule;
-    const int *run_of_layer; /* [n_layers]: which run a layer belongs to */
+    const bl_schedule *before; /* of the pass that has prefetched for this one; NULL: none has */
+    int n_joins;               /* trainings whose gradients compute waits for behind the pass */
+    const int *run_of_layer;   /* [n_layers]: which run a layer belongs to */
     /* [(n_layers + 2) * BL_LAYER_MATRICES]: of each matrix; a table's is the first of its row */
     const bl_tier *tiers;
-    bool is_warm; /* after a pass like it: what that one prefetched is there */
+    plan_entry input_entry, *saved_entry; /* saved_entry [n_runs] */
     /* Results: of each visit, the operations of compute that begin and end it. */
     bl_simulation sim;
     int *visit_begin, *visit_end; /* [n_visits] */
@@ -99,5 +118,42 @@ typedef struct plan_pass {
 
 /* Queues the pass; BL_ENOMEM. */
 bl_status plan_pass_queue(plan_pass *pass);
+
+/* ---- time_round.c: the passes of a round ---- */
+
+/* Kinds of micro-batches of a training. */
+typedef enum plan_kind {
+    PLAN_OF_STEP,
+    PLAN_OF_STEP_ALONE, /* the same rows without gradients */
+    PLAN_OF_STEP_REFERENCE,
+    PLAN_OF_EVALUATION,
+    PLAN_OF_EVALUATION_REFERENCE,
+    PLAN_N_KINDS
+} plan_kind;
+
+typedef struct plan_round {
+    const bl_time_input *input;
+    int n_trainings;
+    plan_amounts *amounts; /* [n_trainings * PLAN_N_KINDS]; layers NULL: not made */
+    int64_t *left;         /* [n_trainings]: micro-batches of an evaluation that rides */
+    plan_micro *micro;     /* of the pass under way */
+    int n_micro, room;
+} plan_round;
+
+/* with_evaluations: of the trainings that have them. BL_ENOMEM. Free it after a failure, too. */
+bl_status plan_round_create(const bl_time_input *input, bool with_evaluations, plan_round *out);
+void plan_round_free(plan_round *round);
+
+/* The input as if training i were alone. */
+bl_time_input plan_training_of(const bl_time_input *input, int i);
+
+/* A pass: round->micro [n_micro], valid for the call. is_last: of a round. */
+typedef bl_status (*plan_pass_sink)(void *user, const plan_round *round, bool is_last);
+
+/* All passes of a round, in order, with the evaluation of training i in them if left[i] > 0. */
+bl_status plan_round_each(plan_round *round, plan_pass_sink sink, void *user);
+/* Of an evaluation in separate passes of at most n_most micro-batches. */
+bl_status plan_evaluation_each(plan_round *round, int training, int n_most, plan_pass_sink sink,
+                               void *user);
 
 #endif

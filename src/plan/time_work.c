@@ -29,7 +29,7 @@ bl_work plan_exchange(const bl_time_input *in, double size, double bytes, bool i
     return bl_exchange_work(&e, in->kind, &in->rates);
 }
 
-static bl_work copy_work(const bl_time_input *in, double bytes, bool is_in)
+bl_work plan_copy(const bl_time_input *in, double bytes, bool is_in)
 {
     const bl_rates *r = &in->rates;
     double rate = is_in ? r->copy_in_bytes_per_s : r->copy_out_bytes_per_s;
@@ -59,7 +59,7 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
 {
     const bl_rates *r = &in->rates;
     double size = in->n_shards, bytes = ceil(rows / size) * (stored_bytes / rows), gathered = bytes;
-    plan_item item = {.shard_bytes = (int64_t)bytes, .copy = copy_work(in, bytes, true)};
+    plan_item item = {.shard_bytes = (int64_t)bytes, .copy = plan_copy(in, bytes, true)};
 
     if (r->disk_bytes_per_s > 0) {
         item.read = transfer(in, bytes / r->disk_bytes_per_s);
@@ -79,8 +79,7 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
     return item;
 }
 
-static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int group,
-                          plan_layer *out)
+static void layer_amounts(const bl_time_input *in, const bl_time_run *run, plan_layer *out)
 {
     plan_tally t = plan_tally_of(in, run);
 
@@ -94,13 +93,12 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, int g
     plan_block_forward(&t, &out->forward);
     plan_block_backward(&t, run->save, &out->backward);
     plan_block_backward(&t, BL_SAVE_S4, &out->backward_kept);
-    out->saved_out = copy_work(in, (double)(group * out->saved_bytes), false);
-    out->saved_back = copy_work(in, (double)(group * out->saved_bytes), true);
 }
 
 /* ---- head, LoRA's communication, optimizer ---- */
 
-static bl_work head_work(const bl_time_input *in)
+/* With the gradient of the last layer's output, or for the loss or log-probabilities alone. */
+static bl_work head_work(const bl_time_input *in, bool has_gradient)
 {
     const bl_model_config *m = in->model;
     plan_tally t = plan_tally_of(in, NULL);
@@ -111,16 +109,18 @@ static bl_work head_work(const bl_time_input *in)
     bl_format_from_dtype(in->head_dtype, &format);
     head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     plan_norm_forward(&t);
-    plan_tally_add(&t, PLAN_OF_PRODUCTS,
-                   bl_cost_loss_head(&t.setting, &(bl_loss_head_args){
-                                                     .T = t.T,
-                                                     .H = m->hidden_size,
-                                                     .V = m->vocab_size,
-                                                     .head = head,
-                                                     .x = t.x,
-                                                     .dx = t.x,
-                                                     .d_head = in->is_trained ? &trained : NULL}));
-    plan_norm_backward(&t);
+    plan_tally_add(
+        &t, PLAN_OF_PRODUCTS,
+        bl_cost_loss_head(
+            &t.setting,
+            &(bl_loss_head_args){.T = t.T,
+                                 .H = m->hidden_size,
+                                 .V = m->vocab_size,
+                                 .head = head,
+                                 .x = t.x,
+                                 .dx = has_gradient ? t.x : (bl_tensor){0},
+                                 .d_head = has_gradient && in->is_trained ? &trained : NULL}));
+    if (has_gradient) plan_norm_backward(&t);
     return plan_work_of(in, t.seconds, t.bytes);
 }
 
@@ -190,7 +190,7 @@ static int first_like(const bl_time_input *in, int r)
     }
 }
 
-bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *out)
+bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
 {
     const bl_model_config *m = in->model;
     bl_block_dims dims = bl_block_dims_of(m, in->kind, in->act);
@@ -207,19 +207,18 @@ bl_status plan_amounts_create(const bl_time_input *in, int group, plan_amounts *
         if (like < r)
             out->layers[r] = out->layers[like];
         else
-            layer_amounts(in, &in->runs[r], group, &out->layers[r]);
+            layer_amounts(in, &in->runs[r], &out->layers[r]);
     }
     out->head_item = item_of(in, V, H, head_bytes);
     out->head_item.gather.seconds =
         plan_exchange(in, in->n_shards,
                       ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype), false)
             .seconds;
-    out->head = head_work(in);
+    out->head = head_work(in, true);
+    out->head_forward = head_work(in, false);
     out->embed = embed_work(in);
     if (in->is_trained) plan_trained_amounts(in, out);
     lora_amounts(in, out);
-    out->input_out = copy_work(in, (double)(group * out->input_bytes), false);
-    out->input_back = copy_work(in, (double)(group * out->input_bytes), true);
     return BL_OK;
 }
 

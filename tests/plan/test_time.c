@@ -28,22 +28,31 @@ static void assert_near(double value, double expected, double part)
         fail_msg("%g, expected %g within %g %%", value, expected, 100 * part);
 }
 
+/* Of Llama 3.1 405B; P: weights of a layer; again: those whose products are recomputed. */
+static const double H = 16384, I = 53248, V = 128256,
+                    P = 16384.0 * (2 * 16384 + 2 * 1024) + 3 * 16384.0 * 53248,
+                    again = 16384.0 * (2 * 16384 + 2 * 1024) + 2 * 16384.0 * 53248;
+
+/* That model with products alone: nothing else takes time. */
+static void only_products(time_case *c)
+{
+    time_case_init(c, "llama3.1-405b");
+    c->lora.n_floats = 0;
+    c->input.mode = BL_MATMUL_BF16;
+    bl_rates *r = &c->input.rates;
+    r->attention_forward_flops_per_s = r->attention_backward_flops_per_s = INFINITY;
+    r->memory_bytes_per_s = r->decode_weights_per_s = r->gather_bytes_per_s = INFINITY;
+    r->launch_s = r->gather_latency_s = 0;
+}
+
 /* Only products cost anything: forward 2 P T, recomputation of all but down, backward 2 P T, head 4
  * V H T. */
 static void products_alone(void **state)
 {
     time_case c;
     (void)state;
-    time_case_init(&c, "llama3.1-405b");
-    c.lora.n_floats = 0;
-    c.input.mode = BL_MATMUL_BF16;
-    bl_rates *r = &c.input.rates;
-    r->attention_forward_flops_per_s = r->attention_backward_flops_per_s = INFINITY;
-    r->memory_bytes_per_s = r->decode_weights_per_s = r->gather_bytes_per_s = INFINITY;
-    r->launch_s = r->gather_latency_s = 0;
-
-    double H = 16384, I = 53248, kv = 1024, T = 4096, V = 128256, R = r->gemm_flops_per_s;
-    double P = H * (2 * H + 2 * kv) + 3 * H * I, again = P - H * I;
+    only_products(&c);
+    double T = 4096, R = c.input.rates.gemm_flops_per_s;
     bl_time_estimate e = predict(&c.input);
     assert_near(e.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * T / R, 1e-9);
     /* the last layer's workspace still holds its forward's tensors */
@@ -253,6 +262,112 @@ static void ranks_share_a_cpu(void **state)
     assert_near(predict(&c.input).tokens_per_s, alone, 0.15);
 }
 
+/* ---- rounds ---- */
+
+/* Of T tokens: the layers, and log-probabilities. */
+static double forward_s(double T, double R)
+{
+    return (126 * 2 * P + 2 * V * H) * T / R;
+}
+
+/* The policy's log-probabilities take a head more. With more than one micro-batch the workspace
+ * has lost the last layer's tensors: they are recomputed, too. */
+static void references_are_forward_passes(void **state)
+{
+    time_case c;
+    (void)state;
+    only_products(&c);
+    double T = 4096, R = c.input.rates.gemm_flops_per_s, alone = predict(&c.input).step_s;
+    c.input.preference.is_weighed = true;
+    assert_near(predict(&c.input).step_s, alone + 2 * V * H * T / R, 1e-9);
+    c.input.preference.has_reference = true;
+    double with = alone + 2 * V * H * T / R + 2 * again * T / R + forward_s(T, R);
+    assert_near(predict(&c.input).step_s, with, 1e-9);
+    c.input.preference.has_mismatched = true;
+    assert_near(predict(&c.input).step_s, with + 2 * forward_s(T, R), 1e-9);
+}
+
+static bl_time_evaluation_estimate evaluate(const bl_time_input *input, int training)
+{
+    bl_time_evaluation_estimate e;
+    if (bl_time_predict_evaluation(input, training, &e) != BL_OK) fail_msg("%s", bl_error_text());
+    return e;
+}
+
+static void evaluations_cost_their_micro_batches(void **state)
+{
+    time_case c;
+    (void)state;
+    only_products(&c);
+    double T = 4096, R = c.input.rates.gemm_flops_per_s;
+    assert_true(evaluate(&c.input, 0).seconds == 0);
+    for (int n = 1; n <= 9; n += 4) {
+        c.input.evaluation = (bl_time_evaluation){
+            .n_micro = n, .micro_tokens = 4096, .document_tokens = 4096, .rides = false};
+        c.input.n_riders = 4;
+        assert_near(evaluate(&c.input, 0).apart_s, n * forward_s(T, R), 1e-9);
+        assert_near(evaluate(&c.input, 0).seconds, n * forward_s(T, R), 1e-9);
+        c.input.evaluation.rides = true; /* the last layer's tensors, as above */
+        assert_near(evaluate(&c.input, 0).seconds, n * forward_s(T, R) + 2 * again * T / R, 1e-9);
+    }
+    c.input.evaluation.micro_tokens = 2048;
+    assert_near(evaluate(&c.input, 0).apart_s, 9 * forward_s(T / 2, R), 1e-9);
+}
+
+/* Separate passes bring the base each; in a step's visits it is there. */
+static void riders_cost_no_transfers(void **state)
+{
+    const double copy_s = 126 * 3187671040.0 / 8 / 5e9;
+    time_case c;
+    (void)state;
+    time_case_init(&c, "llama3.1-405b");
+    c.input.offload_ratio = 1;
+    c.input.rates.copy_in_bytes_per_s = 5e9;
+    c.input.n_riders = 4;
+    c.input.evaluation = (bl_time_evaluation){
+        .n_micro = 4, .micro_tokens = 512, .document_tokens = 512, .rides = true};
+    bl_time_evaluation_estimate e = evaluate(&c.input, 0);
+    assert_near(e.apart_s, 4 * copy_s, 0.05);
+    assert_true(e.seconds < 0.2 * e.apart_s);
+    /* One rides, four have a separate pass. */
+    c.input.evaluation.n_micro = 5;
+    e = evaluate(&c.input, 0);
+    assert_true(e.seconds > 0.9 * copy_s && e.seconds < 1.5 * copy_s);
+}
+
+/* A round's compute is that of its steps; a visit serves all. */
+static void trainings_share_visits(void **state)
+{
+    time_case c;
+    (void)state;
+    only_products(&c);
+    double T = 4096, R = c.input.rates.gemm_flops_per_s;
+    bl_time_training other = {.lora = &c.lora,
+                              .micro_tokens = 2048,
+                              .document_tokens = 2048,
+                              .label_part = 1,
+                              .useful_part = 1,
+                              .n_micro = 3};
+    bl_time_estimate alone = predict(&c.input);
+    c.input.others = &other, c.input.n_others = 1;
+    bl_time_estimate both = predict(&c.input);
+    assert_near(both.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * 2.5 * T / R, 1e-9);
+    assert_near(both.tokens_per_s * both.step_s, 2.5 * alone.tokens_per_s * alone.step_s, 1e-9);
+    other.evaluation =
+        (bl_time_evaluation){.n_micro = 2, .micro_tokens = 1024, .document_tokens = 1024};
+    assert_near(evaluate(&c.input, 1).seconds, 2 * forward_s(T / 4, R), 1e-9);
+
+    time_case_init(&c, "llama3.1-405b"); /* bound by copies */
+    c.input.offload_ratio = 1;
+    c.input.rates.copy_in_bytes_per_s = 2e9;
+    double step_s = predict(&c.input).step_s;
+    other.n_micro = 1;
+    c.input.others = &other, c.input.n_others = 1;
+    assert_near(predict(&c.input).step_s, 2 * step_s, 0.03);
+    c.input.group = 2;
+    assert_near(predict(&c.input).step_s, step_s, 0.03);
+}
+
 static void a_missing_rate_is_named(void **state)
 {
     time_case c;
@@ -276,6 +391,10 @@ int main(void)
         cmocka_unit_test(more_of_anything_is_not_slower),
         cmocka_unit_test(a_picture_of_the_streams),
         cmocka_unit_test(ranks_share_a_cpu),
+        cmocka_unit_test(references_are_forward_passes),
+        cmocka_unit_test(evaluations_cost_their_micro_batches),
+        cmocka_unit_test(riders_cost_no_transfers),
+        cmocka_unit_test(trainings_share_visits),
         cmocka_unit_test(a_missing_rate_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

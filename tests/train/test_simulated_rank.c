@@ -274,7 +274,7 @@ static void compare(time_case *c, double low, double high)
     int64_t n_allocations = bl_device_allocations(r.device);
     run_pass(&r);
     assert_int_equal(bl_device_allocations(r.device), n_allocations);
-    must(bl_time_trace(&c->input, false, keep_span, &foreseen));
+    must(bl_time_trace(&c->input, BL_TIME_ROUND, BL_TIME_AFTER_STEP, keep_span, &foreseen));
     for (int i = 0; i < r.spans.n && i < foreseen.n; i++)
         assert_same_span(&r.spans.at[i], &foreseen.at[i], i);
     assert_int_equal(r.spans.n, foreseen.n);

@@ -8,11 +8,12 @@
 
 #include "bench/command/model.h"
 #include "skip.h"
+#include "spans.h"
 #include "arch/llama.h"
 #include "base/sizes.h"
 #include "plan/time.h"
 
-enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, MAX_SPANS = 4096, SPAN_BYTES = 80, STEPS = 2 };
+enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, STEPS = 2 };
 
 typedef struct job {
     bool is_untied; /* another model: two layers and a separate head */
@@ -24,46 +25,7 @@ typedef struct job {
     bool offloads_activations;
 } job;
 
-typedef struct spans {
-    int n;
-    char text[MAX_SPANS][SPAN_BYTES];
-} spans;
-
-static void add_span(spans *s, const char *lane, const char *name, int64_t unit, int64_t item,
-                     int64_t n_bytes)
-{
-    assert_in_range(s->n, 0, MAX_SPANS - 1);
-    snprintf(s->text[s->n++], SPAN_BYTES, "%s: %s, layer %lld, item %lld, %lld bytes", lane, name,
-             (long long)unit, (long long)item, (long long)n_bytes);
-}
-
 /* ---- the run ---- */
-
-static int64_t number_or(const json_t *object, const char *key, int64_t otherwise)
-{
-    const json_t *value = json_object_get(object, key);
-    return value ? json_integer_value(value) : otherwise;
-}
-
-/* Reads the spans of rank 0; the trace lists them in the order in which they were queued. */
-static void read_trace(const char *path, spans *out)
-{
-    json_t *trace = json_load_file(path, 0, NULL), *event;
-    size_t i;
-
-    assert_non_null(trace);
-    json_array_foreach(json_object_get(trace, "traceEvents"), i, event)
-    {
-        const json_t *args = json_object_get(event, "args");
-        if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0 ||
-            json_integer_value(json_object_get(event, "pid")) != 0)
-            continue;
-        add_span(out, bl_lane_name((bl_lane)json_integer_value(json_object_get(event, "tid"))),
-                 json_string_value(json_object_get(event, "name")), number_or(args, "layer", -1),
-                 number_or(args, "item", -1), number_or(args, "bytes", 0));
-    }
-    json_decref(trace);
-}
 
 static void set_full(golden_args *args)
 {
@@ -107,21 +69,10 @@ static void train(const job *j, spans *out)
     runs_set(&args, "trace", "%s", runs_path("trace.json"));
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
-    read_trace(runs_path("trace.json"), out);
+    spans_read_trace(runs_path("trace.json"), out);
 }
 
 /* ---- the plan ---- */
-
-static void add_foreseen(void *user, const bl_span *span)
-{
-    char name[32];
-
-    snprintf(name, sizeof name, "%s%s%s", span->name, span->is_stall ? " for " : "",
-             span->is_stall ? bl_lane_name(span->lane) : "");
-    assert_true(span->end_s >= span->begin_s);
-    add_span(user, bl_lane_name(span->is_stall ? BL_LANE_COMPUTE : span->lane), name, span->unit,
-             span->item, span->n_bytes);
-}
 
 static void foresee(const job *j, spans *out)
 {
@@ -172,7 +123,9 @@ static void foresee(const job *j, spans *out)
                            .offload_activations = j->offloads_activations,
                            .writes_device = !j->is_cuda};
     for (int step = 0; step < STEPS; step++)
-        if (bl_time_trace(&input, step == 0, add_foreseen, out) != BL_OK)
+        if (bl_time_trace(&input, BL_TIME_ROUND,
+                          step == 0 ? BL_TIME_AFTER_NOTHING : BL_TIME_AFTER_STEP,
+                          spans_add_foreseen, out) != BL_OK)
             fail_msg("%s", bl_error_text());
 }
 
@@ -185,13 +138,8 @@ static void compare(const job *j)
     done.n = foreseen.n = 0;
     train(j, &done);
     foresee(j, &foreseen);
-    for (int i = 0; i < done.n && i < foreseen.n; i++)
-        if (strcmp(done.text[i], foreseen.text[i]) != 0)
-            fail_msg("span %d of %d: done is \"%s\", foreseen \"%s\"", i, done.n, done.text[i],
-                     foreseen.text[i]);
-    assert_int_equal(done.n, foreseen.n);
     /* One rank that trains every weight has neither gathers nor gradients to reduce. */
-    assert_true(done.n > (j->is_full ? 10 : 60));
+    spans_assert_same(&done, &foreseen, j->is_full ? 10 : 60);
 }
 
 static void a_resident_base(void **state)

@@ -57,10 +57,13 @@ static bl_plan_run plan_run(const bl_job *job)
                          .lora = &job->lora,
                          .longest_train_row = job->data.train.longest,
                          .longest_validation_row = job->data.validation.longest,
-                         .n_validation_rows = job->data.validation.n};
+                         .n_validation_rows = job->data.validation.n,
+                         .data_bytes = bl_run_data_bytes(&job->data),
+                         .tokenizer_bytes = job->data.tokenizer_bytes,
+                         .rows = bl_run_data_measure(job->config, &job->data)};
 }
 
-/* The input borrows others[n - 1]. Rows and data are those of all runs. */
+/* The input borrows others[n - 1]. */
 static bl_plan_input input_of(const bl_training *const *trainings, int n, bl_plan_run *others)
 {
     const bl_job *first = &trainings[0]->job;
@@ -68,17 +71,9 @@ static bl_plan_input input_of(const bl_training *const *trainings, int n, bl_pla
 
     input.is_training = true;
     input.rows = bl_run_data_measure(first->config, &first->data);
-    input.others = others;
-    input.n_others = n - 1;
     for (int i = 1; i < n; i++) {
-        const bl_job *other = &trainings[i]->job;
-        bl_plan_rows rows = bl_run_data_measure(other->config, &other->data);
-        others[i - 1] = plan_run(other);
-        input.rows.largest = rows.largest == 0 || input.rows.largest == 0
-                                 ? 0
-                                 : bl_max_i64(input.rows.largest, rows.largest);
-        input.data_bytes += bl_run_data_bytes(&other->data);
-        input.tokenizer_bytes += other->data.tokenizer_bytes;
+        bl_plan_run run = plan_run(&trainings[i]->job);
+        bl_plan_add_run(&input, others, &run);
     }
     return input;
 }
