@@ -154,7 +154,7 @@ done:
     return st;
 }
 
-static bl_status tell(const bl_plan_report *report, const plan_options *o)
+static bl_status tell_one(const bl_plan_report *report, const plan_options *o)
 {
     const bl_plan_case *c = report->c;
     bool knows_rows = c->input.rows.n_micro > 0;
@@ -168,6 +168,8 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
         BL_TRY(bl_plan_report_print(report, o->details, stdout));
         if (knows_rows)
             bl_plan_expectation_print(&input, report->plan, report->time, &expected, stdout);
+        if (knows_rows && report->together)
+            bl_plan_together_print_expected(report->together, &expected.time, stdout);
         return bl_plan_case_check(report->c);
     }
     json_t *document, *part = NULL;
@@ -181,6 +183,21 @@ static bl_status tell(const bl_plan_report *report, const plan_options *o)
     }
     BL_TRY(print_document(document));
     return bl_plan_case_check(report->c);
+}
+
+/* Of several runs, each is planned alone, too. */
+static bl_status tell(const bl_plan_report *report, const plan_options *o)
+{
+    const bl_plan_case *c = report->c;
+    bl_plan_together together;
+    bl_plan_report of_all = *report;
+
+    if (c->configs.n == 1) return tell_one(report, o);
+    bl_status st = bl_plan_compare_alone(&c->input, &c->configs, &together);
+    of_all.together = &together;
+    if (st == BL_OK) st = tell_one(&of_all, o);
+    bl_plan_together_free(&together);
+    return st;
 }
 
 /* The plan that a training chooses; also prints its time. */
@@ -400,14 +417,17 @@ done:
 
 const bl_command bl_command_plan = {
     .name = "plan",
-    .arguments = "CONFIG.yaml | --model DIR|NAME [--hardware NAME|FILE] [--key value ...]",
+    .arguments =
+        "CONFIG.yaml [CONFIG.yaml ...] | --model DIR|NAME [--hardware NAME|FILE] [--key value ...]",
     .summary = "predict memory, time and energy of a training, and choose its keys",
     .details =
         "Loads no weights: reads a model's name (llama-3.1-405b) or its directory's headers, and "
         "a machine's name\n"
         "(8xh100) or hardware.json. Keeps given keys and chooses the others: the fastest plan that "
         "fits. With a\n"
-        "file, chooses as `ballast train` does. Exits 4 if nothing fits, and suggests changes. "
+        "file, chooses as `ballast train` does; several files, or lists of values, are several "
+        "runs over one base,\n"
+        "compared with each alone. Exits 4 if nothing fits, and suggests changes. "
         "Exits 3 or\n"
         "4 after a plan whose model or GPU training does not support. docs/model.md\n",
     .print_options = print_options,

@@ -4,6 +4,7 @@
 #include "cli/plan_data_internal.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -25,25 +26,61 @@ static bl_status is_readable(const bl_train_config *c, bool *out)
     return BL_OK;
 }
 
-bl_status bl_cli_plan_read_data(bl_plan_case *c)
+static bl_status open_data(const bl_train_config *c, const bl_model_config *model,
+                           bl_run_data *data)
 {
-    bl_plan_input *in = &c->input;
-    bl_run_data data = {0};
     bool readable;
 
-    BL_TRY(is_readable(c->config, &readable));
-    if (!readable) return BL_OK;
-    bl_status st = bl_run_data_open_training(c->config, &c->model.config, NULL, 1, &data);
-    if (st == BL_OK) {
-        in->longest_train_row = data.train.longest;
-        in->longest_validation_row = data.validation.longest;
-        in->n_validation_rows = data.validation.n;
-        in->n_positions = bl_max_i64(1, bl_run_data_positions(c->config, &data));
-        in->data_bytes = bl_run_data_bytes(&data);
-        in->tokenizer_bytes = data.tokenizer_bytes;
-        in->rows = bl_run_data_measure(c->config, &data);
+    BL_TRY(is_readable(c, &readable));
+    return readable ? bl_run_data_open_training(c, model, NULL, 1, data) : BL_OK;
+}
+
+static void take_data(bl_plan_input *in, const bl_run_data *data)
+{
+    if (!data->train.set) return;
+    in->longest_train_row = data->train.longest;
+    in->longest_validation_row = data->validation.longest;
+    in->n_validation_rows = data->validation.n;
+    in->n_positions = bl_max_i64(1, bl_run_data_positions(in->config, data));
+    in->data_bytes = bl_run_data_bytes(data);
+    in->tokenizer_bytes = data->tokenizer_bytes;
+    in->rows = bl_run_data_measure(in->config, data);
+}
+
+static void add_run(bl_plan_case *c, int i, const bl_run_data *data)
+{
+    bl_plan_input *in = &c->input;
+    bl_plan_run run = c->others[i - 1];
+
+    if (data->train.set) {
+        run.longest_train_row = data->train.longest;
+        run.longest_validation_row = data->validation.longest;
+        run.n_validation_rows = data->validation.n;
+        run.data_bytes = bl_run_data_bytes(data);
+        run.tokenizer_bytes = data->tokenizer_bytes;
+        run.rows = bl_run_data_measure(run.config, data);
+        in->n_positions = bl_max_i64(in->n_positions, bl_run_data_positions(run.config, data));
     }
-    bl_run_data_close(&data);
+    bl_plan_add_run(in, c->others, &run);
+}
+
+/* As in a training, all are open before the first is closed: so each takes the memory that it takes
+ * there. */
+bl_status bl_cli_plan_read_data(bl_plan_case *c)
+{
+    int n = c->configs.n;
+    bl_run_data *data = calloc((size_t)n, sizeof *data);
+    bl_status st = data ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: data of %d runs", n);
+
+    for (int i = 0; st == BL_OK && i < n; i++)
+        st = open_data(c->configs.run[i], &c->model.config, &data[i]);
+    if (st == BL_OK) {
+        take_data(&c->input, &data[0]);
+        c->input.n_others = 0;
+        for (int i = 1; i < n; i++) add_run(c, i, &data[i]);
+    }
+    for (int i = 0; data && i < n; i++) bl_run_data_close(&data[i]);
+    free(data);
     return st;
 }
 

@@ -428,16 +428,16 @@ bl_status bl_train_config_load(bl_config_command command, const char *yaml_path,
     return create(command, NULL, yaml_path, argc, argv, NULL, out);
 }
 
-bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
+bl_status config_load_choice(const bl_config_machine *machine, int argc, char *const *argv,
                              config_choice *choice, bl_train_config **out)
 {
-    return create(command, NULL, NULL, argc, argv, choice, out);
+    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, choice, out);
 }
 
-bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
-                                   bl_train_config **out)
+bl_status config_check_required(const bl_train_config *config)
 {
-    return create(BL_CONFIG_TRAIN, machine, NULL, argc, argv, NULL, out);
+    const bl_options options = config_bind(BL_CONFIG_TRAIN, config);
+    return bl_options_check_required(&options);
 }
 
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out)

@@ -217,6 +217,9 @@ typedef struct bl_train_configs {
 } bl_train_configs;
 bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *out);
 void bl_train_configs_free(bl_train_configs *configs); /* zeros are fine */
+/* The name of run i of n: the last part of output_dir, or all of it if two runs have the same last
+ * part. Borrowed from the configuration. */
+const char *bl_train_config_name(const bl_train_config *const *runs, int n, int i);
 
 /* jobs.c: the configuration of a job of base->queue: the file's keys, and the base's values of
  * other keys, except output_dir and similar keys of one run. Nothing is resolved for this machine:
@@ -237,11 +240,11 @@ typedef struct bl_config_machine {
     int capability;          /* its compute capability, 10 x major + minor */
     bool cpu_bf16;           /* its CPU multiplies bf16 */
 } bl_config_machine;
-/* As bl_train_config_load for a training on that machine, but no key is required, and this machine
- * is not looked at: device, compute_dtype, ranks, threads and shard_size are resolved for that
- * one. */
-bl_status bl_train_config_load_for(const bl_config_machine *machine, int argc, char *const *argv,
-                                   bl_train_config **out);
+/* As bl_train_configs_load for trainings on that machine, but of one run no key is required, and
+ * this machine is not looked at: device, compute_dtype, ranks, threads and shard_size are resolved
+ * for that one. */
+bl_status bl_train_configs_load_for(const bl_config_machine *machine, int argc, char *const *argv,
+                                    bl_train_configs *out);
 /* What bl_train_config_write_resolved has written, of a run that may have had another machine: this
  * one is not looked at, and the keys' values are taken as they are. */
 bl_status bl_train_config_read_back(const char *yaml_path, bl_train_config **out);

@@ -17,9 +17,11 @@ typedef struct config_choice {
 
 enum { CONFIG_MAX_FILES = 64 };
 
-/* config.c: bl_train_config_load of that file; NULL: of the only one, without sweeps. */
-bl_status config_load_choice(bl_config_command command, int argc, char *const *argv,
+/* config.c: bl_train_config_load of that file, for a training on the machine (NULL: this one). */
+bl_status config_load_choice(const bl_config_machine *machine, int argc, char *const *argv,
                              config_choice *choice, bl_train_config **out);
+/* config.c: the keys that a training requires. BL_EUSAGE names those that are missing. */
+bl_status config_check_required(const bl_train_config *config);
 
 /* config.c: reads a file into a configuration that already has values, and replaces them. */
 bl_status config_read_file(const char *yaml_path, bl_train_config *config);

@@ -44,6 +44,7 @@ static bl_status place_run(bl_train_config *config, const bl_options_sweep *swee
     char *name = NULL, *dir = NULL;
 
     if (sweep->n_keys == 0) return BL_OK;
+    if (!config->output_dir) return config_check_required(config);
     BL_TRY(name_choice(sweep, &name));
     bl_status st = bl_path_join(config->output_dir, name, &dir);
     free(name);
@@ -51,6 +52,21 @@ static bl_status place_run(bl_train_config *config, const bl_options_sweep *swee
     free(config->output_dir);
     config->output_dir = dir;
     return BL_OK;
+}
+
+static const char *last_part(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+const char *bl_train_config_name(const bl_train_config *const *runs, int n, int i)
+{
+    for (int one = 1; one < n; one++)
+        for (int two = 0; two < one; two++)
+            if (strcmp(last_part(runs[one]->output_dir), last_part(runs[two]->output_dir)) == 0)
+                return runs[i]->output_dir;
+    return last_part(runs[i]->output_dir);
 }
 
 /* ---- whether they fit together ---- */
@@ -155,34 +171,35 @@ static bl_status add_run(bl_train_configs *configs, bl_train_config *config)
     return BL_OK;
 }
 
-static bl_status load_run(int argc, char *const *argv, config_choice *choice,
-                          bl_train_configs *configs)
+static bl_status load_run(const bl_config_machine *machine, int argc, char *const *argv,
+                          config_choice *choice, bl_train_configs *configs)
 {
     bl_train_config *config;
 
     bl_string_list_clear(&choice->sweep.chosen);
     choice->sweep.n_keys = 0;
-    BL_TRY(config_load_choice(BL_CONFIG_TRAIN, argc, argv, choice, &config));
+    BL_TRY(config_load_choice(machine, argc, argv, choice, &config));
     bl_status st = place_run(config, &choice->sweep);
     if (st == BL_OK) st = add_run(configs, config);
     if (st != BL_OK) bl_train_config_free(config);
     return st;
 }
 
-static bl_status load_file(int argc, char *const *argv, config_choice *choice,
-                           bl_train_configs *configs)
+static bl_status load_file(const bl_config_machine *machine, int argc, char *const *argv,
+                           config_choice *choice, bl_train_configs *configs)
 {
     bl_status st;
 
     do {
-        st = load_run(argc, argv, choice, configs);
+        st = load_run(machine, argc, argv, choice, configs);
     } while (st == BL_OK && advance(&choice->sweep));
     bl_string_list_clear(&choice->sweep.chosen);
     choice->sweep = (bl_options_sweep){.n_keys = 0};
     return st;
 }
 
-bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *out)
+bl_status bl_train_configs_load_for(const bl_config_machine *machine, int argc, char *const *argv,
+                                    bl_train_configs *out)
 {
     config_choice choice = {.n_files = 1};
     bl_status st = BL_OK;
@@ -191,11 +208,18 @@ bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *o
     if (!out->run) return BL_FAIL(BL_ENOMEM, "%d configurations", MAX_RUNS);
     for (int i = 0; st == BL_OK && (i == 0 || i < choice.n_files); i++) {
         choice.file = i;
-        st = load_file(argc, argv, &choice, out);
+        st = load_file(machine, argc, argv, &choice, out);
     }
+    for (int i = 0; st == BL_OK && out->n > 1 && i < out->n; i++)
+        st = config_check_required(out->run[i]);
     if (st == BL_OK) st = check_together(out);
     if (st != BL_OK) bl_train_configs_free(out);
     return st;
+}
+
+bl_status bl_train_configs_load(int argc, char *const *argv, bl_train_configs *out)
+{
+    return bl_train_configs_load_for(NULL, argc, argv, out);
 }
 
 void bl_train_configs_free(bl_train_configs *configs)

@@ -15,8 +15,8 @@ static int64_t n_devices(const bl_hardware *h)
     return (int64_t)h->n_hosts * h->n_devices;
 }
 
-static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char *const *argv,
-                             bl_train_config **out)
+static bl_status load_configs(const bl_hardware *h, bool is_here, int argc, char *const *argv,
+                              bl_plan_case *c)
 {
     bool has_gpus = h->kind == BL_DEVICE_CUDA;
     bl_config_machine machine = {.has_gpus = has_gpus,
@@ -28,13 +28,14 @@ static bl_status load_config(const bl_hardware *h, bool is_here, int argc, char 
                                  .cpu_bf16 = h->bf16_gemm_flops_per_s.value > 0 &&
                                              (!is_here || bl_cpu_gemm_has_bf16())};
 
-    BL_TRY(bl_train_config_load_for(&machine, argc, argv, out));
-    if (!(*out)->model_name_or_path)
+    BL_TRY(bl_train_configs_load_for(&machine, argc, argv, &c->configs));
+    c->config = c->configs.run[0];
+    if (!c->config->model_name_or_path)
         return BL_FAIL(BL_EUSAGE,
                        "plan: no model; give --model with a name (llama-3.1-405b) or a folder");
-    if (has_gpus && !is_here && (*out)->ranks > n_devices(h))
-        return BL_FAIL(BL_EUSAGE, "ranks %lld: %s has %lld GPUs", (long long)(*out)->ranks, h->name,
-                       (long long)n_devices(h));
+    if (has_gpus && !is_here && c->config->ranks > n_devices(h))
+        return BL_FAIL(BL_EUSAGE, "ranks %lld: %s has %lld GPUs", (long long)c->config->ranks,
+                       h->name, (long long)n_devices(h));
     return BL_OK;
 }
 
@@ -93,6 +94,40 @@ static bl_status open_model(bl_plan_case *c)
     return BL_OK;
 }
 
+static bool has_validation(const bl_train_config *c)
+{
+    return c->validation_file || c->validation_split_percentage > 0;
+}
+
+/* 0: as long as it can be. A row of preferences has two documents. */
+static int64_t row_tokens_of(const bl_train_config *c, int64_t row_tokens)
+{
+    bl_losses losses = bl_plan_losses_of(c);
+    bool is_pair = losses.is_preference && !losses.is_unpaired;
+
+    return row_tokens > 0 ? row_tokens : (is_pair ? 2 : 1) * c->max_seq_length;
+}
+
+static bl_status add_others(bl_plan_case *c, int64_t row_tokens)
+{
+    size_t n = (size_t)(c->configs.n - 1);
+
+    c->others = calloc(n + 1, sizeof *c->others);
+    c->other_loras = calloc(n + 1, sizeof *c->other_loras);
+    if (!c->others || !c->other_loras) return BL_FAIL(BL_ENOMEM, "out of memory: %zu runs", n);
+    for (size_t i = 0; i < n; i++) {
+        const bl_train_config *config = c->configs.run[i + 1];
+        int64_t tokens = row_tokens_of(config, row_tokens);
+        bl_plan_run run = {.config = config,
+                           .lora = &c->other_loras[i],
+                           .longest_train_row = tokens,
+                           .longest_validation_row = has_validation(config) ? tokens : 0};
+        BL_TRY(bl_adapter_choose_lora(config, &c->model.config, true, &c->other_loras[i]));
+        bl_plan_add_run(&c->input, c->others, &run);
+    }
+    return BL_OK;
+}
+
 static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, int argc,
                            char *const *argv, bl_plan_case *c)
 {
@@ -100,12 +135,11 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
 
     BL_TRY(find_machine(machine, &c->hardware));
     is_gpu = c->hardware.kind == BL_DEVICE_CUDA;
-    BL_TRY(load_config(&c->hardware, is_here, argc, argv, &c->config));
+    BL_TRY(load_configs(&c->hardware, is_here, argc, argv, c));
     BL_TRY(open_model(c));
     BL_TRY(choose_bf16_matrices(c));
-    if (row_tokens == 0) row_tokens = c->config->max_seq_length;
+    int64_t own_tokens = row_tokens_of(c->config, row_tokens);
     bl_topology topology = topology_of(&c->hardware, is_here, c->config);
-    bool has_validation = c->config->validation_file || c->config->validation_split_percentage > 0;
     int n_shards = bl_plan_n_shards(c->config, &topology);
 
     c->input = (bl_plan_input){
@@ -115,13 +149,13 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
         .bf16_matrices = c->bf16_matrices,
         .embedding_dtype = c->model.embedding_dtype,
         .head_dtype = c->model.head_dtype,
-        .n_positions = row_tokens,
+        .n_positions = row_tokens > 0 ? row_tokens : c->config->max_seq_length,
         .load_bytes = bl_model_load_bytes(&c->model.stored, n_shards),
         .lora = &c->lora,
         .topology = topology,
         .is_training = true,
-        .longest_train_row = row_tokens,
-        .longest_validation_row = has_validation ? row_tokens : 0,
+        .longest_train_row = own_tokens,
+        .longest_validation_row = has_validation(c->config) ? own_tokens : 0,
         .available_bytes = is_here && machine->host_memory_gb == 0
                                ? 0
                                : (int64_t)c->hardware.host_memory_bytes.value,
@@ -129,7 +163,7 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
                                : is_gpu ? gpu_available_bytes(&c->hardware, topology.n_ranks)
                                         : -1,
         .hardware = &c->hardware};
-    return BL_OK;
+    return add_others(c, row_tokens);
 }
 
 bl_status bl_plan_case_open_on(const bl_plan_machine *machine, int64_t row_tokens, int argc,
@@ -161,7 +195,9 @@ bl_status bl_plan_case_check(const bl_plan_case *c)
 void bl_plan_case_close(bl_plan_case *c)
 {
     bl_plan_model_close(&c->model);
-    bl_train_config_free(c->config);
+    bl_train_configs_free(&c->configs);
     free(c->bf16_matrices);
+    free(c->other_loras);
+    free(c->others);
     *c = (bl_plan_case){0};
 }

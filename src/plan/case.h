@@ -11,11 +11,14 @@
 
 typedef struct bl_plan_case {
     bl_hardware hardware;
-    bl_train_config *config;
+    bl_train_configs configs;      /* of all runs over the base, in their order */
+    const bl_train_config *config; /* of the first one */
     bl_plan_model model;
     uint8_t *bf16_matrices; /* compute_bf16_modules, by layer */
     bl_lora_layout lora;
-    bl_rates measured;   /* where input.measured points, if anywhere */
+    bl_lora_layout *other_loras; /* [configs.n - 1] */
+    bl_plan_run *others;         /* [configs.n - 1]: input.others */
+    bl_rates measured;           /* where input.measured points, if anywhere */
     bl_plan_input input; /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;
 
@@ -28,11 +31,11 @@ typedef struct bl_plan_machine {
 bl_status bl_plan_case_open_on(const bl_plan_machine *machine, int64_t row_tokens, int argc,
                                char *const *argv, bl_plan_case *out);
 
-/* argv: the keys of a training, and at most one YAML file. model_name_or_path is what
- * bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine. row_tokens:
- * of the longest row of the data; 0: max_seq_length. Every GPU is a rank, and a process; ranks of a
- * CPU host are threads of one, and so are those of this machine, which `ranks` counts. Close it,
- * also after a failure. */
+/* argv: the keys of a training, and YAML files, as `ballast train` takes them. model_name_or_path
+ * is what bl_plan_model_open takes, `hardware` what bl_hardware_load takes; NULL: this machine.
+ * row_tokens: of the longest row of the data; 0: max_seq_length. Every GPU is a rank, and a
+ * process; ranks of a CPU host are threads of one, and so are those of this machine, which `ranks`
+ * counts. Close it, also after a failure. */
 bl_status bl_plan_case_open(const char *hardware, int64_t row_tokens, int argc, char *const *argv,
                             bl_plan_case *out);
 /* What training would end with, though the plan can be made: BL_EINPUT, the model is not supported;

@@ -9,6 +9,7 @@
 #include "adapter/full.h"
 #include "adapter/state.h"
 #include "base/sizes.h"
+#include "plan/beside_internal.h"
 
 /* ---- amounts ---- */
 
@@ -48,7 +49,10 @@ bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes
 
     if (bl_train_config_is_full(r->config))
         return bl_adapter_full_checkpoint_bytes(model, r->c->input.topology.n_ranks, n_bytes);
-    *n_bytes = bl_adapter_checkpoint_bytes(&r->c->lora, model->n_layers);
+    *n_bytes = 0; /* of all runs */
+    for (int i = 0; i <= r->c->input.n_others; i++)
+        *n_bytes +=
+            bl_adapter_checkpoint_bytes(bl_plan_run_at(&r->c->input, i).lora, model->n_layers);
     return BL_OK;
 }
 
@@ -157,6 +161,10 @@ static void print_model(const bl_plan_report *r, FILE *out)
         fprintf(out, "\nTrained  every weight: %.4g M parameters\n", n_params * 1e-6);
         return;
     }
+    if (r->together) {
+        fprintf(out, "\nAdapters %d over one base\n", r->together->n);
+        return;
+    }
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
             (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
@@ -165,14 +173,41 @@ static void print_model(const bl_plan_report *r, FILE *out)
 static void print_machine(const bl_plan_report *r, FILE *out)
 {
     const bl_hardware *h = &r->c->hardware;
-    const bl_topology *t = &r->c->input.topology;
-    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES], products[160];
+    char a[PLAN_NUMBER_BYTES];
 
     fprintf(out, "Machine  %s: %d x %s, %s GB of memory per host\n", h->name,
             h->n_hosts * h->n_devices, h->device, plan_gb(h->host_memory_bytes.value, a));
+}
+
+/* A step of each run. */
+static void print_round(const bl_plan_report *r, const char *products, FILE *out)
+{
+    const bl_topology *t = &r->c->input.topology;
+    int64_t tokens = 0;
+    char a[PLAN_NUMBER_BYTES];
+
+    for (int i = 0; i < r->together->n; i++) {
+        bl_plan_run run = bl_plan_run_at(&r->c->input, i);
+        tokens += run.config->per_device_train_batch_size *
+                  run.config->gradient_accumulation_steps * run.longest_train_row;
+    }
+    fprintf(out, "Round    %d rank%s x a step of each run = %s tokens; products in %s\n",
+            t->n_ranks, t->n_ranks == 1 ? "" : "s", format_number((double)(tokens * t->n_ranks), a),
+            products);
+}
+
+static void print_step(const bl_plan_report *r, FILE *out)
+{
+    const bl_topology *t = &r->c->input.topology;
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES], products[160];
     int64_t sequences =
         r->config->per_device_train_batch_size * r->config->gradient_accumulation_steps;
+
     describe_products(r, products);
+    if (r->together) {
+        print_round(r, products, out);
+        return;
+    }
     fprintf(out, "Step     %d rank%s x %lld sequence%s of %s tokens = %s tokens; products in %s\n",
             t->n_ranks, t->n_ranks == 1 ? "" : "s", (long long)sequences, sequences == 1 ? "" : "s",
             format_number((double)r->c->input.longest_train_row, a),
@@ -230,8 +265,9 @@ static void print_time(const bl_plan_report *r, FILE *out)
            load_s = bl_plan_report_load_seconds(r);
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
-    fprintf(out, "Speed    %s tokens/s, %.3g s per step, bound by %s",
-            format_number(e->tokens_per_s, a), e->step_s, bl_lane_name(bl_time_bound(e)));
+    fprintf(out, "Speed    %s tokens/s, %.3g s per %s, bound by %s",
+            format_number(e->tokens_per_s, a), e->step_s, r->together ? "round" : "step",
+            bl_lane_name(bl_time_bound(e)));
     if (e->mfu > 0 && r->c->hardware.kind == BL_DEVICE_CUDA)
         fprintf(out, "; MFU %.1f %% of the %s peak", 100 * e->mfu, bl_plan_report_peak(r));
     describe_duration(seconds, b);
@@ -246,8 +282,10 @@ static void print_time(const bl_plan_report *r, FILE *out)
 }
 
 /* To be copied behind `ballast train`. */
-static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
+static void print_keys(const bl_plan_report *r, FILE *out)
 {
+    const bl_train_config *c = r->config;
+    const bl_plan *plan = r->plan;
     word_list l = {.out = out, .separator = " "};
 
     l.column = fprintf(out, "Keys     ");
@@ -264,8 +302,12 @@ static void print_keys(const bl_train_config *c, const bl_plan *plan, FILE *out)
         add_word(&l, "--activation_checkpointing_layers %lld",
                  (long long)c->activation_checkpointing_layers);
     add_word(&l, "--activation_offload %s", plan->pass.offload_activations ? "true" : "false");
-    add_word(&l, "--per_device_train_batch_size %lld", (long long)c->per_device_train_batch_size);
-    add_word(&l, "--gradient_accumulation_steps %lld", (long long)c->gradient_accumulation_steps);
+    if (!r->together) { /* each run has its own */
+        add_word(&l, "--per_device_train_batch_size %lld",
+                 (long long)c->per_device_train_batch_size);
+        add_word(&l, "--gradient_accumulation_steps %lld",
+                 (long long)c->gradient_accumulation_steps);
+    }
     add_word(&l, "--visit_tokens %lld", (long long)(plan->pass.max_group * plan->pass.T_max));
     add_word(&l, "--ring_depth %lld", (long long)c->ring_depth);
     add_word(&l, "--shard_size %lld", (long long)c->shard_size);
@@ -335,6 +377,14 @@ static void print_notes(const bl_plan_report *r, bool has_details, FILE *out)
                 "Note     %s GB of host memory are unused while the disk binds; "
                 "offload_host_part uses it\n",
                 plan_gb(idle, a));
+    int64_t n_micro = bl_plan_count_micro(&r->c->input);
+    if (r->together && r->plan->pass.max_group < n_micro &&
+        bl_time_bound(r->time) != BL_LANE_COMPUTE)
+        fprintf(
+            out,
+            "Note     --visit_tokens %lld brings each layer once for all %lld micro-batches of a "
+            "round\n",
+            (long long)(n_micro * r->plan->pass.T_max), (long long)n_micro);
     if (r->time->mfu > DOUBTFUL_MFU && h->kind == BL_DEVICE_CUDA)
         fprintf(out, "Note     doubtful: few programs reach an MFU above %.0f %%\n",
                 100 * DOUBTFUL_MFU);
@@ -347,13 +397,30 @@ static void print_notes(const bl_plan_report *r, bool has_details, FILE *out)
         fputs("Note     --details has memory by item, and the rates\n", out);
 }
 
+static bl_status print_beside(const bl_plan_report *r, FILE *out)
+{
+    bl_plan_input in = r->c->input;
+    bl_plan_beside beside;
+
+    in.config = r->config;
+    for (int i = 0; i <= in.n_others; i++) {
+        BL_TRY(bl_plan_estimate_beside(&in, r->plan, i, &beside));
+        bl_plan_beside_print(&in, i, r->together ? bl_plan_together_name(r->together, i) : NULL,
+                             r->time->step_s, &beside, out);
+    }
+    return BL_OK;
+}
+
 bl_status bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *out)
 {
     print_model(r, out);
     print_machine(r, out);
+    print_step(r, out);
     print_memory(r, out);
     print_time(r, out);
-    print_keys(r->config, r->plan, out);
+    if (r->together) bl_plan_together_print(r->together, r->time, out);
+    BL_TRY(print_beside(r, out));
+    print_keys(r, out);
     if (r->choice) print_second(r, out);
     if (has_details) BL_TRY(plan_report_print_details(r, out));
     print_notes(r, has_details, out);

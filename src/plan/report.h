@@ -8,6 +8,7 @@
 
 #include "plan/case.h"
 #include "plan/search.h"
+#include "plan/together.h"
 
 /* All borrowed. */
 typedef struct bl_plan_report {
@@ -16,8 +17,10 @@ typedef struct bl_plan_report {
     const bl_plan *plan;
     const bl_time_estimate *time;
     const bl_plan_choice *choice; /* NULL: nothing was chosen by time (a CPU) */
-    double total_tokens;          /* of the training whose time, energy and price are given */
-    double price_per_hour;        /* of all hosts together; 0: none */
+    /* Of several trainings, whose memory and time plan and time have; NULL: there is one. */
+    const bl_plan_together *together;
+    double total_tokens;   /* of the training whose time, energy and price are given */
+    double price_per_hour; /* of all hosts together; 0: none */
 } bl_plan_report;
 
 /* Seconds and joules of total_tokens; energy 0: the machine's power is not known. */

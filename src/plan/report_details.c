@@ -70,7 +70,8 @@ static void print_time(const bl_plan_report *r, FILE *out)
 {
     const bl_time_estimate *e = r->time;
 
-    fprintf(out, "\nTime per step        seconds    part   bound by\n");
+    fprintf(out, "\nTime per %-5s       seconds    part   bound by\n",
+            r->together ? "round" : "step");
     for (int p = 0; p < BL_TIME_PHASES; p++) {
         const bl_time_part *part = &e->part[p];
         fprintf(out, "  %-14s %11.3f  %4.0f %%   %s\n", bl_time_phase_name((bl_time_phase)p),

@@ -2,6 +2,7 @@
 /* report_json.c -- a plan for programs. */
 #include "base/json.h"
 #include "base/sizes.h"
+#include "plan/beside_internal.h"
 #include "plan/report_internal.h"
 
 static json_t *describe_items(const bl_memory_ledger *m, bool is_trained)
@@ -91,26 +92,50 @@ static json_t *describe_model(const bl_plan_case *c)
     return model;
 }
 
+/* In the order of the runs; null: out of memory. */
+static bl_status describe_beside(const bl_plan_report *r, json_t **out)
+{
+    bl_plan_input in = r->c->input;
+    bl_plan_beside beside;
+    bl_status st = BL_OK;
+
+    in.config = r->config;
+    *out = json_array();
+    for (int i = 0; st == BL_OK && i <= in.n_others; i++) {
+        st = bl_plan_estimate_beside(&in, r->plan, i, &beside);
+        if (st == BL_OK) json_array_append_new(*out, bl_plan_beside_describe(&in, i, &beside));
+    }
+    if (st != BL_OK) json_decref(*out);
+    return st;
+}
+
 bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
 {
-    json_t *hardware;
+    json_t *hardware, *beside;
 
     bl_json_watch_memory();
-    BL_TRY(bl_hardware_describe(&r->c->hardware, &hardware));
-    *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}", "plan_version",
-                     1, "model", describe_model(r->c), "hardware", hardware, "row_tokens",
-                     (json_int_t)r->c->input.longest_train_row, "keys",
+    BL_TRY(describe_beside(r, &beside));
+    bl_status st = bl_hardware_describe(&r->c->hardware, &hardware);
+    if (st != BL_OK) {
+        json_decref(beside);
+        return st;
+    }
+    *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}",
+                     "plan_version", 1, "model", describe_model(r->c), "hardware", hardware,
+                     "row_tokens", (json_int_t)r->c->input.longest_train_row, "keys",
                      describe_keys(r->c->model.config.n_layers, r->config, r->plan), "memory",
-                     describe_memory(r), "time", describe_time(r), "total_tokens", r->total_tokens,
-                     "total_seconds", bl_plan_report_seconds(r), "total_joules",
-                     bl_plan_report_joules(r), "load_seconds", bl_plan_report_load_seconds(r),
-                     "price", bl_plan_report_price(r));
+                     describe_memory(r), "time", describe_time(r), "beside_steps", beside,
+                     "total_tokens", r->total_tokens, "total_seconds", bl_plan_report_seconds(r),
+                     "total_joules", bl_plan_report_joules(r), "load_seconds",
+                     bl_plan_report_load_seconds(r), "price", bl_plan_report_price(r));
     if (*out && r->choice) {
         json_object_set_new(*out, "options_tried", json_integer(r->choice->n_options));
         json_object_set_new(*out, "options_that_fit", json_integer(r->choice->n_fit));
         json_object_set_new(*out, "second_best",
                             describe_second(r->c->model.config.n_layers, r->choice));
     }
+    if (*out && r->together)
+        json_object_set_new(*out, "together", bl_plan_together_describe(r->together, r->time));
     if (*out && !bl_json_ran_out()) return BL_OK;
     json_decref(*out);
     *out = NULL;

@@ -144,7 +144,12 @@ static bl_status load(const bl_config_machine *machine, const char *key, const c
                       bl_train_config **out)
 {
     char *args[] = {(char *)key, (char *)value};
-    return bl_train_config_load_for(machine, key ? 2 : 0, args, out);
+    bl_train_configs configs;
+
+    bl_status st = bl_train_configs_load_for(machine, key ? 2 : 0, args, &configs);
+    *out = st == BL_OK ? configs.run[0] : NULL;
+    free(configs.run);
+    return st;
 }
 
 static void test_described_machine(void **state)

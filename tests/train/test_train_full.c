@@ -344,7 +344,7 @@ static void unsupported_keys_are_refused(void **state)
     static const bl_config_machine gpus = {
         .has_gpus = true, .n_ranks = 1, .n_cores = 8, .n_ranks_on_host = 1, .capability = 90};
     char *on_gpu[] = {"--finetuning_type", "full", "--compute_dtype", "fp8"};
-    bl_train_config *config;
+    bl_train_configs configs;
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
@@ -358,10 +358,11 @@ static void unsupported_keys_are_refused(void **state)
     }
     assert_false(bl_file_exists(runs_path("refused")));
     char *of_lora[] = {"--model_dtype", "f32", "--device", "cuda"};
-    assert_int_equal(bl_train_config_load_for(&gpus, BL_COUNT(of_lora), of_lora, &config),
+    assert_int_equal(bl_train_configs_load_for(&gpus, BL_COUNT(of_lora), of_lora, &configs),
                      BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "finetuning_type lora writes an adapter"));
-    assert_int_equal(bl_train_config_load_for(&gpus, BL_COUNT(on_gpu), on_gpu, &config), BL_EUSAGE);
+    assert_int_equal(bl_train_configs_load_for(&gpus, BL_COUNT(on_gpu), on_gpu, &configs),
+                     BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "compute_dtype fp8 is not supported"));
 }
 

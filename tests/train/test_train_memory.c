@@ -116,23 +116,48 @@ static void end_command(const char *dir, const memory_case *c, char *command)
              c->offloads_activations ? " --activation_offload true" : "");
 }
 
+/* The keys in which runs differ, as options of one run or as files of several. */
+static void begin_command(const char *dir, int n_runs, char *command)
+{
+    static const int ranks[] = {16, 64};
+
+    if (n_runs == 1) {
+        snprintf(command, COMMAND_BYTES, BALLAST_PROGRAM " train --lora_r 16 --output_dir %s/out",
+                 dir);
+        return;
+    }
+    for (int run = 0; run < n_runs; run++) {
+        char path[PATH_BYTES + 16];
+        snprintf(path, sizeof path, "%s/run-%d.yaml", dir, run);
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        fprintf(file, "lora_r: %d\noutput_dir: %s/out-%d\ngradient_accumulation_steps: %d\n",
+                ranks[run], dir, run, 1 + run);
+        assert_int_equal(fclose(file), 0);
+    }
+    snprintf(command, COMMAND_BYTES,
+             BALLAST_PROGRAM " train %s/run-0.yaml %s/run-1.yaml --visit_tokens 100000", dir, dir);
+}
+
 /* The line at a run's end, in GB. */
-static void train(const char *dir, const memory_case *c, double *measured, double *predicted)
+static void train(const char *dir, const memory_case *c, int n_runs, double *measured,
+                  double *predicted)
 {
     char command[COMMAND_BYTES], line[1024], rows[PATH_BYTES + 16];
     bool found = false;
 
     snprintf(rows, sizeof rows, "%s/rows.jsonl", dir);
     write_rows(rows, c->length);
+    begin_command(dir, n_runs, command);
+    size_t used = strlen(command);
     snprintf(
-        command, sizeof command,
-        BALLAST_PROGRAM
-        " train --model_name_or_path %s --train_file %s --data_format tokens --output_dir %s/out "
+        command + used, sizeof command - used,
+        " --model_name_or_path %s --train_file %s --data_format tokens "
         "--overwrite_output_dir true --max_seq_length %d --per_device_train_batch_size %d --ranks "
         "%d "
         "--threads %d "
-        "--base_format %s --activation_checkpointing %s --lora_r 16 --max_steps 2",
-        models[c->model].dir, rows, dir, c->max_seq_length ? c->max_seq_length : c->length,
+        "--base_format %s --activation_checkpointing %s --max_steps 2",
+        models[c->model].dir, rows, c->max_seq_length ? c->max_seq_length : c->length,
         c->rows_per_batch ? c->rows_per_batch : 1, c->ranks, c->threads, c->base_format,
         c->checkpointing);
     end_command(dir, c, command);
@@ -145,18 +170,23 @@ static void train(const char *dir, const memory_case *c, double *measured, doubl
     assert_true(found);
 }
 
-static void check(const char *dir, const memory_case *c)
+static void check_runs(const char *dir, const memory_case *c, int n_runs)
 {
     double measured = 0, predicted = 0;
 
-    train(dir, c, &measured, &predicted);
-    printf("%s: %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.4f GB, predicted "
-           "%.4f GB, ratio %.3f\n",
-           strrchr(models[c->model].dir, '-') + 1, c->ranks, c->threads, c->length, c->base_format,
-           c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
+    train(dir, c, n_runs, &measured, &predicted);
+    printf("%s: %d runs, %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.4f GB, "
+           "predicted %.4f GB, ratio %.3f\n",
+           strrchr(models[c->model].dir, '-') + 1, n_runs, c->ranks, c->threads, c->length,
+           c->base_format, c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
            c->offloads_activations ? ", activations" : "", measured, predicted,
            measured / predicted);
     assert_true(fabs(measured / predicted - 1.0) <= 0.05);
+}
+
+static void check(const char *dir, const memory_case *c)
+{
+    check_runs(dir, c, 1);
 }
 
 static void test_prediction(void **state)
@@ -198,6 +228,19 @@ static void test_small_model_keeps_all(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
 }
 
+/* A base, two adapters with their moments and gradients, the activations of both steps. The second
+ * adapter is larger, and its step has two micro-batches. */
+static void test_two_runs(void **state)
+{
+    static const memory_case cases[] = {
+        {M284, 1, 2, 256, "fp8_row", "none", NULL, 0, false, 0, 0},
+        {M284, 2, 1, 256, "fp8_row", "full", "disk", 1, false, 0, 0},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 1, false, 0, 0},
+    };
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) check_runs(*state, &cases[i], 2);
+}
+
 /* Short and long rows, of which the base's part in another tier is none, half or all: all of them
  * where all are asked for, or every third, so that each model, length and tier has some. */
 static void test_tiers(void **state)
@@ -236,9 +279,9 @@ static int tear_down(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_model_keeps_all),
-                                       cmocka_unit_test(test_prediction),
-                                       cmocka_unit_test(test_tiers)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_small_model_keeps_all), cmocka_unit_test(test_prediction),
+        cmocka_unit_test(test_two_runs), cmocka_unit_test(test_tiers)};
     all_tiers = argc > 1 && strcmp(argv[1], "all") == 0;
     if (!have_models()) return 77;
     return cmocka_run_group_tests(tests, set_up, tear_down);

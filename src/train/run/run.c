@@ -277,26 +277,6 @@ static bl_status train(bl_train_run_state *runs, int n)
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
 }
 
-static const char *last_part(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    return slash && slash[1] ? slash + 1 : path;
-}
-
-/* The last part of each output_dir, if no two are the same. */
-static void name_runs(bl_train_run_state *runs, int n)
-{
-    bool are_distinct = true;
-
-    for (int i = 0; i < n; i++) {
-        runs[i].training.name = last_part(runs[i].training.config->output_dir);
-        for (int k = 0; k < i; k++)
-            are_distinct &= strcmp(runs[i].training.name, runs[k].training.name) != 0;
-    }
-    for (int i = 0; i < n && !are_distinct; i++)
-        runs[i].training.name = runs[i].training.config->output_dir;
-}
-
 bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_launch *launch,
                            const struct bl_pager_hooks *hooks)
 {
@@ -305,9 +285,10 @@ bl_status bl_train_run_all(const bl_train_config *const *configs, int n, bl_laun
 
     if (!runs) return BL_FAIL(BL_ENOMEM, "%d runs", n);
     for (int i = 0; i < n; i++)
-        runs[i].training = (bl_training){
-            .config = configs[i], .job = {.config = configs[i], .launch = launch, .hooks = hooks}};
-    name_runs(runs, n);
+        runs[i].training =
+            (bl_training){.config = configs[i],
+                          .name = bl_train_config_name(configs, n, i),
+                          .job = {.config = configs[i], .launch = launch, .hooks = hooks}};
     bl_status st = train(runs, n);
     bl_error_save(&error, st);
     bl_log_set_label(NULL);
