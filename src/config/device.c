@@ -153,8 +153,8 @@ bl_status config_choose_dtype(bl_config_device device, const config_arithmetic *
     return BL_OK;
 }
 
-/* The environment variable BALLAST_CPU_BF16, for tests: "emulated" computes the bits of AVX512-BF16
- * without it, slower than fp32 (ops/gemm.h); "off" is a processor without it. */
+/* The environment variable BALLAST_CPU_BF16 (ops/gemm.h), for tests: "emulated" computes the bits
+ * of AVX512-BF16 without it, slower than fp32; "off" is a processor without it. */
 static bool computes_bf16(void)
 {
     const char *wish = getenv("BALLAST_CPU_BF16");

@@ -64,11 +64,13 @@ BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint
                                             int64_t lddy, const bl_weight *w, float beta,
                                             bl_dtype dx_dtype, void *dx, int64_t lddx);
 
-/* Whether this processor has instructions for it; otherwise the functions above compute the same
- * bits, slower than fp32. The environment variable BALLAST_CPU_BF16=emulated hides them. */
+/* Whether this processor has instructions for it; otherwise the functions above compute the bits of
+ * AVX512-BF16, slower than fp32. The environment variable BALLAST_CPU_BF16, read once, selects
+ * "amx_bf16", "avx512_bf16" or "emulated"; what is not there is replaced, with a warning. */
 BL_API bool bl_cpu_gemm_has_bf16(void);
 
-/* What computes them, as bl_cpu_gemm_describe: "ballast avx512_bf16", or "ballast emulated". */
+/* What computes them, as bl_cpu_gemm_describe: "ballast avx512_bf16", "ballast amx_bf16", which has
+ * other bits, or "ballast emulated". */
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 BL_API void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
 

@@ -161,7 +161,7 @@ static void test_products(void **state)
     /* As fp32, C is any two of these: no value so large that sums overflow. */
     for (int64_t i = 0; i < N; i++) sums[i] = random_float();
     for (int64_t i = 0; i < OPS_BF16_PANEL; i++) factor[i] = random_float();
-    for (int64_t rows = 1; rows <= OPS_BF16_ROWS; rows++)
+    for (int64_t rows = 1; rows <= kernels[1]->rows; rows++)
         for (int64_t cols = 1; cols <= OPS_BF16_PANEL; cols++)
             for (int64_t pairs = 0; pairs <= OPS_BF16_DEPTH / 2;
                  pairs = pairs < 3 ? pairs + 1 : 4 * pairs + 1) {

@@ -152,7 +152,7 @@ static void emulation_has_the_processors_bits(void **state)
         runs_child child = {0};
         golden_args args = {0};
         choose_arithmetic();
-        if (emulated) setenv(SWITCH, "emulated", 1);
+        if (bl_cpu_gemm_has_bf16()) setenv(SWITCH, emulated ? "emulated" : "avx512_bf16", 1);
         runs_standard(&args, runs_path(emulated ? "emulated" : "native"), 1);
         runs_set(&args, "compute_dtype", "bf16");
         runs_start(&child, "train", &args);

@@ -253,12 +253,14 @@ static void keys_item(void *arg, int64_t index, void *scratch)
                   .s = s};
 
     if (keys.n <= 0) return;
+    ops_bf16_begin(x.kernels);
     for (x.head = kv_head * group; x.head < (kv_head + 1) * group; x.head++)
         for (x.row = keys.first; x.row < end_row; x.row += BLOCK) {
             x.n_rows = bl_min_i64(BLOCK, end_row - x.row);
             add_queries(&x);
             x.is_first = false;
         }
+    ops_bf16_end(x.kernels);
     store_rows(a->dk, at, a->kv_stride, keys.n, a->d, scale_of(a), s->sum[0], ld);
     store_rows(a->dv, at, a->kv_stride, keys.n, a->d, 1.0f, s->sum[1], ld);
 }
@@ -339,11 +341,13 @@ static void queries_item(void *arg, int64_t index, void *scratch)
                     .head = head,
                     .is_first = true,
                     .s = s};
+    ops_bf16_begin(x.kernels);
     for (x.key = first_key; x.key < end_key; x.key += BLOCK) {
         x.n_keys = bl_min_i64(BLOCK, end_key - x.key);
         add_keys(&x);
         x.is_first = false;
     }
+    ops_bf16_end(x.kernels);
     store_rows(a->dq, rows.first * a->q_stride + head * a->d, a->q_stride, rows.n, a->d,
                scale_of(a), s->sum[0], bl_round_up(a->d, OPS_BF16_NARROW));
 }

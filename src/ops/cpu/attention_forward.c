@@ -187,6 +187,7 @@ static void gather_bf16(const bl_attention_forward_args *a, const forward_block 
     const uint16_t *k = ops_bf16(a->k) + b->at_kv, *v = ops_bf16(a->v) + b->at_kv;
     int64_t ld_o = bl_round_up(a->d, OPS_BF16_NARROW);
 
+    ops_bf16_begin(kernels);
     for (int64_t key = b->first_key; key < b->n_keys; key += KEY_BLOCK_BF16) {
         int64_t n_keys = bl_min_i64(KEY_BLOCK_BF16, b->n_keys - key), at = key * a->kv_stride;
         kernels->pack_columns(k + at, a->kv_stride, a->d, n_keys,
@@ -195,6 +196,7 @@ static void gather_bf16(const bl_attention_forward_args *a, const forward_block 
         for (int64_t row = 0; row < b->n_rows; row += STRIP)
             gather_strip(a, b, key, n_keys, row, bl_min_i64(STRIP, b->n_rows - row), s);
     }
+    ops_bf16_end(kernels);
     for (int64_t r = 0; r < b->n_rows; r++)
         ops_scale_round(a->d, (float)(1.0 / s->state.denominator[r]), s->o + r * ld_o,
                         ops_bf16(a->o) + b->at_o + r * a->o_stride);

@@ -113,5 +113,14 @@ static void multiply_tile(const ops_bf16_tile *t)
         }
 }
 
-const ops_bf16_kernels ops_bf16_kernels_emulated = {
-    "emulated", narrow, copy_rows, copy_columns, pack_rows, pack_columns, multiply, multiply_tile};
+const ops_bf16_kernels ops_bf16_kernels_emulated = {.name = "emulated",
+                                                    .rows = 14, /* as vdpbf16ps's */
+                                                    .depth_unit = 2,
+                                                    .multiply_adds = 32,
+                                                    .narrow = narrow,
+                                                    .copy_rows = copy_rows,
+                                                    .copy_columns = copy_columns,
+                                                    .pack_rows = pack_rows,
+                                                    .pack_columns = pack_columns,
+                                                    .multiply = multiply,
+                                                    .multiply_tile = multiply_tile};

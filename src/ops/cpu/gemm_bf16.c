@@ -19,7 +19,7 @@
 #include "ops/cpu/ops_cpu.h"
 
 enum {
-    TILE_M = 37 * OPS_BF16_ROWS, /* 518: 512 tokens, too */
+    TILE_M = 518, /* whole blocks of 14 rows; 512 is whole ones of 32 */
     TILE_N = 8 * OPS_BF16_PANEL,
     STEP_UNIT = 32, /* of the depth of steps; even, as pairs are */
     TRIES_M = 12,   /* ways to cut either side */
@@ -40,6 +40,8 @@ typedef struct bf16_scratch {
 _Static_assert(sizeof(bf16_scratch) <= BL_POOL_SCRATCH_BYTES, "a tile fits the scratch");
 _Static_assert((int)STRIP_ROWS >= (int)OPS_BF16_PANEL && (int)OPS_BF16_A_STRIDE >= (int)TILE_N,
                "a strip holds a panel's columns of W^T, and rows of W as wide as a tile");
+_Static_assert(STRIP_ROWS % OPS_BF16_DEPTH_UNIT == 0 && OPS_BF16_DEPTH % OPS_BF16_DEPTH_UNIT == 0,
+               "zeros behind the last strip of a panel, and none behind the others");
 
 typedef struct bf16_task {
     const ops_bf16_kernels *kernels;
@@ -54,6 +56,12 @@ typedef struct bf16_task {
     bool c_is_bf16;
     void *C;
 } bf16_task;
+
+/* Of A's rows and of panels, whose last rows may be zeros. */
+static int64_t stored_depth(const bf16_task *t, int64_t depth)
+{
+    return bl_round_up(depth, t->kernels->depth_unit);
+}
 
 /* ---- the frozen matrix ---- */
 
@@ -111,7 +119,7 @@ static void pack_weight_nt(const bf16_task *t, int64_t k, int64_t depth, int64_t
                 n_there = bl_min_i64(width, n_cols - col);
         decode_rows(t, n + col, n_there, k, depth, s->strip, OPS_BF16_A_STRIDE);
         t->kernels->pack_columns(s->strip, OPS_BF16_A_STRIDE, depth, n_there, width, panel);
-        panel += (depth + depth % 2) * width;
+        panel += stored_depth(t, depth) * width;
         col += width;
     }
 }
@@ -129,7 +137,7 @@ static void pack_weight_nn(const bf16_task *t, int64_t k, int64_t depth, int64_t
                     n_there = bl_min_i64(width, n_cols - col);
             t->kernels->pack_rows(s->strip + col, OPS_BF16_A_STRIDE, n_rows, n_there, width,
                                   panel + row * width);
-            panel += (depth + depth % 2) * width;
+            panel += stored_depth(t, depth) * width;
             col += width;
         }
     }
@@ -187,7 +195,7 @@ static void pack_plain(const bf16_task *t, int64_t k, int64_t depth, int64_t n, 
         else
             t->kernels->pack_rows(t->B + k * t->ldb + n + col, t->ldb, depth, n_there, width,
                                   panel);
-        panel += (depth + depth % 2) * width;
+        panel += stored_depth(t, depth) * width;
         col += width;
     }
 }
@@ -273,10 +281,11 @@ static void multiply_rows(tile *x, int64_t k, int64_t depth, int64_t row, int64_
     int64_t m = x->m + row, left = x->n_rows - row;
     ahead next_a = {.t = t,
                     .first = m + n_rows,
-                    .n_runs = t->trans_a ? 0 : bl_min_i64(left - n_rows, OPS_BF16_ROWS),
+                    .n_runs = t->trans_a ? 0 : bl_min_i64(left - n_rows, t->kernels->rows),
                     .begin = k,
                     .n = depth};
-    int64_t a_lines = lines_per_call(depth * OPS_BF16_ROWS, bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
+    int64_t a_lines =
+        lines_per_call(depth * t->kernels->rows, bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
 
     b->n_rows = n_rows;
     if (t->trans_a)
@@ -305,7 +314,7 @@ static void look_ahead(tile *x, int64_t k)
 
     x->next_b = t->trans_b ? (ahead){t, true, x->n, depth > 0 ? x->n_cols : 0, k, depth, 0, 0}
                            : (ahead){t, true, k, depth, x->n, x->n_cols, 0, 0};
-    x->b_lines = lines_per_call(depth * x->n_cols, bl_ceil_div(x->n_rows, OPS_BF16_ROWS) *
+    x->b_lines = lines_per_call(depth * x->n_cols, bl_ceil_div(x->n_rows, t->kernels->rows) *
                                                        bl_ceil_div(x->n_cols, OPS_BF16_PANEL));
 }
 
@@ -328,14 +337,15 @@ static void bf16_tile(void *arg, int64_t index, void *scratch)
                         .beta = t->beta,
                         .ldc = t->ldc}};
     /* Blocks of about the same height: few rows keep the processor waiting for their own sums. */
-    int64_t n_blocks = bl_ceil_div(x.n_rows, OPS_BF16_ROWS);
+    int64_t n_blocks = bl_ceil_div(x.n_rows, t->kernels->rows);
+    ops_bf16_begin(t->kernels);
     do { /* once for K = 0, too: C = beta C */
         int64_t end = end_of_step(t, k), depth = end - k;
         pack_step(t, k, depth, n, x.n_cols, s);
         set_factors(t, k, n, x.n_cols, s->factor);
         set_row_scales(t, k, depth, s->row_scale);
         look_ahead(&x, end);
-        x.block.n_pairs = bl_ceil_div(depth, 2);
+        x.block.n_pairs = stored_depth(t, depth) / 2;
         x.block.is_last = end == t->K;
         for (int64_t i = 0, row = 0; i < n_blocks; i++) {
             int64_t next = (i + 1) * x.n_rows / n_blocks;
@@ -345,6 +355,7 @@ static void bf16_tile(void *arg, int64_t index, void *scratch)
         x.block.is_first = false;
         k = end;
     } while (k < t->K);
+    ops_bf16_end(t->kernels);
 }
 
 /* The side of `n` tiles of equal size, in whole units. */
@@ -354,22 +365,25 @@ static int64_t tile_side(int64_t size, int64_t n, int64_t unit)
 }
 
 /* About how many cycles n_m x n_n tiles take per element of the inner dimension: what a thread
- * computes, and a part of a tile more for waiting. Measured on a Zen 4: 32 multiply-adds per cycle,
- * 0.2 cycles to copy an element of A, 0.45 to decode and pack one of B. */
+ * computes, and a part of a tile more for waiting. Measured on a Zen 4: 0.2 cycles to copy an
+ * element of A, 0.45 to decode and pack one of B. */
 static double cost_of_tiles(const bf16_task *t, int64_t n_m, int64_t n_n, int n_threads)
 {
-    int64_t rows = tile_side(t->M, n_m, OPS_BF16_ROWS), cols = tile_side(t->N, n_n, OPS_BF16_PANEL),
+    int64_t rows = tile_side(t->M, n_m, t->kernels->rows),
+            cols = tile_side(t->N, n_n, OPS_BF16_PANEL),
             n_tiles = bl_ceil_div(t->M, rows) * bl_ceil_div(t->N, cols);
     double height = (double)bl_min_i64(rows, t->M), width = (double)bl_min_i64(cols, t->N);
     double n_rounds = (double)bl_ceil_div(n_tiles, n_threads) + (n_threads > 1 ? 0.15 : 0);
 
-    return n_rounds * (height * width / 32 + 0.2 * height + 0.45 * width);
+    return n_rounds * (height * width / t->kernels->multiply_adds + 0.2 * height + 0.45 * width);
 }
 
 /* The tiles change no bit of the output: they may be chosen by the number of threads. */
 static void run_tiles(bl_pool *pool, bf16_task *t)
 {
-    int64_t least_m = bl_max_i64(bl_ceil_div(t->M, TILE_M), 1),
+    t->kernels = ops_bf16_kernels_best();
+    int64_t most_m = TILE_M / t->kernels->rows * t->kernels->rows,
+            least_m = bl_max_i64(bl_ceil_div(t->M, most_m), 1),
             least_n = bl_max_i64(bl_ceil_div(t->N, TILE_N), 1), best_m = least_m, best_n = least_n;
     double least = INFINITY;
 
@@ -383,8 +397,7 @@ static void run_tiles(bl_pool *pool, bf16_task *t)
         }
     int64_t n_steps = bl_max_i64(bl_ceil_div(t->K, OPS_BF16_DEPTH), 1);
     t->depth = tile_side(t->K, n_steps, STEP_UNIT);
-    t->kernels = ops_bf16_kernels_best();
-    t->tile_m = tile_side(t->M, best_m, OPS_BF16_ROWS);
+    t->tile_m = tile_side(t->M, best_m, t->kernels->rows);
     t->tile_n = tile_side(t->N, best_n, OPS_BF16_PANEL);
     bl_pool_run(pool, bl_ceil_div(t->M, t->tile_m) * bl_ceil_div(t->N, t->tile_n), bf16_tile, t);
 }

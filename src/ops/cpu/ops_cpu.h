@@ -5,7 +5,7 @@
  * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one
  * order anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one
  * register and narrow ones in several. So a clone for AVX-512 and the baseline give the same bits;
- * only the BLAS under the GEMMs may differ from CPU to CPU. */
+ * only the BLAS under the GEMMs and AMX may differ from CPU to CPU. */
 #ifndef BALLAST_OPS_CPU_OPS_CPU_H
 #define BALLAST_OPS_CPU_OPS_CPU_H
 
