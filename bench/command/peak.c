@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peak.c -- sixteen independent sums in registers, so that neither the instruction's latency nor
- * memory bounds the loop. */
+/* peak.c -- independent sums in registers, sixteen vectors or four tiles, so that neither the
+ * instruction's latency nor memory bounds the loop. */
 #include "bench/command/peak.h"
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "base/clock.h"
+#include "ops/gemm.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -53,21 +55,55 @@ __attribute__((target("avx512f,avx512bf16"))) static void run_bf16(void *arg, in
     LOOP(__m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)x))
 }
 
+/* Four tiles of sums, as the products have: an instruction does not wait for the one before. It
+ * begins every 16 cycles on processors so far, so that there are fewer rounds. */
+enum { AMX_ROUNDS = ROUNDS / 32 };
+__attribute__((target("amx-tile,amx-bf16"))) static void run_amx(void *arg, int64_t index,
+                                                                 void *scratch)
+{
+    /* Palette 1, eight tiles of 16 rows of 64 bytes. */
+    static const uint16_t config[32] = {1,  0,  0,  0,  0,      0,      0,      0,     64, 64,
+                                        64, 64, 64, 64, 64,     64,     0,      0,     0,  0,
+                                        0,  0,  0,  0,  0x1010, 0x1010, 0x1010, 0x1010};
+    (void)arg, (void)index, (void)scratch;
+    _tile_loadconfig(config);
+    _tile_zero(4);
+    _tile_zero(5);
+    for (int round = 0; round < AMX_ROUNDS * N_SUMS / 4; round++) {
+        _tile_dpbf16ps(0, 4, 5);
+        _tile_dpbf16ps(1, 4, 5);
+        _tile_dpbf16ps(2, 4, 5);
+        _tile_dpbf16ps(3, 4, 5);
+    }
+    _tile_release();
+}
+
 typedef struct loop {
     const char *name;
     bl_pool_fn run;
     double flops; /* of one instruction */
+    int rounds;
 } loop;
+
+/* That of the products, which are allowed to use it. */
+static bool uses_amx(void)
+{
+    char text[BL_CPU_GEMM_TEXT_BYTES];
+    bl_cpu_gemm_describe_bf16(text);
+    return strstr(text, "amx_bf16") != NULL;
+}
 
 static loop find_loop(bl_peak_kind kind)
 {
+    if (kind == BL_PEAK_BF16 && uses_amx())
+        return (loop){"tdpbf16ps tmm", run_amx, 2 * 16 * 16 * 32, AMX_ROUNDS};
     if (kind == BL_PEAK_BF16)
-        return __builtin_cpu_supports("avx512bf16") ? (loop){"vdpbf16ps zmm", run_bf16, 64}
-                                                    : (loop){NULL, NULL, 0};
-    if (__builtin_cpu_supports("avx512f")) return (loop){"vfmadd231ps zmm", run_avx512, 32};
+        return __builtin_cpu_supports("avx512bf16") ? (loop){"vdpbf16ps zmm", run_bf16, 64, ROUNDS}
+                                                    : (loop){0};
+    if (__builtin_cpu_supports("avx512f")) return (loop){"vfmadd231ps zmm", run_avx512, 32, ROUNDS};
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return (loop){"vfmadd231ps ymm", run_avx2, 16};
-    return (loop){NULL, NULL, 0};
+        return (loop){"vfmadd231ps ymm", run_avx2, 16, ROUNDS};
+    return (loop){0};
 }
 
 const char *bl_peak_name(bl_peak_kind kind)
@@ -82,7 +118,7 @@ double bl_peak_measure(bl_pool *pool, bl_peak_kind kind)
     double start = bl_now_s();
 
     bl_pool_run(pool, n_items, l.run, NULL);
-    return (double)n_items * ROUNDS * N_SUMS * l.flops / (bl_now_s() - start);
+    return (double)n_items * l.rounds * N_SUMS * l.flops / (bl_now_s() - start);
 }
 #else
 const char *bl_peak_name(bl_peak_kind kind)

@@ -9,7 +9,7 @@
 
 typedef enum bl_peak_kind {
     BL_PEAK_F32, /* the widest fused multiply-add of fp32 */
-    BL_PEAK_BF16 /* vdpbf16ps: two products of bf16 per fp32 sum */
+    BL_PEAK_BF16 /* the instruction of bf16 products: tdpbf16ps, or vdpbf16ps */
 } bl_peak_kind;
 
 /* "vfmadd231ps zmm"; NULL: this processor has no such instruction. */
