@@ -190,8 +190,8 @@ static bl_status run_adamw(bench *b)
                        .eps = 1e-8,
                        .grad = b->floats,
                        .w = b->floats + LORA_SHARE,
-                       .m = b->floats + 2 * (int64_t)LORA_SHARE,
-                       .v = b->floats + 3 * (int64_t)LORA_SHARE};
+                       .m = bl_tensor_f32(b->floats + 2 * (int64_t)LORA_SHARE),
+                       .v = bl_tensor_f32(b->floats + 3 * (int64_t)LORA_SHARE)};
     return bl_adamw(b->stream, &a);
 }
 static bl_status run_sum_squares(bench *b)

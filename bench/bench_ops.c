@@ -315,8 +315,8 @@ static void bench_rows(bench *b, int64_t T, int64_t H)
                            .eps = 1e-8,
                            .grad = x,
                            .w = y,
-                           .m = gate_up,
-                           .v = z};
+                           .m = bl_tensor_f32(gate_up),
+                           .v = bl_tensor_f32(z)};
     const struct {
         const char *name;
         job_fn fn;

@@ -43,6 +43,7 @@
 #include "ops/optimizer.h"
 #include "ops/philox.h"
 #include "ops/rope.h"
+#include "ops/rounding.h"
 #include "ops/weight.h"
 #include "store/safetensors.h"
 

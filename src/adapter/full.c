@@ -41,7 +41,9 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
     static const bl_tier tiers[] = {[BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
                                     [BL_OPTIMIZER_HOST] = BL_TIER_HOST,
                                     [BL_OPTIMIZER_DISK] = BL_TIER_DISK};
-    return (bl_optimizer_placement){.ratio = config->optimizer_ratio,
+    return (bl_optimizer_placement){.moments = bl_train_config_moments(config),
+                                    .seed = (uint64_t)config->seed,
+                                    .ratio = config->optimizer_ratio,
                                     .tier = tiers[config->optimizer_tier],
                                     .dir = config->offload_dir,
                                     .io_engine = config->io_engine};
@@ -201,8 +203,8 @@ static bl_status update_vectors(bl_adapter_state *s, bl_adamw_args args)
     args.n = f->n_vectors;
     args.grad = f->vector_grad;
     args.w = f->vectors;
-    args.m = f->vector_m;
-    args.v = f->vector_v;
+    args.m = bl_tensor_f32(f->vector_m);
+    args.v = bl_tensor_f32(f->vector_v);
     BL_TRY(bl_adamw(s->compute, &args));
     return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors);
 }
@@ -245,8 +247,8 @@ bl_status adapter_full_warm_up(bl_adapter_state *s, bl_adamw_args args)
     args.n = layer_bytes(f->base_layout) / FLOAT / 2; /* of two layers four parts */
     args.grad = f->whole;
     args.w = f->whole + args.n;
-    args.m = f->whole + 2 * args.n;
-    args.v = f->whole + 3 * args.n;
+    args.m = bl_tensor_of(f->whole + 2 * args.n, f->bytes.units.dtype);
+    args.v = bl_tensor_of(f->whole + 3 * args.n, f->bytes.units.dtype);
     return bl_adamw(s->compute, &args);
 }
 

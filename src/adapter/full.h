@@ -23,26 +23,30 @@
 #include "model/weights.h"
 
 /* Where moments and gradients are: `ratio` of their bytes, in whole units, in `tier`, the rest in
- * device memory. On a CPU host memory is device memory. */
+ * device memory. On a CPU host memory is device memory. `moments`: the dtype of both moments of the
+ * rank's rows, BL_F32 or BL_BF16; those of norms and biases are fp32. */
 typedef struct bl_optimizer_placement {
-    double ratio; /* 0..1 */
+    bl_dtype moments;
+    uint64_t seed; /* of the rounding of bf16 moments */
+    double ratio;  /* 0..1 */
     bl_tier tier;
     const char *dir; /* with BL_TIER_DISK: must exist */
     bl_io_engine io_engine;
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* Of the keys optimizer_tier, optimizer_ratio and offload_dir; dir is borrowed of them. */
+/* Of the keys optimizer_*, seed and offload_dir; dir is borrowed of them. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
 /* Bytes of one rank: moments and gradients in memory (device memory); both on disk; and with
  * anything on disk, host memory: gradients during a visit, and pieces during an update with the
- * buffers of requests. */
+ * buffers of requests. dtype: the moments'. */
 typedef struct bl_adapter_units_bytes {
+    bl_dtype dtype;
     int64_t moments, gradients, disk, frames, pieces;
 } bl_adapter_units_bytes;
 
-/* Bytes of one rank's part, all fp32: moments and gradients of its rows of all matrices (the
+/* Bytes of one rank's part, in fp32, moments in their dtype: moments and gradients of its rows (the
  * weights themselves are the base's), all norms and biases; of several ranks a unit's whole
  * gradient, or two layers', and the largest part of a matrix's sum. Staging is host memory. */
 typedef struct bl_adapter_full_bytes {
@@ -76,7 +80,7 @@ const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *state);
 
 /* As bl_adapter_checkpoint_bytes: weights and both moments of n_ranks ranks. BL_ENOMEM. */
 bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, int n_ranks,
-                                           int64_t *n_bytes);
+                                           bl_dtype moments, int64_t *n_bytes);
 
 /* The weights in the files that n_ranks ranks have written into `dir`. */
 typedef struct bl_adapter_full_reader bl_adapter_full_reader;

@@ -61,7 +61,7 @@ static bl_status write_tensor(dump *d, const bl_arch_tensor *tensor, bl_safetens
         BL_TRY(gather(d, part, unit, &floats));
         floats += row * part->row_bytes / FLOAT;
     }
-    return writer ? adapter_append_floats(writer, s->staging, floats, n) : BL_OK;
+    return writer ? adapter_append_bytes(writer, s->staging, floats, (size_t)(n * FLOAT)) : BL_OK;
 }
 
 /* All ranks need the order of the file, which the writer decides: it has none for the others. */

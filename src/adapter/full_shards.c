@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* full_shards.c -- checkpoints of a run that trains every weight, a file per rank: m, v, w, F32,
- * the rank's rows of all matrices as bl_model_layout_trained places them, and m_vectors, v_vectors,
- * w_vectors, norms and biases, which all ranks have alike. Another number of ranks, and the writer
- * of the trained model, read the rows out of them. */
+/* full_shards.c -- checkpoints of a run that trains every weight, a file per rank: m, v (F32 or
+ * BF16), w (F32), the rank's rows of all matrices as bl_model_layout_trained places them in fp32,
+ * and m_vectors, v_vectors, w_vectors, norms and biases, F32, which all ranks have alike. Another
+ * number of ranks, and the writer of the trained model, read the rows out of them; a run with
+ * moments of the other dtype converts them. */
 #include <stdlib.h>
 
 #include "adapter/internal.h"
@@ -17,13 +18,14 @@ static const char *const tensor_names[N_TENSORS] = {"m",         "v",         "w
 enum { WEIGHTS = 2, VECTORS = N_ARRAYS };
 
 bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, int n_ranks,
-                                           int64_t *n_bytes)
+                                           bl_dtype moments, int64_t *n_bytes)
 {
     bl_base_layout layout;
 
     BL_TRY(bl_model_layout_trained(config, n_ranks, &layout));
-    *n_bytes =
-        N_ARRAYS * n_ranks * ((int64_t)layout.shard_bytes + bl_arch_vector_floats(config) * FLOAT);
+    int64_t rows = (int64_t)layout.shard_bytes / FLOAT,
+            row_bytes = FLOAT + 2 * (int64_t)bl_dtype_bytes(moments);
+    *n_bytes = n_ranks * (rows * row_bytes + N_ARRAYS * bl_arch_vector_floats(config) * FLOAT);
     bl_base_layout_free(&layout);
     return BL_OK;
 }
@@ -53,7 +55,7 @@ bl_status adapter_full_write_shard(bl_adapter_state *s, const char *path)
     for (int i = 0; i < N_TENSORS; i++)
         specs[i] = (bl_stored_tensor_spec){
             tensor_names[i],
-            BL_F32,
+            i < WEIGHTS ? f->bytes.units.dtype : BL_F32,
             1,
             {i < VECTORS ? (int64_t)f->base_layout->shard_bytes / FLOAT : f->n_vectors}};
     BL_TRY(bl_adapter_full_flush(s));
@@ -63,8 +65,8 @@ bl_status adapter_full_write_shard(bl_adapter_state *s, const char *path)
         BL_TRY_GOTO(st, done,
                     which < VECTORS
                         ? append_rows(s, which, writer)
-                        : adapter_append_floats(writer, s->staging,
-                                                vector_array(f, which - VECTORS), f->n_vectors));
+                        : adapter_append_bytes(writer, s->staging, vector_array(f, which - VECTORS),
+                                               (size_t)(f->n_vectors * FLOAT)));
     }
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
@@ -81,15 +83,24 @@ struct bl_adapter_full_reader {
     bl_safetensors **files;
 };
 
+/* Of both moments; the first decides. */
+static bl_dtype moments_of(const bl_safetensors *file)
+{
+    const bl_stored_tensor *m = bl_safetensors_find(file, tensor_names[0]);
+    return m && m->dtype == BL_BF16 ? BL_BF16 : BL_F32;
+}
+
 static bl_status check_file(const bl_adapter_full_reader *r, const bl_safetensors *file)
 {
     for (int i = 0; i < N_TENSORS; i++) {
         const bl_stored_tensor *t = bl_safetensors_find(file, tensor_names[i]);
         int64_t n =
             i < VECTORS ? (int64_t)r->layout.shard_bytes / FLOAT : bl_arch_vector_floats(r->config);
-        if (!t || t->dtype != BL_F32 || t->n_dims != 1 || t->shape[0] != n)
-            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not F32 [%lld]",
-                           bl_safetensors_path(file), tensor_names[i], (long long)n);
+        bl_dtype dtype = i < WEIGHTS ? moments_of(file) : BL_F32;
+        if (!t || t->dtype != dtype || t->n_dims != 1 || t->shape[0] != n)
+            return BL_FAIL(BL_ECHECKPOINT, "%s: tensor %s is not %s [%lld]",
+                           bl_safetensors_path(file), tensor_names[i], bl_dtype_name(dtype),
+                           (long long)n);
     }
     return BL_OK;
 }
@@ -193,19 +204,18 @@ static bl_status load_part(const bl_adapter_state *s, const bl_adapter_full_read
 {
     const bl_base_part *part = at->part,
                        *from = &r->layout.units[at->idx_unit].matrix[at->idx_matrix].part[0];
-    int64_t begin, end, old_begin, old_end, row_bytes = part->row_bytes;
+    int64_t begin, end, old_begin, old_end, row = part->row_bytes / FLOAT;
 
     bl_base_part_rows(part, bl_comm_rank(s->world), &begin, &end);
     bl_base_part_rows(from, old, &old_begin, &old_end);
     int64_t first = bl_max_i64(begin, old_begin), last = bl_min_i64(end, old_end);
-    int64_t source = (int64_t)(r->layout.units[at->idx_unit].offset + from->shard_offset) +
-                     (first - old_begin) * row_bytes;
+    int64_t source = (int64_t)(r->layout.units[at->idx_unit].offset + from->shard_offset) / FLOAT +
+                     (first - old_begin) * row;
 
     for (int i = 0; i < VECTORS && first < last; i++)
-        BL_TRY(adapter_units_load(s->trained->units, at, (adapter_array)i,
-                                  (first - begin) * row_bytes, (size_t)((last - first) * row_bytes),
-                                  bl_safetensors_find(r->files[old], tensor_names[i]), source,
-                                  s->staging));
+        BL_TRY(adapter_units_load(
+            s->trained->units, at, (adapter_array)i, (first - begin) * row, (last - first) * row,
+            bl_safetensors_find(r->files[old], tensor_names[i]), source, s->staging));
     return BL_OK;
 }
 

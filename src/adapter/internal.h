@@ -56,10 +56,10 @@ struct bl_adapter_state {
 
 /* state.c: what both kinds of state have: events, sums, staging of BL_STAGING_BYTES. */
 bl_status adapter_allocate_sums(bl_adapter_state *state);
-/* shards.c: floats of device memory to a file, and bytes [offset, offset + n_bytes) of a stored
- * tensor to device memory, through `staging`. */
-bl_status adapter_append_floats(bl_safetensors_writer *writer, bl_staging *staging,
-                                const float *floats, int64_t n);
+/* shards.c: device memory to a file, and bytes [offset, offset + n_bytes) of a stored tensor to
+ * device memory, through `staging`. */
+bl_status adapter_append_bytes(bl_safetensors_writer *writer, bl_staging *staging,
+                               const void *memory, size_t n_bytes);
 bl_status adapter_load_bytes(bl_staging *staging, const bl_stored_tensor *tensor, int64_t offset,
                              size_t n_bytes, void *memory);
 /* full_shards.c: bl_adapter_state_write_shard and read_shards of such a state. */

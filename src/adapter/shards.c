@@ -34,14 +34,12 @@ void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES]
 
 /* ---- writing ---- */
 
-bl_status adapter_append_floats(bl_safetensors_writer *writer, bl_staging *staging,
-                                const float *floats, int64_t count)
+bl_status adapter_append_bytes(bl_safetensors_writer *writer, bl_staging *staging,
+                               const void *memory, size_t n_bytes)
 {
-    size_t total = (size_t)count * sizeof *floats, n;
-
-    for (size_t at = 0; at < total; at += n) {
-        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(total - at));
-        BL_TRY(bl_staging_download(staging, staging->bytes, (const char *)floats + at, n));
+    for (size_t at = 0, n; at < n_bytes; at += n) {
+        n = (size_t)bl_min_i64((int64_t)staging->n_bytes, (int64_t)(n_bytes - at));
+        BL_TRY(bl_staging_download(staging, staging->bytes, (const char *)memory + at, n));
         BL_TRY(bl_safetensors_writer_append(writer, staging->bytes, n));
     }
     return BL_OK;
@@ -59,10 +57,11 @@ bl_status bl_adapter_state_write_shard(bl_adapter_state *s, const char *path)
             array_names[s->layout->is_stacked][i], BL_F32, 2, {s->n_layers, s->chunk}};
     BL_TRY(bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
     for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY_GOTO(st, done,
-                    adapter_append_floats(
-                        writer, s->staging,
-                        state_array(s, (int)bl_safetensors_writer_order(writer)[i]), s->n_floats));
+        BL_TRY_GOTO(
+            st, done,
+            adapter_append_bytes(writer, s->staging,
+                                 state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
+                                 (size_t)s->n_floats * sizeof(float)));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:

@@ -319,8 +319,8 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
                           .grad_scale = &s->clip[SCALE],
                           .grad = s->grad,
                           .w = s->w,
-                          .m = s->m,
-                          .v = s->v};
+                          .m = bl_tensor_f32(s->m),
+                          .v = bl_tensor_f32(s->v)};
 
     BL_TRY(bl_clip_scale(s->compute, &(bl_clip_scale_args){max_grad_norm, &s->sums[SQUARES],
                                                            &s->clip[NORM], &s->clip[SCALE]}));
@@ -345,7 +345,7 @@ static bl_status warm_up_optimizer(bl_adapter_state *s)
     for (int i = 0; i < 2; i++)
         BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));
     args.grad = s->full[0], args.w = s->full[0] + s->chunk;
-    args.m = s->full[1], args.v = s->full[1] + s->chunk;
+    args.m = bl_tensor_f32(s->full[1]), args.v = bl_tensor_f32(s->full[1] + s->chunk);
     if (bl_comm_size(s->world) > 1) BL_TRY(bl_adamw(s->compute, &args));
     for (int i = 0; i < 2; i++)
         BL_TRY(bl_stream_zero(s->compute, s->full[i], (size_t)s->bytes.whole));

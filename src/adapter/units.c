@@ -11,9 +11,17 @@
 
 /* ---- sizes ---- */
 
-static int arrays_of(const bl_base_layout *layout, int64_t unit)
+/* Of a unit's arrays. A tied embedding has gradients alone. */
+static void size_unit(const bl_base_layout *layout, int64_t unit, bl_dtype moments, held_unit *out)
 {
-    return unit < layout->n_units ? ADAPTER_N_ARRAYS - 1 : 1; /* without the weights */
+    int64_t element = (int64_t)bl_dtype_bytes(moments), n_bytes = 0;
+    const bl_base_unit *u = &layout->units[bl_min_i64(unit, layout->n_units - 1)];
+
+    out->n_bytes[ADAPTER_GRAD] = (int64_t)u->shard_bytes;
+    for (int m = 0; unit < layout->n_units && m < u->n_matrices; m++)
+        for (int p = 0; p < u->matrix[m].n_parts; p++)
+            n_bytes += adapter_units_array_bytes(&u->matrix[m].part[p], element);
+    out->n_bytes[ADAPTER_M] = out->n_bytes[ADAPTER_V] = n_bytes;
 }
 
 /* Spreads units over the tiers like the base's pages. */
@@ -30,7 +38,6 @@ static bl_status assign(const bl_base_layout *layout, const bl_optimizer_placeme
         bl_tier_spread(n_bytes, layout->n_units, placement->ratio, placement->tier, tiers);
     for (int64_t u = 0; st == BL_OK && u < n_held; u++) {
         int64_t of = bl_min_i64(u, layout->n_units - 1); /* a tied head is the last */
-        units[u].n_bytes = (int64_t)n_bytes[of];
         units[u].tier = tiers[of];
     }
     free(tiers);
@@ -48,9 +55,40 @@ static int64_t frames_bytes(const bl_base_layout *layout, int64_t n_held, const 
         if (units[u].tier != BL_TIER_DISK) continue;
         bool is_table = u < layout->n_units && layout->units[u].whole_ring;
         int64_t *most = u == layout->n_units ? &tied : is_table ? table_bytes : &layer;
-        *most = bl_max_i64(*most, units[u].n_bytes);
+        *most = bl_max_i64(*most, units[u].n_bytes[ADAPTER_GRAD]);
     }
     return *table_bytes + bl_max_i64(2 * layer, tied);
+}
+
+/* Behind the units placed before it: in the file, or in the memory of each array. */
+static void place_unit(held_unit *unit, bl_adapter_units_bytes *n)
+{
+    int64_t moment = unit->n_bytes[ADAPTER_M], gradients = unit->n_bytes[ADAPTER_GRAD];
+
+    if (unit->tier == BL_TIER_DISK) {
+        unit->offset[ADAPTER_M] = n->disk;
+        unit->offset[ADAPTER_V] = n->disk + moment;
+        unit->offset[ADAPTER_GRAD] = n->disk + 2 * moment;
+        n->disk += 2 * moment + gradients;
+        return;
+    }
+    unit->offset[ADAPTER_M] = unit->offset[ADAPTER_V] = n->moments / 2;
+    unit->offset[ADAPTER_GRAD] = n->gradients;
+    n->moments += 2 * moment;
+    n->gradients += gradients;
+}
+
+static int64_t piece_bytes(bl_dtype moments, adapter_array array)
+{
+    bool is_moment = array == ADAPTER_M || array == ADAPTER_V;
+    return UNITS_PIECE_ELEMENTS * (is_moment ? (int64_t)bl_dtype_bytes(moments) : UNITS_FLOAT);
+}
+
+static int64_t slot_bytes(bl_dtype moments)
+{
+    int64_t n_bytes = 0;
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++) n_bytes += piece_bytes(moments, (adapter_array)i);
+    return n_bytes;
 }
 
 /* units: receives sizes and placement; [n_units + is_tied]. */
@@ -59,7 +97,7 @@ static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
                                held_unit *units, bl_adapter_units_bytes *out)
 {
     int64_t n_held = layout->n_units + is_tied, table_bytes;
-    bl_adapter_units_bytes n = {0};
+    bl_adapter_units_bytes n = {.dtype = placement->moments};
     bool is_paged = false, has_weights = false;
 
     BL_TRY(assign(layout, placement, n_held, units));
@@ -69,18 +107,12 @@ static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
         units[at.idx_unit].is_paged |= weight_tiers[at.index] == BL_TIER_DISK;
     }
     for (int64_t u = 0; u < n_held; u++) {
-        bool is_on_disk = units[u].tier == BL_TIER_DISK;
-        units[u].offset = is_on_disk ? n.disk : n.gradients;
         is_paged |= units[u].is_paged;
-        if (is_on_disk) {
-            n.disk += arrays_of(layout, u) * units[u].n_bytes;
-            continue;
-        }
-        n.gradients += units[u].n_bytes;
-        if (u < layout->n_units) n.moments += 2 * units[u].n_bytes;
+        size_unit(layout, u, placement->moments, &units[u]);
+        place_unit(&units[u], &n);
     }
     n.frames = frames_bytes(layout, n_held, units, &table_bytes);
-    if (is_paged) n.pieces = UNITS_SLOTS * ADAPTER_N_ARRAYS * (int64_t)UNITS_PIECE_BYTES;
+    if (is_paged) n.pieces = UNITS_SLOTS * slot_bytes(placement->moments);
     n.pieces += ((n.disk > 0) + has_weights) * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
     *out = n;
     return BL_OK;
@@ -143,13 +175,18 @@ static bl_status create_frames(adapter_units *units, const bl_adapter_units_byte
 
 static bl_status create_slots(adapter_units *units)
 {
-    size_t n_bytes = (size_t)UNITS_SLOTS * ADAPTER_N_ARRAYS * UNITS_PIECE_BYTES;
+    bl_dtype moments = units->options.placement.moments;
+    char *memory;
 
-    BL_TRY(bl_device_alloc(units->options.device, BL_SPACE_HOST, n_bytes, "pieces of the state",
+    BL_TRY(bl_device_alloc(units->options.device, BL_SPACE_HOST,
+                           (size_t)(UNITS_SLOTS * slot_bytes(moments)), "pieces of the state",
                            (void **)&units->slots));
-    for (int i = 0; i < UNITS_SLOTS * ADAPTER_N_ARRAYS; i++)
-        units->slot[i / ADAPTER_N_ARRAYS].memory[i % ADAPTER_N_ARRAYS] =
-            units->slots + (size_t)i * UNITS_PIECE_BYTES;
+    memory = units->slots;
+    for (int s = 0; s < UNITS_SLOTS; s++)
+        for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
+            units->slot[s].memory[i] = memory;
+            memory += piece_bytes(moments, (adapter_array)i);
+        }
     return BL_OK;
 }
 
@@ -253,9 +290,9 @@ void adapter_units_destroy(adapter_units *units)
 
 /* ---- the gradients of a visit ---- */
 
-static float *in_memory(const adapter_units *units, int64_t unit, adapter_array array)
+static float *gradients_in_memory(const adapter_units *units, int64_t unit)
 {
-    return units->memory[array] + units->unit[unit].offset / UNITS_FLOAT;
+    return (float *)(units->memory[ADAPTER_GRAD] + units->unit[unit].offset[ADAPTER_GRAD]);
 }
 
 static int frame_of(const adapter_units *units, int64_t unit)
@@ -282,9 +319,8 @@ static bl_status frame_task(bl_stream *stream, const void *args)
     const frame_args *a = args;
     adapter_units *units = a->units;
     const held_unit *u = &units->unit[a->unit];
-    int64_t before = arrays_of(units->layout, a->unit) - 1; /* the gradients are the last */
-    bl_io_read io = {.offset_bytes = u->offset + before * u->n_bytes,
-                     .n_bytes = (size_t)u->n_bytes,
+    bl_io_read io = {.offset_bytes = u->offset[ADAPTER_GRAD],
+                     .n_bytes = (size_t)u->n_bytes[ADAPTER_GRAD],
                      .dst = units->frame[frame_of(units, a->unit)].memory};
 
     (void)stream;
@@ -327,7 +363,8 @@ static bl_status open_frame(adapter_units *units, int64_t unit, bl_stream *strea
 
     if (units->unit[unit].state == UNIT_CLEAN) {
         BL_TRY(wait_for_frame(units, unit, stream));
-        return bl_stream_zero(stream, frame->memory, (size_t)units->unit[unit].n_bytes);
+        return bl_stream_zero(stream, frame->memory,
+                              (size_t)units->unit[unit].n_bytes[ADAPTER_GRAD]);
     }
     if (frame->unit != unit) BL_TRY(queue_read(units, unit));
     frame->unit = -1;
@@ -357,8 +394,9 @@ static bl_status open_unit(adapter_units *units, int64_t unit, bl_stream *stream
         *rows = (float *)units->frame[frame_of(units, unit)].memory;
         BL_TRY(open_frame(units, unit, stream));
     } else {
-        *rows = in_memory(units, unit, ADAPTER_GRAD);
-        if (u->state == UNIT_CLEAN) BL_TRY(bl_stream_zero(stream, *rows, (size_t)u->n_bytes));
+        *rows = gradients_in_memory(units, unit);
+        if (u->state == UNIT_CLEAN)
+            BL_TRY(bl_stream_zero(stream, *rows, (size_t)u->n_bytes[ADAPTER_GRAD]));
     }
     u->state = UNIT_SUMMED;
     return BL_OK;
@@ -379,7 +417,7 @@ bl_status adapter_units_close_gradient(adapter_units *units, int64_t unit, bl_st
     if (u->tier != BL_TIER_DISK) return BL_OK;
     if (unit < units->n_units) {
         BL_TRY(bl_stream_zero(stream, &units->squares[unit], sizeof(double)));
-        BL_TRY(bl_sum_squares(stream, &(bl_sum_squares_args){u->n_bytes / UNITS_FLOAT,
+        BL_TRY(bl_sum_squares(stream, &(bl_sum_squares_args){u->n_bytes[ADAPTER_GRAD] / UNITS_FLOAT,
                                                              (const float *)frame->memory,
                                                              &units->squares[unit]}));
     }
@@ -413,9 +451,10 @@ bl_status adapter_units_join(adapter_units *units, bl_stream *stream)
     if (!units->options.is_tied) return BL_OK;
     BL_TRY(open_unit(units, head, stream, &to));
     BL_TRY(open_unit(units, embedding, stream, &from));
-    BL_TRY(bl_accumulate(stream, &(bl_accumulate_args){.n = units->unit[head].n_bytes / UNITS_FLOAT,
-                                                       .x = bl_tensor_f32(from),
-                                                       .y = bl_tensor_f32(to)}));
+    BL_TRY(bl_accumulate(
+        stream, &(bl_accumulate_args){.n = units->unit[head].n_bytes[ADAPTER_GRAD] / UNITS_FLOAT,
+                                      .x = bl_tensor_f32(from),
+                                      .y = bl_tensor_f32(to)}));
     units->unit[embedding].state = UNIT_CLEAN;
     return adapter_units_close_gradient(units, head, stream);
 }
@@ -442,8 +481,8 @@ bl_status adapter_units_sum_squares(adapter_units *units, bl_stream *stream, dou
             BL_TRY(bl_stream_call(stream, add_task, &add, sizeof add));
         else
             BL_TRY(bl_sum_squares(stream,
-                                  &(bl_sum_squares_args){unit->n_bytes / UNITS_FLOAT,
-                                                         in_memory(units, u, ADAPTER_GRAD), sum}));
+                                  &(bl_sum_squares_args){unit->n_bytes[ADAPTER_GRAD] / UNITS_FLOAT,
+                                                         gradients_in_memory(units, u), sum}));
     }
     return BL_OK;
 }
@@ -451,14 +490,12 @@ bl_status adapter_units_sum_squares(adapter_units *units, bl_stream *stream, dou
 /* Part by part: the weights are pages. */
 static bl_status update_in_memory(adapter_units *units, const bl_base_walk *at)
 {
-    bl_adamw_args args = units->update;
-    int64_t first = (int64_t)at->part->shard_offset / UNITS_FLOAT;
+    char *memory[ADAPTER_N_ARRAYS];
 
-    args.n = (int64_t)at->part->shard_bytes / UNITS_FLOAT;
-    args.grad = in_memory(units, at->idx_unit, ADAPTER_GRAD) + first;
-    args.m = in_memory(units, at->idx_unit, ADAPTER_M) + first;
-    args.v = in_memory(units, at->idx_unit, ADAPTER_V) + first;
-    args.w = bl_pages_memory(units->options.weights->pages, at->index);
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
+        memory[i] = adapter_units_part_memory(units, at, (adapter_array)i);
+    bl_adamw_args args =
+        adapter_units_adamw(units, at, 0, (int64_t)at->part->shard_bytes / UNITS_FLOAT, memory);
     BL_TRY(bl_adamw(units->options.compute, &args));
     return bl_model_round_rows(units->options.weights, at, 0, args.n, args.w,
                                units->options.compute);

@@ -7,33 +7,37 @@
 #include "adapter/units_paged_internal.h"
 #include "base/sizes.h"
 
-static char *part_memory(const adapter_units *units, const bl_base_walk *at, adapter_array array)
-{
-    if (array == ADAPTER_W) return bl_pages_memory(units->options.weights->pages, at->index);
-    if (units->unit[at->idx_unit].tier == BL_TIER_DISK) return NULL;
-    return (char *)units->memory[array] + units->unit[at->idx_unit].offset + at->part->shard_offset;
-}
-
-/* Copies bytes [offset, offset + n_bytes) of the array between the disk and `memory`. */
+/* Copies elements [first, first + n) of the array between the disk and `memory`. */
 static bl_status transfer(adapter_units *units, const bl_base_walk *at, adapter_array array,
-                          int64_t offset, int64_t n_bytes, void *memory, bool is_write)
+                          int64_t first, int64_t n, void *memory, bool is_write)
 {
     bl_reader *reader;
-    bl_io_read io = adapter_units_transfer(units, at, array, offset, n_bytes, memory, &reader);
+    bl_io_read io = adapter_units_transfer(units, at, array, first, n, memory, &reader);
 
     BL_TRY(is_write ? bl_reader_submit_write(reader, &io) : bl_reader_submit(reader, &io));
     return adapter_units_wait(units, reader, &io, at->idx_unit);
 }
 
+static int64_t elements_of(const bl_base_part *part)
+{
+    return (int64_t)part->shard_bytes / UNITS_FLOAT;
+}
+
+/* In a file, which has the layout of fp32 arrays. */
+static int64_t stored_elements(const bl_base_part *part)
+{
+    return bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES) / UNITS_FLOAT;
+}
+
 bl_status adapter_units_round_part(adapter_units *units, const bl_base_walk *at)
 {
-    char *piece = units->slot[0].memory[0];
+    char *piece = units->slot[0].memory[ADAPTER_W];
 
-    for (int64_t offset = 0, n; offset < (int64_t)at->part->shard_bytes; offset += n) {
-        n = bl_min_i64(UNITS_PIECE_BYTES, (int64_t)at->part->shard_bytes - offset);
-        BL_TRY(transfer(units, at, ADAPTER_W, offset, n, piece, false));
-        BL_TRY(bl_model_round_rows(units->options.weights, at, offset / UNITS_FLOAT,
-                                   n / UNITS_FLOAT, (const float *)piece, units->inline_stream));
+    for (int64_t first = 0, n; first < elements_of(at->part); first += n) {
+        n = bl_min_i64(UNITS_PIECE_ELEMENTS, elements_of(at->part) - first);
+        BL_TRY(transfer(units, at, ADAPTER_W, first, n, piece, false));
+        BL_TRY(bl_model_round_rows(units->options.weights, at, first, n, (const float *)piece,
+                                   units->inline_stream));
     }
     return bl_stream_synchronize(units->inline_stream);
 }
@@ -41,56 +45,102 @@ bl_status adapter_units_round_part(adapter_units *units, const bl_base_walk *at)
 bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer)
 {
-    int64_t total = bl_round_up((int64_t)at->part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES);
-    const char *memory = part_memory(units, at, array);
+    int64_t total = stored_elements(at->part), element = adapter_units_element(units, array);
+    const char *memory = adapter_units_part_memory(units, at, array);
 
-    if (memory)
-        return adapter_append_floats(writer, staging, (const float *)memory, total / UNITS_FLOAT);
-    for (int64_t offset = 0, n; offset < total; offset += n) {
-        char *piece = units->slot[0].memory[0];
-        n = bl_min_i64(UNITS_PIECE_BYTES, total - offset);
-        BL_TRY(transfer(units, at, array, offset, n, piece, false));
-        BL_TRY(bl_safetensors_writer_append(writer, piece, (size_t)n));
+    if (memory) return adapter_append_bytes(writer, staging, memory, (size_t)(total * element));
+    for (int64_t first = 0, n; first < total; first += n) {
+        char *piece = units->slot[0].memory[array];
+        n = bl_min_i64(UNITS_PIECE_ELEMENTS, total - first);
+        BL_TRY(transfer(units, at, array, first, n, piece, false));
+        BL_TRY(bl_safetensors_writer_append(writer, piece, (size_t)(n * element)));
     }
     return BL_OK;
 }
 
-/* Rewrites the blocks [begin, end) of an array, with bytes [first, last) from the tensor. */
+/* ---- reading ---- */
+
+/* Elements [first, first + n) of a stored tensor, F32 or BF16, in the dtype `to`, which is one of
+ * these. */
+static bl_status read_elements(const bl_stored_tensor *tensor, int64_t first, int64_t n,
+                               bl_dtype to, void *dst)
+{
+    enum { CHUNK = 4096 };
+    float values[CHUNK];
+    uint16_t halves[CHUNK];
+    int64_t element = (int64_t)bl_dtype_bytes(tensor->dtype);
+
+    if (tensor->dtype == to)
+        return bl_stored_tensor_read(tensor, first * element, (size_t)(n * element), dst);
+    for (int64_t at = 0, count; at < n; at += count) {
+        count = bl_min_i64(CHUNK, n - at);
+        BL_TRY(bl_stored_tensor_read(tensor, (first + at) * element, (size_t)(count * element),
+                                     to == BL_F32 ? (void *)halves : values));
+        for (int64_t i = 0; i < count; i++)
+            if (to == BL_F32)
+                ((float *)dst)[at + i] = bl_bf16_to_f32(halves[i]);
+            else
+                ((uint16_t *)dst)[at + i] = bl_f32_to_bf16(values[i]);
+    }
+    return BL_OK;
+}
+
+static bl_dtype dtype_of(const adapter_units *units, adapter_array array)
+{
+    return adapter_units_element(units, array) == UNITS_FLOAT ? BL_F32 : BL_BF16;
+}
+
+/* Rewrites elements [begin, end) of an array, with [first, last) from the tensor. */
 static bl_status rewrite(adapter_units *units, const bl_base_walk *at, adapter_array array,
                          int64_t begin, int64_t end, int64_t first, int64_t last,
                          const bl_stored_tensor *tensor, int64_t source)
 {
-    char *piece = units->slot[0].memory[0];
+    char *piece = units->slot[0].memory[array];
 
     if (first > begin || last < end)
         BL_TRY(transfer(units, at, array, begin, end - begin, piece, false));
-    BL_TRY(bl_stored_tensor_read(tensor, source, (size_t)(last - first), piece + (first - begin)));
+    BL_TRY(read_elements(tensor, source, last - first, dtype_of(units, array),
+                         piece + (first - begin) * adapter_units_element(units, array)));
     return transfer(units, at, array, begin, end - begin, piece, true);
 }
 
+static bl_status load_memory(bl_staging *staging, const bl_stored_tensor *tensor, int64_t source,
+                             int64_t n, bl_dtype dtype, char *memory)
+{
+    int64_t element = (int64_t)bl_dtype_bytes(dtype), most = (int64_t)staging->n_bytes / element;
+
+    for (int64_t at = 0, count; at < n; at += count) {
+        count = bl_min_i64(most, n - at);
+        BL_TRY(read_elements(tensor, source + at, count, dtype, staging->bytes));
+        BL_TRY(bl_staging_upload(staging, memory + at * element, staging->bytes,
+                                 (size_t)(count * element)));
+    }
+    return BL_OK;
+}
+
 bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapter_array array,
-                             int64_t offset, size_t n_bytes, const bl_stored_tensor *tensor,
+                             int64_t first, int64_t n, const bl_stored_tensor *tensor,
                              int64_t source, bl_staging *staging)
 {
-    int64_t total = bl_round_up((int64_t)at->part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES),
-            last = offset + (int64_t)n_bytes;
-    char *memory = part_memory(units, at, array);
+    int64_t total = stored_elements(at->part), last = first + n;
+    char *memory = adapter_units_part_memory(units, at, array);
 
-    if (memory) return adapter_load_bytes(staging, tensor, source, n_bytes, memory + offset);
-    for (int64_t begin = offset / UNITS_PIECE_BYTES * UNITS_PIECE_BYTES, end; begin < last;
+    if (memory)
+        return load_memory(staging, tensor, source, n, dtype_of(units, array),
+                           memory + first * adapter_units_element(units, array));
+    for (int64_t begin = first / UNITS_PIECE_ELEMENTS * UNITS_PIECE_ELEMENTS, end; begin < last;
          begin = end) {
-        end = bl_min_i64(begin + UNITS_PIECE_BYTES, total);
-        int64_t from = bl_max_i64(begin, offset), to = bl_min_i64(end, last);
-        BL_TRY(rewrite(units, at, array, begin, end, from, to, tensor, source + (from - offset)));
+        end = bl_min_i64(begin + UNITS_PIECE_ELEMENTS, total);
+        int64_t from = bl_max_i64(begin, first), to = bl_min_i64(end, last);
+        BL_TRY(rewrite(units, at, array, begin, end, from, to, tensor, source + (from - first)));
     }
     return BL_OK;
 }
 
 bl_status adapter_units_gradient(adapter_units *units, const bl_base_walk *at, const float **rows)
 {
-    *rows = (const float *)part_memory(units, at, ADAPTER_GRAD);
+    *rows = (const float *)adapter_units_part_memory(units, at, ADAPTER_GRAD);
     if (*rows) return BL_OK;
     *rows = (const float *)units->frames;
-    return transfer(units, at, ADAPTER_GRAD, 0, (int64_t)at->part->shard_bytes, units->frames,
-                    false);
+    return transfer(units, at, ADAPTER_GRAD, 0, elements_of(at->part), units->frames, false);
 }

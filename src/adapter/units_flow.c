@@ -19,18 +19,16 @@
 
 static int64_t count_pieces(const bl_base_part *part)
 {
-    return bl_ceil_div((int64_t)part->shard_bytes, UNITS_PIECE_BYTES);
+    return bl_ceil_div((int64_t)part->shard_bytes / UNITS_FLOAT, UNITS_PIECE_ELEMENTS);
 }
 
 static void add_pieces(adapter_units *units, const bl_base_walk *at)
 {
-    const bl_base_part *part = at->part;
+    int64_t n = (int64_t)at->part->shard_bytes / UNITS_FLOAT;
 
-    for (int64_t offset = 0; offset < (int64_t)part->shard_bytes; offset += UNITS_PIECE_BYTES)
+    for (int64_t first = 0; first < n; first += UNITS_PIECE_ELEMENTS)
         units->piece[units->n_pieces++] = (unit_piece){
-            .at = *at,
-            .offset = offset,
-            .n_bytes = bl_min_i64(UNITS_PIECE_BYTES, (int64_t)part->shard_bytes - offset)};
+            .at = *at, .first = first, .n = bl_min_i64(UNITS_PIECE_ELEMENTS, n - first)};
 }
 
 /* The embedding is visited first, so the last unit's pieces come first. */
@@ -59,28 +57,20 @@ bl_status adapter_units_list_pieces(adapter_units *units)
 
 /* ---- transfers ---- */
 
-static bool is_on_disk(const adapter_units *units, const bl_base_walk *at, adapter_array array)
-{
-    if (array == ADAPTER_W) return !bl_pages_memory(units->options.weights->pages, at->index);
-    return units->unit[at->idx_unit].tier == BL_TIER_DISK;
-}
-
 bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
-                                  adapter_array array, int64_t offset, int64_t n_bytes,
-                                  void *memory, bl_reader **reader)
+                                  adapter_array array, int64_t first, int64_t n, void *memory,
+                                  bl_reader **reader)
 {
-    static const int64_t order[ADAPTER_N_ARRAYS] = {
-        [ADAPTER_M] = 0, [ADAPTER_V] = 1, [ADAPTER_GRAD] = 2};
-    const held_unit *u = &units->unit[at->idx_unit];
-    int64_t begin = array == ADAPTER_W
-                        ? bl_pages_offset(units->options.weights->pages, at->index)
-                        : u->offset + order[array] * u->n_bytes + (int64_t)at->part->shard_offset;
+    int64_t element = adapter_units_element(units, array),
+            begin = array == ADAPTER_W ? bl_pages_offset(units->options.weights->pages, at->index)
+                                       : units->unit[at->idx_unit].offset[array] +
+                                             adapter_units_part_offset(units, at, array);
 
-    *reader = !is_on_disk(units, at, array) ? NULL
-              : array == ADAPTER_W          ? units->weights_reader
-                                            : units->reader;
-    return (bl_io_read){.offset_bytes = begin + offset,
-                        .n_bytes = (size_t)bl_round_up(n_bytes, BL_IO_ALIGN_BYTES),
+    *reader = adapter_units_part_memory(units, at, array) ? NULL
+              : array == ADAPTER_W                        ? units->weights_reader
+                                                          : units->reader;
+    return (bl_io_read){.offset_bytes = begin + first * element,
+                        .n_bytes = (size_t)bl_round_up(n * element, BL_IO_ALIGN_BYTES),
                         .dst = memory};
 }
 
@@ -100,8 +90,8 @@ static bl_status begin_transfer(adapter_units *units, const unit_piece *piece, p
 {
     bl_reader *reader;
 
-    slot->io[array] = adapter_units_transfer(units, &piece->at, array, piece->offset,
-                                             piece->n_bytes, slot->memory[array], &reader);
+    slot->io[array] = adapter_units_transfer(units, &piece->at, array, piece->first, piece->n,
+                                             slot->memory[array], &reader);
     if (!reader) return BL_OK;
     BL_TRY(is_write ? bl_reader_submit_write(reader, &slot->io[array])
                     : bl_reader_submit(reader, &slot->io[array]));
@@ -144,33 +134,27 @@ static bl_status read_ahead(adapter_units *units)
 }
 
 /* The memory of a piece's array during its update. */
-static float *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
-                           adapter_array array)
+static char *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
+                          adapter_array array)
 {
-    if (is_on_disk(units, &p->at, array)) return (float *)slot->memory[array];
-    char *memory = array == ADAPTER_W
-                       ? bl_pages_memory(units->options.weights->pages, p->at.index)
-                       : (char *)units->memory[array] + units->unit[p->at.idx_unit].offset +
-                             p->at.part->shard_offset;
-    return (float *)(memory + p->offset);
+    char *memory = adapter_units_part_memory(units, &p->at, array);
+    return memory ? memory + p->first * adapter_units_element(units, array) : slot->memory[array];
 }
 
 static bl_status update_piece(adapter_units *units)
 {
     const unit_piece *piece = &units->piece[units->n_updated];
     piece_slot *slot = slot_of(units, units->n_updated);
-    bl_adamw_args args = units->update;
+    char *memory[ADAPTER_N_ARRAYS];
 
     BL_TRY(read_ahead(units));
     BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
-    args.n = piece->n_bytes / UNITS_FLOAT;
-    args.grad = piece_memory(units, piece, slot, ADAPTER_GRAD);
-    args.w = piece_memory(units, piece, slot, ADAPTER_W);
-    args.m = piece_memory(units, piece, slot, ADAPTER_M);
-    args.v = piece_memory(units, piece, slot, ADAPTER_V);
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
+        memory[i] = piece_memory(units, piece, slot, (adapter_array)i);
+    bl_adamw_args args = adapter_units_adamw(units, &piece->at, piece->first, piece->n, memory);
     BL_TRY(bl_adamw(units->inline_stream, &args));
-    BL_TRY(bl_model_round_rows(units->options.weights, &piece->at, piece->offset / UNITS_FLOAT,
-                               args.n, args.w, units->inline_stream));
+    BL_TRY(bl_model_round_rows(units->options.weights, &piece->at, piece->first, args.n, args.w,
+                               units->inline_stream));
     for (int i = 0; i < ADAPTER_GRAD; i++)
         BL_TRY(begin_transfer(units, piece, slot, (adapter_array)i, true));
     units->n_updated++;

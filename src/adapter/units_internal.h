@@ -4,8 +4,11 @@
  *
  * Units are the base's (linear/base.h). If the embedding is tied to the head, unit n_units holds
  * the embedding's gradients, which are added to the head's at the end of the step. An array of a
- * unit is fp32 and has the layout of the rank's rows: unit->shard_bytes, parts at their
- * shard_offset.
+ * unit has the rank's rows, part after part, each from a multiple of BL_DEVICE_ALIGNMENT_BYTES on.
+ * Gradients are fp32, as the weights, and so have the layout of the base: parts at their
+ * shard_offset. Moments are fp32 or bf16; bf16 ones are rounded stochastically (ops/rounding.h),
+ * each element by its place in the whole matrix, so the number of ranks does not change the bits
+ * of the rounding.
  *
  * A unit's moments and gradients are in memory, or on disk in a file of the rank. Its weights are
  * pages of the base, some of them on disk. A unit with anything on disk is PAGED. States:
@@ -23,7 +26,9 @@
  * weights and moments, each once per step.
  *
  * Transfers run on a stream of this object (`disk`), ordered by events. Placement never changes a
- * bit: sums are over whole units, and AdamW works element by element. */
+ * bit: sums are over whole units, and AdamW works element by element.
+ *
+ * Places in a part are counted in elements. */
 #ifndef BALLAST_ADAPTER_UNITS_INTERNAL_H
 #define BALLAST_ADAPTER_UNITS_INTERNAL_H
 
@@ -95,14 +100,16 @@ void adapter_units_forget(adapter_units *units);
  * compute, with no unit WAITING. Updates round the rows that they change. */
 bl_status adapter_units_round(adapter_units *units);
 
-/* With streams idle and no unit WAITING. append writes an array of a part (its shard_bytes, rounded
- * up to BL_DEVICE_ALIGNMENT_BYTES) to a file. load reads bytes of it from a stored tensor.
- * gradient: *rows are the part's gradients, valid until the next call. */
+/* With streams idle and no unit WAITING. append writes an array of a part to a file: as many
+ * elements as fp32 ones are in its shard_bytes, rounded up to BL_DEVICE_ALIGNMENT_BYTES. load reads
+ * elements [first, first + n) from element `source` on of a stored tensor, F32 or BF16: widened,
+ * or rounded to nearest, where the array has the other dtype. gradient: *rows are the part's
+ * gradients, valid until the next call. */
 bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer);
 bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapter_array array,
-                             int64_t offset, size_t n_bytes, const bl_stored_tensor *tensor,
-                             int64_t source_offset, bl_staging *staging);
+                             int64_t first, int64_t n, const bl_stored_tensor *tensor,
+                             int64_t source, bl_staging *staging);
 bl_status adapter_units_gradient(adapter_units *units, const bl_base_walk *at, const float **rows);
 
 #endif

@@ -64,6 +64,10 @@ typedef enum bl_optimizer_tier {
     BL_OPTIMIZER_HOST,
     BL_OPTIMIZER_DISK
 } bl_optimizer_tier;
+typedef enum bl_optimizer_state_dtype {
+    BL_OPTIMIZER_STATE_FP32,
+    BL_OPTIMIZER_STATE_BF16
+} bl_optimizer_state_dtype;
 typedef enum bl_verify_base { BL_VERIFY_FIRST, BL_VERIFY_SAVE, BL_VERIFY_ALWAYS } bl_verify_base;
 typedef enum bl_activation_checkpointing {
     BL_RECOMPUTE_NONE,
@@ -124,6 +128,7 @@ typedef struct bl_train_config {
 
     /* optimization */
     double learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
+    bl_optimizer_state_dtype optimizer_state_dtype;
     double max_grad_norm; /* 0: off */
     bl_lr_scheduler_type lr_scheduler_type;
     double warmup_ratio;
@@ -330,6 +335,8 @@ bl_resume bl_train_config_resume(const bl_train_config *config);
 bl_device_kind bl_train_config_device_kind(const bl_train_config *config);
 /* The dtype of activations. compute_dtype is resolved. */
 bl_dtype bl_train_config_act(const bl_train_config *config);
+/* The dtype of AdamW's moments: of optimizer_state_dtype. */
+bl_dtype bl_train_config_moments(const bl_train_config *config);
 
 /* Every key with its value as YAML, atomically; bl_train_config_load reads it back. */
 bl_status bl_train_config_write_resolved(const bl_train_config *config, const char *path);

@@ -12,6 +12,11 @@ bool bl_train_config_is_full(const bl_train_config *config)
     return config->finetuning_type == BL_FINETUNING_FULL;
 }
 
+bl_dtype bl_train_config_moments(const bl_train_config *config)
+{
+    return config->optimizer_state_dtype == BL_OPTIMIZER_STATE_BF16 ? BL_BF16 : BL_F32;
+}
+
 /* Keys that must have their defaults, and why. */
 static const struct {
     const char *key, *why;
@@ -31,7 +36,8 @@ static const struct {
 
 static bl_status check_lora(const bl_train_config *c)
 {
-    static const char *const keys[] = {"optimizer_tier", "optimizer_ratio"};
+    static const char *const keys[] = {"optimizer_tier", "optimizer_ratio",
+                                       "optimizer_state_dtype"};
 
     if (config_differs(c, "model_dtype"))
         return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
@@ -39,8 +45,8 @@ static bl_status check_lora(const bl_train_config *c)
     for (size_t i = 0; i < BL_COUNT(keys); i++)
         if (config_differs(c, keys[i]))
             return BL_FAIL(BL_EUSAGE,
-                           "%s: LoRA's optimizer state is small and stays in memory; it is for "
-                           "finetuning_type full, leave it out",
+                           "%s: LoRA's optimizer state is small and stays in memory, in fp32; it "
+                           "is for finetuning_type full, leave it out",
                            keys[i]);
     return BL_OK;
 }

@@ -147,6 +147,10 @@ const bl_option bl_train_options[] = {
      .help = "decay of AdamW's second moment"},
     {KEY(adam_epsilon, REAL), RANGE(0, 1), RESULT, .commands = TRAIN, .default_text = "1e-8",
      .help = "AdamW's epsilon"},
+    {KEY(optimizer_state_dtype, ENUM), RESULT, .commands = TRAIN, .names = "fp32|bf16",
+     .default_text = "fp32",
+     .help = "with finetuning_type full, dtype of AdamW's moments; bf16: rounded stochastically, "
+             "12 bytes per weight in place of 16"},
     {KEY(max_grad_norm, REAL), RANGE(0, 1e9), RESULT, .commands = TRAIN, .default_text = "1",
      .help = "clip gradients to this norm; 0: off"},
     {KEY(lr_scheduler_type, ENUM), RESULT, .commands = TRAIN,

@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/dtype.h"
 #include "base/host_device.h"
+#include "ops/rounding.h"
 
 /* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorizes: x = n ln 2 + r
  *   with |r|
@@ -214,17 +216,39 @@ static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, doub
     return f;
 }
 
+/* The new moments, each rounded once. */
+BL_HOST_DEVICE void bl_adamw_moments(const bl_adamw_factors *f, double grad_scale, float grad,
+                                     float *m, float *v)
+{
+    double g = (double)grad * grad_scale;
+    *m = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);
+    *v = (float)(f->beta2 * (double)*v + (1.0 - f->beta2) * g * g);
+}
+
+BL_HOST_DEVICE float bl_adamw_move(const bl_adamw_factors *f, float w, float m, float v)
+{
+    return (float)((double)w * f->decay -
+                   f->step_size * (double)m / (sqrt((double)v) * f->inverse_root + f->eps));
+}
+
 /* m and v are rounded before w moves by them. */
 BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad,
                                      float *w, float *m, float *v)
 {
-    double g = (double)grad * grad_scale;
-    float first = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);
-    float second = (float)(f->beta2 * (double)*v + (1.0 - f->beta2) * g * g);
-    *m = first;
-    *v = second;
-    *w = (float)((double)*w * f->decay -
-                 f->step_size * (double)first / (sqrt((double)second) * f->inverse_root + f->eps));
+    bl_adamw_moments(f, grad_scale, grad, m, v);
+    *w = bl_adamw_move(f, *w, *m, *v);
+}
+
+/* The same with moments in bf16, which are rounded by the halves of `word` after w has moved. */
+BL_HOST_DEVICE void bl_adamw_element_bf16(const bl_adamw_factors *f, double grad_scale, float grad,
+                                          uint32_t word, float *w, uint16_t *m, uint16_t *v)
+{
+    float first = bl_bf16_to_f32(*m), second = bl_bf16_to_f32(*v);
+
+    bl_adamw_moments(f, grad_scale, grad, &first, &second);
+    *w = bl_adamw_move(f, *w, first, second);
+    *m = bl_f32_to_bf16_random(first, word);
+    *v = bl_f32_to_bf16_random(second, word >> 16);
 }
 
 /* The factor of gradients of this norm. A NaN norm gives NaN, as torch's clamp does; max_norm 0 is

@@ -281,6 +281,9 @@ bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
 {
     if (args->step < 1)
         return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
+    if (args->m.dtype != args->v.dtype || (args->m.dtype != BL_F32 && args->m.dtype != BL_BF16))
+        return BL_FAIL(BL_EINTERNAL, "adamw: moments of dtype %s and %s",
+                       bl_dtype_name(args->m.dtype), bl_dtype_name(args->v.dtype));
     return ops_of(stream)->adamw(stream, args);
 }
 

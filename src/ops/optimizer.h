@@ -13,16 +13,22 @@ extern "C" {
 /* With g = grad_i * grad_scale (clipping):
  *   w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *   w -= lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
- * step counts from 1. State in fp32, coefficients in double. Each element is computed in double; m
- * and v are rounded once, and w, rounded once, moves by the rounded m and v: by the state alone. w,
- * m, v (n) updated; grad (n) read; grad_scale: one double in device memory (made on the stream
- * before), or NULL for 1. */
+ * step counts from 1. Coefficients in double, each element computed in double; m and v are rounded
+ * once to fp32, and w, rounded once, moves by these. w, m, v (n) updated; grad (n) read;
+ * grad_scale: one double in device memory (made on the stream before), or NULL for 1.
+ *
+ * m and v are both fp32, or both bf16. bf16 stores them after w has moved, rounded stochastically
+ * (rounding.h): E[stored] is the fp32 value. Element i of the arrays is element first + i of
+ * `tensor`, so splitting a tensor into calls changes no bit. Other dtypes: BL_EINTERNAL. */
 typedef struct bl_adamw_args {
     int64_t n, step;
     double lr, beta1, beta2, eps, weight_decay;
     const double *grad_scale;
     const float *grad;
-    float *w, *m, *v;
+    float *w;
+    bl_tensor m, v;
+    uint64_t seed; /* of the rounding, as tensor and first; unused for fp32 */
+    int64_t tensor, first;
 } bl_adamw_args;
 BL_API bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
 

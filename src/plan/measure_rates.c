@@ -242,8 +242,8 @@ static bl_status queue_adamw(rank_rates *m)
                                                 .eps = 1e-8,
                                                 .grad = m->block[0],
                                                 .w = m->block[1],
-                                                .m = m->block[3],
-                                                .v = m->block[6]});
+                                                .m = bl_tensor_f32(m->block[3]),
+                                                .v = bl_tensor_f32(m->block[6])});
 }
 
 /* Logits, here of the activations' dtype; their gradient on its way back. */

@@ -34,6 +34,7 @@ static bl_status open_job(job *j)
         .model = &j->model,
         .lora = &j->lora,
         .is_trained = true,
+        .moments = BL_F32,
         .runs = &j->run,
         .n_runs = 1,
         .head_dtype = BL_BF16,

@@ -48,7 +48,8 @@ bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes
     const bl_model_config *model = &r->c->model.config;
 
     if (bl_train_config_is_full(r->config))
-        return bl_adapter_full_checkpoint_bytes(model, r->c->input.topology.n_ranks, n_bytes);
+        return bl_adapter_full_checkpoint_bytes(model, r->c->input.topology.n_ranks,
+                                                bl_train_config_moments(r->config), n_bytes);
     *n_bytes = 0; /* of all runs */
     for (int i = 0; i <= r->c->input.n_others; i++)
         *n_bytes +=

@@ -78,6 +78,7 @@ typedef struct bl_time_input {
     /* Full fine-tuning, without an adapter: each rank has its rows of every matrix and of the
      * tables, with gradients and moments, in device memory; n_shards is n_ranks. */
     bool is_trained;
+    bl_dtype moments;        /* with is_trained: AdamW's, of matrices */
     const bl_time_run *runs; /* together the model's layers */
     int n_runs;
     bl_dtype head_dtype; /* of the tables, as stored */

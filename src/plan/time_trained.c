@@ -86,11 +86,12 @@ static double bytes_of(bl_cost cost)
 }
 
 /* Squares, AdamW, clearing of gradients; and rounding into the bf16 copy, if there is one. */
-static double update_bytes(const plan_tally *t, double n, double code_bytes)
+static double update_bytes(const plan_tally *t, double n, double code_bytes, bl_dtype moments)
 {
     int64_t rows = (int64_t)n;
+    const bl_adamw_args adamw = {.n = rows, .m = bl_tensor_of(NULL, moments)};
     double bytes = bytes_of(bl_cost_sum_squares(&t->setting, &(bl_sum_squares_args){.n = rows})) +
-                   bytes_of(bl_cost_adamw(&t->setting, &(bl_adamw_args){.n = rows})) + FLOAT * n;
+                   bytes_of(bl_cost_adamw(&t->setting, &adamw)) + FLOAT * n;
     return bytes + (code_bytes < FLOAT ? (FLOAT + code_bytes) * n : 0);
 }
 
@@ -100,13 +101,13 @@ double plan_trained_optimizer_bytes(const bl_time_input *in, const plan_amounts 
     plan_tally t = plan_tally_of(in, NULL);
     bool is_tied = in->model->tie_word_embeddings;
     double table = rows_of(&amounts->head_item, 1, table_code_bytes(in)),
-           bytes = update_bytes(&t, (double)bl_arch_vector_floats(in->model), FLOAT);
+           bytes = update_bytes(&t, (double)bl_arch_vector_floats(in->model), FLOAT, BL_F32);
 
     for (int r = 0; r < in->n_runs; r++) {
         double code_bytes = layer_code_bytes(&in->runs[r]),
                rows = rows_of(amounts->layers[r].item, BL_LAYER_MATRICES, code_bytes);
-        bytes += (double)in->runs[r].n_layers * update_bytes(&t, rows, code_bytes);
+        bytes += (double)in->runs[r].n_layers * update_bytes(&t, rows, code_bytes, in->moments);
     }
-    bytes += (is_tied ? 1 : 2) * update_bytes(&t, table, table_code_bytes(in));
+    bytes += (is_tied ? 1 : 2) * update_bytes(&t, table, table_code_bytes(in), in->moments);
     return bytes + (is_tied ? 4 * FLOAT * table : 0);
 }

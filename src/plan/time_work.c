@@ -149,7 +149,7 @@ static double optimizer_bytes(const bl_time_input *in, int64_t chunk)
     int64_t n = chunk * in->model->n_layers;
 
     return bytes_of(bl_cost_sum_squares(&t.setting, &(bl_sum_squares_args){.n = n})) +
-           bytes_of(bl_cost_adamw(&t.setting, &(bl_adamw_args){.n = n})) +
+           bytes_of(bl_cost_adamw(&t.setting, &(bl_adamw_args){.n = n, .m = bl_tensor_f32(NULL)})) +
            (double)sizeof(float) * (double)n;
 }
 

@@ -465,14 +465,24 @@ static void check_embedding(gpu_test *t, shape s)
 /* ---- the optimizer: AdamW and clipping exactly; a sum of n squares in double within 2 n 2^-53
  * ---- */
 
-static void check_adamw(gpu_test *t, shape s)
+static void check_adamw(gpu_test *t, shape s, bl_dtype dtype)
 {
-    int64_t n = s.rows * s.cols;
+    int64_t n = s.rows * s.cols, moment_bytes = n * (int64_t)bl_dtype_bytes(dtype);
+    bool is_bf16 = dtype == BL_BF16;
     buffer w, m, v, grad;
-    float *cw = f32_inputs(t, n, s.shift, 22, &w), *cm = f32_inputs(t, n, s.shift, 23, &m),
-          *cv = f32_inputs(t, n, s.shift, 24, &v), *cgrad = f32_inputs(t, n, s.shift, 25, &grad);
-    for (int64_t i = 0; i < n; i++) cv[i] = fabsf(cv[i]) * 1e-3f;
-    memcpy(v.initial, cv, (size_t)n * 4);
+    float *cw = f32_inputs(t, n, s.shift, 22, &w), *cgrad = f32_inputs(t, n, s.shift, 25, &grad),
+          *fm = is_bf16 ? bf16_inputs(t, n, s.shift, 23, 1.0f, &m)
+                        : f32_inputs(t, n, s.shift, 23, &m),
+          *fv = is_bf16 ? bf16_inputs(t, n, s.shift, 24, 1.0f, &v)
+                        : f32_inputs(t, n, s.shift, 24, &v);
+    unsigned char *cm = test_alloc(n, 4), *cv = test_alloc(n, 4);
+    for (int64_t i = 0; i < n; i++) {
+        float size = fabsf(fv[i]) * 1e-3f;
+        uint16_t half = bl_f32_to_bf16(size);
+        memcpy(v.initial + i * (is_bf16 ? 2 : 4), is_bf16 ? (void *)&half : (void *)&size,
+               is_bf16 ? 2 : 4);
+    }
+    memcpy(cm, m.initial, (size_t)moment_bytes), memcpy(cv, v.initial, (size_t)moment_bytes);
     double factor = 0.37;
     buffer scale = bytes_input(t, &factor, sizeof factor);
     bl_adamw_args cpu = {.n = n,
@@ -485,20 +495,33 @@ static void check_adamw(gpu_test *t, shape s)
                          .grad_scale = &factor,
                          .grad = cgrad,
                          .w = cw,
-                         .m = cm,
-                         .v = cv};
+                         .m = bl_tensor_of(cm, dtype),
+                         .v = bl_tensor_of(cv, dtype),
+                         .seed = 42,
+                         .tensor = 1,
+                         .first = (INT64_C(1) << 32) - n / 2};
     gpu_ok(bl_adamw(t->cpu.stream, &cpu));
     test_finish(t->cpu);
     bl_adamw_args gpu = cpu;
     gpu.grad_scale = (double *)scale.gpu, gpu.grad = (float *)grad.gpu;
-    gpu.w = (float *)w.gpu, gpu.m = (float *)m.gpu, gpu.v = (float *)v.gpu;
+    gpu.w = (float *)w.gpu, gpu.m.data = m.gpu, gpu.v.data = v.gpu;
     run_twice(t, launch_adamw, &gpu, (buffer *[]){&w, &m, &v, &grad, &scale}, 5);
     same_bytes("adamw w", &w, cw, (size_t)n * 4);
-    same_bytes("adamw m", &m, cm, (size_t)n * 4);
-    same_bytes("adamw v", &v, cv, (size_t)n * 4);
-    free(cw), free(cm), free(cv), free(cgrad);
+    same_bytes("adamw m", &m, cm, (size_t)moment_bytes);
+    same_bytes("adamw v", &v, cv, (size_t)moment_bytes);
+    free(cw), free(cm), free(cv), free(cgrad), free(fm), free(fv);
     buffer_free(t, &w), buffer_free(t, &m), buffer_free(t, &v), buffer_free(t, &grad),
         buffer_free(t, &scale);
+}
+
+static void check_adamw_f32(gpu_test *t, shape s)
+{
+    check_adamw(t, s, BL_F32);
+}
+
+static void check_adamw_bf16(gpu_test *t, shape s)
+{
+    check_adamw(t, s, BL_BF16);
 }
 
 /* The first shape selects so many gradients that a block needs several rounds for its slice. */
@@ -544,7 +567,8 @@ int main(void)
         {"cast", check_cast},
         {"dropout", check_dropout},
         {"embedding", check_embedding},
-        {"adamw", check_adamw},
+        {"adamw", check_adamw_f32},
+        {"adamw, moments in bf16", check_adamw_bf16},
         {"norm of gradients", check_norm_of_gradients},
     };
     return run_kernels(kernels, (int)BL_COUNT(kernels), shapes, (int)BL_COUNT(shapes));

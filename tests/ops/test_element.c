@@ -321,8 +321,8 @@ static void adamw_uses_the_element(void **state)
                           .grad_scale = &grad_scale,
                           .grad = grad,
                           .w = w,
-                          .m = m,
-                          .v = v};
+                          .m = bl_tensor_f32(m),
+                          .v = bl_tensor_f32(v)};
     test_device device = test_device_create(1);
     assert_int_equal(bl_adamw(device.stream, &args), BL_OK);
     test_finish(device);
@@ -332,12 +332,65 @@ static void adamw_uses_the_element(void **state)
         same_element("adamw's m", m[i], m2[i], grad[i], 0);
         same_element("adamw's v", v[i], v2[i], grad[i], 0);
     }
+    test_device_destroy(device);
+    free(w), free(m), free(v), free(grad);
+}
+
+/* Also where the number of an element passes 32 bits, in the middle of a block. */
+static void adamw_in_bf16_uses_the_element(void **state)
+{
+    (void)state;
+    enum { N = 1500 };
+    static const int64_t firsts[] = {0, 12345, (INT64_C(1) << 32) - 700, INT64_C(3) << 32};
+    const float edges[] = {0.0f, -0.0f, 1e-42f, 3e38f, INFINITY, NAN};
+    bl_adamw_factors factors = bl_adamw_factors_of(5, 1e-3, 0.9, 0.999, 1e-8, 0.01);
+    test_device device = test_device_create(2);
+
+    for (size_t k = 0; k < BL_COUNT(firsts); k++) {
+        float *w = test_random_floats(N, 1), *x = test_random_floats(N, 2),
+              *grad = test_random_floats(N, 4), w2[N];
+        uint16_t m[N], v[N], m2[N], v2[N];
+        for (int i = 0; i < N; i++) m[i] = bl_f32_to_bf16(x[i]), v[i] = bl_f32_to_bf16(x[i] * x[i]);
+        for (size_t i = 0; i < BL_COUNT(edges); i++) grad[i] = edges[i];
+        memcpy(w2, w, sizeof w2), memcpy(m2, m, sizeof m2), memcpy(v2, v, sizeof v2);
+        bl_adamw_args args = {.n = N,
+                              .step = 5,
+                              .lr = 1e-3,
+                              .beta1 = 0.9,
+                              .beta2 = 0.999,
+                              .eps = 1e-8,
+                              .weight_decay = 0.01,
+                              .grad = grad,
+                              .w = w,
+                              .m = bl_tensor_of(m, BL_BF16),
+                              .v = bl_tensor_of(v, BL_BF16),
+                              .seed = 7,
+                              .tensor = 3,
+                              .first = firsts[k]};
+        assert_int_equal(bl_adamw(device.stream, &args), BL_OK);
+        test_finish(device);
+        for (int i = 0; i < N; i++) {
+            uint64_t element = (uint64_t)(firsts[k] + i);
+            bl_philox_key key =
+                bl_rounding_key_of(bl_rounding_key(7, 5, 3), (uint32_t)(element >> 32));
+            bl_adamw_element_bf16(&factors, 1, grad[i], bl_rounding_word(key, (uint32_t)element),
+                                  &w2[i], &m2[i], &v2[i]);
+            same_element("adamw's w", w[i], w2[i], grad[i], 0);
+            assert_int_equal(m[i], m2[i]);
+            assert_int_equal(v[i], v2[i]);
+        }
+        free(w), free(x), free(grad);
+    }
+    test_device_destroy(device);
+}
+
+static void the_factor_of_clipping(void **state)
+{
+    (void)state;
     assert_true(bl_clip_factor(0.0, 5.0) == 1.0);
     assert_true(bl_clip_factor(1.0, 0.5) == 1.0);
     assert_true(bl_clip_factor(1.0, 4.0) == 1.0 / (4.0 + 1e-6));
     assert_true(isnan(bl_clip_factor(1.0, NAN)));
-    test_device_destroy(device);
-    free(w), free(m), free(v), free(grad);
 }
 
 int main(void)
@@ -352,6 +405,8 @@ int main(void)
         cmocka_unit_test(swiglu_of_every_gate),
         cmocka_unit_test(rope_and_norm_use_the_elements),
         cmocka_unit_test(adamw_uses_the_element),
+        cmocka_unit_test(adamw_in_bf16_uses_the_element),
+        cmocka_unit_test(the_factor_of_clipping),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,8 +30,8 @@ static void adamw_follows_torch(void **state)
                                       .grad_scale = step % 2 ? &clip : NULL,
                                       .grad = grad,
                                       .w = w,
-                                      .m = m,
-                                      .v = v};
+                                      .m = bl_tensor_f32(m),
+                                      .v = bl_tensor_f32(v)};
                 assert_int_equal(bl_adamw(d.stream, &args), BL_OK);
                 test_finish(d);
                 for (int64_t i = 0; i < n; i++) {
@@ -81,8 +81,8 @@ static void first_step_moves_by_the_learning_rate(void **state)
                           .eps = 0,
                           .grad = grad,
                           .w = w,
-                          .m = m,
-                          .v = v};
+                          .m = bl_tensor_f32(m),
+                          .v = bl_tensor_f32(v)};
     args.eps = 1e-12;
     bl_adamw(d.stream, &args);
     test_finish(d);

@@ -110,12 +110,13 @@ static int kill_until_it_ends(const golden_args *args, int most)
     return n_kills;
 }
 
-int full_runs_kill(int n_ranks, int most, const char *const *extra)
+int full_runs_kill(int n_ranks, int most, const char *const *plain, const char *const *extra)
 {
     golden_args args = {0};
 
     full_runs_kill_args(n_ranks, "whole", &args);
     runs_set(&args, "overwrite_output_dir", "true");
+    for (int i = 0; plain && plain[i]; i += 2) runs_set(&args, plain[i], "%s", plain[i + 1]);
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
     assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);

@@ -23,10 +23,10 @@ void full_runs_train(const char *name, int n_ranks, const char *output, const ch
 /* The keys of a run with a checkpoint after each step. */
 void full_runs_kill_args(int n_ranks, const char *output, golden_args *args);
 
-/* Such a run, with more keys, killed at random moments, `most` times, and resumed until it ends:
- * state and model are those of a run without these keys that was left alone. How often it was
- * killed. */
-int full_runs_kill(int n_ranks, int most, const char *const *extra);
+/* Such a run with the keys `extra`, killed at random moments, `most` times, and resumed until it
+ * ends: state and model are those of a run with the keys `plain` that was left alone. How often it
+ * was killed. */
+int full_runs_kill(int n_ranks, int most, const char *const *plain, const char *const *extra);
 
 /* Fails unless both runs have the same state of all ranks after step `step`; two files the same
  * bytes. */

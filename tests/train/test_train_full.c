@@ -159,7 +159,7 @@ static void kills_change_no_bit(void **state)
 {
     (void)state;
     runs_seed_random();
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 12, NULL);
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 12, NULL, NULL);
 }
 
 /* The rows of any number of ranks: the losses go on as if nothing had been. */

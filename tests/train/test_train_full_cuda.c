@@ -23,13 +23,14 @@
 static const struct {
     const char *name;
     int n_ranks, accumulation;
-} loss_cases[] = {{"tiny-gqa", 1, 4},
-                  {"tiny-mha-tied", 2, 2},
-                  {"qwen3-tied", 1, 2},
-                  {"falcon-one-norm", 2, 1},
-                  {"llama-bias", 1, 1}};
+    const char *moments;
+} loss_cases[] = {{"tiny-gqa", 1, 4, "fp32"},
+                  {"tiny-mha-tied", 2, 2, "bf16"},
+                  {"qwen3-tied", 1, 2, "fp32"},
+                  {"falcon-one-norm", 2, 1, "fp32"},
+                  {"llama-bias", 1, 1, "bf16"}};
 
-static void check_losses(const char *name, int n_ranks, int accumulation)
+static void check_losses(const char *name, int n_ranks, int accumulation, const char *moments)
 {
     char path[GOLDEN_PATH_BYTES], model[GOLDEN_PATH_BYTES];
     golden_args args = {0};
@@ -45,12 +46,14 @@ static void check_losses(const char *name, int n_ranks, int accumulation)
     assert_int_equal(bl_tree_remove(runs_path("losses")), BL_OK);
     full_runs_fill(golden, topology, model, runs_path("losses"), &args);
     golden_args_add(&args, "device", "cuda");
+    golden_args_add(&args, "optimizer_state_dtype", "%s", moments);
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
     json_t *metrics = golden_metrics(runs_path("losses")),
            *steps = json_object_get(json_object_get(golden, "expect"), "steps");
     double worst = golden_compare_losses(metrics, steps, FULL_RUNS_STEPS, 1e-2);
-    printf("%s, %d ranks: losses off by %.1e at most\n", name, n_ranks, worst);
+    printf("%s, %d ranks, moments in %s: losses off by %.1e at most\n", name, n_ranks, moments,
+           worst);
     assert_true(worst > 1e-6 && worst <= 1e-2);
     json_decref(metrics);
     json_decref(topology);
@@ -62,7 +65,8 @@ static void losses_follow_float64(void **state)
     (void)state;
     if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
     for (size_t i = 0; i < BL_COUNT(loss_cases); i++)
-        check_losses(loss_cases[i].name, loss_cases[i].n_ranks, loss_cases[i].accumulation);
+        check_losses(loss_cases[i].name, loss_cases[i].n_ranks, loss_cases[i].accumulation,
+                     loss_cases[i].moments);
 }
 
 /* ---- bits ---- */
@@ -117,18 +121,20 @@ static void nothing_else_changes_a_bit(void **state)
     }
 }
 
-/* Two GPUs with NCCL between them, a process each; after a step, the rest in another run. */
+/* Two GPUs with NCCL between them, a process each; after a step, the rest in another run. Moments
+ * are in bf16. */
 static void processes_and_a_resumption_change_no_bit(void **state)
 {
     golden_args args = {0};
 
     (void)state;
-    train(full_runs_cases[0], 2, "whole", "model_dtype f32");
+    train(full_runs_cases[0], 2, "whole", "model_dtype f32 optimizer_state_dtype bf16");
     assert_int_equal(bl_tree_remove(runs_path("parts")), BL_OK);
     setenv("BALLAST_EMULATED_DEVICES", "2", 1);
     for (int part = 0; part < 2; part++) {
         runs_child child = {0};
-        make_args(full_runs_cases[0], 2, "parts", "rank_processes true model_dtype f32", &args);
+        make_args(full_runs_cases[0], 2, "parts",
+                  "rank_processes true model_dtype f32 optimizer_state_dtype bf16", &args);
         runs_set(&args, "max_steps", "%d", part == 0 ? 1 : STEPS);
         if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
         if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
@@ -149,7 +155,7 @@ static void processes_and_a_resumption_change_no_bit(void **state)
 
 /* ---- memory ---- */
 
-/* Except counters and sums: less than 16 KiB per rank. */
+/* Except counters and sums: less than 16 KiB per rank. Two ranks have bf16 moments. */
 static void memory_is_as_predicted(void **state)
 {
     (void)state;
@@ -160,6 +166,7 @@ static void memory_is_as_predicted(void **state)
         double measured, predicted;
         make_args("../../full/cases/tiny-gqa", n_ranks, "memory",
                   "max_steps 1 overwrite_output_dir true", &args);
+        if (n_ranks == 2) runs_set(&args, "optimizer_state_dtype", "bf16");
         runs_start(&child, "train", &args);
         assert_int_equal(runs_wait(&child, 300), 0);
         char *log = runs_read(child.log, NULL), *line = strstr(log, "GPU memory measured: ");

@@ -28,7 +28,7 @@ static void a_hundred_kills_change_no_bit(void **state)
     char *pages = strdup(runs_path("pages"));
     args[7] = pages;
     for (; n_kills < N_KILLS && n_runs < MOST_RUNS; n_runs++)
-        n_kills += full_runs_kill(1 + n_runs % 2, PER_RUN, args);
+        n_kills += full_runs_kill(1 + n_runs % 2, PER_RUN, NULL, args);
     printf("%d kills of %d runs\n", n_kills, n_runs);
     free(pages);
     assert_true(n_kills >= N_KILLS);

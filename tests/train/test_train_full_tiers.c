@@ -133,7 +133,7 @@ static void kills_change_no_bit(void **state)
 
     (void)state;
     runs_seed_random();
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 6, args);
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) full_runs_kill(n_ranks, 6, NULL, args);
 }
 
 /* ---- slow writes ---- */
@@ -259,6 +259,11 @@ static void unsuitable_keys_are_refused(void **state)
     runs_set(&args, "optimizer_tier", "host");
     assert_int_equal(golden_train(&args), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "optimizer_tier: LoRA's optimizer state is small"));
+    runs_set(&args, "optimizer_tier", "device");
+    runs_set(&args, "optimizer_state_dtype", "bf16");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(
+        strstr(bl_error_text(), "optimizer_state_dtype: LoRA's optimizer state is small"));
     golden_args_free(&args);
 }
 

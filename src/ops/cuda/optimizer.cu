@@ -7,39 +7,92 @@
 
 /* ---- AdamW ---- */
 
-__global__ void __launch_bounds__(BL_BLOCK_THREADS,
-                                  4) /* left alone, ptxas spills for occupancy's sake */
-    adamw_kernel(int64_t n, bool aligned, bl_adamw_factors factors, const double *grad_scale,
-                 const float *grad, float *w, float *m, float *v)
+/* Four neighbors of a moment, moved at once. */
+template <typename T> struct alignas(4 * sizeof(T)) adamw_four {
+    T value[4];
+};
+
+/* element: its number in the tensor, for the rounding. */
+__device__ inline void adamw_element(const bl_adamw_factors *factors, double scale, bl_philox_key,
+                                     int64_t, float grad, float *w, float *m, float *v)
+{
+    bl_adamw_element(factors, scale, grad, w, m, v);
+}
+__device__ inline void adamw_element(const bl_adamw_factors *factors, double scale,
+                                     bl_philox_key key, int64_t element, float grad, float *w,
+                                     uint16_t *m, uint16_t *v)
+{
+    key = bl_rounding_key_of(key, (uint32_t)(element >> 32));
+    bl_adamw_element_bf16(factors, scale, grad, bl_rounding_word(key, (uint32_t)element), w, m, v);
+}
+
+/* What all elements of a call have in common. */
+struct adamw_call {
+    int64_t n;
+    bool aligned;
+    bl_adamw_factors factors;
+    const double *grad_scale;
+    bl_philox_key key; /* of bf16 moments' rounding */
+    int64_t first;
+};
+
+/* Four elements of a thread. */
+template <typename T>
+__device__ inline void update_four(const adamw_call &c, const float *grad, float *w, T *m, T *v)
 {
     int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * 4;
-    if (i >= n) return;
-    double scale = grad_scale ? *grad_scale : 1.0;
-    if (!aligned || i + 4 > n) {
-        for (int64_t k = i; k < min(i + 4, n); k++)
-            bl_adamw_element(&factors, scale, grad[k], w + k, m + k, v + k);
+    if (i >= c.n) return;
+    double scale = c.grad_scale ? *c.grad_scale : 1.0;
+    if (!c.aligned || i + 4 > c.n) {
+        for (int64_t k = i; k < min(i + 4, c.n); k++)
+            adamw_element(&c.factors, scale, c.key, c.first + k, grad[k], w + k, m + k, v + k);
         return;
     }
-    float4 group[4] = {*(const float4 *)(grad + i), *(const float4 *)(w + i),
-                       *(const float4 *)(m + i), *(const float4 *)(v + i)};
-    bl_adamw_element(&factors, scale, group[0].x, &group[1].x, &group[2].x, &group[3].x);
-    bl_adamw_element(&factors, scale, group[0].y, &group[1].y, &group[2].y, &group[3].y);
-    bl_adamw_element(&factors, scale, group[0].z, &group[1].z, &group[2].z, &group[3].z);
-    bl_adamw_element(&factors, scale, group[0].w, &group[1].w, &group[2].w, &group[3].w);
-    __stwb((float4 *)(w + i), group[1]);
-    __stwb((float4 *)(m + i), group[2]);
-    __stwb((float4 *)(v + i), group[3]);
+    float4 g = *(const float4 *)(grad + i), weights = *(const float4 *)(w + i);
+    adamw_four<T> moment1 = *(const adamw_four<T> *)(m + i),
+                  moment2 = *(const adamw_four<T> *)(v + i);
+    adamw_element(&c.factors, scale, c.key, c.first + i, g.x, &weights.x, &moment1.value[0],
+                  &moment2.value[0]);
+    adamw_element(&c.factors, scale, c.key, c.first + i + 1, g.y, &weights.y, &moment1.value[1],
+                  &moment2.value[1]);
+    adamw_element(&c.factors, scale, c.key, c.first + i + 2, g.z, &weights.z, &moment1.value[2],
+                  &moment2.value[2]);
+    adamw_element(&c.factors, scale, c.key, c.first + i + 3, g.w, &weights.w, &moment1.value[3],
+                  &moment2.value[3]);
+    __stwb((float4 *)(w + i), weights);
+    *(adamw_four<T> *)(m + i) = moment1;
+    *(adamw_four<T> *)(v + i) = moment2;
+}
+
+/* Left alone, ptxas spills for occupancy's sake. */
+__global__ void __launch_bounds__(BL_BLOCK_THREADS, 4)
+    adamw_kernel(adamw_call c, const float *grad, float *w, float *m, float *v)
+{
+    update_four(c, grad, w, m, v);
+}
+__global__ void __launch_bounds__(BL_BLOCK_THREADS, 4)
+    adamw_bf16_kernel(adamw_call c, const float *grad, float *w, uint16_t *m, uint16_t *v)
+{
+    update_four(c, grad, w, m, v);
 }
 
 extern "C" bl_status ops_cuda_adamw(bl_stream *stream, const bl_adamw_args *a)
 {
-    bl_adamw_factors factors =
-        bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
-    bool aligned =
-        bl_is_aligned(a->grad) && bl_is_aligned(a->w) && bl_is_aligned(a->m) && bl_is_aligned(a->v);
-    return bl_launch("adamw", stream,
-                     {bl_blocks_for(a->n, 4 * BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1}, adamw_kernel,
-                     a->n, aligned, factors, a->grad_scale, a->grad, a->w, a->m, a->v);
+    adamw_call call = {
+        a->n,
+        bl_is_aligned(a->grad) && bl_is_aligned(a->w) && bl_is_aligned(a->m.data) &&
+            bl_is_aligned(a->v.data),
+        bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay),
+        a->grad_scale,
+        bl_rounding_key(a->seed, (uint64_t)a->step, (uint32_t)a->tensor),
+        a->first};
+    bl_grid grid = {bl_blocks_for(a->n, 4 * BL_BLOCK_THREADS), BL_BLOCK_THREADS, 1};
+
+    if (a->m.dtype == BL_BF16)
+        return bl_launch("adamw", stream, grid, adamw_bf16_kernel, call, a->grad, a->w,
+                         (uint16_t *)a->m.data, (uint16_t *)a->v.data);
+    return bl_launch("adamw", stream, grid, adamw_kernel, call, a->grad, a->w, (float *)a->m.data,
+                     (float *)a->v.data);
 }
 
 /* ---- the sum of squares ---- */

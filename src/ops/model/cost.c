@@ -271,7 +271,8 @@ bl_cost bl_cost_adamw(const bl_cost_setting *s, const bl_adamw_args *a)
 {
     bl_cost cost = {.n = 0};
     (void)s;
-    add(&cost, BL_COST_OPTIMIZER, 0, 7 * (double)sizeof(float) * (double)a->n);
+    add(&cost, BL_COST_OPTIMIZER, 0,
+        (double)(3 * sizeof(float) + 4 * bl_dtype_bytes(a->m.dtype)) * (double)a->n);
     return cost;
 }
 
