@@ -7,9 +7,9 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 
-static const bl_bench *const benches[] = {&bl_bench_linear,   &bl_bench_io,     &bl_bench_pager,
-                                          &bl_bench_hardware, &bl_bench_step,   &bl_bench_attention,
-                                          &bl_bench_plan,     &bl_bench_gather, &bl_bench_gemm};
+static const bl_bench *const benches[] = {
+    &bl_bench_linear,    &bl_bench_io,   &bl_bench_pager,  &bl_bench_hardware, &bl_bench_step,
+    &bl_bench_attention, &bl_bench_plan, &bl_bench_gather, &bl_bench_gemm,     &bl_bench_optimizer};
 
 static void print_options(FILE *out, bl_options_style style)
 {

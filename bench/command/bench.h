@@ -22,7 +22,8 @@ typedef struct bl_bench {
 } bl_bench;
 
 extern const bl_bench bl_bench_linear, bl_bench_io, bl_bench_pager, bl_bench_hardware,
-    bl_bench_step, bl_bench_attention, bl_bench_plan, bl_bench_gather, bl_bench_gemm;
+    bl_bench_step, bl_bench_attention, bl_bench_plan, bl_bench_gather, bl_bench_gemm,
+    bl_bench_optimizer;
 
 enum { BL_BENCH_MAX_RUNS = 1000 };
 

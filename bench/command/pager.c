@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -21,13 +22,14 @@
 #include "offload/pager.h"
 #include "train/train.h"
 
-typedef enum question { OVERLAP, STALL, RATIO, RUNS, EVALUATION } question;
+typedef enum question { OVERLAP, STALL, RATIO, RUNS, EVALUATION, STATE } question;
 
 typedef struct pager_options {
     question question;
     bl_tier tier; /* BL_TIER_HOST, BL_TIER_DISK */
     int64_t layers, hidden, tokens, micro_batches, steps, rounds, ranks, threads, ring_depth, runs;
     double part;
+    bl_optimizer_state_dtype state_dtype;
     char *device, *dir;
 } pager_options;
 
@@ -36,17 +38,21 @@ typedef struct pager_options {
     .offset = offsetof(pager_options, field), .commands = BL_CLI_ANY
 
 static const bl_option table[] = {
-    {OPTION(question, ENUM), .names = "overlap|stall|ratio|runs|evaluation",
+    {OPTION(question, ENUM), .names = "overlap|stall|ratio|runs|evaluation|state",
      .default_text = "overlap",
      .help = "overlap: step times against those without offloading; stall: seconds that "
              "micro-batches wait when 1 to 8 of them share a "
              "visit; ratio: tokens per second for offload_ratio 0 to 1; runs: a round of --runs "
              "runs over one base against a step of one run; evaluation: its time apart, and in the "
-             "visits of a step (eval_overlap)"},
+             "visits of a step (eval_overlap); state: step times of training every weight with "
+             "AdamW's state, and also the weights, on a disk"},
     {OPTION(tier, ENUM), .names = "device|host|disk", .default_text = "host",
      .help = "tier of offloaded pages: host or disk"},
     {OPTION(part, REAL), .default_text = "0.8", .min = 0, .max = 100,
-     .help = "copy time of a visit of one micro-batch, as a fraction of its compute time"},
+     .help = "copy time of a visit of one micro-batch, as a fraction of its compute time; state: "
+             "time of a step's transfers, as a fraction of the step in memory"},
+    {OPTION(state_dtype, ENUM), .names = "fp32|bf16", .default_text = "fp32",
+     .help = "question state: optimizer_state_dtype"},
     {OPTION(ranks, INT), .default_text = "1", .min = 1, .max = 16,
      .help = "ranks, which share each base"},
     {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256,
@@ -109,16 +115,45 @@ static bool is_backward(pacer *p, int64_t layer)
     return backward;
 }
 
+static void sleep_for(double seconds)
+{
+    struct timespec left = {(time_t)seconds, (long)(fmod(seconds, 1.0) * 1e9)};
+
+    while (nanosleep(&left, &left) != 0) {
+    }
+}
+
 static void pace(void *user, bl_tier tier, int64_t page, size_t n_bytes)
 {
     pacer *p = user;
     double visit_s = is_backward(p, page / p->pages_a_layer) ? p->backward_s : p->forward_s;
-    double sleep_s = visit_s * (double)n_bytes / (double)p->layer_bytes;
-    struct timespec left = {(time_t)sleep_s, (long)(fmod(sleep_s, 1.0) * 1e9)};
 
     (void)tier;
-    while (nanosleep(&left, &left) != 0) {
-    }
+    sleep_for(visit_s * (double)n_bytes / (double)p->layer_bytes);
+}
+
+/* A disk of a chosen rate, for transfers in both directions. While the host is busy, it works on
+ * the requests that it has. */
+typedef struct paced_disk {
+    pthread_mutex_t lock; /* guards free_s */
+    double bytes_per_s;
+    double free_s; /* when its last request ends */
+} paced_disk;
+
+enum { QUEUED_BYTES = 16 << 20 }; /* of the optimizer's readers: 16 requests of 1 MiB */
+
+static int64_t pace_disk(void *user, const bl_io_completion *completion)
+{
+    paced_disk *d = user;
+    double now_s = bl_now_s();
+
+    pthread_mutex_lock(&d->lock);
+    d->free_s = fmax(d->free_s, now_s - QUEUED_BYTES / d->bytes_per_s) +
+                (double)completion->n_bytes / d->bytes_per_s;
+    double sleep_s = d->free_s - now_s;
+    pthread_mutex_unlock(&d->lock);
+    if (sleep_s > 0) sleep_for(sleep_s);
+    return completion->result;
 }
 
 /* ---- one training ---- */
@@ -129,6 +164,8 @@ typedef struct contender {
     int64_t visit_micro; /* micro-batches that share a visit */
     bool evaluates;      /* after each step, the rows of the training, one per micro-batch */
     bool in_visits;      /* of the next step */
+    bool is_full;        /* trains every weight; ratio: of the weights on a paced disk */
+    double state_ratio;  /* of the optimizer's state there */
 } contender;
 
 typedef struct outcome {
@@ -140,12 +177,24 @@ typedef struct outcome {
 typedef struct pager_bench {
     const pager_options *options;
     char scratch[PATH_BYTES];
+    int64_t layer_weights;
     pacer pacer;
+    paced_disk disk;
 } pager_bench;
 
 static double median(double *values, int64_t n)
 {
     return n > 0 ? bl_bench_summarize(values, n).median_s : 0;
+}
+
+static void configure_full(const pager_bench *b, const contender *c, bl_bench_arguments *a)
+{
+    bl_bench_add(a, "finetuning_type", "full");
+    bl_bench_add(a, "learning_rate", "1e-5");
+    bl_bench_add(a, "optimizer_state_dtype", "%s",
+                 b->options->state_dtype == BL_OPTIMIZER_STATE_BF16 ? "bf16" : "fp32");
+    bl_bench_add(a, "optimizer_tier", "disk");
+    bl_bench_add(a, "optimizer_ratio", "%g", c->state_ratio);
 }
 
 static bl_status configure(const pager_bench *b, const contender *c, bool traces, int run,
@@ -184,6 +233,7 @@ static bl_status configure(const pager_bench *b, const contender *c, bool traces
         bl_bench_add(a, "eval_overlap", c->in_visits ? "true" : "false");
     }
     if (traces) bl_bench_add(a, "trace", "%s/trace.json", b->scratch);
+    if (c->is_full) configure_full(b, c, a);
     bl_status st = bl_bench_load(a, out);
     free(a);
     return st;
@@ -254,6 +304,7 @@ static bl_status train_runs(pager_bench *b, const contender *c, bool traces, int
 {
     bl_pager_hooks hooks = {
         .pace = pace, .pace_user = &b->pacer, .is_synchronous = c->is_synchronous};
+    if (c->is_full) hooks = (bl_pager_hooks){.io = pace_disk, .io_user = &b->disk};
     bl_train_config *configs[MAX_RUNS] = {NULL};
     bl_status st = BL_OK;
 
@@ -432,14 +483,58 @@ static bl_status ask_evaluation(pager_bench *b)
     return BL_OK;
 }
 
+/* Bytes of a step's transfers with state, or also weights, on disk: gradients are written and read,
+ * moments read and written; weights, too, and read again for both passes. */
+static double step_bytes(const pager_bench *b, bool with_weights)
+{
+    const pager_options *o = b->options;
+    double moment = o->state_dtype == BL_OPTIMIZER_STATE_BF16 ? 2 : 4;
+    return (8 + 4 * moment + (with_weights ? 16 : 0)) * (double)(o->layers * b->layer_weights);
+}
+
+/* The disk is as fast as moves the state in `part` of the step in memory. */
+static bl_status ask_state(pager_bench *b)
+{
+    const pager_options *o = b->options;
+    double state[100], all[100];
+
+    for (int64_t round = 0; round < o->rounds; round++) {
+        outcome plain, on_disk, all_on_disk;
+        contender c = {.is_full = true, .visit_micro = o->micro_batches};
+        BL_TRY(train(b, &c, false, &plain));
+        b->disk.bytes_per_s = step_bytes(b, false) / (o->part * plain.step_s);
+        c.state_ratio = 1;
+        BL_TRY(train(b, &c, false, &on_disk));
+        c.ratio = 1;
+        BL_TRY(train(b, &c, false, &all_on_disk));
+        state[round] = on_disk.step_s / plain.step_s;
+        all[round] = all_on_disk.step_s / plain.step_s;
+        printf("{\"bench\":\"pager\",\"question\":\"state\",\"state_dtype\":\"%s\",\"part\":%g,"
+               "\"tokens\":%lld,\"round\":%lld,\"step_s\":%.6f,\"disk_gb_per_s\":%.4g,"
+               "\"state\":%.4f,\"all\":%.4f,\"part_of_all\":%.3f}\n",
+               o->state_dtype == BL_OPTIMIZER_STATE_BF16 ? "bf16" : "fp32", o->part,
+               (long long)o->tokens, (long long)round + 1, plain.step_s, b->disk.bytes_per_s * 1e-9,
+               state[round], all[round], o->part * step_bytes(b, true) / step_bytes(b, false));
+        fflush(stdout);
+    }
+    printf("{\"bench\":\"pager\",\"question\":\"state\",\"part\":%g,\"tokens\":%lld,"
+           "\"state_median\":%.4f,\"all_median\":%.4f}\n",
+           o->part, (long long)o->tokens, bl_bench_summarize(state, o->rounds).median_s,
+           bl_bench_summarize(all, o->rounds).median_s);
+    return BL_OK;
+}
+
 static bl_status run(const void *values)
 {
-    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall, ask_ratio, ask_runs,
-                                                      ask_evaluation};
+    static bl_status (*const ask[])(pager_bench *) = {ask_overlap, ask_stall,      ask_ratio,
+                                                      ask_runs,    ask_evaluation, ask_state};
     pager_options options = *(const pager_options *)values;
     const pager_options *o = &options;
 
     if (options.question == STALL) options.micro_batches = 8;
+    if (options.question == STATE) options.tier = BL_TIER_DISK;
+    if (options.question == STATE && o->part == 0)
+        return BL_FAIL(BL_EUSAGE, "--part 0: question state needs a positive fraction");
     if (o->tier == BL_TIER_DEVICE) return BL_FAIL(BL_EUSAGE, "--tier: host or disk");
     if (o->hidden % 64 != 0)
         return BL_FAIL(BL_EUSAGE, "--hidden %lld: must be a multiple of 64", (long long)o->hidden);
@@ -450,16 +545,19 @@ static bl_status run(const void *values)
                             .rows = o->steps * o->micro_batches * o->ranks,
                             .row_tokens = o->tokens};
     pager_bench b = {.options = o,
+                     .layer_weights = bl_bench_model_layer_weights(&model),
                      .pacer = {.pages_a_layer = 4,
                                .layer_bytes = bl_bench_model_layer_weights(&model) / o->ranks}};
     snprintf(b.scratch, sizeof b.scratch, "%s/ballast-bench-XXXXXX", o->dir);
     if (!mkdtemp(b.scratch)) return bl_fail_errno(BL_EIO, "make a folder in %s", o->dir);
     bl_log_set_silent(true); /* the trainings' own reports */
     pthread_mutex_init(&b.pacer.lock, NULL);
+    pthread_mutex_init(&b.disk.lock, NULL);
     bl_status st = bl_bench_model_write(&model, b.scratch);
     if (st == BL_OK) st = ask[o->question](&b);
     bl_error error;
     bl_error_save(&error, st);
+    pthread_mutex_destroy(&b.disk.lock);
     pthread_mutex_destroy(&b.pacer.lock);
     (void)bl_tree_remove(b.scratch);
     return st == BL_OK ? BL_OK : bl_error_restore(&error);
@@ -480,6 +578,9 @@ const bl_bench bl_bench_pager = {
                "one; resident_in_turn the\n"
                "same without offloading, relative to the runs one after the other.\n"
                "Question evaluation: time that an evaluation adds to a step, relative to that "
-               "without offloading.\n",
+               "without offloading.\n"
+               "Question state: state and all are step times with AdamW's state, and also the "
+               "weights, on the paced disk,\n"
+               "relative to the step in memory.\n",
     .run = run,
 };
