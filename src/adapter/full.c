@@ -36,6 +36,12 @@ bl_status bl_adapter_full_measure(const bl_model_config *config, const bl_base_l
     return BL_OK;
 }
 
+static double embedding_rate(const bl_train_config *config)
+{
+    if (config->embedding_learning_rate == BL_OPTION_AUTO) return 1;
+    return config->embedding_learning_rate / config->learning_rate;
+}
+
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
 {
     static const bl_tier tiers[] = {[BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
@@ -43,6 +49,7 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
                                     [BL_OPTIMIZER_DISK] = BL_TIER_DISK};
     return (bl_optimizer_placement){.moments = bl_train_config_moments(config),
                                     .seed = (uint64_t)config->seed,
+                                    .embedding_rate = embedding_rate(config),
                                     .ratio = config->optimizer_ratio,
                                     .tier = tiers[config->optimizer_tier],
                                     .dir = config->offload_dir,

@@ -27,15 +27,17 @@
  * rank's rows, BL_F32 or BL_BF16; those of norms and biases are fp32. */
 typedef struct bl_optimizer_placement {
     bl_dtype moments;
-    uint64_t seed; /* of the rounding of bf16 moments */
-    double ratio;  /* 0..1 */
+    uint64_t seed;         /* of the rounding of bf16 moments */
+    double embedding_rate; /* learning rate of embedding and head, relative to the others' */
+    double ratio;          /* 0..1 */
     bl_tier tier;
     const char *dir; /* with BL_TIER_DISK: must exist */
     bl_io_engine io_engine;
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* Of the keys optimizer_*, seed and offload_dir; dir is borrowed of them. */
+/* Of the keys optimizer_*, seed, embedding_learning_rate and offload_dir; dir is borrowed of
+ * them. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
 /* Bytes of one rank: moments and gradients in memory (device memory); both on disk; and with

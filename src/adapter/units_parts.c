@@ -46,6 +46,8 @@ bl_adamw_args adapter_units_adamw(const adapter_units *units, const bl_base_walk
     bl_adamw_args args = units->update;
 
     args.n = n;
+    if (units->layout->units[at->idx_unit].whole_ring) /* embedding and head */
+        args.lr *= units->options.placement.embedding_rate;
     args.grad = (const float *)memory[ADAPTER_GRAD];
     args.w = (float *)memory[ADAPTER_W];
     args.m = bl_tensor_of(memory[ADAPTER_M], moments);

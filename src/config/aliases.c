@@ -346,6 +346,9 @@ const bl_option_alias bl_train_aliases[] = {
 
     /* optimization */
     {.name = "lr", .key = "learning_rate"},
+    {.name = "embedding_lr", .key = "embedding_learning_rate"},
+    {.name = "embedding_lr_scale", .hint = "embedding_learning_rate, times learning_rate"},
+    {.name = "lr_groups", .hint = "!only embedding_learning_rate makes another group"},
     {.name = "optimizer.lr", .key = "learning_rate"},
     {.name = "optimizer.weight_decay", .key = "weight_decay"},
     {.name = "optimizer.eps", .key = "adam_epsilon"},

@@ -128,6 +128,7 @@ typedef struct bl_train_config {
 
     /* optimization */
     double learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
+    double embedding_learning_rate; /* BL_OPTION_AUTO: learning_rate */
     bl_optimizer_state_dtype optimizer_state_dtype;
     double max_grad_norm; /* 0: off */
     bl_lr_scheduler_type lr_scheduler_type;

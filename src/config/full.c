@@ -48,6 +48,9 @@ static bl_status check_lora(const bl_train_config *c)
                            "%s: LoRA's optimizer state is small and stays in memory, in fp32; it "
                            "is for finetuning_type full, leave it out",
                            keys[i]);
+    if (config_differs(c, "embedding_learning_rate"))
+        return BL_FAIL(BL_EUSAGE, "embedding_learning_rate: finetuning_type lora trains neither "
+                                  "embedding nor head; leave it out, or use finetuning_type full");
     return BL_OK;
 }
 
@@ -79,6 +82,11 @@ bl_status config_check_full(const bl_train_config *c)
                        "finetuning_type full: shard_size %lld is not supported: the weights are "
                        "sharded over all %lld ranks; leave it out",
                        (long long)c->shard_size, (long long)c->ranks);
+    if (c->embedding_learning_rate != BL_OPTION_AUTO && c->learning_rate == 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "embedding_learning_rate %g with learning_rate 0: both follow one schedule, "
+                       "relative to learning_rate; give a positive one",
+                       c->embedding_learning_rate);
     BL_TRY(bl_train_config_losses(c, &losses));
     if (losses.is_preference)
         return BL_FAIL(BL_EUSAGE,

@@ -139,6 +139,10 @@ const bl_option bl_train_options[] = {
 #define GROUP "Optimization"
     {KEY(learning_rate, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "2e-4",
      .help = "peak learning rate of AdamW; the default suits LoRA, not full fine-tuning"},
+    {KEY(embedding_learning_rate, REAL), RANGE(0, 10), .has_auto = true, RESULT, .commands = TRAIN,
+     .default_text = "auto",
+     .help = "with finetuning_type full, peak learning rate of embedding and head; auto: "
+             "learning_rate"},
     {KEY(weight_decay, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "decoupled weight decay; with finetuning_type full not of norms and biases"},
     {KEY(adam_beta1, REAL), RANGE(0, 0.999999), RESULT, .commands = TRAIN, .default_text = "0.9",

@@ -264,6 +264,17 @@ static void unsuitable_keys_are_refused(void **state)
     assert_int_equal(golden_train(&args), BL_EUSAGE);
     assert_non_null(
         strstr(bl_error_text(), "optimizer_state_dtype: LoRA's optimizer state is small"));
+    runs_set(&args, "optimizer_state_dtype", "fp32");
+    runs_set(&args, "embedding_learning_rate", "1e-4");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "embedding_learning_rate: finetuning_type lora"));
+    golden_args_free(&args);
+    args = (golden_args){0};
+    full_runs_kill_args(1, "full", &args);
+    runs_set(&args, "embedding_learning_rate", "1e-4");
+    runs_set(&args, "learning_rate", "0");
+    assert_int_equal(golden_train(&args), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "embedding_learning_rate 0.0001 with learning_rate 0"));
     golden_args_free(&args);
 }
 

@@ -59,6 +59,8 @@ CASES = {
     'tiny-gqa-packed': {**tiny('tiny-gqa'), 'tokens': 'tokens/tiny-packed.jsonl'},
     'tiny-mha-tied': tiny('tiny-mha-tied'),
     'tiny-mha-tied-no-clip': tiny('tiny-mha-tied', max_grad_norm=0, weight_decay=0.0),
+    'tiny-gqa-embedding-rate': tiny('tiny-gqa', embedding_learning_rate=1e-4),
+    'tiny-mha-tied-embedding-rate': tiny('tiny-mha-tied', embedding_learning_rate=2e-3, lr_scheduler_type='cosine', warmup_steps=4),
     'tiny-llama3-rope': tiny('tiny-llama3-rope'),
     **{name: family(name) for name in families.CASES},
 }
@@ -93,8 +95,11 @@ def logits_of(model, row):
 
 def optimizer_of(model, parameters, config):
     decayed = set(transformers.Trainer.get_decay_parameter_names(None, model))
-    groups = [{'params': [p for n, p in parameters.items() if n in decayed], 'weight_decay': config['weight_decay']},
-              {'params': [p for n, p in parameters.items() if n not in decayed], 'weight_decay': 0.0}]
+    tables = {n for n in parameters if 'embed' in n or 'lm_head' in n}
+    groups = [{'params': [p for n, p in parameters.items() if n in decayed - tables], 'weight_decay': config['weight_decay']},
+              {'params': [p for n, p in parameters.items() if n not in decayed], 'weight_decay': 0.0},
+              {'params': [p for n, p in parameters.items() if n in tables], 'weight_decay': config['weight_decay'],
+               'lr': config.get('embedding_learning_rate', config['learning_rate'])}]
     return torch.optim.AdamW(groups, lr=config['learning_rate'], eps=config['adam_epsilon'],
                              betas=(config['adam_beta1'], config['adam_beta2']))
 
