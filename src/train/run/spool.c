@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,11 +51,55 @@ static bl_status open_dirs(bl_spool *s)
     return st;
 }
 
+/* NAME.yaml or NAME.yml, without a leading dot. */
+static bool is_job(const char *name)
+{
+    return name[0] != '.' && (bl_text_ends_with(name, ".yaml") || bl_text_ends_with(name, ".yml"));
+}
+
+/* Removes DIR/end/name, if it is the reason of a job whose file is not there. */
+static bl_status drop_reason(const bl_spool *s, const char *end, const char *name)
+{
+    static const char ENDING[] = ".error";
+    struct stat info;
+    char *path, *job;
+    bl_status st = BL_OK;
+
+    if (!bl_text_ends_with(name, ENDING)) return BL_OK;
+    BL_TRY(bl_text_format(&path, "%s/%s/%s", s->dir, end, name));
+    if (!(job = strdup(path))) {
+        free(path);
+        return BL_FAIL(BL_ENOMEM, "job %s", name);
+    }
+    job[strlen(job) - strlen(ENDING)] = '\0';
+    if (is_job(strrchr(job, '/') + 1) && lstat(job, &info) != 0 && errno == ENOENT &&
+        unlink(path) != 0)
+        st = bl_fail_errno(BL_EIO, "remove %s", path);
+    free(job);
+    free(path);
+    return st;
+}
+
+static bl_status drop_reasons(const bl_spool *s, const char *end)
+{
+    char **names, *path;
+    size_t n_names;
+
+    BL_TRY(bl_path_join(s->dir, end, &path));
+    bl_status st = bl_dir_list(path, &names, &n_names);
+    free(path);
+    BL_TRY(st);
+    for (size_t i = 0; i < n_names && st == BL_OK; i++) st = drop_reason(s, end, names[i]);
+    bl_names_free(names, n_names);
+    return st;
+}
+
 bl_status bl_spool_open(const char *dir, bl_spool **out)
 {
     *out = calloc(1, sizeof **out);
     if (!*out || !((*out)->dir = strdup(dir))) return BL_FAIL(BL_ENOMEM, "queue %s", dir);
     bl_status st = open_dirs(*out);
+    for (int i = 0; i < BL_N_SPOOL_ENDS && st == BL_OK; i++) st = drop_reasons(*out, ends[i]);
     if (st == BL_OK) return BL_OK;
     return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "queue");
 }
@@ -66,12 +111,6 @@ void bl_spool_close(bl_spool *s)
     bl_dir_lock_release(s->lock);
     free(s->dir);
     free(s);
-}
-
-/* NAME.yaml or NAME.yml, without a leading dot. */
-static bool is_job(const char *name)
-{
-    return name[0] != '.' && (bl_text_ends_with(name, ".yaml") || bl_text_ends_with(name, ".yml"));
 }
 
 static bl_status copy_name(const char *name, char **out)
@@ -137,6 +176,42 @@ static void sync_dir(const char *dir, const char *sub)
     free(path);
 }
 
+/* The target of a relative symbolic link, made absolute; *target NULL: it is not one. */
+static bl_status find_target(const bl_spool *s, const char *from, const char *path, char **target)
+{
+    char text[PATH_MAX], *dir, *full;
+    ssize_t n = readlink(path, text, sizeof text - 1);
+
+    *target = NULL;
+    if (n < 0 || text[0] == '/') return BL_OK; /* rename reports a missing file */
+    text[n] = '\0';
+    BL_TRY(path_in(s->dir, from, "", &dir));
+    full = realpath(dir, NULL);
+    bl_status st = full ? bl_text_format(target, "%s/%s", full, text)
+                        : bl_fail_errno(BL_EIO, "find the path of %s", dir);
+    free(full);
+    free(dir);
+    return st;
+}
+
+/* The new link replaces the old one in one step: a crash leaves either. */
+static bl_status fix_link(const bl_spool *s, const char *name, const char *from, const char *path)
+{
+    char *target, *made = NULL;
+    bl_status st;
+
+    BL_TRY(find_target(s, from, path, &target));
+    if (!target) return BL_OK;
+    BL_TRY_GOTO(st, done, bl_text_format(&made, "%s/.%s.link", s->dir, name));
+    if ((unlink(made) != 0 && errno != ENOENT) || symlink(target, made) != 0 ||
+        rename(made, path) != 0)
+        st = bl_fail_errno(BL_EIO, "%s: link to %s", path, target);
+done:
+    free(made);
+    free(target);
+    return st;
+}
+
 static bl_status move(const bl_spool *s, const char *name, const char *from, const char *to)
 {
     char *source = NULL, *target = NULL;
@@ -144,6 +219,7 @@ static bl_status move(const bl_spool *s, const char *name, const char *from, con
 
     BL_TRY_GOTO(st, done, path_in(s->dir, from, name, &source));
     BL_TRY_GOTO(st, done, path_in(s->dir, to, name, &target));
+    BL_TRY_GOTO(st, done, fix_link(s, name, from, source));
     if (rename(source, target) != 0) {
         st = bl_fail_errno(BL_EIO, "%s: rename to %s", source, target);
         goto done;

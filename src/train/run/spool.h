@@ -10,7 +10,10 @@
  * ended.
  *
  * Files move by rename. Only rank 0's process moves them. A waiting file whose name is also in
- * running/ is passed over. */
+ * running/ is passed over. A relative symbolic link is made absolute in its place before it moves.
+ *
+ * The reason is written before the job's file moves. After a crash between the two the job resumes,
+ * and may end otherwise: open removes a NAME.yaml.error without its NAME.yaml. */
 #ifndef BALLAST_TRAIN_RUN_SPOOL_H
 #define BALLAST_TRAIN_RUN_SPOOL_H
 
