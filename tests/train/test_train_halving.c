@@ -170,6 +170,53 @@ static void test_killed(void **state)
     }
 }
 
+/* Of four runs the best one ends at the first rung by its patience: the places of two runs that
+ * continue are those of the next two. */
+static void test_patience_at_rung(void **state)
+{
+    golden_args args = {0};
+    runs_child child = {0};
+    int steps[N_RUNS], order[N_RUNS] = {0, 1, 2, 3};
+
+    (void)state;
+    for (int i = 0; i < N_RUNS; i++)
+        for (int k = i + 1; k < N_RUNS; k++)
+            if (loss_at(alone(1, order[k]), FIRST_RUNG) < loss_at(alone(1, order[i]), FIRST_RUNG)) {
+                int other = order[i];
+                order[i] = order[k];
+                order[k] = other;
+            }
+    bool second_wins =
+        loss_at(alone(1, order[1]), SECOND_RUNG) < loss_at(alone(1, order[2]), SECOND_RUNG);
+    steps[order[0]] = FIRST_RUNG;
+    steps[order[1]] = second_wins ? ALL_STEPS : SECOND_RUNG;
+    steps[order[2]] = second_wins ? SECOND_RUNG : ALL_STEPS;
+    steps[order[3]] = FIRST_RUNG;
+    for (int run = 0; run < N_RUNS; run++) {
+        golden_args keys = {0};
+        const char *path = runs_path("patience-%d.yaml", run);
+        set_keys(&keys, runs_path("patience-%d", run), 1);
+        runs_set(&keys, "learning_rate", "%s", rates[run]);
+        if (run == order[0]) { /* the second evaluation, at the rung, is not better by that much */
+            runs_set(&keys, "eval_steps", "2");
+            runs_set(&keys, "early_stopping_patience", "1");
+            runs_set(&keys, "early_stopping_threshold", "100");
+        }
+        FILE *file = fopen(path, "w");
+        assert_non_null(file);
+        for (int i = 0; i < keys.n; i += 2)
+            fprintf(file, "%s: %s\n", keys.text[i] + 2, keys.text[i + 1]);
+        assert_int_equal(fclose(file), 0);
+        golden_args_free(&keys);
+        args.text[args.n++] = strdup(path);
+    }
+    runs_start(&child, "train", &args);
+    assert_int_equal(runs_wait(&child, LIMIT_S), 0);
+    golden_args_free(&args);
+    for (int run = 0; run < N_RUNS; run++)
+        assert_int_equal(runs_logged_steps(runs_path("patience-%d", run)), steps[run]);
+}
+
 static void assert_refused(const char *key, const char *value, const char *text)
 {
     golden_args args = {0};
@@ -200,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_halving),
         cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_patience_at_rung),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

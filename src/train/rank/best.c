@@ -31,10 +31,15 @@ bool bl_trainer_note_loss(bl_trainer *t, int64_t step, double loss)
     return is_lowest;
 }
 
-bool bl_trainer_stops_early(const bl_trainer *t)
+bool bl_trainer_is_out_of_patience(const bl_trainer *t)
 {
     int64_t patience = t->config->early_stopping_patience;
-    return (patience > 0 && t->best.n_stale >= patience) || t->rungs.stopped_at > 0;
+    return patience > 0 && t->best.n_stale >= patience;
+}
+
+bool bl_trainer_stops_early(const bl_trainer *t)
+{
+    return bl_trainer_is_out_of_patience(t) || t->rungs.stopped_at > 0;
 }
 
 /* The adapter of a checkpoint of n_ranks ranks. */

@@ -56,15 +56,17 @@ static bool is_done(const bl_trainer *t)
            bl_trainer_stops_early(t);
 }
 
-/* Whether the run has reached the rung, or may still reach it. */
+/* Whether the run has reached the rung, or may still reach it, and can continue there. */
 static bool competes(const bl_trainer *t, int rung)
 {
     const bl_train_config *c = t->config;
-    bool was_stopped = t->rungs.stopped_at > 0 && t->rungs.stopped_at < step_of(c, rung);
+    int64_t step = step_of(c, rung);
+    bool was_stopped = t->rungs.stopped_at > 0 && t->rungs.stopped_at < step,
+         has_ended = bl_trainer_is_out_of_patience(t) && t->steps_done <= step;
 
-    if (c->reduction_factor == 0 || was_stopped) return false;
+    if (c->reduction_factor == 0 || was_stopped || has_ended) return false;
     if (t->rungs.n > rung) return true;
-    return !is_done(t) && step_of(c, rung) < t->training->total_steps;
+    return !is_done(t) && step < t->training->total_steps;
 }
 
 /* The number of competing runs with a lower loss, or with the same loss and a lower index. */

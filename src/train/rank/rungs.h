@@ -3,8 +3,9 @@
  * (Jamieson and Talwalkar 2016, arXiv:1502.07943; synchronous).
  *
  *   rung k     grace_period reduction_factor^k steps, k = 0, 1, ...
- *   competes   a run with more steps than the rung, unless it was stopped at an earlier rung, or
- *              failed or stopped early before this rung
+ *   competes   a run with more steps than the rung that can continue after it: not one that was
+ *              stopped at an earlier rung, failed before this rung, or ended by its
+ *              early_stopping_patience, at this rung or before
  *   kept       of n competing runs, the ceil(n / reduction_factor) with the lowest validation loss
  *              after the rung's steps; on a tie, the earlier run
  *

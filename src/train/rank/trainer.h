@@ -140,7 +140,9 @@ bl_status bl_trainer_forget_counts(bl_trainer *trainer);
 /* Takes the loss of the evaluation after `step` steps into trainer->best; whether it is the
  * lowest. */
 bool bl_trainer_note_loss(bl_trainer *trainer, int64_t step, double loss);
-/* Whether early_stopping_patience or a rung ends the run. */
+/* Whether early_stopping_patience ends the run. */
+bool bl_trainer_is_out_of_patience(const bl_trainer *trainer);
+/* Whether that or a rung ends the run. */
 bool bl_trainer_stops_early(const bl_trainer *trainer);
 /* The adapter of the last step, or of the best one with load_best_model_at_end, into output_dir;
  * collective over the ranks of the job. BL_ECHECKPOINT: the best step's checkpoint was damaged. */
