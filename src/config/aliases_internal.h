@@ -42,6 +42,7 @@
          .hint = "!the reference is the base, or init_adapter as it began"},                       \
         {.name = "f_divergence_type", .values = "reverse_kl=", .hint = "!only reverse_kl"},        \
         OFF("use_weighting", "!pairs of answers have equal weights"),                              \
+        IGNORED("precompute_ref_batch_size"),                                                      \
         OFF("sync_ref_model", "!the reference stays as it was"),                                   \
         {.name = "base_model_name_or_path", .key = "model_name_or_path"},                          \
         {.name = "batch_size_val", .key = "per_device_eval_batch_size"},                           \

@@ -116,6 +116,7 @@ typedef struct bl_train_config {
     /* the loss; bl_train_config_losses */
     bl_string_list loss_type, loss_weights;
     double beta, label_smoothing, ld_alpha, simpo_gamma, desirable_weight, undesirable_weight;
+    bool precompute_ref_log_probs; /* true: the losses have a reference */
 
     bl_finetuning_type finetuning_type;
     bl_model_dtype model_dtype;

@@ -129,6 +129,10 @@ static bl_status check_keys(const bl_train_config *c, const bl_losses *l)
         if (!(keys[i].of & given) && config_differs(c, keys[i].key))
             return BL_FAIL(BL_EUSAGE, "%s has no effect with loss_type %s: leave it out",
                            keys[i].key, bl_loss_name(l->term[0].loss));
+    if (c->precompute_ref_log_probs && !l->has_reference)
+        return BL_FAIL(BL_EUSAGE,
+                       "precompute_ref_log_probs true: loss_type %s has no reference; leave it out",
+                       bl_loss_name(l->term[0].loss));
     if (l->is_preference && c->packing != BL_PACKING_NONE)
         return BL_FAIL(BL_EUSAGE,
                        "packing %s is not of preferences: answers are documents of a micro-batch, "

@@ -109,6 +109,9 @@ const bl_option bl_train_options[] = {
      .help = "kto: weight of the losses of desirable answers"},
     {KEY(undesirable_weight, REAL), RANGE(0, 1e6), RESULT, .commands = BOTH, .default_text = "1",
      .help = "kto: weight of the losses of undesirable answers"},
+    {KEY(precompute_ref_log_probs, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
+     .help = "compute the log-probabilities of the reference once, before the first step, and keep "
+             "them in output_dir (docs/preference.md)"},
 #undef GROUP
 
 #define GROUP "Trained weights"

@@ -90,7 +90,8 @@ bl_batch_view bl_batches_view(const bl_batches *b, int index)
 {
     return (bl_batch_view){.ids = on_host(b, b->micro[index].ids),
                            .ends = on_host(b, b->micro[index].cu_seqlens),
-                           .marks = b->marks ? marks_of(b, index) : NULL};
+                           .marks = b->marks ? marks_of(b, index) : NULL,
+                           .samples = on_host(b, b->micro[index].sample)};
 }
 
 /* Of token t of a preference row, and its target where it is a chosen answer's prompt. */

@@ -49,6 +49,7 @@ bl_status bl_batches_keep_marks(bl_batches *batches, bool learns_prompt);
 typedef struct bl_batch_view {
     const int32_t *ids, *ends; /* [T]; [n_documents + 1] */
     const uint8_t *marks;      /* [T] */
+    const int64_t *samples;    /* [T]: the sample numbers of bl_batches_append */
 } bl_batch_view;
 bl_batch_view bl_batches_view(const bl_batches *batches, int index);
 

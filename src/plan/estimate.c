@@ -63,9 +63,11 @@ static int fill_runs(const bl_plan_input *in, const bl_plan *plan, bl_time_run *
 static bl_time_preference preference_of(const bl_train_config *c)
 {
     bl_losses losses = bl_plan_losses_of(c);
+    bool rides = losses.has_reference && !c->precompute_ref_log_probs;
+
     return (bl_time_preference){.is_weighed = losses.is_preference,
-                                .has_reference = losses.has_reference,
-                                .is_adapter = losses.has_reference && c->init_adapter,
+                                .has_reference = rides,
+                                .is_adapter = rides && c->init_adapter,
                                 .has_mismatched = losses.is_unpaired};
 }
 

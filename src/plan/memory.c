@@ -172,13 +172,15 @@ static bool some_weigh(const bl_plan_input *in)
 }
 
 /* Of a micro-batch, at most: those of the reference, and of kto's mismatched answers by policy and
- * reference. */
+ * reference. Of a training that computes the sums of the reference before: by the policy alone. */
 static int companions(const bl_plan_input *in)
 {
     int most = 0;
     for (int i = 0; i <= in->n_others; i++) {
-        bl_losses losses = bl_plan_losses_of(bl_plan_run_at(in, i).config);
-        int n = (losses.has_reference ? 1 : 0) + (losses.is_unpaired ? 2 : 0);
+        const bl_train_config *c = bl_plan_run_at(in, i).config;
+        bl_losses losses = bl_plan_losses_of(c);
+        bool rides = losses.has_reference && !(in->is_training && c->precompute_ref_log_probs);
+        int n = (rides ? 1 : 0) + (losses.is_unpaired ? (rides ? 2 : 1) : 0);
         most = n > most ? n : most;
     }
     return most;
@@ -371,7 +373,8 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
-/* A continued adapter's reference is the adapter as it began. */
+/* A continued adapter's reference is the adapter as it began; with precompute_ref_log_probs before
+ * the first step alone. */
 static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dtype act,
                           bl_memory_ledger *out)
 {

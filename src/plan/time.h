@@ -50,7 +50,7 @@ typedef struct bl_time_preference {
     bool is_weighed;     /* the head is run for log-probabilities, then with their weights */
     bool has_reference;  /* each micro-batch once more by the reference */
     bool is_adapter;     /* the reference is an adapter, not the base alone */
-    bool has_mismatched; /* kto: as many other answers, by the policy and by the reference */
+    bool has_mismatched; /* kto: as many other answers, by the policy and any reference */
 } bl_time_preference;
 
 /* An evaluation by a rank; n_micro 0: none. All tokens carry loss. */

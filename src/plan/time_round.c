@@ -146,9 +146,8 @@ static void add_companions(plan_round *round, int i, bool of_evaluation, int64_t
               alone = of_evaluation ? PLAN_OF_EVALUATION : PLAN_OF_STEP_ALONE;
 
     if (p.has_reference) add(round, i, reference, n, companion);
-    if (!p.has_mismatched) return;
-    add(round, i, alone, n, companion);
-    add(round, i, reference, n, companion);
+    if (p.has_mismatched) add(round, i, alone, n, companion);
+    if (p.has_mismatched && p.has_reference) add(round, i, reference, n, companion);
 }
 
 static void add_evaluation(plan_round *round, int i, int64_t n, bool rides)

@@ -70,6 +70,7 @@ typedef struct bl_outcome {
 #define BL_OUTPUT_METRICS        "metrics.jsonl"
 #define BL_OUTPUT_CONFIG         "config.resolved.yaml"
 #define BL_OUTPUT_REPORT         "report.svg"
+#define BL_OUTPUT_REFERENCE      "ref_log_probs.bin" /* preference/reference.h */
 #define BL_OUTPUT_CHECKPOINTS    "checkpoints"
 #define BL_OUTPUT_MODEL          "model" /* a directory, where all weights are trained */
 #define BL_OUTPUT_RUNS           "runs"  /* event files, without logging_dir */

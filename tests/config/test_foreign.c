@@ -357,6 +357,16 @@ static void test_preference_keys(void **state)
     assert_int_equal(bl_train_config_losses(c, &losses), BL_OK);
     assert_true(losses.is_unpaired && losses.beta == 0.2 && losses.desirable_weight == 2);
     bl_train_config_free(c);
+    assert_int_equal(load(REQUIRED "loss_type: sigmoid\nprecompute_ref_log_probs: true\n"
+                                   "precompute_ref_batch_size: 8\n",
+                          &c),
+                     BL_OK);
+    assert_true(c->precompute_ref_log_probs);
+    assert_string_equal(warnings,
+                        "keys of other programs, no effect here: precompute_ref_batch_size\n");
+    bl_train_config_free(c);
+    assert_int_equal(load(REQUIRED "loss_type: orpo\nprecompute_ref_log_probs: true\n", &c),
+                     BL_EUSAGE);
 }
 
 static void test_from_axolotl(void **state)

@@ -102,6 +102,8 @@ static const same_case same[] = {
     {"dpo", 2, DPO "activation_offload true shard_size 1 " DISK "dpo offload_ratio 1", false},
     {"orpo", 1, PAIRS "loss_type orpo visit_tokens 1 activation_checkpointing full", false},
     {"kto", 2, LABELS "visit_tokens 1 offload_ratio 0.5", false},
+    {"dpo", 2, DPO "precompute_ref_log_probs true visit_tokens 1 offload_ratio 0.5", true},
+    {"kto", 2, LABELS "precompute_ref_log_probs true", false},
 };
 
 static void make_plain(const char *name)
@@ -263,6 +265,9 @@ static void test_memory_is_as_predicted(void **state)
         {1, "model_name_or_path " GOLDEN_DIR "/models/tiny-mha-tied lora_target_modules q_proj"},
         {1, DPO "init_adapter " GOLDEN_DIR "/adapters/tiny-gqa-all-linear"},
         {2, LABELS},
+        {1, DPO "precompute_ref_log_probs true init_adapter " GOLDEN_DIR
+                "/adapters/tiny-gqa-all-linear"},
+        {2, LABELS "precompute_ref_log_probs true"},
     };
     double measured, predicted;
 

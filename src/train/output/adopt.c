@@ -8,6 +8,7 @@
  *                                        Ballast logs them
  *   README.md                            says "Trained with Ballast: " where Ballast writes it
  *   report.svg                           is a picture as Ballast draws them
+ *   ref_log_probs.bin                    begins with the mark of preference/reference.h
  *   adapter_model.safetensors,
  *   adapter_config.json                  next to such a README.md
  *   checkpoints/step-N, .tmp, .old.tmp   directories with no other files than a checkpoint has */
@@ -19,6 +20,7 @@
 
 #include "base/sizes.h"
 #include "base/svg.h"
+#include "train/preference/reference.h"
 #include "train/training_internal.h"
 
 enum { HEAD_BYTES = 4096 };
@@ -61,6 +63,11 @@ static bool is_readme(char *head)
 static bool is_report(char *head)
 {
     return strstr(head, BL_SVG_MARK) != NULL;
+}
+
+static bool is_reference(char *head)
+{
+    return strcmp(head, BL_REFERENCE_MARK) == 0;
 }
 
 static bool is_of_checkpoint(const char *name)
@@ -149,6 +156,7 @@ bl_status bl_output_adopt(const char *dir, bl_file_list *files)
     BL_TRY(adopt_if(dir, BL_OUTPUT_METRICS, is_log, files, &adopted));
     BL_TRY(adopt_if(dir, BL_OUTPUT_README, is_readme, files, &has_readme));
     BL_TRY(adopt_if(dir, BL_OUTPUT_REPORT, is_report, files, &adopted));
+    BL_TRY(adopt_if(dir, BL_OUTPUT_REFERENCE, is_reference, files, &adopted));
     if (has_readme) {
         BL_TRY(adopt_if(dir, BL_OUTPUT_ADAPTER, NULL, files, &adopted));
         BL_TRY(adopt_if(dir, BL_OUTPUT_ADAPTER_CONFIG, NULL, files, &adopted));

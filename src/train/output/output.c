@@ -8,8 +8,9 @@
 #include "train/report/report.h"
 #include "train/training_internal.h"
 
-static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
-                                    BL_OUTPUT_METRICS, BL_OUTPUT_CONFIG,         BL_OUTPUT_REPORT};
+static const char *const names[] = {BL_OUTPUT_ADAPTER,  BL_OUTPUT_ADAPTER_CONFIG, BL_OUTPUT_README,
+                                    BL_OUTPUT_METRICS,  BL_OUTPUT_CONFIG,         BL_OUTPUT_REPORT,
+                                    BL_OUTPUT_REFERENCE};
 
 const char *bl_output_name(size_t index)
 {

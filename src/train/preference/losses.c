@@ -29,6 +29,7 @@ static double log_1_minus_exp(double x)
 /* ---- an answer ---- */
 
 typedef struct answer {
+    int64_t document;
     int64_t begin, end; /* tokens of the micro-batch */
     int64_t n_shared;   /* of its tokens, those that ld_alpha leaves as they are */
     double n, n_scored; /* tokens of the answer; those that a token predicts */
@@ -45,7 +46,7 @@ static bool is_scored(const bl_preference_micro *m, int64_t t)
 
 static answer begin_answer(const bl_preference_micro *m, int64_t document)
 {
-    answer a = {.begin = m->ends[document], .end = m->ends[document + 1]};
+    answer a = {.document = document, .begin = m->ends[document], .end = m->ends[document + 1]};
 
     for (int64_t t = a.begin; t < a.end; t++) a.n_scored += is_scored(m, t);
     a.n_shared = (int64_t)a.n_scored;
@@ -53,19 +54,28 @@ static answer begin_answer(const bl_preference_micro *m, int64_t document)
     return a;
 }
 
-static void score(const bl_preference_micro *m, double ld_alpha, answer *a)
+/* s(y) of log-probabilities of the micro-batch's tokens. */
+static double sum_answer(const bl_preference_micro *m, const float *logp, double ld_alpha,
+                         const answer *a)
 {
-    double plain = 0, reference = 0;
+    double sum = 0;
     int64_t k = 0;
 
-    for (int64_t t = a->begin; t < a->end; t++) {
-        if (!is_scored(m, t)) continue;
-        double factor = k++ < a->n_shared ? 1 : ld_alpha;
-        a->sum += factor * (double)m->policy[t];
-        plain += (double)m->policy[t];
-        if (m->reference) reference += factor * (double)m->reference[t];
-    }
-    a->mean = plain / a->n_scored;
+    for (int64_t t = a->begin; t < a->end; t++)
+        if (is_scored(m, t)) sum += (k++ < a->n_shared ? 1 : ld_alpha) * (double)logp[t];
+    return sum;
+}
+
+static void score(const bl_preference_micro *m, double ld_alpha, answer *a)
+{
+    double reference = 0;
+
+    if (m->reference_sums)
+        reference = m->reference_sums[a->document];
+    else if (m->reference)
+        reference = sum_answer(m, m->reference, ld_alpha, a);
+    a->sum = sum_answer(m, m->policy, ld_alpha, a);
+    a->mean = sum_answer(m, m->policy, 1, a) / a->n_scored;
     a->score = a->sum - reference;
 }
 
@@ -299,6 +309,15 @@ void bl_preference_weigh(const bl_losses *l, const bl_preference_micro *m, bl_pr
     sums->n_rows += n_rows;
     sums->loss_by_micro += loss;
     sums->loss_by_row += n_rows * loss;
+}
+
+void bl_preference_sum_reference(const bl_losses *l, const bl_preference_micro *m, double *sums)
+{
+    for (int64_t i = 0; i < m->n_documents; i++) {
+        answer a = begin_answer(m, i);
+        if (!l->is_unpaired) a.n_shared = bl_min_i64(a.n_shared, begin_answer(m, i ^ 1).n_shared);
+        sums[i] = sum_answer(m, m->reference, l->ld_alpha, &a);
+    }
 }
 
 double bl_preference_divergence(const bl_preference_micro *m)

@@ -51,8 +51,11 @@ typedef struct bl_preference_micro {
     int64_t n_documents;
     const int32_t *ends;             /* [n_documents + 1], from 0 */
     const uint8_t *marks;            /* of tokens; model/batch.h */
-    const float *policy, *reference; /* log-probabilities; reference NULL: no loss needs one */
-    double kl;                       /* of kto */
+    const float *policy, *reference; /* log-probabilities; reference NULL: see reference_sums */
+    /* [n_documents]: s_ref of bl_preference_sum_reference, instead of `reference`. Both NULL: no
+     * loss needs one. */
+    const double *reference_sums;
+    double kl;      /* of kto */
     float *weights; /* of tokens, overwritten; may be `policy`; NULL: losses alone */
 } bl_preference_micro;
 
@@ -64,6 +67,10 @@ double bl_preference_loss_at_start(const bl_losses *losses);
  * weight. */
 void bl_preference_weigh(const bl_losses *losses, const bl_preference_micro *micro,
                          bl_preference_sums *sums);
+
+/* sums[n_documents], overwritten: s_ref(y) of each document's answer, from micro->reference. */
+void bl_preference_sum_reference(const bl_losses *losses, const bl_preference_micro *micro,
+                                 double *sums);
 
 /* The mean over a micro-batch's answers of the difference of their log-probabilities, for kto's
  * kl. */

@@ -60,7 +60,7 @@ void bl_evaluation_begin(bl_evaluation *e)
     e->next = 0;
     e->n_micro = bl_ceil_div(job->data.validation.n, per_visit);
     e->n_labels = 0;
-    if (e->rank->preference) bl_preference_begin(e->rank->preference, BL_PREFERENCE_EVALUATION);
+    if (e->rank->preference) bl_preference_begin(e->rank->preference, BL_PREFERENCE_EVALUATION, 0);
 }
 
 int64_t bl_evaluation_left(const bl_evaluation *e)
@@ -113,7 +113,7 @@ bl_status bl_evaluation_join(bl_evaluation *e, int n, bl_group *group)
                               e->mismatched[turn], 0, n, first, group);
 }
 
-static bl_status run_rest(bl_evaluation *e)
+bl_status bl_evaluation_run(bl_evaluation *e)
 {
     bl_rank *r = e->rank;
 
@@ -133,7 +133,7 @@ bl_status bl_evaluation_end(bl_evaluation *e, bl_eval_result *out)
     bl_rank *r = e->rank;
     double *sums = e->sums->memory, *result = e->sums->host;
 
-    BL_TRY(run_rest(e));
+    BL_TRY(bl_evaluation_run(e));
     BL_TRY(bl_stream_synchronize(r->compute));
     result[1] = e->n_labels;
     BL_TRY(bl_twin_upload(e->sums, r->compute, sizeof *result, sizeof *result));

@@ -14,6 +14,7 @@ struct bl_preference_sums;
 /* Micro-batches whose losses are of preferences: batches->micro[first .. first + n - 1]. */
 typedef struct bl_group_part {
     struct bl_preference *preference;
+    int purpose; /* bl_preference_purpose */
     struct bl_preference_sums *sums;
     const bl_batches *batches, *mismatched; /* mismatched NULL: not kto's */
     int first, n;

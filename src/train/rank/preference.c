@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* preference.c -- companions of n micro-batches and their order: n of the reference and, for kto, n
- * mismatched ones of the policy and n of the reference. */
+/* preference.c -- companions of n micro-batches and their order: n of the reference, unless its
+ * sums are known, and, for kto, n mismatched ones of the policy and n of the reference, likewise.
+ * While sums are collected: kto's mismatched ones of the reference. */
 #include "train/rank/preference.h"
 
 #include <math.h>
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "train/data/sampler.h"
+
+enum { SUMS_AT_ONCE = 1 << 20 };
 
 struct bl_preference {
     bl_rank *rank;
@@ -15,7 +19,55 @@ struct bl_preference {
     bl_pass_adapter adapter; /* its; or unused */
     bl_preference_sums sums[BL_PREFERENCE_PURPOSES];
     double *divergence; /* [2 * micro-batches of a pass]: sums over ranks, and numbers of them */
+    bl_reference_sums *known; /* NULL: the reference goes through the layers in each pass */
+    double *document_sums;    /* [documents of a micro-batch]: of known ones */
+    bool collects;
+    int64_t first_position; /* of the step under way */
 };
+
+/* ---- known sums ---- */
+
+/* Row of the data set that document i of the micro-batch belongs to. *position: of the row in the
+ * run; of an evaluation the same. */
+static int64_t row_of(const bl_preference *p, const bl_group_part *part, const bl_batch_view *view,
+                      int64_t i, int64_t *position)
+{
+    const bl_job *job = p->rank->job;
+    bl_sampler sampler = {job->data.train.n, (uint64_t)job->config->seed, job->config->shuffle};
+    int64_t sample = view->samples[view->ends[i]];
+
+    *position = sample;
+    if (part->purpose == BL_PREFERENCE_EVALUATION) return sample;
+    *position += p->first_position;
+    return bl_sampler_row(&sampler, *position);
+}
+
+/* Where the sum of document i is; NULL: it is not kept, since the row's is that of the first
+ * epoch. */
+static double *sum_at(const bl_preference *p, const bl_group_part *part, const bl_batch_view *view,
+                      int64_t i, bool is_mismatched)
+{
+    const bl_reference_sums *known = p->known;
+    bool is_step = part->purpose == BL_PREFERENCE_STEP;
+    int64_t position, row = row_of(p, part, view, i, &position);
+
+    if (is_mismatched)
+        return (is_step ? known->mismatched : known->validation_mismatched) + position;
+    if (p->collects && is_step && position >= known->size.n_rows) return NULL;
+    return (is_step ? known->train : known->validation) +
+           (p->losses.is_unpaired ? row : 2 * row + i % 2);
+}
+
+/* Those of micro-batch i of the part, into document_sums. */
+static const double *known_sums(const bl_preference *p, const bl_group_part *part, int i,
+                                bool is_mismatched)
+{
+    const bl_batch_view view = bl_batches_view(part->batches, part->first + i);
+
+    for (int64_t d = 0; d < part->batches->micro[part->first + i].n_documents; d++)
+        p->document_sums[d] = *sum_at(p, part, &view, d, is_mismatched);
+    return p->document_sums;
+}
 
 /* ---- weights ---- */
 
@@ -35,7 +87,7 @@ static int reference_at(const bl_group_part *part)
 
 static int mismatched_at(const bl_group_part *part)
 {
-    return part->companions_at + part->n;
+    return part->companions_at + (part->preference->known ? 0 : part->n);
 }
 
 static int mismatched_reference_at(const bl_group_part *part)
@@ -53,7 +105,10 @@ static bl_status estimate_divergence(bl_preference *p, const bl_group_part *part
     for (int i = 0; i < part->n; i++) {
         bl_preference_micro m = micro_of(part->mismatched, part->first + i);
         m.policy = values[mismatched_at(part) + i];
-        m.reference = values[mismatched_reference_at(part) + i];
+        if (p->known)
+            m.reference_sums = known_sums(p, part, i, true);
+        else
+            m.reference = values[mismatched_reference_at(part) + i];
         count[i] = m.n_documents > 0;
         sum[i] = m.n_documents > 0 ? bl_preference_divergence(&m) : 0;
     }
@@ -62,15 +117,55 @@ static bl_status estimate_divergence(bl_preference *p, const bl_group_part *part
     return BL_OK;
 }
 
+/* Of the reference's log-probabilities from `at` on. */
+static void collect(const bl_preference *p, const bl_group_part *part, float *const *values, int at,
+                    bool is_mismatched)
+{
+    const bl_batches *batches = is_mismatched ? part->mismatched : part->batches;
+
+    for (int i = 0; i < part->n; i++) {
+        const bl_batch_view view = bl_batches_view(part->batches, part->first + i);
+        bl_preference_micro m = micro_of(batches, part->first + i);
+        m.reference = values[at + i];
+        bl_preference_sum_reference(&p->losses, &m, p->document_sums);
+        for (int64_t d = 0; d < m.n_documents; d++) {
+            double *to = sum_at(p, part, &view, d, is_mismatched);
+            if (to) *to = p->document_sums[d];
+        }
+    }
+}
+
+/* Past the first epoch only kto's mismatched answers are new. */
+static bool collects_rows(const bl_preference *p, bl_preference_purpose purpose)
+{
+    return purpose == BL_PREFERENCE_EVALUATION || p->first_position < p->known->size.n_rows;
+}
+
+static void collect_part(const bl_group_part *part, float *const *values)
+{
+    const bl_preference *p = part->preference;
+    bool has_rows = collects_rows(p, part->purpose);
+
+    if (has_rows) collect(p, part, values, part->at, false);
+    if (part->mismatched) collect(p, part, values, has_rows ? part->companions_at : part->at, true);
+}
+
 static bl_status weigh_part(const bl_group_part *part, float *const *values)
 {
     bl_preference *p = part->preference;
 
+    if (p->collects) {
+        collect_part(part, values);
+        return BL_OK;
+    }
     if (part->mismatched) BL_TRY(estimate_divergence(p, part, values));
     for (int i = 0; i < part->n; i++) {
         bl_preference_micro m = micro_of(part->batches, part->first + i);
         m.policy = m.weights = values[part->at + i];
-        if (p->losses.has_reference) m.reference = values[reference_at(part) + i];
+        if (p->known)
+            m.reference_sums = known_sums(p, part, i, false);
+        else if (p->losses.has_reference)
+            m.reference = values[reference_at(part) + i];
         if (part->mismatched) m.kl = p->divergence[i];
         bl_preference_weigh(&p->losses, &m, part->sums);
     }
@@ -88,7 +183,8 @@ static bl_status weigh(void *user, float *const *values)
 
 /* ---- set-up ---- */
 
-static bl_status create_reference(bl_preference *p)
+/* The adapter that the reference is, if it is one. */
+static bl_status read_reference(bl_preference *p)
 {
     bl_rank *r = p->rank;
     const bl_job *job = r->job;
@@ -100,6 +196,34 @@ static bl_status create_reference(bl_preference *p)
                                           (int)job->config->ring_depth, &p->state));
     p->adapter = bl_adapter_state_adapter(p->state);
     return bl_adapter_state_read_peft(p->state, &job->model->config, job->config->init_adapter);
+}
+
+bl_reference_size bl_preference_size(const bl_job *job)
+{
+    const bl_train_config *c = job->config;
+    int64_t n_rows = job->data.train.n;
+    bl_losses losses = {0};
+
+    (void)bl_train_config_losses(c, &losses); /* was validated */
+    if (!c->precompute_ref_log_probs) return (bl_reference_size){0};
+    return (bl_reference_size){
+        .n_rows = n_rows,
+        .n_validation = job->data.validation.n,
+        .n_positions =
+            losses.is_unpaired ? bl_train_position(c, n_rows, bl_train_total_steps(c, n_rows)) : 0,
+        .is_unpaired = losses.is_unpaired};
+}
+
+static bl_status create_known(bl_preference *p)
+{
+    const bl_train_config *c = p->rank->job->config;
+    int64_t n_documents =
+        2 * bl_max_i64(c->per_device_train_batch_size, c->per_device_eval_batch_size);
+    bl_reference_size size = bl_preference_size(p->rank->job);
+
+    p->document_sums = calloc((size_t)n_documents, sizeof *p->document_sums);
+    if (!p->document_sums) return BL_FAIL(BL_ENOMEM, "sums of a micro-batch");
+    return bl_reference_sums_create(&size, &p->known);
 }
 
 bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
@@ -116,8 +240,9 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
     int64_t n = bl_max_i64(bl_max_i64(1, rank->job->config->gradient_accumulation_steps),
                            rank->job->plan.n_riders);
     p->divergence = calloc(2 * (size_t)n, sizeof *p->divergence);
-    bl_status st =
-        p->divergence ? create_reference(p) : BL_FAIL(BL_ENOMEM, "divergences of micro-batches");
+    bool is_known = rank->job->plan.pass.training && rank->job->config->precompute_ref_log_probs;
+    bl_status st = p->divergence ? BL_OK : BL_FAIL(BL_ENOMEM, "divergences of micro-batches");
+    if (st == BL_OK) st = is_known ? create_known(p) : read_reference(p);
     if (st != BL_OK) {
         bl_preference_destroy(p);
         return st;
@@ -130,6 +255,8 @@ void bl_preference_destroy(bl_preference *p)
 {
     if (!p) return;
     bl_adapter_state_destroy(p->state);
+    bl_reference_sums_destroy(p->known);
+    free(p->document_sums);
     free(p->divergence);
     free(p);
 }
@@ -157,9 +284,10 @@ bl_status bl_preference_mismatch(const bl_preference *p, const bl_batches *batch
 
 /* ---- passes ---- */
 
-void bl_preference_begin(bl_preference *p, bl_preference_purpose purpose)
+void bl_preference_begin(bl_preference *p, bl_preference_purpose purpose, int64_t first_position)
 {
     p->sums[purpose] = (bl_preference_sums){0};
+    if (purpose == BL_PREFERENCE_STEP) p->first_position = first_position;
 }
 
 static bl_status add_companions(bl_group *group, const bl_batches *batches, int first, int n,
@@ -177,6 +305,24 @@ static bl_status add_companions(bl_group *group, const bl_batches *batches, int 
     return BL_OK;
 }
 
+/* The part's micro-batches become the reference's. */
+static bl_status join_collecting(bl_preference *p, const bl_group_part *part, bl_group *group)
+{
+    const bl_pass_adapter *reference = p->state ? &p->adapter : NULL;
+    bool has_rows = collects_rows(p, part->purpose);
+
+    for (int i = 0; i < part->n; i++) {
+        const bl_pass_micro *given = &group->micro[part->at + i];
+        const bl_batches *batches = has_rows ? part->batches : part->mismatched;
+        group->micro[part->at + i] = (bl_pass_micro){.batch = batches->micro + part->first + i,
+                                                     .adapter = reference,
+                                                     .is_companion = given->is_companion,
+                                                     .is_weighed = true};
+    }
+    if (!part->mismatched || !has_rows) return BL_OK;
+    return add_companions(group, part->mismatched, part->first, part->n, reference);
+}
+
 bl_status bl_preference_join(bl_preference *p, bl_preference_purpose purpose,
                              const bl_batches *batches, const bl_batches *mismatched, int first,
                              int n, int at, bl_group *group)
@@ -186,6 +332,7 @@ bl_status bl_preference_join(bl_preference *p, bl_preference_purpose purpose,
 
     group->weigher = (bl_pass_weigher){group, weigh};
     group->part[group->n_parts++] = (bl_group_part){.preference = p,
+                                                    .purpose = purpose,
                                                     .sums = &p->sums[purpose],
                                                     .batches = batches,
                                                     .mismatched = mismatched,
@@ -193,14 +340,56 @@ bl_status bl_preference_join(bl_preference *p, bl_preference_purpose purpose,
                                                     .n = n,
                                                     .at = at,
                                                     .companions_at = group->n_micro};
+    if (p->collects) return join_collecting(p, &group->part[group->n_parts - 1], group);
     for (int i = at; i < at + n; i++) {
         group->micro[i].loss_sum = NULL;
         group->micro[i].is_weighed = true;
     }
-    if (p->losses.has_reference) BL_TRY(add_companions(group, batches, first, n, reference));
+    bool rides = p->losses.has_reference && !p->known;
+    if (rides) BL_TRY(add_companions(group, batches, first, n, reference));
     if (!mismatched) return BL_OK;
     BL_TRY(add_companions(group, mismatched, first, n, policy));
+    if (!rides) return BL_OK;
     return add_companions(group, mismatched, first, n, reference);
+}
+
+/* ---- the known sums, collected ---- */
+
+bl_reference_sums *bl_preference_known(const bl_preference *p)
+{
+    return p ? p->known : NULL;
+}
+
+bl_status bl_preference_begin_collecting(bl_preference *p)
+{
+    p->collects = true;
+    return read_reference(p);
+}
+
+/* A sum is one rank's, 0 on the others. */
+static bl_status share_sums(bl_preference *p)
+{
+    bl_reference_sums *known = p->known;
+
+    for (int64_t first = 0; first < known->n; first += SUMS_AT_ONCE)
+        BL_TRY(bl_talk_sum_real(&p->rank->talk, known->train + first,
+                                bl_min_i64(SUMS_AT_ONCE, known->n - first)));
+    for (int64_t i = 0; i < known->n; i++)
+        if (!isfinite(known->train[i]))
+            return BL_FAIL(BL_ENUMERIC, "precompute_ref_log_probs: log-probabilities of the "
+                                        "reference are not finite");
+    return BL_OK;
+}
+
+bl_status bl_preference_end_collecting(bl_preference *p)
+{
+    p->collects = false;
+    /* Gathers for the next pass may be under way. */
+    bl_rank_drain(p->rank);
+    bl_status st = share_sums(p);
+    bl_adapter_state_destroy(p->state);
+    p->state = NULL;
+    return st;
 }
 
 bl_status bl_preference_end(bl_preference *p, bl_preference_purpose purpose,

@@ -19,7 +19,7 @@ static bl_batches *batches_of(const bl_trainer *t, int64_t step)
     return t->batches[step & 1];
 }
 
-static void begin_fill(bl_trainer *t, int64_t step)
+void bl_trainer_begin_fill(bl_trainer *t, int64_t step)
 {
     bl_batches *batches = batches_of(t, step);
 
@@ -102,9 +102,11 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
                             .gradients = weights ? NULL : bl_adapter_state_sink(t->rank->state),
                             .weights = weights,
                             .loss_scale = 1.0 / n_means};
-    if (preference) bl_preference_begin(preference, BL_PREFERENCE_STEP);
+    if (preference)
+        bl_preference_begin(preference, BL_PREFERENCE_STEP,
+                            bl_train_position(t->config, t->job->data.train.n, t->steps_done));
     if (t->steps_done + 1 < t->training->total_steps)
-        begin_fill(t, t->steps_done + 1);
+        bl_trainer_begin_fill(t, t->steps_done + 1);
     else
         t->fill = (bl_fill){.step = t->steps_done + 1};
     return BL_OK;
@@ -408,10 +410,12 @@ bl_status bl_trainer_start(bl_trainer *t)
     t->evaluated_step = start->evaluated_step;
     t->best = start->best;
     t->rungs = start->rungs;
+    if (bl_trainer_has_more(t) || evaluation_is_due(t, t->steps_done))
+        BL_TRY(bl_trainer_precompute(t));
     /* Before the first step; or an evaluation that a stop cut short. */
     BL_TRY(bl_trainer_after_step(t));
     if (!bl_trainer_has_more(t)) return BL_OK;
-    begin_fill(t, start->step);
+    bl_trainer_begin_fill(t, start->step);
     return bl_trainer_end_fill(t);
 }
 

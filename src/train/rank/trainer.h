@@ -109,6 +109,8 @@ bl_status bl_trainer_begin_step(bl_trainer *trainer, const bl_round_totals *tota
 void bl_trainer_fill(bl_trainer *trainer, int64_t n);
 int64_t bl_trainer_rows_to_fill(const bl_trainer *trainer);
 bl_status bl_trainer_end_fill(bl_trainer *trainer);
+/* Begins to fill batches[step & 1]. */
+void bl_trainer_begin_fill(bl_trainer *trainer, int64_t step);
 /* After the state's join: sums, checks, update, metrics. result->lanes: this rank's, they become
  * all ranks'. BL_ENUMERIC: a loss that is not finite; last_group is still in the pass. */
 bl_status bl_trainer_end_step(bl_trainer *trainer, const bl_round_totals *totals,
@@ -134,6 +136,11 @@ void bl_trainer_count_lanes(bl_trainer *trainer, bl_lane_totals lanes[BL_N_LANES
 bl_status bl_trainer_count_fallbacks(bl_trainer *trainer, int64_t *n);
 /* Those so far belong to no step. */
 bl_status bl_trainer_forget_counts(bl_trainer *trainer);
+
+/* precompute.c: with precompute_ref_log_probs, before the first step and the first evaluation:
+ * gives rank->preference the reference's sums. Its passes end with BL_ESTOPPED once the grace after
+ * a signal is over. Collective; BL_ENUMERIC on all ranks. */
+bl_status bl_trainer_precompute(bl_trainer *trainer);
 
 /* best.c */
 

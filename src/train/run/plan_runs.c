@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
+#include "train/rank/preference.h"
 #include "train/run/runs.h"
 
 static double trainable_m(const bl_job *job)
@@ -51,6 +52,13 @@ static void print_expected(const bl_job *job, const bl_plan_rows *rows)
                     (long long)job->plan.pass.T_max);
 }
 
+/* Of the reference's sums, of all ranks of this process. */
+static int64_t reference_bytes(const bl_job *job)
+{
+    bl_reference_size size = bl_preference_size(job);
+    return job->topology.n_here * bl_reference_sums_bytes(&size);
+}
+
 static bl_plan_run plan_run(const bl_job *job)
 {
     return (bl_plan_run){.config = job->config,
@@ -59,7 +67,7 @@ static bl_plan_run plan_run(const bl_job *job)
                          .longest_validation_row = job->data.validation.longest,
                          .n_validation_rows = job->data.validation.n,
                          .data_bytes = bl_run_data_bytes(&job->data),
-                         .tokenizer_bytes = job->data.tokenizer_bytes,
+                         .tokenizer_bytes = job->data.tokenizer_bytes + reference_bytes(job),
                          .rows = bl_run_data_measure(job->config, &job->data)};
 }
 
@@ -71,6 +79,7 @@ static bl_plan_input input_of(const bl_training *const *trainings, int n, bl_pla
 
     input.is_training = true;
     input.rows = bl_run_data_measure(first->config, &first->data);
+    input.tokenizer_bytes += reference_bytes(first);
     for (int i = 1; i < n; i++) {
         bl_plan_run run = plan_run(&trainings[i]->job);
         bl_plan_add_run(&input, others, &run);

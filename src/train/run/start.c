@@ -107,7 +107,8 @@ static bl_status for_old_events(const bl_train_config *c, const bl_output *outpu
 }
 
 /* Calls `f` for the files of the old run outside of checkpoints. The configuration is not among
- * them: it is replaced, and this run may have been started from it. */
+ * them: it is replaced, and this run may have been started from it. Nor are the reference's sums,
+ * which may be this run's, too. */
 static bl_status for_old_files(const bl_train_config *c, const bl_output *output, file_fn f,
                                int64_t *n_bytes)
 {
@@ -118,7 +119,7 @@ static bl_status for_old_files(const bl_train_config *c, const bl_output *output
         char *path;
         is_last = name == NULL;
         if (is_last) name = BL_OUTPUT_MODEL;
-        if (strcmp(name, BL_OUTPUT_CONFIG) == 0) continue;
+        if (!strcmp(name, BL_OUTPUT_CONFIG) || !strcmp(name, BL_OUTPUT_REFERENCE)) continue;
         BL_TRY(bl_path_join(c->output_dir, name, &path));
         bl_status st = bl_file_list_has(output->files, path) ? f(path, n_bytes) : BL_OK;
         free(path);
