@@ -28,6 +28,7 @@
     X(loss_head)                                                                                   \
     X(adamw)                                                                                       \
     X(sum_squares)                                                                                 \
+    X(add_sums)                                                                                    \
     X(clip_scale)                                                                                  \
     X(matmul)                                                                                      \
     X(matmul_weight)

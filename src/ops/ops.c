@@ -209,12 +209,18 @@ bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
     return bl_add(stream, &sum);
 }
 
-bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
+bl_status ops_check_cast(const bl_cast_args *args)
 {
     const bl_tensor both[] = {args->x, args->y};
     for (int i = 0; i < 2; i++)
         if (both[i].dtype != BL_F32 && both[i].dtype != BL_BF16)
             return BL_FAIL(BL_EINTERNAL, "cast: a tensor is %s", bl_dtype_name(both[i].dtype));
+    return BL_OK;
+}
+
+bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
+{
+    BL_TRY(ops_check_cast(args));
     return ops_of(stream)->cast(stream, args);
 }
 
@@ -277,19 +283,30 @@ size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int
 
 /* ---- optimizer.h ---- */
 
-bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
+bl_status ops_check_adamw(const bl_adamw_args *args)
 {
     if (args->step < 1)
         return BL_FAIL(BL_EINTERNAL, "adamw: steps count from 1, not %lld", (long long)args->step);
     if (args->m.dtype != args->v.dtype || (args->m.dtype != BL_F32 && args->m.dtype != BL_BF16))
         return BL_FAIL(BL_EINTERNAL, "adamw: moments of dtype %s and %s",
                        bl_dtype_name(args->m.dtype), bl_dtype_name(args->v.dtype));
+    return BL_OK;
+}
+
+bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
+{
+    BL_TRY(ops_check_adamw(args));
     return ops_of(stream)->adamw(stream, args);
 }
 
 bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
 {
     return ops_of(stream)->sum_squares(stream, args);
+}
+
+bl_status bl_add_sums(bl_stream *stream, const bl_add_sums_args *args)
+{
+    return ops_of(stream)->add_sums(stream, args);
 }
 
 bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)

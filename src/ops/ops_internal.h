@@ -52,6 +52,10 @@ extern const ops_table ops_cpu_table, ops_cuda_table;
  * which are asked by kind. */
 extern const ops_table ops_model_cpu_table, ops_model_cuda_table;
 
+/* ops.c: what all devices check of these two. */
+bl_status ops_check_adamw(const bl_adamw_args *args);
+bl_status ops_check_cast(const bl_cast_args *args);
+
 #ifdef __cplusplus
 }
 #endif

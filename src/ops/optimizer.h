@@ -31,6 +31,10 @@ typedef struct bl_adamw_args {
     int64_t tensor, first;
 } bl_adamw_args;
 BL_API bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
+/* The same bits, from and to host memory, grad_scale too: computed on the calling thread and the
+ * workers of the stream's device (bl_device_pool), and done when it returns. Nothing is queued:
+ * `stream` names the device. BL_EINTERNAL: a device without workers. */
+BL_API bl_status bl_adamw_on_host(bl_stream *stream, const bl_adamw_args *args);
 
 /* *sum += sum_i x_i^2, in double, in an order that depends on n alone. */
 typedef struct bl_sum_squares_args {
@@ -39,6 +43,15 @@ typedef struct bl_sum_squares_args {
     double *sum;
 } bl_sum_squares_args;
 BL_API bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args);
+
+/* *sum += sum_i sums_i (n), in an order that depends on n alone: sums of squares of several arrays.
+ * Both in device memory. */
+typedef struct bl_add_sums_args {
+    int64_t n;
+    const double *sums;
+    double *sum;
+} bl_add_sums_args;
+BL_API bl_status bl_add_sums(bl_stream *stream, const bl_add_sums_args *args);
 
 /* torch.nn.utils.clip_grad_norm_: norm = sqrt(*sum_squares); *grad_scale = min(1, max_norm / (norm
  * + 1e-6)); max_norm 0 = no clipping (1). */

@@ -35,6 +35,7 @@ LAUNCH(embedding)
 LAUNCH(adamw)
 LAUNCH(sum_squares)
 LAUNCH(clip_scale)
+LAUNCH(add_sums)
 
 /* ---- RMSNorm ---- */
 
@@ -524,11 +525,27 @@ static void check_adamw_bf16(gpu_test *t, shape s)
     check_adamw(t, s, BL_BF16);
 }
 
+/* Of integers: exact in any order. */
+static void check_sums(gpu_test *t)
+{
+    enum { N = 701 };
+    double sums[N], before = 0.25, got;
+
+    for (int i = 0; i < N; i++) sums[i] = i;
+    buffer x = bytes_input(t, sums, sizeof sums), sum = bytes_input(t, &before, sizeof before);
+    bl_add_sums_args args = {.n = N, .sums = (double *)x.gpu, .sum = (double *)sum.gpu};
+    run_twice(t, launch_add_sums, &args, (buffer *[]){&x, &sum}, 2);
+    memcpy(&got, sum.result, sizeof got);
+    assert_true(got == 0.25 + N * (N - 1) / 2);
+    buffer_free(t, &x), buffer_free(t, &sum);
+}
+
 /* The first shape selects so many gradients that a block needs several rounds for its slice. */
 static void check_norm_of_gradients(gpu_test *t, shape s)
 {
     int64_t n = s.rows == 1 && s.cols == 16384 ? 10000019 : s.rows * s.cols;
     double want = 0.25, got, results[2], before[3] = {0.25, 0, 0};
+    check_sums(t);
     buffer x, sum = bytes_input(t, before, sizeof before);
     float *cx = f32_inputs(t, n, s.shift, 26, &x);
     bl_sum_squares_args squares = {.n = n, .x = cx, .sum = &want};

@@ -115,6 +115,57 @@ static void squares_are_summed_in_one_order(void **state)
     }
 }
 
+static void sums_are_added(void **state)
+{
+    double sums[1000], want = 0.5, got = 0.5;
+
+    (void)state;
+    for (int i = 0; i < 1000; i++) want += sums[i] = 1.0 / (i + 3);
+    test_device d = test_device_create(2);
+    bl_add_sums(d.stream, &(bl_add_sums_args){1000, sums, &got});
+    test_finish(d);
+    test_device_destroy(d);
+    assert_true(got == want);
+}
+
+/* Nothing is queued: results are there at once. */
+static void updates_on_the_host_are_the_same(void **state)
+{
+    enum { N = 40000 };
+    float *grad = test_random_floats(N, 5), *w[2], *m[2], *v[2];
+    double clip = 0.25;
+    test_device d = test_device_create(3);
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        w[i] = test_random_floats(N, 6), m[i] = test_random_floats(N, 7);
+        v[i] = calloc(N, sizeof(float));
+        bl_adamw_args args = {.n = N,
+                              .step = 2,
+                              .lr = 1e-2,
+                              .beta1 = 0.9,
+                              .beta2 = 0.999,
+                              .eps = 1e-8,
+                              .grad_scale = &clip,
+                              .grad = grad,
+                              .w = w[i],
+                              .m = bl_tensor_f32(m[i]),
+                              .v = bl_tensor_f32(v[i])};
+        if (i == 0)
+            bl_adamw(d.stream, &args), test_finish(d);
+        else
+            assert_int_equal(bl_adamw_on_host(d.stream, &args), BL_OK);
+        args.step = 0;
+        assert_int_equal(bl_adamw_on_host(d.stream, &args), BL_EINTERNAL);
+    }
+    assert_memory_equal(w[0], w[1], N * sizeof(float));
+    assert_memory_equal(m[0], m[1], N * sizeof(float));
+    assert_memory_equal(v[0], v[1], N * sizeof(float));
+    for (int i = 0; i < 2; i++) free(w[i]), free(m[i]), free(v[i]);
+    free(grad);
+    test_device_destroy(d);
+}
+
 static void clipping_is_torchs(void **state)
 {
     (void)state;
@@ -142,6 +193,8 @@ int main(void)
         cmocka_unit_test(adamw_follows_torch),
         cmocka_unit_test(first_step_moves_by_the_learning_rate),
         cmocka_unit_test(squares_are_summed_in_one_order),
+        cmocka_unit_test(sums_are_added),
+        cmocka_unit_test(updates_on_the_host_are_the_same),
         cmocka_unit_test(clipping_is_torchs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -130,6 +130,15 @@ bl_status ops_cpu_sum_squares(bl_stream *stream, const bl_sum_squares_args *a)
     return BL_OK;
 }
 
+bl_status ops_cpu_add_sums(bl_stream *stream, const bl_add_sums_args *a)
+{
+    double sum = *a->sum;
+    (void)stream;
+    for (int64_t i = 0; i < a->n; i++) sum += a->sums[i];
+    *a->sum = sum;
+    return BL_OK;
+}
+
 bl_status ops_cpu_clip_scale(bl_stream *stream, const bl_clip_scale_args *a)
 {
     (void)stream;

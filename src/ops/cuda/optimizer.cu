@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own
  * order. */
+#include <limits.h>
+
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"
@@ -148,6 +150,15 @@ extern "C" bl_status ops_cuda_sum_squares(bl_stream *stream, const bl_sum_square
                      a->x, a->n, per_slice, bl_is_aligned(a->x), of_slice));
     return bl_launch("sum_squares", stream, {1, BL_BLOCK_THREADS, 1}, add_slices_kernel,
                      (const double *)of_slice, (int)n_slices, a->sum);
+}
+
+extern "C" bl_status ops_cuda_add_sums(bl_stream *stream, const bl_add_sums_args *a)
+{
+    if (a->n < 0 || a->n > INT_MAX)
+        return BL_FAIL(BL_EINTERNAL, "add_sums: %lld sums", (long long)a->n);
+    if (a->n == 0) return BL_OK;
+    return bl_launch("add_sums", stream, {1, BL_BLOCK_THREADS, 1}, add_slices_kernel, a->sums,
+                     (int)a->n, a->sum);
 }
 
 /* ---- clipping ---- */

@@ -284,6 +284,14 @@ bl_cost bl_cost_sum_squares(const bl_cost_setting *s, const bl_sum_squares_args 
     return cost;
 }
 
+bl_cost bl_cost_add_sums(const bl_cost_setting *s, const bl_add_sums_args *a)
+{
+    bl_cost cost = {.n = 0};
+    (void)s;
+    add(&cost, BL_COST_OPTIMIZER, 0, (double)sizeof(double) * (double)a->n);
+    return cost;
+}
+
 /* One thread's work: a launch. */
 bl_cost bl_cost_clip_scale(const bl_cost_setting *s, const bl_clip_scale_args *a)
 {
