@@ -47,13 +47,18 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
     static const bl_tier tiers[] = {[BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
                                     [BL_OPTIMIZER_HOST] = BL_TIER_HOST,
                                     [BL_OPTIMIZER_DISK] = BL_TIER_DISK};
-    return (bl_optimizer_placement){.moments = bl_train_config_moments(config),
-                                    .seed = (uint64_t)config->seed,
-                                    .embedding_rate = embedding_rate(config),
-                                    .ratio = config->optimizer_ratio,
-                                    .tier = tiers[config->optimizer_tier],
-                                    .dir = config->offload_dir,
-                                    .io_engine = config->io_engine};
+    bl_device_kind kind = bl_train_config_device_kind(config);
+    bl_tier tier = tiers[config->optimizer_tier];
+
+    return (bl_optimizer_placement){
+        .kind = kind,
+        .moments = bl_train_config_moments(config),
+        .seed = (uint64_t)config->seed,
+        .embedding_rate = embedding_rate(config),
+        .ratio = config->optimizer_ratio,
+        .tier = kind == BL_DEVICE_CPU && tier == BL_TIER_HOST ? BL_TIER_DEVICE : tier,
+        .dir = config->offload_dir,
+        .io_engine = config->io_engine};
 }
 
 /* ---- the sink ---- */

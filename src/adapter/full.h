@@ -23,29 +23,35 @@
 #include "model/weights.h"
 
 /* Where moments and gradients are: `ratio` of their bytes, in whole units, in `tier`, the rest in
- * device memory. On a CPU host memory is device memory. `moments`: the dtype of both moments of the
+ * device memory. `moments`: the dtype of both moments of the
  * rank's rows, BL_F32 or BL_BF16; those of norms and biases are fp32. */
 typedef struct bl_optimizer_placement {
+    bl_device_kind kind;
     bl_dtype moments;
     uint64_t seed;         /* of the rounding of bf16 moments */
     double embedding_rate; /* learning rate of embedding and head, relative to the others' */
     double ratio;          /* 0..1 */
-    bl_tier tier;
-    const char *dir; /* with BL_TIER_DISK: must exist */
+    bl_tier tier;          /* on a CPU not BL_TIER_HOST, which is its device memory */
+    const char *dir;       /* with BL_TIER_DISK: must exist */
     bl_io_engine io_engine;
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* Of the keys optimizer_*, seed, embedding_learning_rate and offload_dir; dir is borrowed of
+/* Of the keys optimizer_*, seed, embedding_learning_rate, offload_dir and device; borrows dir from
  * them. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
-/* Bytes of one rank: moments and gradients in memory (device memory); both on disk; and with
- * anything on disk, host memory: gradients during a visit, and pieces during an update with the
- * buffers of requests. dtype: the moments'. */
+/* Bytes of one rank: moments and gradients in device memory, in pinned host memory, and on disk. If
+ * some are outside of device memory: gradients during a visit (on a GPU device memory, and with the
+ * disk tier host memory of the same size, too), and host memory for pieces during an update, with
+ * the buffers of requests. dtype: the moments'. */
 typedef struct bl_adapter_units_bytes {
     bl_dtype dtype;
-    int64_t moments, gradients, disk, frames, pieces;
+    int64_t moments, gradients; /* device memory */
+    int64_t host_moments, host_gradients;
+    int64_t disk;
+    int64_t device_frames, host_frames;
+    int64_t pieces; /* host memory */
 } bl_adapter_units_bytes;
 
 /* Bytes of one rank's part, in fp32, moments in their dtype: moments and gradients of its rows (the

@@ -45,21 +45,6 @@ static bl_status assign(const bl_base_layout *layout, const bl_optimizer_placeme
     return st;
 }
 
-static int64_t frames_bytes(const bl_base_layout *layout, int64_t n_held, const held_unit *units,
-                            int64_t *table_bytes)
-{
-    int64_t layer = 0, tied = 0;
-
-    *table_bytes = 0;
-    for (int64_t u = 0; u < n_held; u++) {
-        if (units[u].tier != BL_TIER_DISK) continue;
-        bool is_table = u < layout->n_units && layout->units[u].whole_ring;
-        int64_t *most = u == layout->n_units ? &tied : is_table ? table_bytes : &layer;
-        *most = bl_max_i64(*most, units[u].n_bytes[ADAPTER_GRAD]);
-    }
-    return *table_bytes + bl_max_i64(2 * layer, tied);
-}
-
 /* Behind the units placed before it: in the file, or in the memory of each array. */
 static void place_unit(held_unit *unit, bl_adapter_units_bytes *n)
 {
@@ -72,10 +57,13 @@ static void place_unit(held_unit *unit, bl_adapter_units_bytes *n)
         n->disk += 2 * moment + gradients;
         return;
     }
-    unit->offset[ADAPTER_M] = unit->offset[ADAPTER_V] = n->moments / 2;
-    unit->offset[ADAPTER_GRAD] = n->gradients;
-    n->moments += 2 * moment;
-    n->gradients += gradients;
+    bool is_on_host = unit->tier == BL_TIER_HOST;
+    int64_t *moments = is_on_host ? &n->host_moments : &n->moments,
+            *all_gradients = is_on_host ? &n->host_gradients : &n->gradients;
+    unit->offset[ADAPTER_M] = unit->offset[ADAPTER_V] = *moments / 2;
+    unit->offset[ADAPTER_GRAD] = *all_gradients;
+    *moments += 2 * moment;
+    *all_gradients += gradients;
 }
 
 static int64_t piece_bytes(bl_dtype moments, adapter_array array)
@@ -98,21 +86,25 @@ static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
 {
     int64_t n_held = layout->n_units + is_tied, table_bytes;
     bl_adapter_units_bytes n = {.dtype = placement->moments};
-    bool is_paged = false, has_weights = false;
+    bool is_paged = false, has_weights = false, is_gpu = placement->kind == BL_DEVICE_CUDA;
 
     BL_TRY(assign(layout, placement, n_held, units));
-    for (int64_t u = 0; u < n_held; u++) units[u].is_paged = units[u].tier == BL_TIER_DISK;
+    for (int64_t u = 0; u < n_held; u++)
+        units[u].is_paged = adapter_units_is_apart(is_gpu, units[u].tier);
     for (bl_base_walk at = {.layout = layout}; bl_base_next(&at);) {
         has_weights |= weight_tiers[at.index] == BL_TIER_DISK;
-        units[at.idx_unit].is_paged |= weight_tiers[at.index] == BL_TIER_DISK;
+        units[at.idx_unit].is_paged |= adapter_units_is_apart(is_gpu, weight_tiers[at.index]);
     }
     for (int64_t u = 0; u < n_held; u++) {
         is_paged |= units[u].is_paged;
         size_unit(layout, u, placement->moments, &units[u]);
         place_unit(&units[u], &n);
     }
-    n.frames = frames_bytes(layout, n_held, units, &table_bytes);
+    int64_t frames = adapter_units_frames_bytes(layout, n_held, units, &table_bytes);
+    if (is_gpu) n.device_frames = frames;
+    if (!is_gpu || n.disk > 0) n.host_frames = frames;
     if (is_paged) n.pieces = UNITS_SLOTS * slot_bytes(placement->moments);
+    if (is_paged && is_gpu) n.pieces += UNITS_SLOTS * (int64_t)UNITS_ROUNDED_BYTES;
     n.pieces += ((n.disk > 0) + has_weights) * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
     *out = n;
     return BL_OK;
@@ -132,6 +124,26 @@ bl_status adapter_units_measure(const bl_base_layout *layout, bool is_tied,
 
 /* ---- create ---- */
 
+/* One pinned block, near the rank's GPU. */
+static bl_status allocate_host(adapter_units *units, const bl_adapter_units_bytes *n)
+{
+    const size_t n_bytes[ADAPTER_N_ARRAYS] = {[ADAPTER_M] = (size_t)n->host_moments / 2,
+                                              [ADAPTER_V] = (size_t)n->host_moments / 2,
+                                              [ADAPTER_GRAD] = (size_t)n->host_gradients};
+    char what[64];
+    bl_arena_options options = {
+        .device = units->options.device, .what = what, .node = -1, .pin = true};
+
+    snprintf(what, sizeof what, "optimizer state of rank %d", units->options.rank);
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
+        options.size_bytes += bl_arena_piece_bytes(n_bytes[i]);
+    BL_TRY(bl_arena_create(&options, &units->arena));
+    for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
+        if (n_bytes[i] > 0)
+            units->memory[BL_TIER_HOST][i] = bl_arena_take(units->arena, n_bytes[i]);
+    return BL_OK;
+}
+
 static bl_status allocate_memory(adapter_units *units, const bl_adapter_units_bytes *n)
 {
     static const char *const names[ADAPTER_N_ARRAYS] = {"AdamW first moments",
@@ -142,33 +154,30 @@ static bl_status allocate_memory(adapter_units *units, const bl_adapter_units_by
         int64_t n_bytes = i == ADAPTER_GRAD ? n->gradients : n->moments / 2;
         if (i == ADAPTER_W || n_bytes == 0) continue;
         BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)n_bytes, names[i],
-                               (void **)&units->memory[i]));
+                               (void **)&units->memory[BL_TIER_DEVICE][i]));
     }
+    if (n->host_gradients > 0) BL_TRY(allocate_host(units, n));
     BL_TRY(bl_event_create(device, &units->updated));
     return bl_device_alloc(device, BL_SPACE_DEVICE, (size_t)units->n_units * sizeof(double),
                            "squares of gradients", (void **)&units->squares);
 }
 
-static bl_status create_frames(adapter_units *units, const bl_adapter_units_bytes *n)
+/* Between host and device. */
+static bl_status create_copies(adapter_units *units)
 {
     bl_device *device = units->options.device;
-    int64_t table_bytes, layer_bytes;
 
-    units->frames_bytes = frames_bytes(units->layout, units->n_held, units->unit, &table_bytes);
-    layer_bytes =
-        (n->frames - table_bytes) / 2 / BL_DEVICE_ALIGNMENT_BYTES * BL_DEVICE_ALIGNMENT_BYTES;
-    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, (size_t)n->frames, "a visit's gradients",
-                           (void **)&units->frames));
-    units->frame[FRAME_TABLE].memory = units->frames;
-    units->frame[FRAME_TIED].memory = units->frame[FRAME_LAYER].memory =
-        units->frames + table_bytes;
-    units->frame[FRAME_LAYER + 1].memory = units->frame[FRAME_LAYER].memory + layer_bytes;
-    for (int i = 0; i < N_FRAMES; i++) {
-        held_frame *frame = &units->frame[i];
-        frame->unit = -1;
-        BL_TRY(bl_event_create(device, &frame->complete));
-        BL_TRY(bl_event_create(device, &frame->ready));
-        BL_TRY(bl_event_create(device, &frame->written));
+    BL_TRY(bl_stream_create_urgent(device, "gradients out", &units->out));
+    BL_TRY(bl_stream_create_urgent(device, "gradients in", &units->in));
+    BL_TRY(bl_stream_create_urgent(device, "weights in", &units->upload));
+    BL_TRY(bl_stream_create_urgent(device, "state out", &units->fetch));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, sizeof *units->grad_scale, "the clipping scale",
+                           (void **)&units->grad_scale));
+    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, (size_t)UNITS_SLOTS * UNITS_ROUNDED_BYTES,
+                           "rounded pieces of weights", (void **)&units->rounded));
+    for (int i = 0; i < UNITS_SLOTS; i++) {
+        units->slot[i].rounded = units->rounded + (size_t)i * UNITS_ROUNDED_BYTES;
+        BL_TRY(bl_event_create(device, &units->slot[i].copied));
     }
     return BL_OK;
 }
@@ -187,7 +196,7 @@ static bl_status create_slots(adapter_units *units)
             units->slot[s].memory[i] = memory;
             memory += piece_bytes(moments, (adapter_array)i);
         }
-    return BL_OK;
+    return units->is_gpu ? create_copies(units) : BL_OK;
 }
 
 static bl_status create_reader(const adapter_units *units, bl_io_files *files, bl_reader **out)
@@ -210,14 +219,13 @@ static bl_status create_paging(adapter_units *units, const bl_adapter_units_byte
     char what[64];
 
     BL_TRY(bl_stream_create_host(o->device, "state", &units->disk));
-    BL_TRY(bl_stream_create_inline(o->device, &units->inline_stream));
     BL_TRY(create_slots(units));
     if (n->disk > 0) {
         snprintf(what, sizeof what, "optimizer state of rank %d", o->rank);
         BL_TRY(bl_scratch_open(o->placement.dir, what, n->disk, &units->files));
         BL_TRY(create_reader(units, units->files, &units->reader));
-        BL_TRY(create_frames(units, n));
     }
+    if (n->device_frames + n->host_frames > 0) BL_TRY(adapter_units_create_frames(units, n));
     if (bl_pages_files(o->weights->pages))
         BL_TRY(create_reader(units, bl_pages_files(o->weights->pages), &units->weights_reader));
     return adapter_units_list_pieces(units);
@@ -250,6 +258,7 @@ bl_status adapter_units_create(const adapter_units_options *options, adapter_uni
     *out = NULL;
     if (!units) return BL_FAIL(BL_ENOMEM, "the optimizer's state");
     *units = (adapter_units){.options = *options,
+                             .is_gpu = options->placement.kind == BL_DEVICE_CUDA,
                              .layout = &options->weights->layout,
                              .n_units = options->weights->layout.n_units,
                              .n_held = options->weights->layout.n_units + options->is_tied};
@@ -267,22 +276,21 @@ void adapter_units_destroy(adapter_units *units)
     if (!units) return;
     bl_device *device = units->options.device;
     if (units->disk) (void)bl_stream_synchronize(units->disk);
-    bl_stream_destroy(units->disk);
-    bl_stream_destroy(units->inline_stream);
+    bl_stream *const streams[] = {units->disk, units->in, units->out, units->upload, units->fetch};
+    for (size_t i = 0; i < BL_COUNT(streams); i++) bl_stream_destroy(streams[i]);
     bl_reader_destroy(units->reader);
     bl_reader_destroy(units->weights_reader);
     bl_io_files_close(units->files);
-    for (int i = 0; i < N_FRAMES; i++) {
-        bl_event_destroy(units->frame[i].complete);
-        bl_event_destroy(units->frame[i].ready);
-        bl_event_destroy(units->frame[i].written);
-    }
+    adapter_units_destroy_frames(units);
+    for (int i = 0; i < UNITS_SLOTS; i++) bl_event_destroy(units->slot[i].copied);
     bl_event_destroy(units->updated);
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
-        bl_device_free(device, BL_SPACE_DEVICE, units->memory[i]);
+        bl_device_free(device, BL_SPACE_DEVICE, units->memory[BL_TIER_DEVICE][i]);
+    bl_arena_destroy(units->arena);
     bl_device_free(device, BL_SPACE_DEVICE, units->squares);
-    bl_device_free(device, BL_SPACE_HOST, units->frames);
     bl_device_free(device, BL_SPACE_HOST, units->slots);
+    bl_device_free(device, BL_SPACE_HOST, units->rounded);
+    bl_device_free(device, BL_SPACE_HOST, units->grad_scale);
     free(units->piece);
     free(units->unit);
     free(units);
@@ -292,95 +300,8 @@ void adapter_units_destroy(adapter_units *units)
 
 static float *gradients_in_memory(const adapter_units *units, int64_t unit)
 {
-    return (float *)(units->memory[ADAPTER_GRAD] + units->unit[unit].offset[ADAPTER_GRAD]);
-}
-
-static int frame_of(const adapter_units *units, int64_t unit)
-{
-    if (unit == units->n_units) return FRAME_TIED;
-    if (units->layout->units[unit].whole_ring) return FRAME_TABLE;
-    return FRAME_LAYER + (int)(unit & 1);
-}
-
-/* Whether two frames have memory in common. */
-static bool overlap(int a, int b)
-{
-    return a == b || (a == FRAME_TIED && b < FRAME_TABLE) || (b == FRAME_TIED && a < FRAME_TABLE);
-}
-
-typedef struct frame_args {
-    adapter_units *units;
-    int64_t unit;
-    bool is_write;
-} frame_args;
-
-static bl_status frame_task(bl_stream *stream, const void *args)
-{
-    const frame_args *a = args;
-    adapter_units *units = a->units;
-    const held_unit *u = &units->unit[a->unit];
-    bl_io_read io = {.offset_bytes = u->offset[ADAPTER_GRAD],
-                     .n_bytes = (size_t)u->n_bytes[ADAPTER_GRAD],
-                     .dst = units->frame[frame_of(units, a->unit)].memory};
-
-    (void)stream;
-    BL_TRY(a->is_write ? bl_reader_submit_write(units->reader, &io)
-                       : bl_reader_submit(units->reader, &io));
-    return adapter_units_wait(units, units->reader, &io, a->unit);
-}
-
-static bl_status queue_frame(adapter_units *units, int64_t unit, bool is_write)
-{
-    const frame_args args = {units, unit, is_write};
-    return bl_stream_call(units->disk, frame_task, &args, sizeof args);
-}
-
-/* Runs after the frame's last write, which is queued on the same stream. */
-static bl_status queue_read(adapter_units *units, int64_t unit)
-{
-    held_frame *frame = &units->frame[frame_of(units, unit)];
-
-    BL_TRY(queue_frame(units, unit, false));
-    BL_TRY(bl_event_record(frame->ready, units->disk));
-    frame->unit = unit;
-    return BL_OK;
-}
-
-static bl_status wait_for_frame(adapter_units *units, int64_t unit, bl_stream *stream)
-{
-    int frame = frame_of(units, unit);
-
-    for (int i = 0; i < N_FRAMES; i++)
-        if (overlap(i, frame))
-            BL_TRY(bl_timeline_wait(units->options.timeline, BL_LANE_DISK, "gradients", unit, -1,
-                                    stream, units->frame[i].written));
-    return BL_OK;
-}
-
-static bl_status open_frame(adapter_units *units, int64_t unit, bl_stream *stream)
-{
-    held_frame *frame = &units->frame[frame_of(units, unit)];
-
-    if (units->unit[unit].state == UNIT_CLEAN) {
-        BL_TRY(wait_for_frame(units, unit, stream));
-        return bl_stream_zero(stream, frame->memory,
-                              (size_t)units->unit[unit].n_bytes[ADAPTER_GRAD]);
-    }
-    if (frame->unit != unit) BL_TRY(queue_read(units, unit));
-    frame->unit = -1;
-    return bl_timeline_wait(units->options.timeline, BL_LANE_DISK, "gradients", unit, -1, stream,
-                            frame->ready);
-}
-
-/* Reads the gradients that the next visit adds to during this visit, into the other layer frame. */
-static bl_status prefetch_next(adapter_units *units, int64_t unit)
-{
-    int64_t next = unit - 1; /* also of the head */
-
-    if (next < 0 || units->layout->units[next].whole_ring ||
-        units->unit[next].tier != BL_TIER_DISK || units->unit[next].state != UNIT_SUMMED)
-        return BL_OK;
-    return queue_read(units, next);
+    return (float *)(units->memory[BL_TIER_DEVICE][ADAPTER_GRAD] +
+                     units->unit[unit].offset[ADAPTER_GRAD]);
 }
 
 static bl_status open_unit(adapter_units *units, int64_t unit, bl_stream *stream, float **rows)
@@ -390,9 +311,8 @@ static bl_status open_unit(adapter_units *units, int64_t unit, bl_stream *stream
     if (u->state == UNIT_WAITING)
         return BL_FAIL(BL_EINTERNAL, "gradients of unit %lld, which waits for its update",
                        (long long)unit);
-    if (u->tier == BL_TIER_DISK) {
-        *rows = (float *)units->frame[frame_of(units, unit)].memory;
-        BL_TRY(open_frame(units, unit, stream));
+    if (u->tier != BL_TIER_DEVICE) {
+        BL_TRY(adapter_units_open_frame(units, unit, stream, rows));
     } else {
         *rows = gradients_in_memory(units, unit);
         if (u->state == UNIT_CLEAN)
@@ -406,25 +326,24 @@ bl_status adapter_units_open_gradient(adapter_units *units, int64_t unit, bl_str
                                       float **rows)
 {
     BL_TRY(open_unit(units, unit, stream, rows));
-    return units->files && unit < units->n_units ? prefetch_next(units, unit) : BL_OK;
+    return unit < units->n_units ? adapter_units_prefetch_next(units, unit) : BL_OK;
+}
+
+static bl_status sum_squares(adapter_units *units, int64_t unit, const float *rows,
+                             bl_stream *stream)
+{
+    BL_TRY(bl_stream_zero(stream, &units->squares[unit], sizeof(double)));
+    return bl_sum_squares(
+        stream, &(bl_sum_squares_args){units->unit[unit].n_bytes[ADAPTER_GRAD] / UNITS_FLOAT, rows,
+                                       &units->squares[unit]});
 }
 
 bl_status adapter_units_close_gradient(adapter_units *units, int64_t unit, bl_stream *stream)
 {
-    const held_unit *u = &units->unit[unit];
-    held_frame *frame = &units->frame[frame_of(units, unit)];
-
-    if (u->tier != BL_TIER_DISK) return BL_OK;
-    if (unit < units->n_units) {
-        BL_TRY(bl_stream_zero(stream, &units->squares[unit], sizeof(double)));
-        BL_TRY(bl_sum_squares(stream, &(bl_sum_squares_args){u->n_bytes[ADAPTER_GRAD] / UNITS_FLOAT,
-                                                             (const float *)frame->memory,
-                                                             &units->squares[unit]}));
-    }
-    BL_TRY(bl_event_record(frame->complete, stream));
-    BL_TRY(bl_stream_wait(units->disk, frame->complete));
-    BL_TRY(queue_frame(units, unit, true));
-    return bl_event_record(frame->written, units->disk);
+    if (units->unit[unit].tier == BL_TIER_DEVICE) return BL_OK;
+    if (unit < units->n_units)
+        BL_TRY(sum_squares(units, unit, adapter_units_frame_rows(units, unit), stream));
+    return adapter_units_close_frame(units, unit, stream);
 }
 
 /* ---- the step ---- */
@@ -459,32 +378,12 @@ bl_status adapter_units_join(adapter_units *units, bl_stream *stream)
     return adapter_units_close_gradient(units, head, stream);
 }
 
-typedef struct add_args {
-    const double *square;
-    double *sum;
-} add_args;
-
-static bl_status add_task(bl_stream *stream, const void *args)
-{
-    const add_args *a = args;
-    (void)stream;
-    *a->sum += *a->square;
-    return BL_OK;
-}
-
 bl_status adapter_units_sum_squares(adapter_units *units, bl_stream *stream, double *sum)
 {
-    for (int64_t u = 0; u < units->n_units; u++) {
-        const add_args add = {&units->squares[u], sum};
-        const held_unit *unit = &units->unit[u];
-        if (unit->tier == BL_TIER_DISK)
-            BL_TRY(bl_stream_call(stream, add_task, &add, sizeof add));
-        else
-            BL_TRY(bl_sum_squares(stream,
-                                  &(bl_sum_squares_args){unit->n_bytes[ADAPTER_GRAD] / UNITS_FLOAT,
-                                                         gradients_in_memory(units, u), sum}));
-    }
-    return BL_OK;
+    for (int64_t u = 0; u < units->n_units; u++)
+        if (units->unit[u].tier == BL_TIER_DEVICE)
+            BL_TRY(sum_squares(units, u, gradients_in_memory(units, u), stream));
+    return bl_add_sums(stream, &(bl_add_sums_args){units->n_units, units->squares, sum});
 }
 
 /* Part by part: the weights are pages. */
@@ -501,6 +400,22 @@ static bl_status update_in_memory(adapter_units *units, const bl_base_walk *at)
                                units->options.compute);
 }
 
+/* The clipping scale comes from compute, on a GPU the last gradients from `out`. */
+static bl_status let_host_update(adapter_units *units)
+{
+    bl_stream *compute = units->options.compute;
+
+    if (units->is_gpu) {
+        BL_TRY(bl_stream_copy(compute, units->grad_scale, units->update.grad_scale,
+                              sizeof *units->grad_scale));
+        units->update.grad_scale = units->grad_scale;
+        BL_TRY(bl_event_record(units->updated, units->out));
+        BL_TRY(bl_stream_wait(units->disk, units->updated));
+    }
+    BL_TRY(bl_event_record(units->updated, compute));
+    return bl_stream_wait(units->disk, units->updated);
+}
+
 bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args)
 {
     units->update = *args;
@@ -509,10 +424,7 @@ bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args)
         if (!units->unit[at.idx_unit].is_paged) BL_TRY(update_in_memory(units, &at));
     for (int64_t u = 0; u < units->n_units; u++)
         units->unit[u].state = units->unit[u].is_paged ? UNIT_WAITING : UNIT_CLEAN;
-    if (!units->disk) return BL_OK;
-    /* The clipping scale comes from compute. */
-    BL_TRY(bl_event_record(units->updated, units->options.compute));
-    return bl_stream_wait(units->disk, units->updated);
+    return units->disk ? let_host_update(units) : BL_OK;
 }
 
 bl_status adapter_units_round(adapter_units *units)
@@ -523,10 +435,12 @@ bl_status adapter_units_round(adapter_units *units)
     for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);) {
         const float *rows = bl_pages_memory(weights->pages, at.index);
         int64_t n = (int64_t)at.part->shard_bytes / UNITS_FLOAT;
-        BL_TRY(rows ? bl_model_round_rows(weights, &at, 0, n, rows, units->options.compute)
-                    : adapter_units_round_part(units, &at));
+        bl_tier tier = bl_pages_spec(weights->pages, at.index)->tier;
+        BL_TRY(adapter_units_is_apart(units->is_gpu, tier)
+                   ? adapter_units_queue_round(units, &at)
+                   : bl_model_round_rows(weights, &at, 0, n, rows, units->options.compute));
     }
-    return BL_OK;
+    return units->disk ? bl_stream_synchronize(units->disk) : BL_OK;
 }
 
 void adapter_units_forget(adapter_units *units)
@@ -534,15 +448,43 @@ void adapter_units_forget(adapter_units *units)
     for (int64_t u = 0; u < units->n_held; u++) units->unit[u].state = UNIT_CLEAN;
 }
 
+/* Which lane an update keeps waiting, and the bytes that it moves there. */
+static bl_lane lane_of_update(const adapter_units *units, int64_t unit, int64_t *n_bytes)
+{
+    int64_t on_disk = 0, copied = 0;
+
+    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);) {
+        int64_t n_elements = (int64_t)at.part->shard_bytes / UNITS_FLOAT;
+        if (at.idx_unit != unit) continue;
+        for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
+            int64_t n = n_elements * adapter_units_element(units, (adapter_array)i);
+            bl_tier place = adapter_units_place(units, &at, (adapter_array)i);
+            int64_t both_ways = i == ADAPTER_GRAD ? n : 2 * n;
+            on_disk += place == BL_TIER_DISK ? both_ways : 0;
+            copied += place == BL_TIER_DEVICE ? both_ways : 0;
+        }
+        if (units->is_gpu) copied += 2 * n_elements; /* in bf16 */
+    }
+    *n_bytes = on_disk > 0 ? on_disk : copied;
+    return on_disk > 0 ? BL_LANE_DISK : BL_LANE_COPY;
+}
+
 bl_status adapter_units_update_unit(adapter_units *units, int64_t unit)
 {
+    bl_timeline *timeline = units->options.timeline;
+    int64_t n_bytes;
+    int span;
+
     if (unit >= units->n_units || units->unit[unit].state != UNIT_WAITING) return BL_OK;
+    bl_lane lane = lane_of_update(units, unit, &n_bytes);
+    BL_TRY(bl_timeline_begin(timeline, lane, "update", unit, -1, units->disk, &span));
     BL_TRY(adapter_units_queue_update(units, unit));
+    BL_TRY(bl_timeline_end(timeline, span, units->disk, n_bytes));
     units->unit[unit].state = UNIT_CLEAN;
     BL_TRY(bl_base_shards_changed(units->options.base, units->disk));
     BL_TRY(bl_event_record(units->updated, units->disk));
-    return bl_timeline_wait(units->options.timeline, BL_LANE_DISK, "update", unit, -1,
-                            units->options.compute, units->updated);
+    return bl_timeline_wait(timeline, lane, "update", unit, -1, units->options.compute,
+                            units->updated);
 }
 
 bl_status adapter_units_flush(adapter_units *units)
@@ -550,5 +492,6 @@ bl_status adapter_units_flush(adapter_units *units)
     if (!units->disk) return BL_OK;
     for (int64_t i = 0; i < units->n_pieces; i++)
         BL_TRY(adapter_units_update_unit(units, units->piece[i].at.idx_unit));
-    return bl_stream_synchronize(units->disk);
+    BL_TRY(bl_stream_synchronize(units->disk));
+    return units->out ? bl_stream_synchronize(units->out) : BL_OK;
 }

@@ -29,19 +29,6 @@ static int64_t stored_elements(const bl_base_part *part)
     return bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES) / UNITS_FLOAT;
 }
 
-bl_status adapter_units_round_part(adapter_units *units, const bl_base_walk *at)
-{
-    char *piece = units->slot[0].memory[ADAPTER_W];
-
-    for (int64_t first = 0, n; first < elements_of(at->part); first += n) {
-        n = bl_min_i64(UNITS_PIECE_ELEMENTS, elements_of(at->part) - first);
-        BL_TRY(transfer(units, at, ADAPTER_W, first, n, piece, false));
-        BL_TRY(bl_model_round_rows(units->options.weights, at, first, n, (const float *)piece,
-                                   units->inline_stream));
-    }
-    return bl_stream_synchronize(units->inline_stream);
-}
-
 bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer)
 {
@@ -139,8 +126,19 @@ bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapt
 
 bl_status adapter_units_gradient(adapter_units *units, const bl_base_walk *at, const float **rows)
 {
-    *rows = (const float *)adapter_units_part_memory(units, at, ADAPTER_GRAD);
-    if (*rows) return BL_OK;
-    *rows = (const float *)units->frames;
-    return transfer(units, at, ADAPTER_GRAD, 0, elements_of(at->part), units->frames, false);
+    char *memory = adapter_units_part_memory(units, at, ADAPTER_GRAD),
+         *frames = units->device_frames;
+    size_t n_bytes = at->part->shard_bytes;
+
+    *rows = (const float *)memory;
+    if (units->unit[at->idx_unit].tier == BL_TIER_DEVICE) return BL_OK;
+    if (!memory) {
+        memory = units->host_frames;
+        *rows = (const float *)memory;
+        BL_TRY(transfer(units, at, ADAPTER_GRAD, 0, elements_of(at->part), memory, false));
+    }
+    if (!frames) return BL_OK; /* a CPU */
+    *rows = (const float *)frames;
+    BL_TRY(bl_stream_copy(units->in, frames, memory, n_bytes));
+    return bl_stream_synchronize(units->in);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_flow.c -- the update of PAGED units: their weights, moments and gradients pass through a
- * ring of pieces. While one piece is updated, later pieces are read and earlier pieces are written,
- * so the disk reads and writes all the time, for units of any size.
+/* units_flow.c -- the update of PAGED units, on the host: their weights, moments and gradients pass
+ * through a ring of pieces. While one piece is updated, later pieces are read and earlier pieces
+ * are written, so the disk reads and writes all the time, for units of any size. Arrays in host
+ * memory are updated in place; those in a GPU's memory are copied to the piece and back. The
+ * weights' copy on a GPU gets its rounded rows the same way.
  *
  *   slot       entered by                              left by
  *   READING    read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for the read
@@ -14,6 +16,7 @@
 
 #include "adapter/units_paged_internal.h"
 #include "base/sizes.h"
+#include "ops/elementwise.h"
 
 /* ---- pieces ---- */
 
@@ -66,9 +69,7 @@ bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk
                                        : units->unit[at->idx_unit].offset[array] +
                                              adapter_units_part_offset(units, at, array);
 
-    *reader = adapter_units_part_memory(units, at, array) ? NULL
-              : array == ADAPTER_W                        ? units->weights_reader
-                                                          : units->reader;
+    *reader = array == ADAPTER_W ? units->weights_reader : units->reader;
     return (bl_io_read){.offset_bytes = begin + first * element,
                         .n_bytes = (size_t)bl_round_up(n * element, BL_IO_ALIGN_BYTES),
                         .dst = memory};
@@ -84,25 +85,52 @@ bl_status adapter_units_wait(adapter_units *units, bl_reader *reader, bl_io_read
                : bl_error_prefix(st, "state of the vocabulary's weights");
 }
 
-/* Begins a read or a write of one array of a piece, if it is on disk. */
-static bl_status begin_transfer(adapter_units *units, const unit_piece *piece, piece_slot *slot,
-                                adapter_array array, bool is_write)
+static bl_status begin_io(adapter_units *units, const unit_piece *piece, piece_slot *slot,
+                          adapter_array array, bool is_write)
 {
     bl_reader *reader;
 
     slot->io[array] = adapter_units_transfer(units, &piece->at, array, piece->first, piece->n,
                                              slot->memory[array], &reader);
-    if (!reader) return BL_OK;
     BL_TRY(is_write ? bl_reader_submit_write(reader, &slot->io[array])
                     : bl_reader_submit(reader, &slot->io[array]));
     slot->flies[array] = true;
     return BL_OK;
 }
 
+static bl_status begin_copy(adapter_units *units, const unit_piece *piece, piece_slot *slot,
+                            adapter_array array, bool is_write)
+{
+    int64_t element = adapter_units_element(units, array);
+    char *memory = adapter_units_part_memory(units, &piece->at, array) + piece->first * element;
+    size_t n_bytes = (size_t)(piece->n * element);
+
+    slot->is_copying = true;
+    return is_write ? bl_stream_copy(units->upload, memory, slot->memory[array], n_bytes)
+                    : bl_stream_copy(units->fetch, slot->memory[array], memory, n_bytes);
+}
+
+/* Begins to read or write the arrays [0, n) of a piece that are not in host memory. */
+static bl_status begin_transfers(adapter_units *units, const unit_piece *piece, piece_slot *slot,
+                                 adapter_array n, bool is_write)
+{
+    for (int i = 0; i < (int)n; i++) {
+        bl_tier place = adapter_units_place(units, &piece->at, (adapter_array)i);
+        if (place == BL_TIER_DISK)
+            BL_TRY(begin_io(units, piece, slot, (adapter_array)i, is_write));
+        else if (place == BL_TIER_DEVICE)
+            BL_TRY(begin_copy(units, piece, slot, (adapter_array)i, is_write));
+    }
+    if (!slot->is_copying) return BL_OK;
+    return bl_event_record(slot->copied, is_write ? units->upload : units->fetch);
+}
+
 static bl_status end_transfers(adapter_units *units, piece_slot *slot, int64_t unit)
 {
     bl_status st = BL_OK;
 
+    if (slot->is_copying) st = bl_event_synchronize(slot->copied);
+    slot->is_copying = false;
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
         if (!slot->flies[i]) continue;
         slot->flies[i] = false;
@@ -126,8 +154,7 @@ static bl_status read_ahead(adapter_units *units)
         const unit_piece *piece = &units->piece[units->n_read];
         piece_slot *slot = slot_of(units, units->n_read);
         BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
-        for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
-            BL_TRY(begin_transfer(units, piece, slot, (adapter_array)i, false));
+        BL_TRY(begin_transfers(units, piece, slot, ADAPTER_N_ARRAYS, false));
         units->n_read++;
     }
     return BL_OK;
@@ -137,8 +164,26 @@ static bl_status read_ahead(adapter_units *units)
 static char *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
                           adapter_array array)
 {
-    char *memory = adapter_units_part_memory(units, &p->at, array);
-    return memory ? memory + p->first * adapter_units_element(units, array) : slot->memory[array];
+    if (adapter_units_place(units, &p->at, array) != BL_TIER_HOST) return slot->memory[array];
+    return adapter_units_part_memory(units, &p->at, array) +
+           p->first * adapter_units_element(units, array);
+}
+
+/* Rounds floats [first, first + n) of a part into the copy, if there is one. */
+static bl_status round_rows(adapter_units *units, const bl_base_walk *at, int64_t first, int64_t n,
+                            const float *rows, piece_slot *slot)
+{
+    const bl_model_weights *weights = units->options.weights;
+
+    if (!weights->copy) return BL_OK;
+    bl_tensor copy = bl_model_copy_rows(weights, at, first),
+              rounded = units->is_gpu ? bl_tensor_of(slot->rounded, copy.dtype) : copy;
+    BL_TRY(bl_cast_on_host(
+        units->disk,
+        &(bl_cast_args){.n = n, .x = bl_tensor_f32((float *)(uintptr_t)rows), .y = rounded}));
+    if (!units->is_gpu) return BL_OK;
+    slot->is_copying = true;
+    return bl_stream_copy(units->upload, copy.data, rounded.data, bl_tensor_bytes(copy, n));
 }
 
 static bl_status update_piece(adapter_units *units)
@@ -152,11 +197,9 @@ static bl_status update_piece(adapter_units *units)
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
         memory[i] = piece_memory(units, piece, slot, (adapter_array)i);
     bl_adamw_args args = adapter_units_adamw(units, &piece->at, piece->first, piece->n, memory);
-    BL_TRY(bl_adamw(units->inline_stream, &args));
-    BL_TRY(bl_model_round_rows(units->options.weights, &piece->at, piece->first, args.n, args.w,
-                               units->inline_stream));
-    for (int i = 0; i < ADAPTER_GRAD; i++)
-        BL_TRY(begin_transfer(units, piece, slot, (adapter_array)i, true));
+    BL_TRY(bl_adamw_on_host(units->disk, &args));
+    BL_TRY(round_rows(units, &piece->at, piece->first, args.n, args.w, slot));
+    BL_TRY(begin_transfers(units, piece, slot, ADAPTER_GRAD, true));
     units->n_updated++;
     return BL_OK;
 }
@@ -180,11 +223,50 @@ static bl_status update_task(bl_stream *stream, const void *args)
     BL_TRY(read_ahead(units));
     for (int64_t p = bl_max_i64(u->first_piece, units->n_read - UNITS_SLOTS); p < end; p++)
         BL_TRY(end_transfers(units, slot_of(units, p), a->unit));
-    return bl_stream_synchronize(units->inline_stream);
+    return BL_OK;
 }
 
 bl_status adapter_units_queue_update(adapter_units *units, int64_t unit)
 {
     const update_args args = {units, unit};
     return bl_stream_call(units->disk, update_task, &args, sizeof args);
+}
+
+/* ---- rounding ---- */
+
+typedef struct round_args {
+    adapter_units *units;
+    bl_base_walk at;
+} round_args;
+
+/* In pieces, alternating two slots: no unit is WAITING. */
+static bl_status round_task(bl_stream *stream, const void *args)
+{
+    const round_args *a = args;
+    adapter_units *units = a->units;
+    const float *memory = (const float *)adapter_units_part_memory(units, &a->at, ADAPTER_W);
+    int64_t total = (int64_t)a->at.part->shard_bytes / UNITS_FLOAT;
+
+    (void)stream;
+    for (int64_t first = 0, n, i = 0; first < total; first += n, i ^= 1) {
+        n = bl_min_i64(UNITS_PIECE_ELEMENTS, total - first);
+        const unit_piece piece = {a->at, first, n};
+        piece_slot *slot = &units->slot[i];
+        BL_TRY(end_transfers(units, slot, a->at.idx_unit));
+        const float *rows = memory ? memory + first : (const float *)slot->memory[ADAPTER_W];
+        if (!memory) {
+            BL_TRY(begin_io(units, &piece, slot, ADAPTER_W, false));
+            BL_TRY(end_transfers(units, slot, a->at.idx_unit));
+        }
+        BL_TRY(round_rows(units, &a->at, first, n, rows, slot));
+        if (slot->is_copying) BL_TRY(bl_event_record(slot->copied, units->upload));
+    }
+    for (int i = 0; i < 2; i++) BL_TRY(end_transfers(units, &units->slot[i], a->at.idx_unit));
+    return BL_OK;
+}
+
+bl_status adapter_units_queue_round(adapter_units *units, const bl_base_walk *at)
+{
+    const round_args args = {units, *at};
+    return bl_stream_call(units->disk, round_task, &args, sizeof args);
 }

@@ -10,23 +10,24 @@
  * each element by its place in the whole matrix, so the number of ranks does not change the bits
  * of the rounding.
  *
- * A unit's moments and gradients are in memory, or on disk in a file of the rank. Its weights are
- * pages of the base, some of them on disk. A unit with anything on disk is PAGED. States:
+ * A unit's moments and gradients are in device memory, in a GPU's host memory, or on disk in a file
+ * of the rank. Its weights are pages of the base, in any of these tiers. A unit with anything
+ * outside of device memory is PAGED; a CPU's host memory is device memory. States:
  *
  *   state      meaning                          entered by                      left by
  *   CLEAN      no gradients: open_gradient      create, forget; update, or of   open_gradient
  *              begins with zeros                PAGED units update_unit, flush
  *   SUMMED     it has gradients of this step;   open_gradient                   update, forget
- *              close_gradient writes those of
- *              the disk tier, open_gradient
- *              reads them again
+ *              close_gradient takes them to
+ *              their tier, open_gradient
+ *              brings them again
  *   WAITING    PAGED, not updated yet           update                          update_unit, flush
  *
- * The update of a PAGED unit reads weights, moments and gradients in pieces, and writes back
- * weights and moments, each once per step.
+ * The host updates a PAGED unit, in pieces. It reads weights, moments and gradients, and writes
+ * back weights and moments, each once per step.
  *
- * Transfers run on a stream of this object (`disk`), ordered by events. Placement never changes a
- * bit: sums are over whole units, and AdamW works element by element.
+ * Transfers run on streams of this object, ordered by events. Placement never changes a bit: sums
+ * are over whole units, and AdamW works element by element, alike on all devices.
  *
  * Places in a part are counted in elements. */
 #ifndef BALLAST_ADAPTER_UNITS_INTERNAL_H

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_paged_internal.h -- the members of adapter_units, for units.c, units_flow.c and
- * units_files.c. */
+/* units_paged_internal.h -- the members of adapter_units, for the files units*.c. */
 #ifndef BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 #define BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 
@@ -8,9 +7,10 @@
 
 enum {
     UNITS_FLOAT = sizeof(float),
-    UNITS_PIECE_ELEMENTS = 1 << 19, /* of each array of a part */
-    UNITS_SLOTS = 8,                /* pieces in memory: read ahead, updated or written back */
-    UNITS_AHEAD = 4,                /* pieces whose reads are submitted */
+    UNITS_PIECE_ELEMENTS = 1 << 19,                 /* of each array of a part */
+    UNITS_ROUNDED_BYTES = 2 * UNITS_PIECE_ELEMENTS, /* weights in bf16 */
+    UNITS_SLOTS = 8, /* pieces in memory: read ahead, updated or written back */
+    UNITS_AHEAD = 4, /* pieces whose reads are submitted */
     UNITS_REQUEST_BYTES = 1 << 20,
     UNITS_QUEUE_DEPTH = 16,
 };
@@ -21,7 +21,7 @@ typedef enum unit_state { UNIT_CLEAN, UNIT_SUMMED, UNIT_WAITING } unit_state;
 typedef struct held_unit {
     int64_t n_bytes[ADAPTER_N_ARRAYS]; /* of each array that it has; not of the weights */
     bl_tier tier;                      /* of moments and gradients */
-    bool is_paged;                     /* they, or some of the weights, are on disk */
+    bool is_paged;                     /* the host updates it (adapter_units_is_apart) */
     int64_t offset[ADAPTER_N_ARRAYS];  /* bytes, in the array's memory or in the file */
     int64_t first_piece;               /* index into `piece` */
     int64_t n_pieces;
@@ -32,7 +32,8 @@ typedef struct held_unit {
  * tied embedding, which takes the memory of both layer frames. */
 typedef enum unit_frame { FRAME_LAYER, FRAME_TABLE = 2, FRAME_TIED, N_FRAMES } unit_frame;
 typedef struct held_frame {
-    char *memory;
+    char *memory; /* that gradients are added in */
+    char *host;   /* for the disk: the same on a CPU; NULL: no unit is on disk */
     bl_event *complete, *ready, *written;
     int64_t unit; /* the unit whose gradients are being read into it; -1: none */
 } held_frame;
@@ -46,31 +47,46 @@ typedef struct piece_slot {
     char *memory[ADAPTER_N_ARRAYS];
     bl_io_read io[ADAPTER_N_ARRAYS];
     bool flies[ADAPTER_N_ARRAYS]; /* io is in flight */
+    /* Of a GPU: the weights rounded for their copy; copies between host and device are queued,
+     * `copied` after them. */
+    char *rounded;
+    bool is_copying;
+    bl_event *copied;
 } piece_slot;
 
 struct adapter_units {
     adapter_units_options options;
     const bl_base_layout *layout;
     int64_t n_units, n_held; /* of the layout; with a tied embedding one more */
+    bool is_gpu;
     held_unit *unit;
-    char *memory[ADAPTER_N_ARRAYS]; /* arrays of units in memory */
-    double *squares;                /* [n_units]: of gradients on disk; device memory */
+    char *memory[BL_TIER_DISK][ADAPTER_N_ARRAYS]; /* arrays of units in memory, by tier */
+    bl_arena *arena;                              /* of BL_TIER_HOST */
+    double *squares;                              /* [n_units]: of gradients; device memory */
     bl_event *updated;
 
     /* Unused if no unit is PAGED. */
-    bl_stream *disk;
-    bl_stream *inline_stream; /* for tasks on `disk`: runs AdamW in the calling thread */
-    bl_io_files *files;       /* moments and gradients; NULL: all in memory */
+    bl_stream *disk;    /* of the host: waits for disks and updates */
+    bl_io_files *files; /* moments and gradients on disk; NULL: none are */
     bl_reader *reader, *weights_reader;
-    char *frames, *slots; /* memory */
-    int64_t frames_bytes;
+    char *device_frames, *host_frames, *slots, *rounded; /* memory */
     held_frame frame[N_FRAMES];
+    /* Of a GPU: copies of gradients, queued by the rank's thread, and of pieces, queued by tasks on
+     * `disk`. */
+    bl_stream *in, *out, *upload, *fetch;
+    double *grad_scale; /* of `update`; host memory */
     piece_slot slot[UNITS_SLOTS];
     int64_t n_pieces;
     unit_piece *piece;         /* in the order of updates */
     int64_t n_read, n_updated; /* pieces with submitted reads; updated pieces */
     bl_adamw_args update;
 };
+
+/* Whether compute cannot reach memory of the tier, and the host updates what is there. */
+static inline bool adapter_units_is_apart(bool is_gpu, bl_tier tier)
+{
+    return tier == BL_TIER_DISK || (is_gpu && tier == BL_TIER_HOST);
+}
 
 /* units_parts.c: bytes of a part's array, whose elements have `element`; bytes of an element; where
  * a part begins in its unit's array; an array's part in memory, NULL: it is on disk. */
@@ -80,20 +96,38 @@ int64_t adapter_units_part_offset(const adapter_units *units, const bl_base_walk
                                   adapter_array array);
 char *adapter_units_part_memory(const adapter_units *units, const bl_base_walk *at,
                                 adapter_array array);
+/* How the host reaches it. BL_TIER_HOST: itself, also in a CPU's device memory; BL_TIER_DEVICE: by
+ * copies. */
+bl_tier adapter_units_place(const adapter_units *units, const bl_base_walk *at,
+                            adapter_array array);
 /* `update` of elements [first, first + n) of a part. */
 bl_adamw_args adapter_units_adamw(const adapter_units *units, const bl_base_walk *at, int64_t first,
                                   int64_t n, char *const memory[ADAPTER_N_ARRAYS]);
+/* units_frames.c: bytes of all frames, and of the first one, the tables'. */
+int64_t adapter_units_frames_bytes(const bl_base_layout *layout, int64_t n_held,
+                                   const held_unit *units, int64_t *table_bytes);
+/* Takes their memory, of these sizes. */
+bl_status adapter_units_create_frames(adapter_units *units, const bl_adapter_units_bytes *bytes);
+void adapter_units_destroy_frames(adapter_units *units);
+/* open_gradient and close_gradient of a unit whose gradients are not in device memory. */
+bl_status adapter_units_open_frame(adapter_units *units, int64_t unit, bl_stream *stream,
+                                   float **rows);
+float *adapter_units_frame_rows(const adapter_units *units, int64_t unit); /* what it has opened */
+bl_status adapter_units_close_frame(adapter_units *units, int64_t unit, bl_stream *stream);
+/* Reads the gradients that the next visit adds to during this visit, into the other layer frame. */
+bl_status adapter_units_prefetch_next(adapter_units *units, int64_t unit);
+
 /* units_flow.c */
 bl_status adapter_units_list_pieces(adapter_units *units);
 /* Queued on `disk`. */
 bl_status adapter_units_queue_update(adapter_units *units, int64_t unit);
-/* A request for the whole blocks that hold elements [first, first + n) of a part's array. *reader
- * NULL: the array is in memory. */
+/* adapter_units_round for a part that is apart; queued on `disk`. */
+bl_status adapter_units_queue_round(adapter_units *units, const bl_base_walk *at);
+/* A request for the whole blocks that hold elements [first, first + n) of a part's array on
+ * disk. */
 bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
                                   adapter_array array, int64_t first, int64_t n, void *memory,
                                   bl_reader **reader);
-/* units_files.c: adapter_units_round for a part on disk; returns when the rows are rounded. */
-bl_status adapter_units_round_part(adapter_units *units, const bl_base_walk *at);
 bl_status adapter_units_wait(adapter_units *units, bl_reader *reader, bl_io_read *io, int64_t unit);
 
 #endif

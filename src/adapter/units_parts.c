@@ -36,7 +36,16 @@ char *adapter_units_part_memory(const adapter_units *units, const bl_base_walk *
 
     if (array == ADAPTER_W) return bl_pages_memory(units->options.weights->pages, at->index);
     if (u->tier == BL_TIER_DISK) return NULL;
-    return units->memory[array] + u->offset[array] + adapter_units_part_offset(units, at, array);
+    return units->memory[u->tier][array] + u->offset[array] +
+           adapter_units_part_offset(units, at, array);
+}
+
+bl_tier adapter_units_place(const adapter_units *units, const bl_base_walk *at, adapter_array array)
+{
+    bl_tier tier = array == ADAPTER_W
+                       ? bl_pages_spec(units->options.weights->pages, at->index)->tier
+                       : units->unit[at->idx_unit].tier;
+    return tier == BL_TIER_DEVICE && !units->is_gpu ? BL_TIER_HOST : tier;
 }
 
 bl_adamw_args adapter_units_adamw(const adapter_units *units, const bl_base_walk *at, int64_t first,

@@ -54,21 +54,11 @@ static bl_status check_lora(const bl_train_config *c)
     return BL_OK;
 }
 
-static bl_status check_gpu(const bl_train_config *c)
-{
-    if (c->offload_ratio == 0 && c->optimizer_tier == BL_OPTIMIZER_DEVICE) return BL_OK;
-    return BL_FAIL(BL_EUSAGE,
-                   "finetuning_type full: %s is not supported on GPUs yet: the weights and their "
-                   "optimizer state are in the GPU's memory; leave it out",
-                   c->offload_ratio == 0 ? "optimizer_tier" : "offload_ratio");
-}
-
 bl_status config_check_full(const bl_train_config *c)
 {
     bl_losses losses;
 
     if (!bl_train_config_is_full(c)) return check_lora(c);
-    if (c->device == BL_CONFIG_DEVICE_CUDA) BL_TRY(check_gpu(c));
     if (c->compute_dtype == BL_COMPUTE_FP8)
         return BL_FAIL(BL_EUSAGE,
                        "finetuning_type full: compute_dtype fp8 is not supported: trained "

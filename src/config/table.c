@@ -292,8 +292,7 @@ const bl_option bl_train_options[] = {
     {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "device|host|disk",
      .default_text = "device",
      .help = "with finetuning_type full, tier of AdamW's moments and the gradients: device memory, "
-             "host memory (the same on CPUs), or a file in offload_dir; GPUs support only "
-             "device"},
+             "host memory (the same on CPUs), or a file in offload_dir"},
     {KEY(optimizer_ratio, REAL), RANGE(0, 1), .commands = TRAIN, .default_text = "1",
      .help = "fraction of moments and gradients in optimizer_tier, in whole layers; the rest is in "
              "device memory"},

@@ -5,6 +5,7 @@
 
 #include "arch/config.h"
 #include "linear/base_load.h"
+#include "offload/arena.h"
 #include "offload/pages.h"
 #include "offload/scratch.h"
 

@@ -92,17 +92,21 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
     return make_trained_layout(config, BL_FORMAT_BF16, n_shards, out);
 }
 
+bl_tensor bl_model_copy_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first)
+{
+    const bl_base_unit *to = &w->copy_layout.units[at->idx_unit];
+    char *part = (char *)w->copy + to->offset + to->matrix[at->idx_matrix].part->shard_offset;
+
+    return bl_tensor_at(bl_tensor_of(part, BL_BF16), first);
+}
+
 bl_status bl_model_round_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first,
                               int64_t n, const float *rows, bl_stream *stream)
 {
     if (!w->copy) return BL_OK;
-    const bl_base_unit *to = &w->copy_layout.units[at->idx_unit];
-    char *part = (char *)w->copy + to->offset + to->matrix[at->idx_matrix].part->shard_offset;
-    bl_tensor copy = bl_tensor_of(part, BL_BF16);
-
     return bl_cast(stream, &(bl_cast_args){.n = n,
                                            .x = bl_tensor_f32((float *)(uintptr_t)rows),
-                                           .y = bl_tensor_at(copy, first)});
+                                           .y = bl_model_copy_rows(w, at, first)});
 }
 
 int64_t bl_model_embedding_unit(const bl_model *model)

@@ -224,6 +224,9 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
  * of a part of weights->layout, to nearest even into the copy. Without a copy does nothing. */
 bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
                               int64_t first, int64_t n, const float *rows, bl_stream *stream);
+/* The place of the same rows in the copy, which there is: device memory. */
+bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
+                             int64_t first);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

@@ -311,8 +311,10 @@ static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layo
     if (st == BL_OK) st = bl_adapter_full_measure(in->model, layout, tiers, &optimizer, &n);
     free(tiers);
     out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vectors;
-    out->item[BL_MEMORY_GRADIENTS].device += n.units.gradients + n.vectors + n.whole + n.part;
-    out->item[BL_MEMORY_GRADIENTS].host += n.units.frames;
+    out->item[BL_MEMORY_ADAM].host += n.units.host_moments;
+    out->item[BL_MEMORY_GRADIENTS].device +=
+        n.units.gradients + n.units.device_frames + n.vectors + n.whole + n.part;
+    out->item[BL_MEMORY_GRADIENTS].host += n.units.host_gradients + n.units.host_frames;
     out->item[BL_MEMORY_STAGING].host += n.staging + n.units.pieces;
     out->disk += n.units.disk;
     return st;

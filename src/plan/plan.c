@@ -248,7 +248,8 @@ static void print_prediction(const bl_plan_input *in, const bl_memory_ledger *m)
                 bl_gb(bl_memory_sum(m, BL_MEMORY_LORA, BL_MEMORY_LORA_RING)),
                 bl_gb(bl_memory_sum(m, BL_MEMORY_LAYER_INPUTS, BL_MEMORY_LOGITS)));
     if (in_host > 0)
-        bl_log_info("in host memory: %.4g GB per rank of the frozen base", bl_gb(in_host));
+        bl_log_info("in host memory: %.4g GB per rank of the %s", bl_gb(in_host),
+                    is_full ? "weights" : "frozen base");
     if (in_host > 0 && !is_gpu(in))
         bl_log_warning("offload_tier host frees no memory of a CPU, whose memory is the host's; "
                        "offload_tier disk does");
@@ -281,6 +282,10 @@ static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
 {
     bool has_base = plan->placement.ratio < 1.0,
          has_saved = in->is_training && !in->config->activation_offload;
+    if (bl_train_config_is_full(in->config) && in->config->optimizer_tier == BL_OPTIMIZER_DEVICE)
+        return has_saved
+                   ? ", or with optimizer_tier host, offload_ratio 1 or activation_offload true"
+                   : ", or with optimizer_tier host or offload_ratio 1";
     return has_base && has_saved ? ", or with offload_ratio 1 or activation_offload true"
            : has_base            ? ", or with offload_ratio 1"
            : has_saved           ? ", or with activation_offload true"

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Trainings of every weight on a GPU, real or emulated: losses beside the float64 reference; the
- * same bits for any visits, recomputation, ring and form of the ranks, and after a resumption; GPU
- * memory as predicted; the model that is written. With BALLAST_EMULATED=strict the losses are left
- * out. */
+ * same bits for any visits, recomputation, ring, tiers and form of the ranks, after a resumption
+ * and a kill; memory as predicted; the model that is written. With BALLAST_EMULATED=strict the
+ * losses are left out. */
 #include "cuda_runs.h"
 #include "full_runs.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,6 +122,69 @@ static void nothing_else_changes_a_bit(void **state)
     }
 }
 
+/* Of weights, moments and gradients; %s is the scratch directory. */
+#define ON_HOST "optimizer_tier host offload_tier host offload_ratio 1"
+#define ON_DISK "optimizer_tier disk offload_tier disk offload_ratio 1 offload_dir %s/pages"
+
+/* Of a tied head on one rank and an untied one on two: all in a tier; parts of each; moments and
+ * weights in different tiers; gradients that come back for a second visit. With two ranks moments
+ * are in bf16. */
+static void tiers_change_no_bit(void **state)
+{
+    static const char *const variants[] = {
+        "optimizer_tier host",
+        ON_HOST " visit_tokens 1",
+        ON_DISK " visit_tokens 1 ring_depth 3",
+        "optimizer_tier host optimizer_ratio 0.5 offload_tier disk offload_ratio 0.6 "
+        "offload_host_part 0.5 offload_dir %s/pages",
+        "offload_tier host offload_ratio 1",
+    };
+    static const char *const names[] = {"../../full/cases/tiny-mha-tied",
+                                        "../../full/cases/tiny-gqa"};
+
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        const char *moments = n_ranks == 1 ? "fp32" : "bf16";
+        char keys[512];
+        snprintf(keys, sizeof keys, "optimizer_state_dtype %s", moments);
+        train(names[n_ranks - 1], n_ranks, "plain", keys);
+        for (size_t v = 0; v < BL_COUNT(variants); v++) {
+            if (cuda_runs_are_slow() && v != 1 && v != 3) continue;
+            snprintf(keys, sizeof keys, "optimizer_state_dtype %s %s", moments, variants[v]);
+            train(names[n_ranks - 1], n_ranks, "varied", keys);
+            full_runs_assert_same(STEPS, "plain", "varied", n_ranks, variants[v]);
+        }
+    }
+}
+
+/* After its first checkpoint; resumed with its state in another tier. */
+static void a_kill_changes_no_bit(void **state)
+{
+    char *manifest = strdup(runs_path("killed/checkpoints/step-1/manifest.json"));
+    golden_args args = {0};
+    runs_child child = {0};
+    int code = 0;
+
+    (void)state;
+    train(full_runs_cases[0], 1, "whole", "save_steps 1");
+    while (code == 0) { /* it may end first */
+        assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
+        make_args(full_runs_cases[0], 1, "killed", "save_steps 1 " ON_DISK, &args);
+        runs_start(&child, "train", &args);
+        golden_args_free(&args);
+        while (!bl_file_exists(manifest) && runs_is_alive(&child)) runs_sleep_s(0.01);
+        kill(child.pid, SIGKILL);
+        code = runs_wait(&child, 600);
+    }
+    assert_int_equal(code, -SIGKILL);
+    make_args(full_runs_cases[0], 1, "killed", "save_steps 1 resume_from_checkpoint true " ON_HOST,
+              &args);
+    assert_int_equal(golden_train(&args), BL_OK);
+    golden_args_free(&args);
+    full_runs_assert_same(STEPS, "whole", "killed", 1, "a kill");
+    free(manifest);
+}
+
 /* Two GPUs with NCCL between them, a process each; after a step, the rest in another run. Moments
  * are in bf16. */
 static void processes_and_a_resumption_change_no_bit(void **state)
@@ -158,15 +222,19 @@ static void processes_and_a_resumption_change_no_bit(void **state)
 /* Except counters and sums: less than 16 KiB per rank. Two ranks have bf16 moments. */
 static void memory_is_as_predicted(void **state)
 {
+    static const char *const places[] = {"", ON_HOST, ON_DISK};
+
     (void)state;
     if (cuda_runs_are_slow()) TEST_SKIP("slow: fewer cases");
-    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+    for (int i = 0; i < 2 * (int)BL_COUNT(places); i++) {
+        int n_ranks = 1 + i % 2;
         golden_args args = {0};
         runs_child child = {0};
         double measured, predicted;
         make_args("../../full/cases/tiny-gqa", n_ranks, "memory",
                   "max_steps 1 overwrite_output_dir true", &args);
         if (n_ranks == 2) runs_set(&args, "optimizer_state_dtype", "bf16");
+        cuda_runs_set_all(&args, places[i / 2]);
         runs_start(&child, "train", &args);
         assert_int_equal(runs_wait(&child, 300), 0);
         char *log = runs_read(child.log, NULL), *line = strstr(log, "GPU memory measured: ");
@@ -186,6 +254,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(losses_follow_float64),
                                        cmocka_unit_test(nothing_else_changes_a_bit),
+                                       cmocka_unit_test(tiers_change_no_bit),
+                                       cmocka_unit_test(a_kill_changes_no_bit),
                                        cmocka_unit_test(processes_and_a_resumption_change_no_bit),
                                        cmocka_unit_test(memory_is_as_predicted)};
     if (!cuda_runs_have_gpu()) return CUDA_SKIPPED;
