@@ -13,7 +13,8 @@ static machine_turns no_turns(void)
     return (machine_turns){.turn = 0, .reduced = {BL_SIM_NOTHING, BL_SIM_NOTHING}};
 }
 
-machine_adapter *plan_machine_adapter_of(machine *m, const plan_micro *micro)
+/* NULL: the base alone. */
+static machine_adapter *find_adapter(machine *m, const plan_micro *micro)
 {
     for (int a = 0; a < m->n_adapters; a++)
         if (m->adapters[a].number == micro->adapter) return &m->adapters[a];
@@ -29,7 +30,7 @@ bl_status plan_machine_create_adapters(machine *m)
     if (!m->adapters) return BL_FAIL(BL_ENOMEM, "a prediction");
     for (int i = 0; i < s->n_micro; i++) {
         const plan_micro *micro = &m->pass->micro[i];
-        if (micro->adapter == PLAN_NO_ADAPTER || plan_machine_adapter_of(m, micro)) continue;
+        if (micro->adapter == PLAN_NO_ADAPTER || find_adapter(m, micro)) continue;
         machine_adapter *a = &m->adapters[m->n_adapters++];
         *a = (machine_adapter){
             .number = micro->adapter, .amounts = micro->amounts, .gradients = no_turns()};
@@ -153,7 +154,7 @@ static bl_status end_weights(machine *m, const plan_micro *micro, int64_t unit)
 
 bl_status plan_machine_begin_gradients(machine *m, const plan_micro *micro, int64_t unit)
 {
-    const machine_adapter *a = plan_machine_adapter_of(m, micro);
+    const machine_adapter *a = find_adapter(m, micro);
 
     if (a && !machine_is_table(m, unit))
         BL_TRY(
@@ -163,7 +164,7 @@ bl_status plan_machine_begin_gradients(machine *m, const plan_micro *micro, int6
 
 bl_status plan_machine_end_gradients(machine *m, const plan_micro *micro, int64_t unit)
 {
-    machine_adapter *a = plan_machine_adapter_of(m, micro);
+    machine_adapter *a = find_adapter(m, micro);
 
     BL_TRY(end_weights(m, micro, unit));
     return a && !machine_is_table(m, unit) ? queue_lora_gradients(m, a, unit) : BL_OK;

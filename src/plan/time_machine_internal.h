@@ -97,8 +97,6 @@ bl_status plan_machine_acquire_base(machine *m, int64_t unit, int item);
 /* Those of the pass's micro-batches, each once. BL_ENOMEM. */
 bl_status plan_machine_create_adapters(machine *m);
 void plan_machine_free_adapters(machine *m);
-/* NULL: the base alone. */
-machine_adapter *plan_machine_adapter_of(machine *m, const plan_micro *micro);
 
 bl_status plan_machine_prefetch_lora(machine *m, int64_t layer);
 bl_status plan_machine_acquire_lora(machine *m, int64_t layer);

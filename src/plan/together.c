@@ -53,7 +53,9 @@ void bl_plan_together_free(bl_plan_together *t)
     *t = (bl_plan_together){.n = 0};
 }
 
-double bl_plan_together_alone_s(const bl_plan_together *t, bool expected)
+/* Seconds of a step of each, one after the other; expected: with their rows, 0 where not all are
+ * known. */
+static double alone_s_of(const bl_plan_together *t, bool expected)
 {
     double seconds = 0;
 
@@ -76,7 +78,7 @@ static double parameters_of(const bl_plan_together *t, const bl_plan_run *run)
 
 void bl_plan_together_print(const bl_plan_together *t, const bl_time_estimate *all, FILE *out)
 {
-    double alone_s = bl_plan_together_alone_s(t, false);
+    double alone_s = alone_s_of(t, false);
     int width = 0;
 
     for (int i = 0; i < t->n; i++)
@@ -100,7 +102,7 @@ void bl_plan_together_print(const bl_plan_together *t, const bl_time_estimate *a
 void bl_plan_together_print_expected(const bl_plan_together *t, const bl_time_estimate *expected,
                                      FILE *out)
 {
-    double alone_s = bl_plan_together_alone_s(t, true);
+    double alone_s = alone_s_of(t, true);
 
     if (alone_s > 0)
         fprintf(out, "         expected one after the other: %.3f s: %.2f times as fast together\n",
@@ -125,7 +127,7 @@ static json_t *describe_run(const bl_plan_together *t, int i)
 
 json_t *bl_plan_together_describe(const bl_plan_together *t, const bl_time_estimate *all)
 {
-    double alone_s = bl_plan_together_alone_s(t, false);
+    double alone_s = alone_s_of(t, false);
     json_t *runs = json_array();
 
     for (int i = 0; i < t->n; i++) json_array_append_new(runs, describe_run(t, i));

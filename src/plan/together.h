@@ -30,10 +30,6 @@ void bl_plan_together_free(bl_plan_together *together);
 
 const char *bl_plan_together_name(const bl_plan_together *together, int i);
 
-/* Seconds of a step of each, one after the other; expected: with their rows, 0 where not all are
- * known. */
-double bl_plan_together_alone_s(const bl_plan_together *together, bool expected);
-
 /* A line per training, and the gain; `all` is the time of a round. */
 void bl_plan_together_print(const bl_plan_together *together, const bl_time_estimate *all,
                             FILE *out);
