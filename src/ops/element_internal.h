@@ -198,41 +198,44 @@ BL_HOST_DEVICE float bl_layernorm_gradient_element(bl_layernorm_row row, float x
 
 /* Shared by AdamW's elements, computed once per call on the host. */
 typedef struct bl_adamw_factors {
-    double beta1, beta2, eps;
-    double decay;        /* 1 - lr weight_decay */
-    double step_size;    /* lr / (1 - beta1^step) */
-    double inverse_root; /* 1 / sqrt(1 - beta2^step) */
+    float gain1, gain2; /* 1 - beta1, 1 - beta2 */
+    float decay;        /* lr weight_decay */
+    float step_size;    /* lr / (1 - beta1^step) */
+    float inverse_root; /* 1 / sqrt(1 - beta2^step) */
+    float eps;
 } bl_adamw_factors;
 
 static inline bl_adamw_factors bl_adamw_factors_of(int64_t step, double lr, double beta1,
                                                    double beta2, double eps, double weight_decay)
 {
-    bl_adamw_factors f = {beta1,
-                          beta2,
-                          eps,
-                          1.0 - lr * weight_decay,
-                          lr / (1.0 - pow(beta1, (double)step)),
-                          1.0 / sqrt(1.0 - pow(beta2, (double)step))};
+    bl_adamw_factors f = {(float)(1.0 - beta1),
+                          (float)(1.0 - beta2),
+                          (float)(lr * weight_decay),
+                          (float)(lr / (1.0 - pow(beta1, (double)step))),
+                          (float)(1.0 / sqrt(1.0 - pow(beta2, (double)step))),
+                          (float)eps};
     return f;
 }
 
-/* The new moments, each rounded once. */
-BL_HOST_DEVICE void bl_adamw_moments(const bl_adamw_factors *f, double grad_scale, float grad,
+/* The new moments. One factor each, whose relative error a moment does not amplify: beta2 in fp32
+ * and 1 - beta2 would not add up to 1. */
+BL_HOST_DEVICE void bl_adamw_moments(const bl_adamw_factors *f, float grad_scale, float grad,
                                      float *m, float *v)
 {
-    double g = (double)grad * grad_scale;
-    *m = (float)(f->beta1 * (double)*m + (1.0 - f->beta1) * g);
-    *v = (float)(f->beta2 * (double)*v + (1.0 - f->beta2) * g * g);
+    float g = grad * grad_scale;
+    *m = *m + f->gain1 * (g - *m);
+    *v = *v + f->gain2 * (g * g - *v);
 }
 
+/* The move is summed before it is taken from w: 1 - lr weight_decay would lose its digits. */
 BL_HOST_DEVICE float bl_adamw_move(const bl_adamw_factors *f, float w, float m, float v)
 {
-    return (float)((double)w * f->decay -
-                   f->step_size * (double)m / (sqrt((double)v) * f->inverse_root + f->eps));
+    float quotient = m / (sqrtf(v) * f->inverse_root + f->eps);
+    return w - (f->decay * w + f->step_size * quotient);
 }
 
 /* m and v are rounded before w moves by them. */
-BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scale, float grad,
+BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, float grad_scale, float grad,
                                      float *w, float *m, float *v)
 {
     bl_adamw_moments(f, grad_scale, grad, m, v);
@@ -240,7 +243,7 @@ BL_HOST_DEVICE void bl_adamw_element(const bl_adamw_factors *f, double grad_scal
 }
 
 /* The same with moments in bf16, which are rounded by the halves of `word` after w has moved. */
-BL_HOST_DEVICE void bl_adamw_element_bf16(const bl_adamw_factors *f, double grad_scale, float grad,
+BL_HOST_DEVICE void bl_adamw_element_bf16(const bl_adamw_factors *f, float grad_scale, float grad,
                                           uint32_t word, float *w, uint16_t *m, uint16_t *v)
 {
     float first = bl_bf16_to_f32(*m), second = bl_bf16_to_f32(*v);

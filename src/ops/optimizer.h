@@ -13,9 +13,10 @@ extern "C" {
 /* With g = grad_i * grad_scale (clipping):
  *   w -= lr weight_decay w;  m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2;
  *   w -= lr (m / (1 - b1^step)) / (sqrt(v / (1 - b2^step)) + eps)
- * step counts from 1. Coefficients in double, each element computed in double; m and v are rounded
- * once to fp32, and w, rounded once, moves by these. w, m, v (n) updated; grad (n) read;
- * grad_scale: one double in device memory (made on the stream before), or NULL for 1.
+ * step counts from 1. In fp32, like torch's fused AdamW, in forms that keep their digits:
+ * m += (1 - b1) (g - m), v alike, and what is taken from w is summed first. Factors are computed
+ * in double. w, m, v (n) updated; grad (n) read; grad_scale: one double in device memory (made on
+ * the stream before), or NULL for 1.
  *
  * m and v are both fp32, or both bf16. bf16 stores them after w has moved, rounded stochastically
  * (rounding.h): E[stored] is the fp32 value. Element i of the arrays is element first + i of

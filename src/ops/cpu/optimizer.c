@@ -10,7 +10,7 @@
 typedef struct adamw_job {
     bl_adamw_args args;
     bl_adamw_factors factors;
-    double grad_scale;
+    float grad_scale;
     bl_philox_key key; /* of bf16 moments' rounding */
 } adamw_job;
 
@@ -18,7 +18,7 @@ OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float 
                                    float *m, float *v)
 {
     const bl_adamw_factors factors = job->factors;
-    const double grad_scale = job->grad_scale;
+    const float grad_scale = job->grad_scale;
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++)
         bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
@@ -92,7 +92,7 @@ bl_status ops_cpu_adamw(bl_stream *stream, const bl_adamw_args *args)
 {
     adamw_job job = {.args = *args};
     const bl_adamw_args *a = &job.args;
-    job.grad_scale = a->grad_scale ? *a->grad_scale : 1.0;
+    job.grad_scale = a->grad_scale ? (float)*a->grad_scale : 1.0f;
     job.factors = bl_adamw_factors_of(a->step, a->lr, a->beta1, a->beta2, a->eps, a->weight_decay);
     job.key = bl_rounding_key(a->seed, (uint64_t)a->step, (uint32_t)a->tensor);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a->n, OPS_ITEM_ELEMENTS), adamw_item, &job);

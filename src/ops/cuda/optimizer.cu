@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW has the CPU's bits: the same operations in double, none contracted. Sums have their own
+/* AdamW has the CPU's bits: the same operations, none contracted. Sums have their own
  * order. */
 #include <limits.h>
 
@@ -15,12 +15,12 @@ template <typename T> struct alignas(4 * sizeof(T)) adamw_four {
 };
 
 /* element: its number in the tensor, for the rounding. */
-__device__ inline void adamw_element(const bl_adamw_factors *factors, double scale, bl_philox_key,
+__device__ inline void adamw_element(const bl_adamw_factors *factors, float scale, bl_philox_key,
                                      int64_t, float grad, float *w, float *m, float *v)
 {
     bl_adamw_element(factors, scale, grad, w, m, v);
 }
-__device__ inline void adamw_element(const bl_adamw_factors *factors, double scale,
+__device__ inline void adamw_element(const bl_adamw_factors *factors, float scale,
                                      bl_philox_key key, int64_t element, float grad, float *w,
                                      uint16_t *m, uint16_t *v)
 {
@@ -44,7 +44,7 @@ __device__ inline void update_four(const adamw_call &c, const float *grad, float
 {
     int64_t i = ((int64_t)blockIdx.x * BL_BLOCK_THREADS + threadIdx.x) * 4;
     if (i >= c.n) return;
-    double scale = c.grad_scale ? *c.grad_scale : 1.0;
+    float scale = c.grad_scale ? (float)*c.grad_scale : 1.0f;
     if (!c.aligned || i + 4 > c.n) {
         for (int64_t k = i; k < min(i + 4, c.n); k++)
             adamw_element(&c.factors, scale, c.key, c.first + k, grad[k], w + k, m + k, v + k);
