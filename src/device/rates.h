@@ -28,7 +28,8 @@ typedef struct bl_rates {
     double copy_in_bytes_per_s, copy_out_bytes_per_s; /* host memory to device memory, and back */
     double copy_both_bytes_per_s; /* each direction while both are in use; 0: as each alone */
     double host_memory_bytes_per_s;
-    double disk_bytes_per_s; /* read */
+    double disk_bytes_per_s;       /* read */
+    double disk_write_bytes_per_s; /* 0: as reads */
 
     double cores, compute_cores; /* the rank's share of the host's; those that compute uses */
     double copy_cores;           /* used by a copy in progress, by a gather, by a read */

@@ -24,6 +24,7 @@ typedef enum bl_resource {
     BL_RESOURCE_LINK_BOTH, /* the sum of both ways */
     BL_RESOURCE_HOST_MEMORY,
     BL_RESOURCE_PEERS, /* between devices, and hosts */
+    BL_RESOURCE_DISK,  /* its time: 1 is all of it */
     BL_RESOURCES
 } bl_resource;
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adapter/full.h"
 #include "base/sizes.h"
 
 /* Links and shared resources are the machine's in any case. */
@@ -105,6 +106,8 @@ static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
         .lora = own->lora,
         .is_trained = is_full,
         .moments = bl_train_config_moments(c),
+        .optimizer_ratio = c->optimizer_ratio,
+        .optimizer_tier = bl_adapter_full_placement(c).tier,
         .head_dtype = is_full ? plan->pass.act : in->head_dtype,
         .kind = plan->pass.kind,
         .act = plan->pass.act,

@@ -10,10 +10,6 @@
 #include "base/sizes.h"
 #include "plan/time_internal.h"
 
-/* Fraction of the datasheet's bytes per second that kernels reach which only read and write
- * (docs/model.md). */
-static const double MEMORY_EFFICIENCY = 0.82;
-
 const char *bl_time_phase_name(bl_time_phase phase)
 {
     static const char *const names[BL_TIME_PHASES] = {"forward", "head", "backward", "optimizer"};
@@ -29,52 +25,6 @@ bl_lane bl_time_bound(const bl_time_estimate *e)
 }
 
 /* ---- rates ---- */
-
-bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads, bl_dtype act)
-{
-    double n = n_ranks_on_host;
-    bl_rates r = {
-        .gemm_flops_per_s = h->bf16_gemm_flops_per_s.value,
-        .fp8_gemm_flops_per_s = h->fp8_gemm_flops_per_s.value,
-        .fp8_fast_gemm_flops_per_s = h->fp8_fast_gemm_flops_per_s.value,
-        .attention_forward_flops_per_s = h->attention_forward_flops_per_s.value,
-        .attention_backward_flops_per_s = h->attention_backward_flops_per_s.value,
-        .memory_bytes_per_s = h->device_memory_bytes_per_s.value,
-        .decode_weights_per_s = h->fp8_decode_weights_per_s.value,
-        .launch_s = h->launch_s.value,
-        .gather_bytes_per_s = h->gather_bytes_per_s.value,
-        .gather_latency_s = h->gather_latency_s.value,
-        .network_bytes_per_s = h->network_bytes_per_s.value,
-        .network_latency_s = h->network_latency_s.value,
-        .copy_in_bytes_per_s = h->copy_in_bytes_per_s.value,
-        .copy_out_bytes_per_s = h->copy_out_bytes_per_s.value,
-        .copy_both_bytes_per_s = h->copy_both_bytes_per_s.value,
-        .host_memory_bytes_per_s = h->host_memory_bytes_per_s.value / n,
-        .disk_bytes_per_s = h->disk_read_bytes_per_s.value / n,
-        .peak_flops_per_s = h->bf16_peak_flops_per_s.value,
-        .fp8_peak_flops_per_s = h->fp8_peak_flops_per_s.value,
-    };
-    r.memory_bytes_per_s *= MEMORY_EFFICIENCY;
-    if (h->kind == BL_DEVICE_CUDA) return r;
-    /* Cores are shared: a rank computes with its threads' part of what all of them reach. */
-    double part = fmin(1.0 / n, (double)threads / bl_max_i64(h->n_cores, 1));
-    double products =
-        act == BL_BF16 ? h->bf16_gemm_flops_per_s.value : h->f32_gemm_flops_per_s.value;
-    r.gemm_flops_per_s = r.peak_flops_per_s = products * part;
-    /* The figures are fp32's; attention consists of products. */
-    double faster =
-        h->f32_gemm_flops_per_s.value > 0 ? products / h->f32_gemm_flops_per_s.value : 1;
-    r.attention_forward_flops_per_s *= part * faster;
-    r.attention_backward_flops_per_s *= part * faster;
-    if (r.attention_forward_flops_per_s <= 0) r.attention_forward_flops_per_s = r.gemm_flops_per_s;
-    if (r.attention_backward_flops_per_s <= 0)
-        r.attention_backward_flops_per_s = r.gemm_flops_per_s;
-    r.memory_bytes_per_s = 2 * h->copy_in_bytes_per_s.value / n; /* a copy reads and writes */
-    r.cores = h->n_cores / n;
-    r.compute_cores = fmin(threads, r.cores); /* more threads than cores are in the rates already */
-    r.copy_cores = 1;
-    return r;
-}
 
 static bl_status need(double rate, const char *what)
 {
@@ -96,11 +46,14 @@ static bl_status check_rates(const bl_time_input *in)
     if (products.n_fp8 > 0) BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products"));
     if (in->n_ranks > 1) BL_TRY(need(r->gather_bytes_per_s, "rate of gathers"));
     if (in->n_hosts > 1) BL_TRY(need(r->network_bytes_per_s, "network's rate"));
-    if (in->offload_ratio > 0 || in->offload_activations)
+    bool has_state =
+        in->is_trained && in->optimizer_ratio > 0 && in->optimizer_tier != BL_TIER_DEVICE;
+    if (in->offload_ratio > 0 || in->offload_activations || has_state)
         BL_TRY(need(r->copy_in_bytes_per_s, "rate of copies to the device"));
-    if (in->offload_ratio > 0 && in->tier == BL_TIER_DISK)
+    if ((in->offload_ratio > 0 && in->tier == BL_TIER_DISK) ||
+        (has_state && in->optimizer_tier == BL_TIER_DISK))
         BL_TRY(need(r->disk_bytes_per_s, "disk's rate"));
-    if (in->offload_activations)
+    if (in->offload_activations || has_state)
         BL_TRY(need(r->copy_out_bytes_per_s, "rate of copies from the device"));
     return BL_OK;
 }
@@ -111,7 +64,7 @@ static bl_status check_rates(const bl_time_input *in)
 typedef struct plan_layers {
     int64_t n;
     int *run;       /* [n] */
-    bl_tier *tiers; /* [(n + 2) * BL_LAYER_MATRICES] */
+    bl_tier *tiers; /* [(n + 2) * BL_LAYER_MATRICES]: of what the ring gathers */
 } plan_layers;
 
 static void free_layers(plan_layers *layers)
@@ -171,6 +124,7 @@ static void set_capacities(const bl_time_input *in, bl_simulation *sim)
     const bl_rates *r = &in->rates;
 
     sim->capacity[BL_RESOURCE_CORES] = r->cores;
+    sim->capacity[BL_RESOURCE_DISK] = 1;
     if (in->kind != BL_DEVICE_CUDA) return;
     sim->capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
     sim->capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;
@@ -186,7 +140,16 @@ typedef struct simulator {
     const bl_time_input *in;
     plan_round round;
     plan_layers layers;
+    plan_state state; /* where all weights are trained */
 } simulator;
+
+/* Trained weights: the ring gathers them, or their copy in device memory. */
+static bl_status place_trained(simulator *s)
+{
+    BL_TRY(plan_state_create(s->in, &s->round.amounts[0], s->layers.run, s->layers.n, &s->state));
+    if (s->in->act == BL_F32) plan_state_copy_weights(&s->state, s->layers.tiers);
+    return BL_OK;
+}
 
 static bl_status open_simulator(const bl_time_input *in, bool with_evaluations, simulator *out)
 {
@@ -194,13 +157,15 @@ static bl_status open_simulator(const bl_time_input *in, bool with_evaluations, 
     BL_TRY(check_rates(in));
     BL_TRY(plan_round_create(in, with_evaluations, &out->round));
     BL_TRY(create_layers(in, &out->layers));
-    return place_layers(in, &out->round.amounts[0], &out->layers);
+    return in->is_trained ? place_trained(out)
+                          : place_layers(in, &out->round.amounts[0], &out->layers);
 }
 
 static void close_simulator(simulator *s)
 {
     plan_round_free(&s->round);
     free_layers(&s->layers);
+    plan_state_free(&s->state);
 }
 
 static bl_schedule schedule_of(const simulator *s, int n_micro, bool has_backward)
@@ -250,9 +215,19 @@ static void free_pass(plan_pass *pass)
     free(pass->visit_end);
 }
 
+/* The place of a pass in its step, which counts where the state of trained weights has tiers. */
+typedef struct step_place {
+    bool is_first, is_last;
+} step_place;
+
+static step_place place_in_step(const simulator *s, bool is_first, bool is_last)
+{
+    return s->state.is_paged ? (step_place){is_first, is_last} : (step_place){true, true};
+}
+
 /* Free the pass after a failure, too. */
 static bl_status simulate(const simulator *s, const plan_micro *micro, int n_micro,
-                          const bl_schedule *before, int n_joins, plan_pass *pass)
+                          const bl_schedule *before, int n_joins, step_place place, plan_pass *pass)
 {
     bool has_backward = false;
 
@@ -263,6 +238,9 @@ static bl_status simulate(const simulator *s, const plan_micro *micro, int n_mic
                         .before = before,
                         .n_joins = n_joins,
                         .run_of_layer = s->layers.run,
+                        .state = s->in->is_trained ? &s->state : NULL,
+                        .is_first = place.is_first && has_backward,
+                        .is_last = place.is_last && has_backward,
                         .tiers = s->layers.tiers};
     bl_simulation_init(&pass->sim);
     BL_TRY(measure_entries(s->in, pass));
@@ -298,7 +276,7 @@ static void account_stream(const plan_pass *pass, plan_stream stream, double tim
             visit++;
         bl_time_part *part = &out->part[phase_of(pass, visit)];
         double seconds = times * (op->end_s - op->begin_s);
-        if (op->is_stall) part->wait_s[op->lane] += seconds;
+        if (op->is_stall && stream == PLAN_COMPUTE) part->wait_s[op->lane] += seconds;
         if (op->work && stream == PLAN_COMPUTE) part->compute_s += seconds;
         if (op->work) part->busy_s[op->lane] += seconds;
         if (op->name) out->bytes[op->lane] += times * (double)op->n_bytes;
@@ -327,13 +305,17 @@ typedef struct accounting {
     const simulator *simulator;
     plan_micro *micro; /* [n_micro]: of the passes seen last, which are not in the estimate yet */
     int n_micro;
+    step_place place;
+    int64_t n_seen; /* passes, all */
     double times;
     bl_time_estimate *out;
 } accounting;
 
-static bool is_same_pass(const accounting *a, const plan_round *round)
+static bool is_same_pass(const accounting *a, const plan_round *round, step_place place)
 {
-    if (a->n_micro != round->n_micro) return false;
+    if (a->n_micro != round->n_micro || a->place.is_first != place.is_first ||
+        a->place.is_last != place.is_last)
+        return false;
     for (int m = 0; m < a->n_micro; m++) {
         const plan_micro *x = &a->micro[m], *y = &round->micro[m];
         if (x->amounts != y->amounts || x->adapter != y->adapter ||
@@ -352,7 +334,7 @@ static bl_status account_seen(accounting *a)
     bl_schedule before = schedule_of(a->simulator, a->n_micro, has_backward);
     int n_joins =
         has_backward && (a->simulator->in->is_trained || a->micro[0].adapter != PLAN_NO_ADAPTER);
-    bl_status st = simulate(a->simulator, a->micro, a->n_micro, &before, n_joins, &pass);
+    bl_status st = simulate(a->simulator, a->micro, a->n_micro, &before, n_joins, a->place, &pass);
     if (st == BL_OK) account(&pass, a->times, a->out);
     free_pass(&pass);
     a->times = 0;
@@ -363,10 +345,11 @@ static bl_status account_seen(accounting *a)
 static bl_status see_pass(void *user, const plan_round *round, bool is_last)
 {
     accounting *a = user;
+    step_place place = place_in_step(a->simulator, a->n_seen++ == 0, is_last);
 
-    (void)is_last;
-    if (a->times == 0 || !is_same_pass(a, round)) {
+    if (a->times == 0 || !is_same_pass(a, round, place)) {
         BL_TRY(account_seen(a));
+        a->place = place;
         a->n_micro = round->n_micro;
         memcpy(a->micro, round->micro, (size_t)round->n_micro * sizeof *a->micro);
     }
@@ -452,6 +435,7 @@ bl_status bl_time_predict(const bl_time_input *in, bl_time_estimate *out)
     if (st == BL_OK) st = account_round(&s, out);
     for (int i = 0; st == BL_OK && i < s.round.n_trainings; i++)
         optimizer_s += s.round.amounts[i * PLAN_N_KINDS + PLAN_OF_STEP].optimizer_s;
+    if (st == BL_OK && in->is_trained) optimizer_s += plan_trained_optimizer_s(in, &s.state);
     close_simulator(&s);
     if (st == BL_OK) finish(in, optimizer_s, out);
     return st;
@@ -499,6 +483,7 @@ typedef struct tracing {
     const simulator *simulator;
     bl_schedule before;
     bool has_before, is_over; /* over: the first pass was all that is asked */
+    int64_t n_passes;
     bl_time_passes passes;
     bl_span_sink sink;
     void *user;
@@ -530,9 +515,9 @@ static bl_status trace_pass(void *user, const plan_round *round, bool is_last)
     if (t->is_over) return BL_OK;
     joins = is_last && !is_evaluation &&
             (t->simulator->in->is_trained || t->simulator->in->lora->n_floats > 0);
-    bl_status st =
-        simulate(t->simulator, round->micro, round->n_micro, t->has_before ? &t->before : NULL,
-                 joins ? round->n_trainings : 0, &pass);
+    bl_status st = simulate(t->simulator, round->micro, round->n_micro,
+                            t->has_before ? &t->before : NULL, joins ? round->n_trainings : 0,
+                            place_in_step(t->simulator, t->n_passes++ == 0, is_last), &pass);
     if (st == BL_OK) emit(&pass, t);
     t->before = pass.schedule;
     t->has_before = true;

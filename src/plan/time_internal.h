@@ -15,6 +15,9 @@ typedef enum plan_stream {
     PLAN_READER, /* not a stream of the program: its queue of reads */
     PLAN_LORA,
     PLAN_ACTIVATIONS,
+    PLAN_STATE, /* the three of adapter/units.c: `disk`, and on a GPU `in` and `out` */
+    PLAN_STATE_IN,
+    PLAN_STATE_OUT,
     PLAN_N_STREAMS
 } plan_stream;
 
@@ -77,13 +80,46 @@ bl_work plan_copy(const bl_time_input *input, double bytes, bool is_in);
 
 /* time_trained.c: of all trained weights, in amounts whose items are there. */
 void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
-double plan_trained_optimizer_bytes(const bl_time_input *input, const plan_amounts *amounts);
+/* Elements of a rank's rows of a matrix. */
+int64_t plan_trained_elements(const bl_time_input *input, const plan_item *item, bool is_layer);
 
 /* Where bytes travel: to or from this rank in a group of `size`. */
 bl_work plan_exchange(const bl_time_input *input, double size, double bytes, bool is_all_to_all);
 
 /* Of a step, all ranks: bl_time_estimate.model_flops. */
 double plan_model_flops(const bl_time_input *input);
+
+bl_work plan_disk_work(double bytes, double bytes_per_s);
+
+/* ---- trained weights and their state, in any tier: time_state.c ---- */
+
+/* A unit of the base, or the gradients of a tied embedding. */
+typedef struct plan_unit {
+    bl_tier tier;                                   /* of moments and gradients */
+    bool is_paged;                                  /* the host updates it */
+    int64_t n_elements[BL_LAYER_MATRICES], n_bytes; /* of its parts; of its gradients, aligned */
+    bl_work clear, square, in, out, read, write;    /* of its gradients */
+    bl_lane lane;                                   /* of the update */
+    int64_t update_bytes;
+    bl_work update;
+} plan_unit;
+
+typedef struct plan_state {
+    const bl_time_input *in;
+    int64_t n_layers, n_units;
+    plan_unit *unit;  /* [n_units + 1] */
+    bl_tier *weights; /* of each part, one after the other */
+    bool is_paged;    /* some unit */
+} plan_state;
+
+/* amounts: of any micro-batch. What *out has is freed by plan_state_free, also after a failure. */
+bl_status plan_state_create(const bl_time_input *input, const plan_amounts *amounts,
+                            const int *run_of_layer, int64_t n_layers, plan_state *out);
+void plan_state_free(plan_state *state);
+/* To plan_pass.tiers. */
+void plan_state_copy_weights(const plan_state *state, bl_tier *tiers);
+/* time_trained.c: at the end of a step, squares, and updates of units that are not paged. */
+double plan_trained_optimizer_s(const bl_time_input *input, const plan_state *state);
 
 /* ---- one pass ---- */
 
@@ -108,6 +144,9 @@ typedef struct plan_pass {
     const bl_schedule *before; /* of the pass that has prefetched for this one; NULL: none has */
     int n_joins;               /* trainings whose gradients compute waits for behind the pass */
     const int *run_of_layer;   /* [n_layers]: which run a layer belongs to */
+    const plan_state *state;   /* NULL: not all weights are trained */
+    /* Of its step. A first one makes the updates of the step before, if there is one (`before`). */
+    bool is_first, is_last;
     /* [(n_layers + 2) * BL_LAYER_MATRICES]: of each matrix; a table's is the first of its row */
     const bl_tier *tiers;
     plan_entry input_entry, *saved_entry; /* saved_entry [n_runs] */

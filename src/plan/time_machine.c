@@ -27,6 +27,18 @@ bl_status plan_machine_stall(machine *m, bl_lane lane, int event, int64_t unit, 
                                                   .item = item});
 }
 
+bl_status plan_machine_stall_on(machine *m, plan_stream stream, bl_lane lane, const char *name,
+                                int event, int64_t unit)
+{
+    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream,
+                                                  .of = event,
+                                                  .name = name,
+                                                  .is_stall = true,
+                                                  .lane = lane,
+                                                  .unit = unit,
+                                                  .item = -1});
+}
+
 bl_status plan_machine_work(machine *m, plan_stream stream, bl_lane lane, const bl_work *work)
 {
     return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream, .lane = lane, .work = work});
@@ -234,10 +246,13 @@ static bl_status carry_out(void *user, const bl_action *action)
 
     switch (action->kind) {
     case BL_ACTION_VISIT:
-    case BL_ACTION_UPDATE: /* memory has all: the step's end updated it */
-    case BL_ACTION_OPEN_GRADIENTS:
-    case BL_ACTION_CLOSE_GRADIENTS:
         return BL_OK;
+    case BL_ACTION_UPDATE:
+        return plan_machine_update(m, unit);
+    case BL_ACTION_OPEN_GRADIENTS:
+        return plan_machine_open_gradients(m, unit);
+    case BL_ACTION_CLOSE_GRADIENTS:
+        return plan_machine_close_gradients(m, unit);
     case BL_ACTION_PREFETCH_LORA:
         return plan_machine_prefetch_lora(m, unit);
     case BL_ACTION_PREFETCH_BASE:
@@ -305,6 +320,7 @@ bl_status plan_pass_queue(plan_pass *pass)
     bl_status st;
 
     create_stacks(&m);
+    plan_machine_init_frames(&m);
     BL_TRY_GOTO(st, done, plan_machine_create_ring(&m.base, s->ring_depth));
     BL_TRY_GOTO(st, done, plan_machine_create_adapters(&m));
     if (before && !s->is_trained) {
@@ -316,6 +332,7 @@ bl_status plan_pass_queue(plan_pass *pass)
     }
     BL_TRY_GOTO(st, done, bl_schedule_run(s, carry_out, &m));
     st = plan_machine_join(&m);
+    if (st == BL_OK && pass->state && pass->is_last) st = plan_machine_join_tied(&m);
 done:
     plan_machine_free_ring(&m.base);
     plan_machine_free_adapters(&m);

@@ -38,6 +38,14 @@ typedef struct machine_adapter {
     machine_turns gradients;
 } machine_adapter;
 
+/* Frames of trained weights' gradients: two of layers, a table's, a tied embedding's. */
+enum { MACHINE_FRAMES = 4 };
+typedef struct machine_frames {
+    bool is_clean; /* the first pass of a step: gradients begin with zeros */
+    int ready[MACHINE_FRAMES], written[MACHINE_FRAMES]; /* operations */
+    int64_t held[MACHINE_FRAMES];                       /* the unit that was read into it */
+} machine_frames;
+
 typedef struct machine {
     plan_pass *pass;
     bl_simulation *sim;
@@ -47,6 +55,7 @@ typedef struct machine {
     int n_adapters;
     machine_turns weights; /* of the base, where it is trained */
     machine_stack inputs, saved;
+    machine_frames frames;
     bool is_before; /* prefetches are complete before time 0 */
 } machine;
 
@@ -55,6 +64,9 @@ typedef struct machine {
 bl_status plan_machine_wait(machine *m, plan_stream stream, int event);
 /* As bl_timeline_wait: compute stalls on a lane. */
 bl_status plan_machine_stall(machine *m, bl_lane lane, int event, int64_t unit, int item);
+/* The same of any stream, with a name. */
+bl_status plan_machine_stall_on(machine *m, plan_stream stream, bl_lane lane, const char *name,
+                                int event, int64_t unit);
 bl_status plan_machine_work(machine *m, plan_stream stream, bl_lane lane, const bl_work *work);
 bl_status plan_machine_span(machine *m, plan_stream stream, bl_lane lane, const char *name,
                             int64_t unit, int item, int64_t n_bytes, const bl_work *work);
@@ -107,5 +119,14 @@ void plan_machine_release_lora(machine *m, int64_t layer);
 bl_status plan_machine_begin_gradients(machine *m, const plan_micro *micro, int64_t unit);
 bl_status plan_machine_end_gradients(machine *m, const plan_micro *micro, int64_t unit);
 bl_status plan_machine_join(machine *m);
+
+/* ---- time_state.c: around the micro-batches of a visit that has gradients; updates ---- */
+
+void plan_machine_init_frames(machine *m);
+bl_status plan_machine_open_gradients(machine *m, int64_t unit);
+bl_status plan_machine_close_gradients(machine *m, int64_t unit);
+/* After a step's last pass: adds a tied embedding's gradients to the head's. */
+bl_status plan_machine_join_tied(machine *m);
+bl_status plan_machine_update(machine *m, int64_t unit);
 
 #endif

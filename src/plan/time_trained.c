@@ -67,6 +67,12 @@ static double layer_code_bytes(const bl_time_run *run)
     return (double)bl_format_code_bytes(run->format[0]);
 }
 
+int64_t plan_trained_elements(const bl_time_input *in, const plan_item *item, bool is_layer)
+{
+    double code_bytes = is_layer ? layer_code_bytes(in->runs) : table_code_bytes(in);
+    return (int64_t)((double)item->shard_bytes / code_bytes);
+}
+
 void plan_trained_amounts(const bl_time_input *in, plan_amounts *amounts)
 {
     for (int r = 0; r < in->n_runs; r++)
@@ -95,19 +101,26 @@ static double update_bytes(const plan_tally *t, double n, double code_bytes, bl_
     return bytes + (code_bytes < FLOAT ? (FLOAT + code_bytes) * n : 0);
 }
 
-/* With a tied embedding also the addition of its gradient to the head's, and its clearing. */
-double plan_trained_optimizer_bytes(const bl_time_input *in, const plan_amounts *amounts)
+/* A tied embedding's gradients are also cleared, and added to the head's. */
+static double unit_bytes(const plan_tally *t, const plan_state *s, int64_t unit)
+{
+    bool is_layer = unit < s->n_layers, is_tied = !is_layer && s->in->model->tie_word_embeddings;
+    double rows = 0,
+           code_bytes = is_layer ? layer_code_bytes(s->in->runs) : table_code_bytes(s->in);
+
+    if (s->unit[unit].is_paged) return 0;
+    for (int i = 0; i < (is_layer ? BL_LAYER_MATRICES : 1); i++)
+        rows += (double)s->unit[unit].n_elements[i];
+    return update_bytes(t, rows, code_bytes, s->in->moments) + (is_tied ? 4 * FLOAT * rows : 0);
+}
+
+double plan_trained_optimizer_s(const bl_time_input *in, const plan_state *state)
 {
     plan_tally t = plan_tally_of(in, NULL);
-    bool is_tied = in->model->tie_word_embeddings;
-    double table = rows_of(&amounts->head_item, 1, table_code_bytes(in)),
+    const bl_rates *r = &in->rates;
+    double rate = r->optimizer_bytes_per_s > 0 ? r->optimizer_bytes_per_s : r->memory_bytes_per_s,
            bytes = update_bytes(&t, (double)bl_arch_vector_floats(in->model), FLOAT, BL_F32);
 
-    for (int r = 0; r < in->n_runs; r++) {
-        double code_bytes = layer_code_bytes(&in->runs[r]),
-               rows = rows_of(amounts->layers[r].item, BL_LAYER_MATRICES, code_bytes);
-        bytes += (double)in->runs[r].n_layers * update_bytes(&t, rows, code_bytes, in->moments);
-    }
-    bytes += (is_tied ? 1 : 2) * update_bytes(&t, table, table_code_bytes(in), in->moments);
-    return bytes + (is_tied ? 4 * FLOAT * table : 0);
+    for (int64_t u = 0; u < state->n_units; u++) bytes += unit_bytes(&t, state, u);
+    return rate > 0 ? bytes / rate : 0;
 }

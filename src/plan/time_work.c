@@ -42,6 +42,12 @@ bl_work plan_copy(const bl_time_input *in, double bytes, bool is_in)
     return w;
 }
 
+bl_work plan_disk_work(double bytes, double bytes_per_s)
+{
+    return (bl_work){.seconds = bytes > 0 ? bytes / bytes_per_s : 0,
+                     .use = {[BL_RESOURCE_DISK] = 1, [BL_RESOURCE_HOST_MEMORY] = bytes_per_s}};
+}
+
 /* Without a core. */
 static void pace(const bl_time_input *in, double bytes, bl_work *copy)
 {
@@ -62,8 +68,8 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
     plan_item item = {.shard_bytes = (int64_t)bytes, .copy = plan_copy(in, bytes, true)};
 
     if (r->disk_bytes_per_s > 0) {
-        item.read = transfer(in, bytes / r->disk_bytes_per_s);
-        item.read.use[BL_RESOURCE_HOST_MEMORY] = r->disk_bytes_per_s;
+        item.read = plan_disk_work(bytes, r->disk_bytes_per_s);
+        item.read.use[BL_RESOURCE_CORES] = transfer(in, 0).use[BL_RESOURCE_CORES];
     }
     item.copy_read = in->writes_device ? (bl_work){.seconds = 0} : item.copy;
     pace(in, bytes, &item.copy);
@@ -170,9 +176,8 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     out->lora_reduce.seconds += (n + 1) * chunk * 4 / rate;
     out->lora_reduce_bytes = (int64_t)((n - 1) * chunk * 4);
     out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
-    out->optimizer_s = (in->is_trained ? plan_trained_optimizer_bytes(in, out)
-                                       : optimizer_bytes(in, (int64_t)chunk)) /
-                           optimizer_rate +
+    /* Of trained weights: plan_trained_optimizer_s. */
+    out->optimizer_s = (in->is_trained ? 0 : optimizer_bytes(in, (int64_t)chunk)) / optimizer_rate +
                        2 * (r->gather_latency_s + (in->n_hosts > 1 ? r->network_latency_s : 0)) +
                        r->step_overhead_s;
 }

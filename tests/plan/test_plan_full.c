@@ -267,11 +267,12 @@ static void bf16_moments_take_half(void **state)
             if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv), argv, &c) != BL_OK)
                 fail_msg("%s", bl_error_text());
             choose(&c, &plan, &time);
-            if (on_disk)
+            if (on_disk) {
                 disk[i] = (double)plan.memory.disk;
-            else
+            } else {
                 moments[i] = item(&plan, BL_MEMORY_ADAM);
-            update_s[i] = time.part[BL_TIME_OPTIMIZER].seconds;
+                update_s[i] = time.part[BL_TIME_OPTIMIZER].seconds;
+            }
             assert_int_equal(bl_adapter_full_checkpoint_bytes(&c.model.config, 1,
                                                               bl_train_config_moments(c.config),
                                                               &checkpoint[i]),
@@ -308,6 +309,49 @@ static void gpus_hold_it_all(void **state)
     bl_plan_case_close(&c);
 }
 
+/* On one GPU: the bf16 copy and a visit's gradients; in host memory weights, moments and gradients,
+ * and pieces of an update. */
+static void a_host_holds_the_state(void **state)
+{
+    char *argv[] = {"--model",
+                    "llama-3.1-8b",
+                    "--finetuning_type",
+                    "full",
+                    "--ranks",
+                    "1",
+                    "--learning_rate",
+                    "1e-5",
+                    "--offload_tier",
+                    "host",
+                    "--offload_ratio",
+                    "1",
+                    "--threads",
+                    "16",
+                    "--optimizer_tier",
+                    "host",
+                    "--activation_checkpointing",
+                    "full"};
+    const double layer = 218112000, table = 525336576;
+    bl_plan_case c;
+    bl_plan plan;
+    bl_time_estimate time;
+
+    (void)state;
+    if (bl_plan_case_open("1xh200", 2048, BL_COUNT(argv), argv, &c) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    choose(&c, &plan, &time);
+    const bl_memory_amount *items = plan.memory.item;
+    double P = (double)bl_model_config_n_params(&c.model.config);
+    assert_near((double)items[BL_MEMORY_BASE].device, 2 * P, 1e-3);
+    assert_near((double)items[BL_MEMORY_BASE].host, 4 * P, 1e-3);
+    assert_near((double)items[BL_MEMORY_ADAM].host, 8 * P, 1e-3);
+    assert_near((double)items[BL_MEMORY_GRADIENTS].host, 4 * P, 1e-3);
+    assert_near((double)items[BL_MEMORY_GRADIENTS].device, 4 * (2 * layer + table), 1e-3);
+    assert_near((double)items[BL_MEMORY_STAGING].host, 73 << 20, 1e-3);
+    assert_near(time.bytes[BL_LANE_COPY], 6 * P, 1e-3);
+    bl_plan_case_close(&c);
+}
+
 /* An FP8 checkpoint cannot be trained so. */
 static void fp8_checkpoints_are_refused(void **state)
 {
@@ -323,14 +367,11 @@ static void fp8_checkpoints_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_per_weight),
-                                       cmocka_unit_test(flops),
-                                       cmocka_unit_test(gradients_travel),
-                                       cmocka_unit_test(more_than_lora),
-                                       cmocka_unit_test(the_report_has_no_adapter),
-                                       cmocka_unit_test(bf16_halves_what_is_gathered),
-                                       cmocka_unit_test(bf16_moments_take_half),
-                                       cmocka_unit_test(gpus_hold_it_all),
-                                       cmocka_unit_test(fp8_checkpoints_are_refused)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bytes_per_weight),          cmocka_unit_test(flops),
+        cmocka_unit_test(gradients_travel),          cmocka_unit_test(more_than_lora),
+        cmocka_unit_test(the_report_has_no_adapter), cmocka_unit_test(bf16_halves_what_is_gathered),
+        cmocka_unit_test(bf16_moments_take_half),    cmocka_unit_test(gpus_hold_it_all),
+        cmocka_unit_test(a_host_holds_the_state),    cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
 }

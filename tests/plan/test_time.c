@@ -129,6 +129,70 @@ static void micro_batches_share_a_transfer(void **state)
     }
 }
 
+/* Every weight of Llama 2 70B, on one GPU; nothing but the tiers takes time worth counting. */
+static void train_in_tiers(time_case *c, bl_tier tier)
+{
+    time_case_init(c, "llama2-70b");
+    bl_lora_layout_init(&c->model, NULL, &c->lora);
+    for (int p = 0; p < BL_PROJECTIONS; p++) c->run.format[p] = BL_FORMAT_BF16;
+    c->input.is_trained = true;
+    c->input.n_ranks = c->input.n_shards = 1;
+    c->input.mode = BL_MATMUL_BF16;
+    c->input.optimizer_ratio = c->input.offload_ratio = 1;
+    c->input.optimizer_tier = c->input.tier = tier;
+    c->input.rates.host_memory_bytes_per_s = 1e15;
+    c->input.rates.copy_in_bytes_per_s = c->input.rates.copy_out_bytes_per_s = 1e15;
+}
+
+/* An update reads 16 bytes per weight and writes 12; a visit's gradients, 4, are written, and of
+ * all but the first micro-batch read before. */
+static void trained_weights_on_a_disk(void **state)
+{
+    const double read = 2e8, write = 1e8;
+    time_case c;
+
+    (void)state;
+    train_in_tiers(&c, BL_TIER_DISK);
+    double n_weights = (double)bl_model_config_n_params(&c.model);
+    c.input.rates.disk_bytes_per_s = read;
+    c.input.rates.disk_write_bytes_per_s = write;
+    for (int n = 1; n <= 4; n++) {
+        c.input.n_micro = n;
+        double gradients_s = 4 * n_weights * (n / write + (n - 1) / read),
+               update_s = 16 * n_weights / read + 12 * n_weights / write;
+        bl_time_estimate e = predict(&c.input);
+        assert_near(e.step_s, gradients_s + update_s, 0.01);
+        assert_near(e.bytes[BL_LANE_DISK], (28 + 4 * (2 * n - 1)) * n_weights, 0.001);
+        assert_int_equal(e.part[BL_TIME_FORWARD].bound, BL_LANE_DISK);
+        assert_int_equal(e.part[BL_TIME_BACKWARD].bound, BL_LANE_DISK);
+    }
+}
+
+/* Gradients leave the GPU, 4 bytes per weight, and weights rounded to bf16 return; 28 bytes of host
+ * memory, 6 for rounding, 2 for the copy. With fast links a step takes as long as with everything
+ * on the GPU, without AdamW there. */
+static void trained_weights_in_host_memory(void **state)
+{
+    const double link = 1e9;
+    time_case c;
+
+    (void)state;
+    train_in_tiers(&c, BL_TIER_HOST);
+    double n_weights = (double)bl_model_config_n_params(&c.model),
+           fast_s = predict(&c.input).step_s;
+    c.input.rates.copy_in_bytes_per_s = c.input.rates.copy_out_bytes_per_s = link;
+    bl_time_estimate e = predict(&c.input);
+    assert_near(e.step_s, 6 * n_weights / link, 0.03);
+    assert_near(e.bytes[BL_LANE_COPY], 6 * n_weights, 0.001);
+    c.input.rates.copy_in_bytes_per_s = c.input.rates.copy_out_bytes_per_s = 1e15;
+    c.input.rates.host_memory_bytes_per_s = link;
+    assert_near(predict(&c.input).part[BL_TIME_FORWARD].seconds, 36 * n_weights / link, 0.03);
+    c.input.optimizer_ratio = c.input.offload_ratio = 0;
+    bl_time_estimate resident = predict(&c.input);
+    assert_true(fast_s < resident.step_s);
+    assert_true(fast_s > resident.step_s - resident.part[BL_TIME_OPTIMIZER].seconds);
+}
+
 /* One node of eight H100, an independent hand model: tokens per second at T = 1k, 2k, 4k, 8k, 16k,
  * with bf16 and FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of
  * stalls. It dequantizes weights for each product and leaves out the head's gather and
@@ -385,6 +449,8 @@ int main(void)
         cmocka_unit_test(products_alone),
         cmocka_unit_test(the_slowest_lane_binds),
         cmocka_unit_test(micro_batches_share_a_transfer),
+        cmocka_unit_test(trained_weights_on_a_disk),
+        cmocka_unit_test(trained_weights_in_host_memory),
         cmocka_unit_test(the_table_of_one_node),
         cmocka_unit_test(other_figures_of_that_model),
         cmocka_unit_test(runs_of_layers_add_up),
