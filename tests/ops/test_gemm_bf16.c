@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Products of bf16 against double arithmetic, at awkward shapes, in every format; the same bits for
- * 1, 2 and 3 threads and for any rows beside a row. ctest runs this program twice, the second time
- * with the instructions hidden.
+ * 1, 2 and 3 threads and for any rows beside a row. ctest runs this program with the processor's
+ * instructions, with them hidden, and with AMX on emulated tiles.
  *
  * Tolerance: a product of two bf16 numbers is exact. On its way into C it takes part in at most K
  * additions of its step, one multiplication with the factor, an addition per step and two roundings
