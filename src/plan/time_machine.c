@@ -18,17 +18,11 @@ bl_status plan_machine_wait(machine *m, plan_stream stream, int event)
 
 bl_status plan_machine_stall(machine *m, bl_lane lane, int event, int64_t unit, int item)
 {
-    return bl_simulation_add(m->sim, &(bl_sim_op){.stream = PLAN_COMPUTE,
-                                                  .of = event,
-                                                  .name = "wait",
-                                                  .is_stall = true,
-                                                  .lane = lane,
-                                                  .unit = unit,
-                                                  .item = item});
+    return plan_machine_stall_on(m, PLAN_COMPUTE, lane, "wait", event, unit, item);
 }
 
 bl_status plan_machine_stall_on(machine *m, plan_stream stream, bl_lane lane, const char *name,
-                                int event, int64_t unit)
+                                int event, int64_t unit, int item)
 {
     return bl_simulation_add(m->sim, &(bl_sim_op){.stream = stream,
                                                   .of = event,
@@ -36,7 +30,7 @@ bl_status plan_machine_stall_on(machine *m, plan_stream stream, bl_lane lane, co
                                                   .is_stall = true,
                                                   .lane = lane,
                                                   .unit = unit,
-                                                  .item = -1});
+                                                  .item = item});
 }
 
 bl_status plan_machine_work(machine *m, plan_stream stream, bl_lane lane, const bl_work *work)

@@ -66,7 +66,7 @@ bl_status plan_machine_wait(machine *m, plan_stream stream, int event);
 bl_status plan_machine_stall(machine *m, bl_lane lane, int event, int64_t unit, int item);
 /* The same of any stream, with a name. */
 bl_status plan_machine_stall_on(machine *m, plan_stream stream, bl_lane lane, const char *name,
-                                int event, int64_t unit);
+                                int event, int64_t unit, int item);
 bl_status plan_machine_work(machine *m, plan_stream stream, bl_lane lane, const bl_work *work);
 bl_status plan_machine_span(machine *m, plan_stream stream, bl_lane lane, const char *name,
                             int64_t unit, int item, int64_t n_bytes, const bl_work *work);

@@ -275,12 +275,13 @@ static bl_status open_frame(machine *m, int64_t unit, plan_stream stream)
         for (int i = 0; i < MACHINE_FRAMES; i++)
             if (overlap(i, frame))
                 BL_TRY(plan_machine_stall_on(m, stream, lane_of(u), "gradients",
-                                             m->frames.written[i], unit));
+                                             m->frames.written[i], unit, -1));
         return plan_machine_work(m, stream, BL_LANE_COMPUTE, &u->clear);
     }
     if (m->frames.held[frame] != unit) BL_TRY(queue_read(m, unit));
     m->frames.held[frame] = BL_SIM_NOTHING;
-    return plan_machine_stall_on(m, stream, lane_of(u), "gradients", m->frames.ready[frame], unit);
+    return plan_machine_stall_on(m, stream, lane_of(u), "gradients", m->frames.ready[frame], unit,
+                                 -1);
 }
 
 static bl_status prefetch_next(machine *m, int64_t unit)
@@ -362,5 +363,5 @@ bl_status plan_machine_update(machine *m, int64_t unit)
     int updated = bl_simulation_last(m->sim);
     BL_TRY(plan_machine_wait(m, PLAN_COPY, updated));
     BL_TRY(plan_machine_wait(m, PLAN_GATHER, updated));
-    return plan_machine_stall_on(m, PLAN_COMPUTE, u->lane, "update", updated, unit);
+    return plan_machine_stall_on(m, PLAN_COMPUTE, u->lane, "update", updated, unit, -1);
 }
