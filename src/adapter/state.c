@@ -164,7 +164,7 @@ static bl_status create(bl_device *device, bl_comm *world, bl_stream *compute,
                                                          bl_comm_size(world), ring_depth)};
     s->n_floats = n_layers * s->chunk;
     s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
-    bl_status st = take(s);
+    bl_status st = bl_comm_begin_alloc(world, take(s));
     if (st == BL_OK) st = create_ring(s, ring_depth);
     if (st != BL_OK) {
         bl_adapter_state_destroy(s);

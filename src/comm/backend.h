@@ -34,6 +34,7 @@ typedef struct bl_comm_backend {
     void (*first_error)(bl_comm *comm, bl_error *out);
     bl_status (*split)(bl_comm *comm, int color, bl_comm **out);
     void (*destroy)(bl_comm *comm);
+    bl_status (*begin_alloc)(bl_comm *comm, bl_status own); /* NULL: alloc is not collective */
     /* NULL: the device's own memory. */
     bl_status (*alloc)(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
                        void **out);

@@ -160,6 +160,11 @@ bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, con
     return bl_device_alloc(device, BL_SPACE_DEVICE, size_bytes, what, out);
 }
 
+bl_status bl_comm_begin_alloc(bl_comm *comm, bl_status own)
+{
+    return comm && comm->backend->begin_alloc ? comm->backend->begin_alloc(comm, own) : own;
+}
+
 void bl_comm_free(bl_comm *comm, bl_device *device, void *memory)
 {
     if (!memory) return;

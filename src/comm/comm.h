@@ -65,10 +65,15 @@ BL_API bl_status bl_comm_barrier(bl_comm *comm, bl_stream *stream);
  * communicator moves fastest, with NCCL registered with all ranks where its options ask for that;
  * otherwise plain. It counts in bl_device_bytes. All ranks of the group call these in the same
  * order with the same sizes, from their own threads. Freed before the communicator is destroyed,
- * when no stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`. */
+ * when no stream uses it any more; comm NULL: a group of one. BL_ENOMEM names `what`; where ranks
+ * register memory together, all have it when one of them lacks memory. */
 BL_API bl_status bl_comm_alloc(bl_comm *comm, bl_device *device, size_t size_bytes,
                                const char *what, void **out);
 BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* memory NULL is fine */
+/* Before bl_comm_alloc, after steps that can fail on one rank: `own` is their status. Where ranks
+ * register memory together it is collective, and every rank returns the first failure in rank
+ * order; elsewhere `own`. So a rank that fails leaves none waiting in bl_comm_alloc. */
+BL_API bl_status bl_comm_begin_alloc(bl_comm *comm, bl_status own);
 
 /* Collective, from the rank's own thread: the ranks have shown that they call the same collectives
  * in one order, by a whole step say. Where NCCL's calls are compared at all (bl_nccl_options), they

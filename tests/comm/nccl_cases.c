@@ -419,6 +419,38 @@ static bl_status memory(nccl_self *self)
     return BL_OK;
 }
 
+static bl_status expect_lack(bl_status st, const char *text)
+{
+    bl_error error;
+
+    bl_error_save(&error, st);
+    if (st == BL_ENOMEM && strstr(error.text, text)) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "status %d, \"%.200s\", not the lack of \"%s\"", (int)st,
+                   error.text, text);
+}
+
+/* Rank 1 fails before it comes to the common memory, then lacks memory for it, which the others
+ * have: all ranks hear of it at once, and the communicator serves. */
+static bl_status memory_lack(nccl_self *self)
+{
+    enum { PIECE = 4 << 20, MOST = 64 };
+    void *piece[MOST], *block = NULL;
+    int n = 0;
+
+    bl_status own = self->rank == 1 ? BL_FAIL(BL_ENOMEM, "planted on rank 1") : BL_OK;
+    BL_TRY(expect_lack(bl_comm_begin_alloc(self->comm, own), "planted on rank 1"));
+    TEST_CHECK(bl_comm_begin_alloc(self->comm, BL_OK) == BL_OK);
+    while (self->rank == 1 && n < MOST &&
+           bl_device_alloc(self->device, BL_SPACE_DEVICE, PIECE, "a piece", &piece[n]) == BL_OK)
+        n++;
+    TEST_CHECK(n < MOST);
+    bl_status st = expect_lack(
+        bl_comm_alloc(self->comm, self->device, 2 * (size_t)PIECE, "slots", &block), "slots");
+    for (int i = 0; i < n; i++) bl_device_free(self->device, BL_SPACE_DEVICE, piece[i]);
+    BL_TRY(st);
+    return memory(self);
+}
+
 const nccl_case nccl_cases[] = {
     {"values", values, 60, false, false, 0, 0},
     {"values_in_windows", values, 60, true, true, 0, 0},
@@ -431,6 +463,7 @@ const nccl_case nccl_cases[] = {
     {"layers_compared", visit_layers, 60, false, false, 0, 0},
     {"memory", memory, 60, true, true, 0, 0},
     {"memory_plain", memory, 60, true, false, 0, 0},
+    {"memory_lack", memory_lack, NCCL_DEADLINE_S, true, true, 0, 0},
     {"other_kind", nccl_fail_other_kind, 60, false, false, 0, 0},
     {"other_size", nccl_fail_other_size, 60, false, false, 0, 0},
     {"other_label", nccl_fail_other_label, 60, false, false, 0, 0},

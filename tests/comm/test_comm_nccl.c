@@ -201,6 +201,7 @@ static void test_memory_and_paths(void **state)
     check_memory("memory_plain", NULL, "by kernels: copy engines are not asked for");
     run_failing("memory", 2, SETTINGS("BALLAST_EMULATED_NCCL_WINDOWS=fail"), 1,
                 "ncclCommWindowRegister of test: ");
+    run_fine("memory_lack", 3, SETTINGS("BALLAST_EMULATED_MEMORY_MIB=64"));
 }
 
 /* Only the ring's gathers use windows. */

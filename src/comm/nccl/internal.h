@@ -173,6 +173,7 @@ void comm_nccl_guard_remove(comm_nccl *c);
 /* Whether gathers in windows are left to the copy engines; and whether gathers are in windows. */
 bool comm_nccl_uses_copy_engines(const comm_nccl *c);
 bool comm_nccl_uses_windows(const comm_nccl *c);
+bl_status comm_nccl_begin_alloc(bl_comm *comm, bl_status own);
 bl_status comm_nccl_alloc(bl_comm *comm, bl_device *device, size_t size_bytes, const char *what,
                           void **out);
 void comm_nccl_free(bl_comm *comm, bl_device *device, void *memory);

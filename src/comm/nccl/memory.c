@@ -111,6 +111,34 @@ static bl_status register_block(comm_nccl *c, comm_nccl_block *block)
     return BL_OK;
 }
 
+/* The first failure in rank order, on every rank. */
+static bl_status agree(comm_nccl *c, bl_status own)
+{
+    bl_stream *stream = c->job->host_stream;
+    bl_error *all = calloc((size_t)c->base.size, sizeof *all);
+    bl_error first = {.status = BL_OK};
+
+    if (own == BL_ECANCELED || !all) {
+        free(all);
+        return all || own != BL_OK ? own
+                                   : BL_FAIL(BL_ENOMEM, "the states of %d ranks", c->base.size);
+    }
+    bl_error_save(&all[c->base.rank], own);
+    bl_status st = bl_comm_all_gather(c->host, stream, &all[c->base.rank], all, sizeof *all);
+    if (st == BL_OK) st = bl_stream_synchronize(stream);
+    for (int i = c->base.size - 1; i >= 0; i--)
+        if (all[i].status != BL_OK) first = all[i];
+    free(all);
+    BL_TRY(st);
+    return first.status == BL_OK ? BL_OK : bl_error_restore(&first);
+}
+
+bl_status comm_nccl_begin_alloc(bl_comm *comm, bl_status own)
+{
+    comm_nccl *c = (comm_nccl *)comm;
+    return c->nccl && c->base.size > 1 && !why_plain(c) ? agree(c, own) : own;
+}
+
 static void free_block(comm_nccl *c, comm_nccl_block *block)
 {
     const comm_nccl_library *library = &c->job->library;
@@ -123,24 +151,31 @@ static void free_block(comm_nccl *c, comm_nccl_block *block)
     }
     /* The abort of a communicator that is over takes its windows, but may still be under way on the
      * watch's thread: such memory stays until the process ends, which is about to. */
-    if (is_free) (void)library->ncclMemFree(block->memory);
+    if (is_free && block->memory) (void)library->ncclMemFree(block->memory);
     free(block);
+}
+
+static bl_status take_block(comm_nccl *c, const char *what, comm_nccl_block *block)
+{
+    if (c->job->library.ncclMemAlloc(&block->memory, block->size_bytes) == ncclSuccess)
+        return zero(c, block->memory, block->size_bytes);
+    block->memory = NULL;
+    (void)cudaGetLastError();
+    return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (ncclMemAlloc)", what,
+                   block->size_bytes);
 }
 
 static bl_status make_block(comm_nccl *c, size_t size_bytes, const char *what,
                             comm_nccl_block **out)
 {
-    const comm_nccl_library *library = &c->job->library;
     comm_nccl_block *block = calloc(1, sizeof *block);
 
-    if (!block) return BL_FAIL(BL_ENOMEM, "%s", what);
-    block->size_bytes = size_bytes;
-    if (library->ncclMemAlloc(&block->memory, size_bytes) != ncclSuccess) {
-        (void)cudaGetLastError();
-        free(block);
-        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (ncclMemAlloc)", what, size_bytes);
+    bl_status st = block ? BL_OK : BL_FAIL(BL_ENOMEM, "%s", what);
+    if (block) {
+        block->size_bytes = size_bytes;
+        st = take_block(c, what, block);
     }
-    bl_status st = zero(c, block->memory, size_bytes);
+    if (c->base.size > 1) st = agree(c, st);
     if (st == BL_OK) st = register_block(c, block);
     if (st == BL_OK) {
         *out = block;
@@ -148,7 +183,7 @@ static bl_status make_block(comm_nccl *c, size_t size_bytes, const char *what,
     }
     bl_error error;
     bl_error_save(&error, st);
-    free_block(c, block);
+    if (block) free_block(c, block);
     return bl_error_restore(&error);
 }
 

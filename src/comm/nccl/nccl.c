@@ -267,6 +267,7 @@ static const bl_comm_backend backend = {
     .first_error = nccl_first_error,
     .split = nccl_split,
     .destroy = nccl_destroy,
+    .begin_alloc = comm_nccl_begin_alloc,
     .alloc = comm_nccl_alloc,
     .free = comm_nccl_free,
     .trust_order = comm_nccl_trust_order,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
+#include "base/sizes.h"
 #include "ops/gemm.h"
 #include "train/rank/preference.h"
 
@@ -86,14 +87,24 @@ bl_status bl_trainer_setup_base(bl_trainer *t)
     return bl_rank_load_base(t->rank);
 }
 
-bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead)
+static bl_status create_adapter(bl_trainer *t)
 {
+    return bl_rank_create_adapter(t->rank);
+}
+
+bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead, bl_agree_fn agree,
+                                  void *user)
+{
+    static bl_status (*const steps[])(bl_trainer *) = {bl_trainer_check_weights, create_adapter,
+                                                       fill_adapter, create_run};
+
     bl_rank_borrow(t->rank, lead->rank, t->job);
     t->peak_flops = lead->peak_flops;
-    BL_TRY(bl_trainer_check_weights(t));
-    BL_TRY(bl_rank_create_adapter(t->rank));
-    BL_TRY(fill_adapter(t));
-    return create_run(t);
+    for (size_t i = 0; i < BL_COUNT(steps); i++) {
+        bl_status own = steps[i](t);
+        BL_TRY(agree ? agree(user, own) : own);
+    }
+    return BL_OK;
 }
 
 void bl_trainer_free(bl_trainer *t)

@@ -61,10 +61,16 @@ typedef struct bl_trainer {
     atomic_bool is_saving;
 } bl_trainer;
 
+/* Collective: gives every rank the same result, its own or another's failure. NULL: each has its
+ * own. */
+typedef bl_status (*bl_agree_fn)(void *user, bl_status own);
+
 /* trainer.c: everything that the rank needs, and its end, before that of the rank. n_micro: the
- * micro-batches of a round of all runs. beside: another run's trainer over the base of `lead`. */
+ * micro-batches of a round of all runs. beside: another run's trainer over the base of `lead`; the
+ * ranks agree after each step of it, so that one that fails leaves none waiting in the next. */
 bl_status bl_trainer_setup(bl_trainer *trainer, int64_t n_micro);
-bl_status bl_trainer_setup_beside(bl_trainer *trainer, const bl_trainer *lead);
+bl_status bl_trainer_setup_beside(bl_trainer *trainer, const bl_trainer *lead, bl_agree_fn agree,
+                                  void *user);
 /* A lead that trains nothing: the base of runs that are set up later. Its rank has no pass yet. */
 bl_status bl_trainer_setup_base(bl_trainer *trainer);
 /* Its rank's part too, if that is borrowed; then the trainer has no rank. */

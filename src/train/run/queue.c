@@ -274,13 +274,30 @@ static bl_status turn_away(bl_queue *q, int run, const bl_rank *rank, const bl_e
     return st;
 }
 
+typedef struct agreement {
+    const bl_rank *rank;
+    bl_error *verdict;
+} agreement;
+
+/* bl_agree_fn */
+static bl_status agree_on_step(void *user, bl_status own)
+{
+    const agreement *a = user;
+
+    BL_TRY(agree(a->rank, own, a->verdict));
+    return a->verdict->status == BL_OK ? BL_OK : bl_error_restore(a->verdict);
+}
+
 /* Sets up the adapter's state and buffers of the run in trainers[*n - 1]. */
 static bl_status set_up(bl_queue *q, int run, bl_trainer **trainers, int *n, bl_error *verdict)
 {
     bl_rank *rank = trainers[0]->rank;
     bl_trainer *t = trainers[*n - 1];
+    agreement a = {rank, verdict};
 
-    BL_TRY(agree(rank, bl_trainer_setup_beside(t, trainers[0]), verdict));
+    *verdict = (bl_error){.status = BL_OK};
+    bl_status st = bl_trainer_setup_beside(t, trainers[0], agree_on_step, &a);
+    if (st != BL_OK && verdict->status == BL_OK) return st; /* no agreement */
     if (verdict->status == BL_OK) {
         atomic_store(&t->is_set_up, true);
         return bl_trainers_warm_up(&trainers[*n - 1], 1, trainers[0]->micro);

@@ -227,7 +227,7 @@ static bl_status set_up_trainers(supervisor *s, bl_trainer **trainers)
 {
     BL_TRY(bl_trainer_setup(trainers[0], count_micro(s)));
     for (int run = 1; run < s->n_runs; run++)
-        BL_TRY(bl_trainer_setup_beside(trainers[run], trainers[0]));
+        BL_TRY(bl_trainer_setup_beside(trainers[run], trainers[0], NULL, NULL));
     for (int run = 0; run < s->n_runs; run++) atomic_store(&trainers[run]->is_set_up, true);
     BL_TRY(bl_trainers_warm_up(trainers, s->n_runs, trainers[0]->micro));
     return bl_round_run(trainers, s->n_runs, NULL);
