@@ -274,7 +274,7 @@ static double model_flops(const step_bench *b)
 {
     double T = (double)b->options->tokens, tokens = (double)b->options->micro_batches * T;
 
-    return bl_arch_step_flops(&b->model->config, 0, tokens, T, tokens);
+    return bl_arch_step_flops(&b->model->config, 0, 0, tokens, T, tokens);
 }
 
 static void print_lanes(step_bench *b)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* choose.c -- reads which projections have LoRA terms from the configuration, or from the adapter
- * that the run starts from. */
+ * that the run starts from; and which tensors full fine-tuning trains. */
 #include "adapter/choose.h"
 
 #include <string.h>
@@ -82,4 +82,33 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
     bl_lora_layout_init(model, &options, out);
     bl_lora_layout_order_for(bl_train_config_act(c), out);
     return BL_OK;
+}
+
+/* An update reads and writes whole blocks of a page file; rows end anywhere in them. */
+static bl_status check_partial(const bl_train_config *c, const bl_model_config *model,
+                               const bl_trained_set *set)
+{
+    const char *name = bl_trained_partial(model, set);
+
+    if (!name || c->offload_ratio == 0 || c->offload_tier != BL_OFFLOAD_DISK) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "trainable_modules: %s is trained and other projections of its fused matrix "
+                   "(q|k|v, gate|up) are not, which offload_tier disk does not support: train all "
+                   "of them or none, or set offload_ratio 0",
+                   name);
+}
+
+bl_status bl_adapter_choose_trained(const bl_train_config *c, const bl_model_config *model,
+                                    bl_trained_set *out)
+{
+    const bl_trained_patterns patterns = {.trainable =
+                                              (const char *const *)c->trainable_modules.items,
+                                          .n_trainable = c->trainable_modules.n_items,
+                                          .freeze = (const char *const *)c->freeze.items,
+                                          .n_freeze = c->freeze.n_items};
+
+    BL_TRY(bl_trained_choose(model, &patterns, out));
+    bl_status st = check_partial(c, model, out);
+    if (st != BL_OK) bl_trained_free(out);
+    return st;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choose.h -- the LoRA layout of a run: by its configuration, or by the adapter that it starts
- * from. */
+/* choose.h -- what a run trains: the LoRA layout, by its configuration or by the adapter that it
+ * starts from; or tensors of the model. */
 #ifndef BALLAST_ADAPTER_CHOOSE_H
 #define BALLAST_ADAPTER_CHOOSE_H
 
 #include "config/config.h"
 #include "arch/lora.h"
+#include "arch/trained.h"
 
 /* config->init_adapter, if there is one, fixes r, alpha, rsLoRA and targets: its
  * adapter_config.json is read. Without one an evaluation (is_training false) has no adapter:
@@ -13,5 +14,11 @@
  * exist. */
 bl_status bl_adapter_choose_lora(const bl_train_config *config, const bl_model_config *model,
                                  bool is_training, bl_lora_layout *out);
+
+/* With finetuning_type full: the tensors that trainable_modules and freeze choose. The caller frees
+ * *out. BL_EUSAGE: an expression without a match; rows of a fused matrix whose pages are on
+ * disk. */
+bl_status bl_adapter_choose_trained(const bl_train_config *config, const bl_model_config *model,
+                                    bl_trained_set *out);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* full.c -- the trainable state of a run that trains every weight: its memory, and the way of a
- * gradient from backward to the rank's rows. */
+/* full.c -- the trainable state of a run that trains the model's weights: its memory, and the way
+ * of a gradient from backward to the rank's rows. */
 #include "adapter/full.h"
 
 #include <stdlib.h>
@@ -17,23 +17,44 @@ static int64_t layer_bytes(const bl_base_layout *layout)
     return (int64_t)layout->units[0].slot_bytes;
 }
 
+/* Of several ranks. */
+static void measure_whole(const adapter_spans *spans, bl_adapter_full_bytes *n)
+{
+    const bl_base_layout *layout = spans->layout;
+
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
+        if (!adapter_spans_have(spans, &w)) continue;
+        const bl_base_unit *unit = &layout->units[w.idx_unit];
+        n->whole = bl_max_i64(n->whole, unit->whole_ring ? (int64_t)unit->slot_bytes
+                                                         : 2 * layer_bytes(layout));
+        n->part = bl_max_i64(n->part, (int64_t)w.part->shard_bytes);
+    }
+}
+
+static void measure_vectors(const bl_model_config *config, const bl_trained_set *set,
+                            bl_adapter_full_bytes *n)
+{
+    for (int64_t i = 0; i < set->n_ranges; i++) n->vector_moment += set->range[i].n * FLOAT;
+    if (set->n_ranges > 0) n->vector_gradients = bl_arch_vector_floats(config) * FLOAT;
+}
+
 bl_status bl_adapter_full_measure(const bl_model_config *config, const bl_base_layout *layout,
-                                  const bl_tier *weights, const bl_optimizer_placement *placement,
+                                  const bl_trained_set *set, const bl_tier *weights,
+                                  const bl_optimizer_placement *placement,
                                   bl_adapter_full_bytes *out)
 {
-    const bl_base_unit *head = &layout->units[config->n_layers];
-    bl_adapter_full_bytes n = {.vectors = bl_arch_vector_floats(config) * FLOAT,
-                               .staging = BL_STAGING_BYTES};
+    bl_adapter_full_bytes n = {.staging = BL_STAGING_BYTES};
+    adapter_spans spans;
 
-    BL_TRY(
-        adapter_units_measure(layout, config->tie_word_embeddings, placement, weights, &n.units));
-    if (layout->n_shards > 1) {
-        n.whole = bl_max_i64(2 * layer_bytes(layout), (int64_t)head->slot_bytes);
-        for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
-            n.part = bl_max_i64(n.part, (int64_t)w.part->shard_bytes);
-    }
+    BL_TRY(adapter_spans_create(layout, set, 0, &spans));
+    adapter_spans_level(&spans);
+    measure_vectors(config, set, &n);
+    if (layout->n_shards > 1) measure_whole(&spans, &n);
+    bl_status st =
+        adapter_units_measure(&spans, config->tie_word_embeddings, placement, weights, &n.units);
+    adapter_spans_free(&spans);
     *out = n;
-    return BL_OK;
+    return st;
 }
 
 static double embedding_rate(const bl_train_config *config)
@@ -64,11 +85,15 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
 /* ---- the sink ---- */
 
 /* The unit of the base that has the weights whose gradients are those of `unit`. */
-static const bl_base_unit *unit_of(const adapter_full *f, int64_t unit)
+static int64_t unit_index(const adapter_full *f, int64_t unit)
 {
     int64_t head = f->config->n_layers;
-    bool is_tied = f->config->tie_word_embeddings;
-    return &f->base_layout->units[is_tied && unit > head ? head : unit];
+    return f->config->tie_word_embeddings && unit > head ? head : unit;
+}
+
+static const bl_base_unit *unit_of(const adapter_full *f, int64_t unit)
+{
+    return &f->base_layout->units[unit_index(f, unit)];
 }
 
 /* Of several ranks: where the whole gradients of the unit are until they are reduced. */
@@ -99,7 +124,7 @@ static bl_status sink_open(void *user, int64_t unit, bl_stream *stream)
     bl_adapter_state *s = user;
     adapter_full *f = s->trained;
 
-    if (!f->whole) return adapter_units_open_gradient(f->units, unit, stream, &f->rows);
+    if (!f->reduces) return adapter_units_open_gradient(f->units, unit, stream, &f->rows);
     BL_TRY(bl_event_record(f->opened, stream));
     BL_TRY(bl_stream_wait(s->communication, f->opened));
     return adapter_units_open_gradient(f->units, unit, s->communication, &f->rows);
@@ -109,45 +134,78 @@ static bl_status sink_close(void *user, int64_t unit, bl_stream *stream)
 {
     bl_adapter_state *s = user;
     const adapter_full *f = s->trained;
-    return adapter_units_close_gradient(f->units, unit, f->whole ? s->communication : stream);
+    return adapter_units_close_gradient(f->units, unit, f->reduces ? s->communication : stream);
+}
+
+/* Of one rank: its rows are all. */
+static void place_in_rows(const adapter_full *f, int64_t unit, bl_weight_gradients *out)
+{
+    int64_t base_unit = unit_index(f, unit);
+
+    for (int64_t i = f->spans.first[base_unit]; i < f->spans.first[base_unit + 1]; i++) {
+        const adapter_span *span = &f->spans.span[i];
+        out->matrix[span->at.idx_matrix][span->idx] = f->rows + span->offset[ADAPTER_F32] / FLOAT;
+    }
+}
+
+/* Of several: gradients of frozen rows of a matrix stay zero. */
+static bl_status place_in_whole(bl_adapter_state *s, int64_t unit, bl_stream *stream,
+                                bl_weight_gradients *out)
+{
+    const adapter_full *f = s->trained;
+    const bl_base_unit *u = unit_of(f, unit);
+    float *whole = whole_of(s, unit);
+
+    if (!bl_trained_has_matrices(out->trained)) return BL_OK;
+    BL_TRY(wait_for_whole(s, unit, stream));
+    for (int m = 0; m < u->n_matrices; m++) {
+        const bl_trained_spans *spans = &out->trained->matrix[m];
+        const bl_base_part *part = u->matrix[m].part;
+        float *matrix = whole + part->slot_offset / FLOAT;
+        if (spans->n == 0) continue;
+        BL_TRY(
+            bl_stream_zero(stream, matrix, (size_t)f->base_layout->n_shards * part->shard_bytes));
+        for (int i = 0; i < spans->n; i++)
+            out->matrix[m][i] = matrix + spans->at[i].begin * part->row_bytes / FLOAT;
+    }
+    return BL_OK;
 }
 
 static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out)
 {
     bl_adapter_state *s = user;
     const adapter_full *f = s->trained;
-    const bl_base_unit *u = unit_of(f, unit);
-    bool is_whole = f->whole != NULL;
-    float *memory = is_whole ? whole_of(s, unit) : f->rows;
 
-    *out = (bl_weight_gradients){.vectors = NULL};
-    for (int m = 0; m < u->n_matrices; m++) {
-        const bl_base_part *part = u->matrix[m].part;
-        out->matrix[m] = memory + (is_whole ? part->slot_offset : part->shard_offset) / FLOAT;
-    }
-    if (unit <= f->config->n_layers)
+    *out = (bl_weight_gradients){.trained = &f->set->unit[unit]};
+    if (unit <= f->config->n_layers && f->vector_grad)
         out->vectors = f->vector_grad + unit * bl_arch_layer_floats(f->config);
-    if (!is_whole) return BL_OK;
-    BL_TRY(wait_for_whole(s, unit, stream));
-    return bl_stream_zero(stream, memory, u->slot_bytes);
+    if (f->reduces) return place_in_whole(s, unit, stream, out);
+    place_in_rows(f, unit, out);
+    return BL_OK;
 }
 
 /* In the order of ranks, and added to what earlier micro-batches have left. */
-static bl_status reduce_part(bl_adapter_state *s, int64_t unit, const bl_base_part *part,
-                             const float *whole)
+static bl_status reduce_part(bl_adapter_state *s, int64_t unit, int matrix, const float *whole)
 {
-    int64_t n = (int64_t)part->shard_bytes / FLOAT;
+    const adapter_full *f = s->trained;
+    const bl_base_part *part = unit_of(f, unit)->matrix[matrix].part;
+    int64_t base_unit = unit_index(f, unit);
 
     bl_comm_set_label(s->world, "the gradients of layer", unit);
     BL_TRY(bl_comm_reduce_scatter_f32(s->world, s->communication, whole + part->slot_offset / FLOAT,
-                                      s->partial, n));
+                                      s->partial, (int64_t)part->shard_bytes / FLOAT));
     bl_comm_set_label(s->world, NULL, 0);
-    return bl_accumulate(
-        s->communication,
-        &(bl_accumulate_args){.n = n,
-                              .x = bl_tensor_f32(s->partial),
-                              .y = bl_tensor_f32(s->trained->rows + part->shard_offset / FLOAT),
-                              .without_workers = true});
+    for (int64_t i = f->spans.first[base_unit]; i < f->spans.first[base_unit + 1]; i++) {
+        const adapter_span *span = &f->spans.span[i];
+        if (span->at.idx_matrix != matrix) continue;
+        BL_TRY(bl_accumulate(
+            s->communication,
+            &(bl_accumulate_args){.n = span->n,
+                                  .x = bl_tensor_f32(s->partial + span->first),
+                                  .y = bl_tensor_f32(f->rows + span->offset[ADAPTER_F32] / FLOAT),
+                                  .without_workers = true}));
+    }
+    return BL_OK;
 }
 
 static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
@@ -155,20 +213,25 @@ static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
     bl_adapter_state *s = user;
     const adapter_full *f = s->trained;
     const bl_base_unit *u = unit_of(f, unit);
+    const bl_trained_unit *trained = &f->set->unit[unit];
     int turn = s->turn, span;
+    int64_t received = 0;
     bool is_table = unit >= f->config->n_layers;
 
-    if (!f->whole) return BL_OK;
+    if (!f->reduces || !bl_trained_has_matrices(trained)) return BL_OK;
     const float *whole = whole_of(s, unit);
     if (!is_table) s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
     BL_TRY(bl_stream_wait(s->communication, s->written[turn]));
     BL_TRY(bl_timeline_begin(s->timeline, BL_LANE_LORA, "gradients", unit, -1, s->communication,
                              &span));
-    for (int m = 0; m < u->n_matrices; m++) BL_TRY(reduce_part(s, unit, u->matrix[m].part, whole));
+    for (int m = 0; m < u->n_matrices; m++) {
+        if (trained->matrix[m].n == 0) continue;
+        BL_TRY(reduce_part(s, unit, m, whole));
+        received += (int64_t)u->matrix[m].part->shard_bytes * (bl_comm_size(s->world) - 1);
+    }
     for (int i = 0; i < 2; i++)
         if (is_table || i == turn) BL_TRY(bl_event_record(s->reduced[i], s->communication));
-    int64_t received = (int64_t)u->shard_bytes * (bl_comm_size(s->world) - 1);
     return bl_timeline_end(s->timeline, span, s->communication, received);
 }
 
@@ -188,7 +251,7 @@ static bl_status sum_vectors(const bl_adapter_state *s)
 {
     const adapter_full *f = s->trained;
 
-    if (bl_comm_size(s->world) == 1) return BL_OK;
+    if (!f->reduces || !f->vector_grad) return BL_OK;
     bl_comm_set_label(s->world, "the gradients of norms and biases", -1);
     BL_TRY(bl_comm_all_reduce_f32(s->world, s->communication, f->vector_grad, f->n_vectors));
     bl_comm_set_label(s->world, NULL, 0);
@@ -201,7 +264,7 @@ bl_status adapter_full_reduce(bl_adapter_state *s, double *sum)
 
     BL_TRY(sum_vectors(s));
     BL_TRY(adapter_units_sum_squares(f->units, s->communication, sum));
-    if (bl_comm_rank(s->world) != 0) return BL_OK; /* alike on every rank */
+    if (bl_comm_rank(s->world) != 0 || !f->vector_grad) return BL_OK; /* alike on every rank */
     return bl_sum_squares(s->communication,
                           &(bl_sum_squares_args){f->n_vectors, f->vector_grad, sum});
 }
@@ -211,14 +274,19 @@ static bl_status update_vectors(bl_adapter_state *s, bl_adamw_args args)
 {
     const adapter_full *f = s->trained;
 
+    if (!f->vector_grad) return BL_OK;
     args.weight_decay = 0;
-    args.n = f->n_vectors;
-    args.grad = f->vector_grad;
-    args.w = f->vectors;
-    args.m = bl_tensor_f32(f->vector_m);
-    args.v = bl_tensor_f32(f->vector_v);
-    BL_TRY(bl_adamw(s->compute, &args));
-    return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors);
+    float *m = f->vector_m, *v = f->vector_v;
+    for (int64_t i = 0; i < f->set->n_ranges; i++, m += args.n, v += args.n) {
+        const bl_trained_span *range = &f->set->range[i];
+        args.n = range->n;
+        args.grad = f->vector_grad + range->begin;
+        args.w = f->vectors + range->begin;
+        args.m = bl_tensor_f32(m);
+        args.v = bl_tensor_f32(v);
+        BL_TRY(bl_adamw(s->compute, &args));
+    }
+    return bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vector_gradients);
 }
 
 bl_status adapter_full_update(bl_adapter_state *s, const bl_adamw_args *args)
@@ -253,10 +321,11 @@ bl_status adapter_full_warm_up(bl_adapter_state *s, bl_adamw_args args)
     const adapter_full *f = s->trained;
 
     adapter_units_forget(f->units);
-    BL_TRY(bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vectors));
+    if (f->vector_grad)
+        BL_TRY(bl_stream_zero(s->compute, f->vector_grad, (size_t)f->bytes.vector_gradients));
     if (!f->whole) return BL_OK;
     BL_TRY(bl_stream_zero(s->compute, f->whole, (size_t)f->bytes.whole));
-    args.n = layer_bytes(f->base_layout) / FLOAT / 2; /* of two layers four parts */
+    args.n = f->bytes.whole / FLOAT / 4;
     args.grad = f->whole;
     args.w = f->whole + args.n;
     args.m = bl_tensor_of(f->whole + 2 * args.n, f->bytes.units.dtype);
@@ -276,6 +345,7 @@ static bl_status allocate(bl_adapter_state *s, const bl_optimizer_placement *pla
     adapter_full *f = s->trained;
     adapter_units_options options = {.device = s->device,
                                      .weights = f->weights,
+                                     .spans = &f->spans,
                                      .base = f->base,
                                      .compute = s->compute,
                                      .timeline = s->timeline,
@@ -285,9 +355,11 @@ static bl_status allocate(bl_adapter_state *s, const bl_optimizer_placement *pla
 
     BL_TRY(adapter_units_create(&options, &f->units));
     BL_TRY(bl_event_create(s->device, &f->opened));
-    BL_TRY(take(s, f->bytes.vectors, "AdamW first moments", &f->vector_m));
-    BL_TRY(take(s, f->bytes.vectors, "AdamW second moments", &f->vector_v));
-    BL_TRY(take(s, f->bytes.vectors, "gradients", &f->vector_grad));
+    if (f->bytes.vector_moment > 0) {
+        BL_TRY(take(s, f->bytes.vector_moment, "AdamW first moments", &f->vector_m));
+        BL_TRY(take(s, f->bytes.vector_moment, "AdamW second moments", &f->vector_v));
+        BL_TRY(take(s, f->bytes.vector_gradients, "gradients", &f->vector_grad));
+    }
     if (f->bytes.whole > 0) {
         BL_TRY(take(s, f->bytes.whole, "a layer's gradients", &f->whole));
         BL_TRY(take(s, f->bytes.part, "reduced gradients", &s->partial));
@@ -317,7 +389,8 @@ static bl_status measure(bl_adapter_state *s, const bl_pages *pages,
 
     if (!tiers) return BL_FAIL(BL_ENOMEM, "the state of all weights");
     for (int64_t i = 0; i < n_parts; i++) tiers[i] = bl_pages_spec(pages, i)->tier;
-    bl_status st = bl_adapter_full_measure(f->config, f->base_layout, tiers, placement, &f->bytes);
+    bl_status st =
+        bl_adapter_full_measure(f->config, f->base_layout, f->set, tiers, placement, &f->bytes);
     free(tiers);
     s->bytes = (bl_adapter_bytes){.staging = f->bytes.staging};
     return st;
@@ -342,6 +415,8 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
                         .weights = weights,
                         .base_layout = &weights->layout,
                         .base = base,
+                        .set = &weights->model->trained,
+                        .reduces = bl_comm_size(world) > 1,
                         .n_vectors = bl_arch_vector_floats(config),
                         .vectors = weights->vectors,
                         .sink = {s, sink_open, sink_begin, sink_end, sink_close},
@@ -353,7 +428,9 @@ bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
                             .communication = communication,
                             .timeline = timeline,
                             .n_layers = config->n_layers};
-    bl_status st = measure(s, weights->pages, placement);
+    bl_status st = adapter_spans_create(f->base_layout, f->set, bl_comm_rank(world), &f->spans);
+    if (st == BL_OK) adapter_spans_level(&f->spans);
+    if (st == BL_OK) st = measure(s, weights->pages, placement);
     if (st == BL_OK) st = allocate(s, placement);
     if (st == BL_OK) st = adapter_full_round(s);
     if (st == BL_OK) st = bl_adapter_state_publish(s);
@@ -373,6 +450,7 @@ void adapter_full_free(bl_adapter_state *s)
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
     adapter_units_destroy(f->units);
+    adapter_spans_free(&f->spans);
     bl_event_destroy(f->opened);
     free(f);
 }

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* full.h -- the trainable state of a run that trains every weight of the model.
+/* full.h -- the trainable state of a run that trains weights of the model itself, every one or
+ * those that were chosen (arch/trained.h).
  *
  * The trained weights are the base's rows, fp32, in the rank's pages: AdamW updates the pages that
- * the base's ring gathers. The rank also has moments and gradients of its rows, in the same layout
- * (linear/base.h), in memory or on disk. Every rank holds all norms and biases with their moments
- * and gradients, and makes the same update of them.
+ * the base's ring gathers. The rank also has moments and gradients of its trained rows, in memory
+ * or on disk. Every rank holds all norms and biases, with moments of the trained ones and
+ * gradients, and makes the same update of them.
  *
  * One rank: backward adds gradients to the rank's rows themselves. Several: backward fills a unit's
  * whole gradient, which is reduce-scattered in the order of ranks and added to the shard, micro-
@@ -54,20 +55,23 @@ typedef struct bl_adapter_units_bytes {
     int64_t pieces; /* host memory */
 } bl_adapter_units_bytes;
 
-/* Bytes of one rank's part, in fp32, moments in their dtype: moments and gradients of its rows (the
- * weights themselves are the base's), all norms and biases; of several ranks a unit's whole
- * gradient, or two layers', and the largest part of a matrix's sum. Staging is host memory. */
+/* Bytes of one rank's part, in fp32, moments of rows in their dtype: moments and gradients of its
+ * trained rows (the weights themselves are the base's); one moment of trained norms and biases, and
+ * gradients of all of them, if any is trained; of several ranks a unit's whole gradient, or two
+ * layers', and the largest part of a matrix's sum. Staging is host memory. */
 typedef struct bl_adapter_full_bytes {
     bl_adapter_units_bytes units;
-    int64_t vectors, whole, part, staging;
+    int64_t vector_moment, vector_gradients, whole, part, staging;
 } bl_adapter_full_bytes;
-/* layout: bl_model_layout_trained's, of n_shards = the ranks; weights: the tiers of its parts.
- * BL_ENOMEM. */
+/* layout: bl_model_layout_trained's, of n_shards = the ranks; set: of the model; weights: the tiers
+ * of its parts. BL_ENOMEM. */
 bl_status bl_adapter_full_measure(const bl_model_config *config, const bl_base_layout *layout,
-                                  const bl_tier *weights, const bl_optimizer_placement *placement,
+                                  const bl_trained_set *set, const bl_tier *weights,
+                                  const bl_optimizer_placement *placement,
                                   bl_adapter_full_bytes *out);
 
-/* Of weights and base of a model that was opened as BL_BASE_TRAINED; they, placement, comm (of all
+/* Of weights and base of a model that was opened as BL_BASE_TRAINED, and of its bl_model.trained;
+ * they, placement, comm (of all
  * ranks: the shards'), streams and timeline (may be NULL; BL_LANE_LORA) are borrowed. BL_ELIMIT,
  * BL_EIO: the disk of placement->dir. */
 bl_status bl_adapter_full_create(bl_model_weights *weights, bl_base *base,
@@ -86,26 +90,20 @@ const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *state);
 
 /* ---- full_shards.c: checkpoints ---- */
 
-/* As bl_adapter_checkpoint_bytes: weights and both moments of n_ranks ranks. BL_ENOMEM. */
-bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, int n_ranks,
-                                           bl_dtype moments, int64_t *n_bytes);
+/* As bl_adapter_checkpoint_bytes: trained weights and both moments of n_ranks ranks. BL_ENOMEM. */
+bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, const bl_trained_set *set,
+                                           int n_ranks, bl_dtype moments, int64_t *n_bytes);
 
 /* The weights in the files that n_ranks ranks have written into `dir`. */
 typedef struct bl_adapter_full_reader bl_adapter_full_reader;
-/* BL_ECHECKPOINT: one of them is not such a file. config is borrowed. */
-bl_status bl_adapter_full_open(const bl_model_config *config, const char *dir, int n_ranks,
-                               bl_adapter_full_reader **out);
+/* BL_ECHECKPOINT: one of them is not such a file, or of another choice of tensors. config and set
+ * are borrowed. */
+bl_status bl_adapter_full_open(const bl_model_config *config, const bl_trained_set *set,
+                               const char *dir, int n_ranks, bl_adapter_full_reader **out);
 void bl_adapter_full_close(bl_adapter_full_reader *reader); /* NULL is fine */
-/* Rows [begin, end) of a tensor of the model, of a vector: its elements, to dst (host memory).
+/* Rows [begin, end) of a trained tensor, of a vector: its elements, to dst (host memory).
  * BL_ECHECKPOINT. */
 bl_status bl_adapter_full_read(bl_adapter_full_reader *reader, const bl_arch_tensor *tensor,
                                int64_t begin, int64_t end, float *dst);
-
-/* The place of a tensor with rows, in a layout of bl_model_layout_trained: its part, and the row of
- * that with which it begins. */
-const bl_base_part *bl_adapter_full_place(const bl_model_config *config,
-                                          const bl_base_layout *layout,
-                                          const bl_arch_tensor *tensor, int64_t *unit,
-                                          int64_t *row);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* full_gradients.c -- the gradients of a step of every weight, as a safetensors file with the
- * model's tensor names: part by part gathered, and written by rank 0. */
+/* full_gradients.c -- the gradients of a step of the trained weights, as a safetensors file with
+ * the model's tensor names: part by part gathered, and written by rank 0. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,37 +13,51 @@ typedef struct dump {
     const bl_arch_tensor *tensors;
     bl_stored_tensor_spec *specs;
     size_t n;
-    const bl_base_part *gathered; /* the part in `rows`; NULL: none */
-    const float *rows;
+    const bl_base_part *gathered; /* the part in state->trained->whole; NULL: none */
 } dump;
 
-static bl_base_walk walk_to(const bl_base_layout *layout, const bl_base_part *part)
-{
-    bl_base_walk at = {.layout = layout};
-    while (bl_base_next(&at) && at.part != part) continue;
-    return at;
-}
-
-/* *out: where the part's rows are on this rank, until the next part; collective. */
-static bl_status gather(dump *d, const bl_base_part *part, int64_t unit, const float **out)
+/* Of several ranks: the part's rows of all of them; collective. Frozen rows of this rank have any
+ * values. */
+static bl_status gather(dump *d, int64_t unit, int matrix)
 {
     const bl_adapter_state *s = d->state;
     const adapter_full *f = s->trained;
-    const bl_base_walk at = walk_to(f->base_layout, part);
+    const bl_base_part *part = &f->base_layout->units[unit].matrix[matrix].part[0];
+    const float *rows;
 
-    *out = d->rows;
     if (d->gathered == part) return BL_OK;
     d->gathered = part;
-    BL_TRY(adapter_units_gradient(f->units, &at, &d->rows));
-    if (f->whole) {
-        bl_comm_set_label(s->world, "the gradients of layer", unit);
-        BL_TRY(
-            bl_comm_all_gather(s->world, s->communication, d->rows, f->whole, part->shard_bytes));
-        bl_comm_set_label(s->world, NULL, 0);
-        BL_TRY(bl_stream_synchronize(s->communication));
-        d->rows = f->whole;
+    for (int64_t i = f->spans.first[unit]; i < f->spans.first[unit + 1]; i++) {
+        const adapter_span *span = &f->spans.span[i];
+        if (span->at.idx_matrix != matrix) continue;
+        BL_TRY(adapter_units_gradient(f->units, span, &rows));
+        BL_TRY(bl_stream_copy(s->communication, s->partial + span->first, rows,
+                              (size_t)(span->n * FLOAT)));
+        BL_TRY(bl_stream_synchronize(s->communication)); /* before the next are in that place */
     }
-    *out = d->rows;
+    bl_comm_set_label(s->world, "the gradients of layer", unit);
+    BL_TRY(bl_comm_all_gather(s->world, s->communication, s->partial, f->whole, part->shard_bytes));
+    bl_comm_set_label(s->world, NULL, 0);
+    return bl_stream_synchronize(s->communication);
+}
+
+/* *out: the tensor's gradient, until the next call. */
+static bl_status find_rows(dump *d, const bl_arch_tensor *tensor, const float **out)
+{
+    const adapter_full *f = d->state->trained;
+    int64_t unit, row;
+    int matrix;
+
+    adapter_full_place(f->config, tensor, &unit, &matrix, &row);
+    int64_t cols = f->base_layout->units[unit].matrix[matrix].part[0].row_bytes / FLOAT;
+    if (f->reduces) {
+        BL_TRY(gather(d, unit, matrix));
+        *out = f->whole + row * cols;
+        return BL_OK;
+    }
+    const adapter_span *span = adapter_span_at(&f->spans, unit, matrix, row);
+    BL_TRY(adapter_units_gradient(f->units, span, out));
+    *out += (row - span->row) * cols;
     return BL_OK;
 }
 
@@ -51,16 +65,13 @@ static bl_status gather(dump *d, const bl_base_part *part, int64_t unit, const f
 static bl_status write_tensor(dump *d, const bl_arch_tensor *tensor, bl_safetensors_writer *writer)
 {
     const bl_adapter_state *s = d->state;
-    const adapter_full *f = s->trained;
-    int64_t n = tensor->shape[0] * (tensor->n_dims > 1 ? tensor->shape[1] : 1), unit, row;
-    const float *floats = f->vector_grad + tensor->offset;
+    int64_t n = tensor->shape[0] * (tensor->n_dims > 1 ? tensor->shape[1] : 1);
+    const float *floats;
 
-    if (tensor->role != BL_ROLE_VECTOR) {
-        const bl_base_part *part =
-            bl_adapter_full_place(f->config, f->base_layout, tensor, &unit, &row);
-        BL_TRY(gather(d, part, unit, &floats));
-        floats += row * part->row_bytes / FLOAT;
-    }
+    if (tensor->role == BL_ROLE_VECTOR)
+        floats = s->trained->vector_grad + tensor->offset;
+    else
+        BL_TRY(find_rows(d, tensor, &floats));
     return writer ? adapter_append_bytes(writer, s->staging, floats, (size_t)(n * FLOAT)) : BL_OK;
 }
 
@@ -100,6 +111,7 @@ bl_status adapter_full_write_gradients(bl_adapter_state *s, const char *path)
     for (size_t i = 0; st == BL_OK && i < most; i++) {
         bl_arch_tensor t = bl_arch_tensor_at(config, (int64_t)i);
         if (t.role == BL_ROLE_HEAD && config->tie_word_embeddings) continue;
+        if (!s->trained->set->tensor[i]) continue;
         tensors[n++] = t;
     }
     if (st == BL_OK) {

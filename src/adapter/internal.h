@@ -9,21 +9,25 @@
 #include "ops/optimizer.h"
 #include "store/safetensors.h"
 
-/* The state of full fine-tuning (full.c): `units` has the optimizer's state of the rank's rows of
- * all matrices; w, m, v and grad of the state are NULL. Every rank holds all norms and biases, and
- * makes the same update of them. */
+/* The state of full fine-tuning (full.c): `units` has the optimizer's state of the rank's trained
+ * rows; w, m, v and grad of the state are NULL. Every rank holds all norms and biases, and makes
+ * the same update of them. */
 typedef struct adapter_full {
     const bl_model_config *config;
     const bl_model_weights *weights;
     const bl_base_layout *base_layout;
     bl_base *base;
     bl_adapter_full_bytes bytes;
-    int64_t n_vectors;
-    float *vectors, *vector_m, *vector_v, *vector_grad; /* [n_vectors]; vectors are the pass's */
+    const bl_trained_set *set;
+    adapter_spans spans;
+    int64_t n_vectors;            /* all; NULL arrays: none is trained */
+    float *vectors, *vector_grad; /* [n_vectors]; vectors are the pass's */
+    float *vector_m, *vector_v;   /* of the trained ones, range by range */
     adapter_units *units;
     float *rows; /* of the unit whose gradients are open */
     bl_event *opened;
-    float *whole; /* with several ranks: a whole unit's gradients; two layers' */
+    bool reduces; /* several ranks */
+    float *whole; /* a whole unit's gradients; two layers'; NULL: no matrix is trained */
     bl_weight_sink sink;
     bl_weight_updates updates;
 } adapter_full;
@@ -65,6 +69,10 @@ bl_status adapter_load_bytes(bl_staging *staging, const bl_stored_tensor *tensor
 /* full_shards.c: bl_adapter_state_write_shard and read_shards of such a state. */
 bl_status adapter_full_write_shard(bl_adapter_state *state, const char *path);
 bl_status adapter_full_read_shards(bl_adapter_state *state, const char *dir, int n_ranks);
+/* full_shards.c: the place of a tensor with rows in a layout of bl_model_layout_trained: its unit,
+ * matrix, and the row of its part with which it begins. */
+void adapter_full_place(const bl_model_config *config, const bl_arch_tensor *tensor, int64_t *unit,
+                        int *matrix, int64_t *row);
 /* full_gradients.c: bl_adapter_state_write_gradients of one, under the model's tensor names. */
 bl_status adapter_full_write_gradients(bl_adapter_state *state, const char *path);
 /* full.c */

@@ -12,33 +12,33 @@
 /* ---- sizes ---- */
 
 /* Of a unit's arrays. A tied embedding has gradients alone. */
-static void size_unit(const bl_base_layout *layout, int64_t unit, bl_dtype moments, held_unit *out)
+static void size_unit(const adapter_spans *spans, int64_t unit, bl_dtype moments, held_unit *out)
 {
-    int64_t element = (int64_t)bl_dtype_bytes(moments), n_bytes = 0;
-    const bl_base_unit *u = &layout->units[bl_min_i64(unit, layout->n_units - 1)];
+    int64_t n_units = spans->layout->n_units;
+    const int64_t *n_bytes = spans->unit_bytes[bl_min_i64(unit, n_units - 1)];
 
-    out->n_bytes[ADAPTER_GRAD] = (int64_t)u->shard_bytes;
-    for (int m = 0; unit < layout->n_units && m < u->n_matrices; m++)
-        for (int p = 0; p < u->matrix[m].n_parts; p++)
-            n_bytes += adapter_units_array_bytes(&u->matrix[m].part[p], element);
-    out->n_bytes[ADAPTER_M] = out->n_bytes[ADAPTER_V] = n_bytes;
+    out->n_bytes[ADAPTER_GRAD] = n_bytes[ADAPTER_F32];
+    out->n_bytes[ADAPTER_M] =
+        unit < n_units ? n_bytes[moments == BL_F32 ? ADAPTER_F32 : ADAPTER_BF16] : 0;
+    out->n_bytes[ADAPTER_V] = out->n_bytes[ADAPTER_M];
 }
 
 /* Spreads units over the tiers like the base's pages. */
-static bl_status assign(const bl_base_layout *layout, const bl_optimizer_placement *placement,
+static bl_status assign(const adapter_spans *spans, const bl_optimizer_placement *placement,
                         int64_t n_held, held_unit *units)
 {
+    const bl_base_layout *layout = spans->layout;
     size_t *n_bytes = calloc((size_t)layout->n_units, sizeof *n_bytes);
     bl_tier *tiers = calloc((size_t)layout->n_units, sizeof *tiers);
     bl_status st = n_bytes && tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of the state");
 
     for (int64_t u = 0; st == BL_OK && u < layout->n_units; u++)
-        n_bytes[u] = layout->units[u].shard_bytes;
+        n_bytes[u] = (size_t)spans->unit_bytes[u][ADAPTER_F32];
     if (st == BL_OK)
         bl_tier_spread(n_bytes, layout->n_units, placement->ratio, placement->tier, tiers);
     for (int64_t u = 0; st == BL_OK && u < n_held; u++) {
         int64_t of = bl_min_i64(u, layout->n_units - 1); /* a tied head is the last */
-        units[u].tier = tiers[of];
+        units[u].tier = n_bytes[of] > 0 ? tiers[of] : BL_TIER_DEVICE;
     }
     free(tiers);
     free(n_bytes);
@@ -79,25 +79,36 @@ static int64_t slot_bytes(bl_dtype moments)
     return n_bytes;
 }
 
+/* Units with spans on this rank, whose moments, gradients or weights are apart. */
+static void find_paged(bool is_gpu, const adapter_spans *spans, const bl_tier *weight_tiers,
+                       held_unit *units)
+{
+    for (int64_t i = 0; i < spans->n; i++) {
+        held_unit *u = &units[spans->span[i].at.idx_unit];
+        u->is_paged |= adapter_units_is_apart(is_gpu, u->tier) ||
+                       adapter_units_is_apart(is_gpu, weight_tiers[spans->span[i].at.index]);
+    }
+}
+
 /* units: receives sizes and placement; [n_units + is_tied]. */
-static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
+static bl_status measure_units(const adapter_spans *spans, bool is_tied,
                                const bl_optimizer_placement *placement, const bl_tier *weight_tiers,
                                held_unit *units, bl_adapter_units_bytes *out)
 {
+    const bl_base_layout *layout = spans->layout;
     int64_t n_held = layout->n_units + is_tied, table_bytes;
     bl_adapter_units_bytes n = {.dtype = placement->moments};
     bool is_paged = false, has_weights = false, is_gpu = placement->kind == BL_DEVICE_CUDA;
 
-    BL_TRY(assign(layout, placement, n_held, units));
-    for (int64_t u = 0; u < n_held; u++)
-        units[u].is_paged = adapter_units_is_apart(is_gpu, units[u].tier);
+    BL_TRY(assign(spans, placement, n_held, units));
+    find_paged(is_gpu, spans, weight_tiers, units);
     for (bl_base_walk at = {.layout = layout}; bl_base_next(&at);) {
         has_weights |= weight_tiers[at.index] == BL_TIER_DISK;
-        units[at.idx_unit].is_paged |= adapter_units_is_apart(is_gpu, weight_tiers[at.index]);
+        is_paged |= adapter_units_is_apart(is_gpu, weight_tiers[at.index]); /* rounding */
     }
     for (int64_t u = 0; u < n_held; u++) {
-        is_paged |= units[u].is_paged;
-        size_unit(layout, u, placement->moments, &units[u]);
+        is_paged |= adapter_units_is_apart(is_gpu, units[u].tier);
+        size_unit(spans, u, placement->moments, &units[u]);
         place_unit(&units[u], &n);
     }
     int64_t frames = adapter_units_frames_bytes(layout, n_held, units, &table_bytes);
@@ -110,14 +121,14 @@ static bl_status measure_units(const bl_base_layout *layout, bool is_tied,
     return BL_OK;
 }
 
-bl_status adapter_units_measure(const bl_base_layout *layout, bool is_tied,
+bl_status adapter_units_measure(const adapter_spans *spans, bool is_tied,
                                 const bl_optimizer_placement *placement, const bl_tier *weights,
                                 bl_adapter_units_bytes *out)
 {
-    held_unit *units = calloc((size_t)layout->n_units + 1, sizeof *units);
+    held_unit *units = calloc((size_t)spans->layout->n_units + 1, sizeof *units);
 
     if (!units) return BL_FAIL(BL_ENOMEM, "the placement of the state");
-    bl_status st = measure_units(layout, is_tied, placement, weights, units, out);
+    bl_status st = measure_units(spans, is_tied, placement, weights, units, out);
     free(units);
     return st;
 }
@@ -244,7 +255,7 @@ static bl_status create(adapter_units *units)
     }
     for (int64_t i = 0; i < n_parts; i++)
         tiers[i] = bl_pages_spec(units->options.weights->pages, i)->tier;
-    bl_status st = measure_units(units->layout, units->options.is_tied, &units->options.placement,
+    bl_status st = measure_units(units->spans, units->options.is_tied, &units->options.placement,
                                  tiers, units->unit, &n);
     free(tiers);
     if (st == BL_OK) st = allocate_memory(units, &n);
@@ -260,6 +271,7 @@ bl_status adapter_units_create(const adapter_units_options *options, adapter_uni
     *units = (adapter_units){.options = *options,
                              .is_gpu = options->placement.kind == BL_DEVICE_CUDA,
                              .layout = &options->weights->layout,
+                             .spans = options->spans,
                              .n_units = options->weights->layout.n_units,
                              .n_held = options->weights->layout.n_units + options->is_tied};
     bl_status st = create(units);
@@ -308,6 +320,8 @@ static bl_status open_unit(adapter_units *units, int64_t unit, bl_stream *stream
 {
     held_unit *u = &units->unit[unit];
 
+    *rows = NULL;
+    if (u->n_bytes[ADAPTER_GRAD] == 0) return BL_OK;
     if (u->state == UNIT_WAITING)
         return BL_FAIL(BL_EINTERNAL, "gradients of unit %lld, which waits for its update",
                        (long long)unit);
@@ -367,7 +381,7 @@ bl_status adapter_units_join(adapter_units *units, bl_stream *stream)
     float *to, *from;
 
     BL_TRY(visit_all(units, stream));
-    if (!units->options.is_tied) return BL_OK;
+    if (!units->options.is_tied || units->unit[head].n_bytes[ADAPTER_GRAD] == 0) return BL_OK;
     BL_TRY(open_unit(units, head, stream, &to));
     BL_TRY(open_unit(units, embedding, stream, &from));
     BL_TRY(bl_accumulate(
@@ -381,22 +395,21 @@ bl_status adapter_units_join(adapter_units *units, bl_stream *stream)
 bl_status adapter_units_sum_squares(adapter_units *units, bl_stream *stream, double *sum)
 {
     for (int64_t u = 0; u < units->n_units; u++)
-        if (units->unit[u].tier == BL_TIER_DEVICE)
+        if (units->unit[u].tier == BL_TIER_DEVICE && units->unit[u].n_bytes[ADAPTER_GRAD] > 0)
             BL_TRY(sum_squares(units, u, gradients_in_memory(units, u), stream));
     return bl_add_sums(stream, &(bl_add_sums_args){units->n_units, units->squares, sum});
 }
 
-/* Part by part: the weights are pages. */
-static bl_status update_in_memory(adapter_units *units, const bl_base_walk *at)
+/* Span by span: the weights are pages. */
+static bl_status update_in_memory(adapter_units *units, const adapter_span *span)
 {
     char *memory[ADAPTER_N_ARRAYS];
 
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
-        memory[i] = adapter_units_part_memory(units, at, (adapter_array)i);
-    bl_adamw_args args =
-        adapter_units_adamw(units, at, 0, (int64_t)at->part->shard_bytes / UNITS_FLOAT, memory);
+        memory[i] = adapter_units_span_memory(units, span, (adapter_array)i);
+    bl_adamw_args args = adapter_units_adamw(units, span, 0, span->n, memory);
     BL_TRY(bl_adamw(units->options.compute, &args));
-    return bl_model_round_rows(units->options.weights, at, 0, args.n, args.w,
+    return bl_model_round_rows(units->options.weights, &span->at, span->first, args.n, args.w,
                                units->options.compute);
 }
 
@@ -420,8 +433,10 @@ bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args)
 {
     units->update = *args;
     units->n_read = units->n_updated = 0;
-    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);)
-        if (!units->unit[at.idx_unit].is_paged) BL_TRY(update_in_memory(units, &at));
+    for (int64_t i = 0; i < units->spans->n; i++) {
+        const adapter_span *span = &units->spans->span[i];
+        if (!units->unit[span->at.idx_unit].is_paged) BL_TRY(update_in_memory(units, span));
+    }
     for (int64_t u = 0; u < units->n_units; u++)
         units->unit[u].state = units->unit[u].is_paged ? UNIT_WAITING : UNIT_CLEAN;
     return units->disk ? let_host_update(units) : BL_OK;
@@ -453,17 +468,16 @@ static bl_lane lane_of_update(const adapter_units *units, int64_t unit, int64_t 
 {
     int64_t on_disk = 0, copied = 0;
 
-    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);) {
-        int64_t n_elements = (int64_t)at.part->shard_bytes / UNITS_FLOAT;
-        if (at.idx_unit != unit) continue;
+    for (int64_t s = units->spans->first[unit]; s < units->spans->first[unit + 1]; s++) {
+        const adapter_span *span = &units->spans->span[s];
         for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
-            int64_t n = n_elements * adapter_units_element(units, (adapter_array)i);
-            bl_tier place = adapter_units_place(units, &at, (adapter_array)i);
+            int64_t n = span->n * adapter_units_element(units, (adapter_array)i);
+            bl_tier place = adapter_units_place(units, span, (adapter_array)i);
             int64_t both_ways = i == ADAPTER_GRAD ? n : 2 * n;
             on_disk += place == BL_TIER_DISK ? both_ways : 0;
             copied += place == BL_TIER_DEVICE ? both_ways : 0;
         }
-        if (units->is_gpu) copied += 2 * n_elements; /* in bf16 */
+        if (units->is_gpu) copied += 2 * span->n; /* in bf16 */
     }
     *n_bytes = on_disk > 0 ? on_disk : copied;
     return on_disk > 0 ? BL_LANE_DISK : BL_LANE_COPY;
@@ -491,7 +505,7 @@ bl_status adapter_units_flush(adapter_units *units)
 {
     if (!units->disk) return BL_OK;
     for (int64_t i = 0; i < units->n_pieces; i++)
-        BL_TRY(adapter_units_update_unit(units, units->piece[i].at.idx_unit));
+        BL_TRY(adapter_units_update_unit(units, units->piece[i].span->at.idx_unit));
     BL_TRY(bl_stream_synchronize(units->disk));
     return units->out ? bl_stream_synchronize(units->out) : BL_OK;
 }

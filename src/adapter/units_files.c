@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_files.c -- copies the arrays of a part to and from checkpoint files, in pieces; reads a
- * part's gradients for a dump. */
+/* units_files.c -- copies the arrays of a span to and from checkpoint files, in pieces; reads a
+ * span's gradients for a dump. */
 #include <string.h>
 
 #include "adapter/internal.h"
@@ -8,38 +8,27 @@
 #include "base/sizes.h"
 
 /* Copies elements [first, first + n) of the array between the disk and `memory`. */
-static bl_status transfer(adapter_units *units, const bl_base_walk *at, adapter_array array,
+static bl_status transfer(adapter_units *units, const adapter_span *span, adapter_array array,
                           int64_t first, int64_t n, void *memory, bool is_write)
 {
     bl_reader *reader;
-    bl_io_read io = adapter_units_transfer(units, at, array, first, n, memory, &reader);
+    bl_io_read io = adapter_units_transfer(units, span, array, first, n, memory, &reader);
 
     BL_TRY(is_write ? bl_reader_submit_write(reader, &io) : bl_reader_submit(reader, &io));
-    return adapter_units_wait(units, reader, &io, at->idx_unit);
+    return adapter_units_wait(units, reader, &io, span->at.idx_unit);
 }
 
-static int64_t elements_of(const bl_base_part *part)
-{
-    return (int64_t)part->shard_bytes / UNITS_FLOAT;
-}
-
-/* In a file, which has the layout of fp32 arrays. */
-static int64_t stored_elements(const bl_base_part *part)
-{
-    return bl_round_up((int64_t)part->shard_bytes, BL_DEVICE_ALIGNMENT_BYTES) / UNITS_FLOAT;
-}
-
-bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
+bl_status adapter_units_append(adapter_units *units, const adapter_span *span, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer)
 {
-    int64_t total = stored_elements(at->part), element = adapter_units_element(units, array);
-    const char *memory = adapter_units_part_memory(units, at, array);
+    int64_t total = span->file_n, element = adapter_units_element(units, array);
+    const char *memory = adapter_units_span_memory(units, span, array);
 
     if (memory) return adapter_append_bytes(writer, staging, memory, (size_t)(total * element));
     for (int64_t first = 0, n; first < total; first += n) {
         char *piece = units->slot[0].memory[array];
         n = bl_min_i64(UNITS_PIECE_ELEMENTS, total - first);
-        BL_TRY(transfer(units, at, array, first, n, piece, false));
+        BL_TRY(transfer(units, span, array, first, n, piece, false));
         BL_TRY(bl_safetensors_writer_append(writer, piece, (size_t)(n * element)));
     }
     return BL_OK;
@@ -78,17 +67,17 @@ static bl_dtype dtype_of(const adapter_units *units, adapter_array array)
 }
 
 /* Rewrites elements [begin, end) of an array, with [first, last) from the tensor. */
-static bl_status rewrite(adapter_units *units, const bl_base_walk *at, adapter_array array,
+static bl_status rewrite(adapter_units *units, const adapter_span *span, adapter_array array,
                          int64_t begin, int64_t end, int64_t first, int64_t last,
                          const bl_stored_tensor *tensor, int64_t source)
 {
     char *piece = units->slot[0].memory[array];
 
     if (first > begin || last < end)
-        BL_TRY(transfer(units, at, array, begin, end - begin, piece, false));
+        BL_TRY(transfer(units, span, array, begin, end - begin, piece, false));
     BL_TRY(read_elements(tensor, source, last - first, dtype_of(units, array),
                          piece + (first - begin) * adapter_units_element(units, array)));
-    return transfer(units, at, array, begin, end - begin, piece, true);
+    return transfer(units, span, array, begin, end - begin, piece, true);
 }
 
 static bl_status load_memory(bl_staging *staging, const bl_stored_tensor *tensor, int64_t source,
@@ -105,12 +94,13 @@ static bl_status load_memory(bl_staging *staging, const bl_stored_tensor *tensor
     return BL_OK;
 }
 
-bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapter_array array,
+bl_status adapter_units_load(adapter_units *units, const adapter_span *span, adapter_array array,
                              int64_t first, int64_t n, const bl_stored_tensor *tensor,
                              int64_t source, bl_staging *staging)
 {
-    int64_t total = stored_elements(at->part), last = first + n;
-    char *memory = adapter_units_part_memory(units, at, array);
+    int64_t total = bl_round_up(span->n * UNITS_FLOAT, BL_DEVICE_ALIGNMENT_BYTES) / UNITS_FLOAT;
+    int64_t last = first + n;
+    char *memory = adapter_units_span_memory(units, span, array);
 
     if (memory)
         return load_memory(staging, tensor, source, n, dtype_of(units, array),
@@ -119,23 +109,23 @@ bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapt
          begin = end) {
         end = bl_min_i64(begin + UNITS_PIECE_ELEMENTS, total);
         int64_t from = bl_max_i64(begin, first), to = bl_min_i64(end, last);
-        BL_TRY(rewrite(units, at, array, begin, end, from, to, tensor, source + (from - first)));
+        BL_TRY(rewrite(units, span, array, begin, end, from, to, tensor, source + (from - first)));
     }
     return BL_OK;
 }
 
-bl_status adapter_units_gradient(adapter_units *units, const bl_base_walk *at, const float **rows)
+bl_status adapter_units_gradient(adapter_units *units, const adapter_span *span, const float **rows)
 {
-    char *memory = adapter_units_part_memory(units, at, ADAPTER_GRAD),
+    char *memory = adapter_units_span_memory(units, span, ADAPTER_GRAD),
          *frames = units->device_frames;
-    size_t n_bytes = at->part->shard_bytes;
+    size_t n_bytes = (size_t)span->n * UNITS_FLOAT;
 
     *rows = (const float *)memory;
-    if (units->unit[at->idx_unit].tier == BL_TIER_DEVICE) return BL_OK;
+    if (units->unit[span->at.idx_unit].tier == BL_TIER_DEVICE) return BL_OK;
     if (!memory) {
         memory = units->host_frames;
         *rows = (const float *)memory;
-        BL_TRY(transfer(units, at, ADAPTER_GRAD, 0, elements_of(at->part), memory, false));
+        BL_TRY(transfer(units, span, ADAPTER_GRAD, 0, span->n, memory, false));
     }
     if (!frames) return BL_OK; /* a CPU */
     *rows = (const float *)frames;

@@ -20,18 +20,11 @@
 
 /* ---- pieces ---- */
 
-static int64_t count_pieces(const bl_base_part *part)
+static void add_pieces(adapter_units *units, const adapter_span *span)
 {
-    return bl_ceil_div((int64_t)part->shard_bytes / UNITS_FLOAT, UNITS_PIECE_ELEMENTS);
-}
-
-static void add_pieces(adapter_units *units, const bl_base_walk *at)
-{
-    int64_t n = (int64_t)at->part->shard_bytes / UNITS_FLOAT;
-
-    for (int64_t first = 0; first < n; first += UNITS_PIECE_ELEMENTS)
-        units->piece[units->n_pieces++] = (unit_piece){
-            .at = *at, .first = first, .n = bl_min_i64(UNITS_PIECE_ELEMENTS, n - first)};
+    for (int64_t first = 0; first < span->n; first += UNITS_PIECE_ELEMENTS)
+        units->piece[units->n_pieces++] =
+            (unit_piece){span, first, bl_min_i64(UNITS_PIECE_ELEMENTS, span->n - first)};
 }
 
 /* The embedding is visited first, so the last unit's pieces come first. */
@@ -40,8 +33,8 @@ static void list_unit(adapter_units *units, int64_t unit)
     held_unit *u = &units->unit[unit];
 
     u->first_piece = units->n_pieces;
-    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);)
-        if (at.idx_unit == unit && u->is_paged) add_pieces(units, &at);
+    for (int64_t i = units->spans->first[unit]; i < units->spans->first[unit + 1]; i++)
+        if (u->is_paged) add_pieces(units, &units->spans->span[i]);
     u->n_pieces = units->n_pieces - u->first_piece;
 }
 
@@ -49,9 +42,9 @@ bl_status adapter_units_list_pieces(adapter_units *units)
 {
     int64_t n = 0, last = units->n_units - 1; /* the embedding's, or the tied table */
 
-    for (bl_base_walk at = {.layout = units->layout}; bl_base_next(&at);)
-        n += count_pieces(at.part);
-    units->piece = calloc((size_t)n, sizeof *units->piece);
+    for (int64_t i = 0; i < units->spans->n; i++)
+        n += bl_ceil_div(units->spans->span[i].n, UNITS_PIECE_ELEMENTS);
+    units->piece = calloc((size_t)n + 1, sizeof *units->piece);
     if (!units->piece) return BL_FAIL(BL_ENOMEM, "%lld pieces of the state", (long long)n);
     list_unit(units, last);
     for (int64_t u = 0; u < last; u++) list_unit(units, u);
@@ -60,14 +53,16 @@ bl_status adapter_units_list_pieces(adapter_units *units)
 
 /* ---- transfers ---- */
 
-bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
+bl_io_read adapter_units_transfer(const adapter_units *units, const adapter_span *span,
                                   adapter_array array, int64_t first, int64_t n, void *memory,
                                   bl_reader **reader)
 {
+    const held_unit *u = &units->unit[span->at.idx_unit];
     int64_t element = adapter_units_element(units, array),
-            begin = array == ADAPTER_W ? bl_pages_offset(units->options.weights->pages, at->index)
-                                       : units->unit[at->idx_unit].offset[array] +
-                                             adapter_units_part_offset(units, at, array);
+            begin = array == ADAPTER_W
+                        ? bl_pages_offset(units->options.weights->pages, span->at.index) +
+                              span->first * element
+                        : u->offset[array] + adapter_units_span_offset(units, span, array);
 
     *reader = array == ADAPTER_W ? units->weights_reader : units->reader;
     return (bl_io_read){.offset_bytes = begin + first * element,
@@ -90,7 +85,7 @@ static bl_status begin_io(adapter_units *units, const unit_piece *piece, piece_s
 {
     bl_reader *reader;
 
-    slot->io[array] = adapter_units_transfer(units, &piece->at, array, piece->first, piece->n,
+    slot->io[array] = adapter_units_transfer(units, piece->span, array, piece->first, piece->n,
                                              slot->memory[array], &reader);
     BL_TRY(is_write ? bl_reader_submit_write(reader, &slot->io[array])
                     : bl_reader_submit(reader, &slot->io[array]));
@@ -102,7 +97,7 @@ static bl_status begin_copy(adapter_units *units, const unit_piece *piece, piece
                             adapter_array array, bool is_write)
 {
     int64_t element = adapter_units_element(units, array);
-    char *memory = adapter_units_part_memory(units, &piece->at, array) + piece->first * element;
+    char *memory = adapter_units_span_memory(units, piece->span, array) + piece->first * element;
     size_t n_bytes = (size_t)(piece->n * element);
 
     slot->is_copying = true;
@@ -115,7 +110,7 @@ static bl_status begin_transfers(adapter_units *units, const unit_piece *piece, 
                                  adapter_array n, bool is_write)
 {
     for (int i = 0; i < (int)n; i++) {
-        bl_tier place = adapter_units_place(units, &piece->at, (adapter_array)i);
+        bl_tier place = adapter_units_place(units, piece->span, (adapter_array)i);
         if (place == BL_TIER_DISK)
             BL_TRY(begin_io(units, piece, slot, (adapter_array)i, is_write));
         else if (place == BL_TIER_DEVICE)
@@ -153,7 +148,7 @@ static bl_status read_ahead(adapter_units *units)
     while (units->n_read < bl_min_i64(units->n_updated + UNITS_AHEAD, units->n_pieces)) {
         const unit_piece *piece = &units->piece[units->n_read];
         piece_slot *slot = slot_of(units, units->n_read);
-        BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
+        BL_TRY(end_transfers(units, slot, piece->span->at.idx_unit));
         BL_TRY(begin_transfers(units, piece, slot, ADAPTER_N_ARRAYS, false));
         units->n_read++;
     }
@@ -164,8 +159,8 @@ static bl_status read_ahead(adapter_units *units)
 static char *piece_memory(const adapter_units *units, const unit_piece *p, const piece_slot *slot,
                           adapter_array array)
 {
-    if (adapter_units_place(units, &p->at, array) != BL_TIER_HOST) return slot->memory[array];
-    return adapter_units_part_memory(units, &p->at, array) +
+    if (adapter_units_place(units, p->span, array) != BL_TIER_HOST) return slot->memory[array];
+    return adapter_units_span_memory(units, p->span, array) +
            p->first * adapter_units_element(units, array);
 }
 
@@ -193,12 +188,13 @@ static bl_status update_piece(adapter_units *units)
     char *memory[ADAPTER_N_ARRAYS];
 
     BL_TRY(read_ahead(units));
-    BL_TRY(end_transfers(units, slot, piece->at.idx_unit));
+    BL_TRY(end_transfers(units, slot, piece->span->at.idx_unit));
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++)
         memory[i] = piece_memory(units, piece, slot, (adapter_array)i);
-    bl_adamw_args args = adapter_units_adamw(units, &piece->at, piece->first, piece->n, memory);
+    bl_adamw_args args = adapter_units_adamw(units, piece->span, piece->first, piece->n, memory);
     BL_TRY(bl_adamw_on_host(units->disk, &args));
-    BL_TRY(round_rows(units, &piece->at, piece->first, args.n, args.w, slot));
+    BL_TRY(round_rows(units, &piece->span->at, piece->span->first + piece->first, args.n, args.w,
+                      slot));
     BL_TRY(begin_transfers(units, piece, slot, ADAPTER_GRAD, true));
     units->n_updated++;
     return BL_OK;
@@ -244,13 +240,14 @@ static bl_status round_task(bl_stream *stream, const void *args)
 {
     const round_args *a = args;
     adapter_units *units = a->units;
-    const float *memory = (const float *)adapter_units_part_memory(units, &a->at, ADAPTER_W);
     int64_t total = (int64_t)a->at.part->shard_bytes / UNITS_FLOAT;
+    const adapter_span page = {.at = a->at, .n = total};
+    const float *memory = (const float *)adapter_units_span_memory(units, &page, ADAPTER_W);
 
     (void)stream;
     for (int64_t first = 0, n, i = 0; first < total; first += n, i ^= 1) {
         n = bl_min_i64(UNITS_PIECE_ELEMENTS, total - first);
-        const unit_piece piece = {a->at, first, n};
+        const unit_piece piece = {&page, first, n};
         piece_slot *slot = &units->slot[i];
         BL_TRY(end_transfers(units, slot, a->at.idx_unit));
         const float *rows = memory ? memory + first : (const float *)slot->memory[ADAPTER_W];

@@ -4,11 +4,11 @@
  *
  * Units are the base's (linear/base.h). If the embedding is tied to the head, unit n_units holds
  * the embedding's gradients, which are added to the head's at the end of the step. An array of a
- * unit has the rank's rows, part after part, each from a multiple of BL_DEVICE_ALIGNMENT_BYTES on.
- * Gradients are fp32, as the weights, and so have the layout of the base: parts at their
- * shard_offset. Moments are fp32 or bf16; bf16 ones are rounded stochastically (ops/rounding.h),
- * each element by its place in the whole matrix, so the number of ranks does not change the bits
- * of the rounding.
+ * unit has the rank's spans (spans_internal.h) one after the other, each from a multiple of
+ * BL_DEVICE_ALIGNMENT_BYTES on. Units without any have no arrays: for them all calls do nothing.
+ * Gradients are fp32, as the weights. Moments are fp32 or bf16; bf16 ones are rounded
+ * stochastically (ops/rounding.h), each element by its place in the whole matrix, so the number of
+ * ranks does not change the bits of the rounding.
  *
  * A unit's moments and gradients are in device memory, in a GPU's host memory, or on disk in a file
  * of the rank. Its weights are pages of the base, in any of these tiers. A unit with anything
@@ -34,6 +34,7 @@
 #define BALLAST_ADAPTER_UNITS_INTERNAL_H
 
 #include "adapter/full.h"
+#include "adapter/spans_internal.h"
 #include "device/device.h"
 #include "device/staging.h"
 #include "linear/base.h"
@@ -54,7 +55,8 @@ typedef struct adapter_units adapter_units;
 typedef struct adapter_units_options {
     bl_device *device;
     const bl_model_weights *weights; /* its pages are the weights, in its layout */
-    bl_base *base;                   /* its loads wait for updates */
+    const adapter_spans *spans;
+    bl_base *base; /* its loads wait for updates */
     bl_stream *compute;
     bl_timeline *timeline;
     bool is_tied;
@@ -63,7 +65,7 @@ typedef struct adapter_units_options {
 } adapter_units_options;
 
 /* The units' part of bl_adapter_full_measure. */
-bl_status adapter_units_measure(const bl_base_layout *layout, bool is_tied,
+bl_status adapter_units_measure(const adapter_spans *spans, bool is_tied,
                                 const bl_optimizer_placement *placement, const bl_tier *weights,
                                 bl_adapter_units_bytes *out);
 
@@ -73,8 +75,8 @@ bl_status adapter_units_create(const adapter_units_options *options, adapter_uni
 void adapter_units_destroy(adapter_units *units); /* with streams idle; NULL is fine */
 
 /* *rows: memory in which work queued on `stream` until close_gradient sums this rank's gradients of
- * the unit. They are zero in the unit's first visit of a step. Call in the order of a pass's
- * backward visits (bl_weight_sink). */
+ * the unit, span by span; NULL: it has none. They are zero in the unit's first visit of a step.
+ * Call in the order of a pass's backward visits (bl_weight_sink). */
 bl_status adapter_units_open_gradient(adapter_units *units, int64_t unit, bl_stream *stream,
                                       float **rows);
 bl_status adapter_units_close_gradient(adapter_units *units, int64_t unit, bl_stream *stream);
@@ -101,16 +103,16 @@ void adapter_units_forget(adapter_units *units);
  * compute, with no unit WAITING. Updates round the rows that they change. */
 bl_status adapter_units_round(adapter_units *units);
 
-/* With streams idle and no unit WAITING. append writes an array of a part to a file: as many
- * elements as fp32 ones are in its shard_bytes, rounded up to BL_DEVICE_ALIGNMENT_BYTES. load reads
- * elements [first, first + n) from element `source` on of a stored tensor, F32 or BF16: widened,
- * or rounded to nearest, where the array has the other dtype. gradient: *rows are the part's
- * gradients, valid until the next call. */
-bl_status adapter_units_append(adapter_units *units, const bl_base_walk *at, adapter_array array,
+/* With streams idle and no unit WAITING. append writes an array of a span to a file, file_n
+ * elements. load reads elements [first, first + n) from element `source` on of a stored tensor, F32
+ * or BF16: widened, or rounded to nearest, where the array has the other dtype. gradient: *rows are
+ * the span's gradients, valid until the next call. */
+bl_status adapter_units_append(adapter_units *units, const adapter_span *span, adapter_array array,
                                bl_staging *staging, bl_safetensors_writer *writer);
-bl_status adapter_units_load(adapter_units *units, const bl_base_walk *at, adapter_array array,
+bl_status adapter_units_load(adapter_units *units, const adapter_span *span, adapter_array array,
                              int64_t first, int64_t n, const bl_stored_tensor *tensor,
                              int64_t source, bl_staging *staging);
-bl_status adapter_units_gradient(adapter_units *units, const bl_base_walk *at, const float **rows);
+bl_status adapter_units_gradient(adapter_units *units, const adapter_span *span,
+                                 const float **rows);
 
 #endif

@@ -39,8 +39,8 @@ typedef struct held_frame {
 } held_frame;
 
 typedef struct unit_piece {
-    bl_base_walk at;
-    int64_t first, n; /* elements of the part */
+    const adapter_span *span;
+    int64_t first, n; /* elements of the span */
 } unit_piece;
 
 typedef struct piece_slot {
@@ -57,6 +57,7 @@ typedef struct piece_slot {
 struct adapter_units {
     adapter_units_options options;
     const bl_base_layout *layout;
+    const adapter_spans *spans;
     int64_t n_units, n_held; /* of the layout; with a tied embedding one more */
     bool is_gpu;
     held_unit *unit;
@@ -88,21 +89,20 @@ static inline bool adapter_units_is_apart(bool is_gpu, bl_tier tier)
     return tier == BL_TIER_DISK || (is_gpu && tier == BL_TIER_HOST);
 }
 
-/* units_parts.c: bytes of a part's array, whose elements have `element`; bytes of an element; where
- * a part begins in its unit's array; an array's part in memory, NULL: it is on disk. */
-int64_t adapter_units_array_bytes(const bl_base_part *part, int64_t element);
+/* units_spans.c: bytes of an element; where a span begins in its unit's array; an array's span in
+ * memory, NULL: it is on disk. */
 int64_t adapter_units_element(const adapter_units *units, adapter_array array);
-int64_t adapter_units_part_offset(const adapter_units *units, const bl_base_walk *at,
+int64_t adapter_units_span_offset(const adapter_units *units, const adapter_span *span,
                                   adapter_array array);
-char *adapter_units_part_memory(const adapter_units *units, const bl_base_walk *at,
+char *adapter_units_span_memory(const adapter_units *units, const adapter_span *span,
                                 adapter_array array);
 /* How the host reaches it. BL_TIER_HOST: itself, also in a CPU's device memory; BL_TIER_DEVICE: by
  * copies. */
-bl_tier adapter_units_place(const adapter_units *units, const bl_base_walk *at,
+bl_tier adapter_units_place(const adapter_units *units, const adapter_span *span,
                             adapter_array array);
-/* `update` of elements [first, first + n) of a part. */
-bl_adamw_args adapter_units_adamw(const adapter_units *units, const bl_base_walk *at, int64_t first,
-                                  int64_t n, char *const memory[ADAPTER_N_ARRAYS]);
+/* `update` of elements [first, first + n) of a span. */
+bl_adamw_args adapter_units_adamw(const adapter_units *units, const adapter_span *span,
+                                  int64_t first, int64_t n, char *const memory[ADAPTER_N_ARRAYS]);
 /* units_frames.c: bytes of all frames, and of the first one, the tables'. */
 int64_t adapter_units_frames_bytes(const bl_base_layout *layout, int64_t n_held,
                                    const held_unit *units, int64_t *table_bytes);
@@ -123,9 +123,9 @@ bl_status adapter_units_list_pieces(adapter_units *units);
 bl_status adapter_units_queue_update(adapter_units *units, int64_t unit);
 /* adapter_units_round for a part that is apart; queued on `disk`. */
 bl_status adapter_units_queue_round(adapter_units *units, const bl_base_walk *at);
-/* A request for the whole blocks that hold elements [first, first + n) of a part's array on
+/* A request for the whole blocks that hold elements [first, first + n) of a span's array on
  * disk. */
-bl_io_read adapter_units_transfer(const adapter_units *units, const bl_base_walk *at,
+bl_io_read adapter_units_transfer(const adapter_units *units, const adapter_span *span,
                                   adapter_array array, int64_t first, int64_t n, void *memory,
                                   bl_reader **reader);
 bl_status adapter_units_wait(adapter_units *units, bl_reader *reader, bl_io_read *io, int64_t unit);

@@ -273,15 +273,18 @@ static double visible_tokens(const bl_model_config *c, int64_t layer, double n_t
     return window - window * window / (2 * n_tokens);
 }
 
-double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, double n_tokens,
-                          double mean_tokens, double n_labels)
+double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, int64_t first,
+                          double n_tokens, double mean_tokens, double n_labels)
 {
-    double weights = (double)bl_arch_layer_weights(c);
-    double per_token = (double)c->n_layers * (4.0 * weights + 6.0 * n_lora_floats), visible = 0;
+    double weights = (double)bl_arch_layer_weights(c), n_layers = (double)c->n_layers;
+    double per_token = (2.0 * n_layers + 2.0 * (n_layers - (double)first)) * weights +
+                       6.0 * n_layers * n_lora_floats,
+           attention = 0;
 
-    for (int64_t l = 0; l < c->n_layers; l++) visible += visible_tokens(c, l, mean_tokens);
     /* QK^T and PV, forward and twice as much backward */
-    per_token += (2.0 + 4.0) * 2.0 * (double)extent_of(c, BL_EXTENT_Q) * visible;
+    for (int64_t l = 0; l < c->n_layers; l++)
+        attention += (l < first ? 2.0 : 2.0 + 4.0) * visible_tokens(c, l, mean_tokens);
+    per_token += 2.0 * (double)extent_of(c, BL_EXTENT_Q) * attention;
     return per_token * n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
 }
 

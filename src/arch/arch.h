@@ -241,11 +241,12 @@ int64_t bl_arch_vector_floats(const bl_model_config *config);
 
 /* ---- work ---- */
 
-/* Model FLOPs of a step: forward and input gradient of every frozen matrix and of attention, three
- * times the LoRA path of n_lora_floats in a layer; no recomputation. Samples have mean_tokens; the
- * head works on n_labels of the n_tokens. */
-double bl_arch_step_flops(const bl_model_config *config, double n_lora_floats, double n_tokens,
-                          double mean_tokens, double n_labels);
+/* Model FLOPs of a step: forward of every frozen matrix and of attention, their input gradients
+ * from layer `first` on, three times the LoRA path of n_lora_floats in a layer; no recomputation.
+ * Samples have mean_tokens; the head works on n_labels of the n_tokens. Where weights are trained:
+ * arch/trained.h. */
+double bl_arch_step_flops(const bl_model_config *config, double n_lora_floats, int64_t first,
+                          double n_tokens, double mean_tokens, double n_labels);
 /* Those that are added where all weights are trained: the gradients of all matrices. */
 double bl_arch_gradient_flops(const bl_model_config *config, double n_tokens, double n_labels);
 

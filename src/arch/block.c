@@ -41,9 +41,7 @@
  * matrix (bl_linear_apply), so the stream waits for a gather as late as possible; the visit
  * releases all of a layer's matrices together. Nothing here waits on the host or allocates.
  *
- * Memory: block_memory.c.
- *
- * Families of models use these functions with other extents, matrices and vectors (arch/arch.h). */
+ * Memory: block_memory.c. Families have other extents, matrices and vectors (arch/arch.h). */
 #include "arch/block.h"
 #include "arch/block_internal.h"
 
@@ -504,7 +502,10 @@ static bl_status backward_qkv(bl_stream *stream, const bl_block *block, const bl
     }
     BL_TRY(
         branch_input(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, (bl_quantized){0}, &in));
-    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, in, ws->d_qkv, ws->d_norm));
+    bool ends_here = arch_ends_at_qkv(block);
+    BL_TRY(linear_backward(stream, block, BL_QKV, batch, ws, gradients, in, ws->d_qkv,
+                           ends_here ? (bl_tensor){0} : ws->d_norm));
+    if (ends_here) return BL_OK;
     return branch_input_backward(stream, block, batch->T, BL_ATTENTION_NORM, t->x, ws, d);
 }
 
@@ -529,6 +530,7 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
     /* d is the gradient of attention's output as it is in a parallel layer, else with the MLP's. */
     if (!is_parallel)
         BL_TRY(branch_input_backward(stream, block, batch->T, mlp_norm, t.mid, workspace, d));
+    if (arch_ends_at_mlp(block)) return BL_OK;
     BL_TRY(backward_out(stream, block, batch, workspace, &t, d, gradients));
     if (is_parallel)
         BL_TRY(branch_input_backward(stream, block, batch->T, mlp_norm, t.x, workspace, d));

@@ -22,6 +22,7 @@
 #include "arch/arch.h"
 #include "arch/config.h"
 #include "arch/lora.h"
+#include "arch/trained.h"
 
 /* Activations that a block keeps besides its input, and their bytes per token (fp32 here, bf16 on a
  * GPU): a mask. */
@@ -157,15 +158,19 @@ bl_status bl_block_norm_forward(bl_stream *stream, const bl_block_dims *dims,
 bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
                                  const bl_block_norm *norm, bool accumulate, bl_tensor dy,
                                  bl_tensor dx);
-/* dw += the gradient of w, and behind it LayerNorm's bias; before dy is overwritten. */
+/* dw += the gradient of w; behind it is LayerNorm's bias, with its own. Of `vectors`, a mask, bit
+ * `weight`, a bl_layer_vector, and the next say which of the two are trained. Before dy is
+ * overwritten. */
 bl_status bl_block_norm_gradients(bl_stream *stream, const bl_block_dims *dims,
-                                  const bl_block_norm *norm, bl_tensor dy, float *dw);
+                                  const bl_block_norm *norm, bl_tensor dy, unsigned vectors,
+                                  bl_layer_vector weight, float *dw);
 
 /* Where the gradients of a layer's own weights are added to: fp32, device memory, overlapping
  * nothing. */
 typedef struct bl_weight_gradients {
-    float *matrix[BL_LAYER_MATRICES]; /* (rows, cols) each, dense */
-    float *vectors;                   /* as bl_block.vectors, biases included */
+    const bl_trained_unit *trained;                     /* borrowed */
+    float *matrix[BL_LAYER_MATRICES][BL_TRAINED_SPANS]; /* of each span (n, cols), dense */
+    float *vectors; /* as bl_block.vectors, biases included; those that are frozen stay */
 } bl_weight_gradients;
 
 /* One layer as a visit sees it. Borrowed for the visit. */
@@ -182,6 +187,7 @@ typedef struct bl_block {
      * forgotten; NULL: each product makes it. */
     bl_linear_prepared *prepared;
     const bl_weight_gradients *trained; /* of backward; NULL: the layer's weights are frozen */
+    bool is_last; /* of backward, with `trained`: no gradient of x is needed */
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */
@@ -192,10 +198,11 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                            bl_tensor out);
 
-/* d (T,H): the gradient of the output, replaced by that of x. gradients: the layer's flat vector,
+/* d (T,H): the gradient of the output, replaced by that of x, or with is_last by anything.
+ * gradients: the layer's flat vector,
  * fp32, overwritten where there are adapters. With block->trained the gradients of the layer's
- * weights are added to those, dW = dy^T x of each matrix among them. Kept tensors are consumed:
- * gate_up is overwritten. */
+ * trained weights are added to those, dW = dy^T x of their rows among them. Kept tensors are
+ * consumed: gate_up is overwritten. */
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients);

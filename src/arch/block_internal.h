@@ -17,10 +17,15 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
                                    bl_layer_vector norm, bl_tensor qkv,
                                    const bl_block_workspace *ws, bl_tensor d);
 
+/* Of block->is_last: whether no trained tensor needs the gradient of what W_qkv reads; and of
+ * attention's output. */
+bool arch_ends_at_qkv(const bl_block *block);
+bool arch_ends_at_mlp(const bl_block *block);
+
 /* Of block->trained, if there is one, for T rows. Of a matrix with input x and output gradient dy:
- * dW (rows, cols) += dy^T x, and its bias, if it has one; both sums over the micro-batch; scratch:
- * that of LoRA's products, which have been queued. Of the vector `which` that `norm` has computed
- * with. */
+ * dW += dy^T x of its trained rows, and the trained elements of its bias; both sums over the
+ * micro-batch; scratch: that of LoRA's products, which have been queued. Of the vector `which`, a
+ * weight, that `norm` has computed with, and of the bias behind it. */
 bl_status arch_add_matrix_gradient(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                    int64_t T, bl_tensor x, bl_tensor dy,
                                    const bl_block_workspace *ws);

@@ -54,18 +54,21 @@ bl_status bl_block_norm_backward(bl_stream *stream, const bl_block_dims *dims,
 }
 
 bl_status bl_block_norm_gradients(bl_stream *stream, const bl_block_dims *dims,
-                                  const bl_block_norm *norm, bl_tensor dy, float *dw)
+                                  const bl_block_norm *norm, bl_tensor dy, unsigned vectors,
+                                  bl_layer_vector weight, float *dw)
 {
-    bool has_bias = dims->has_layer_norm;
+    bool has_mean = dims->has_layer_norm, has_weight = vectors >> weight & 1,
+         has_bias = has_mean && (vectors >> (weight + 1) & 1);
 
+    if (!has_weight && !has_bias) return BL_OK;
     return bl_norm_gradients(stream,
                              &(bl_norm_gradients_args){.T = norm->T,
                                                        .H = dims->hidden,
                                                        .x = norm->x,
                                                        .dy = dy,
-                                                       .mean = has_bias ? norm->mean : NULL,
+                                                       .mean = has_mean ? norm->mean : NULL,
                                                        .rstd = norm->rstd,
-                                                       .dw = dw,
+                                                       .dw = has_weight ? dw : NULL,
                                                        .db = has_bias ? dw + dims->hidden : NULL});
 }
 
@@ -114,7 +117,7 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
     const bl_block_dims *dims = block->dims;
     head_rows heads = heads_of(dims, T, ws, norm);
 
-    if (block->trained)
+    if (block->trained && (block->trained->trained->vectors >> norm & 1))
         BL_TRY(bl_norm_gradients(
             stream,
             &(bl_norm_gradients_args){.T = T,

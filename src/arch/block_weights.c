@@ -2,7 +2,8 @@
 /* block_weights.c -- gradients of a layer's own weights, where they are trained: of a matrix
  * y = x W^T + b with the output's gradient dy
  *
- *   dW += dy^T x      one product per matrix and micro-batch, summed in fp32, of fp32 or bf16
+ *   dW += dy^T x      one product per span of trained rows and micro-batch, summed in fp32, of fp32
+ *                     or bf16
  *   db += sum_t dy_t
  *
  * and of the norms. */
@@ -11,42 +12,78 @@
 #include "ops/matmul.h"
 #include "ops/norm.h"
 
+/* dW (span->n, cols) */
+static bl_status add_rows(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                          const bl_trained_span *span, int64_t T, bl_tensor x, bl_tensor dy,
+                          const bl_block_workspace *ws, float *dW)
+{
+    int64_t rows = block->dims->matrix[matrix].rows, cols = block->dims->matrix[matrix].cols;
+    return bl_matmul(stream,
+                     &(bl_matmul_args){.transpose_a = true,
+                                       .M = span->n,
+                                       .N = cols,
+                                       .K = T,
+                                       .lda = rows,
+                                       .ldb = cols,
+                                       .ldc = cols,
+                                       .alpha = 1.0f,
+                                       .beta = 1.0f,
+                                       .a = bl_tensor_at(dy, span->begin),
+                                       .b = x,
+                                       .c = bl_tensor_f32(dW),
+                                       .scratch = ws->lora,
+                                       .scratch_bytes = bl_min_i64((int64_t)ws->lora_bytes,
+                                                                   BL_MATMUL_SCRATCH_BYTES)});
+}
+
+/* Elements of a bias: columns of dy. */
+static bl_status add_elements(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                              const bl_trained_span *span, int64_t T, bl_tensor dy)
+{
+    float *bias = block->trained->vectors + block->dims->bias_offset[matrix];
+    return bl_norm_gradients(
+        stream, &(bl_norm_gradients_args){.T = T,
+                                          .H = span->n,
+                                          .dy = bl_tensor_at(dy, span->begin),
+                                          .db = bias + span->begin,
+                                          .n_heads = 1,
+                                          .row_stride = block->dims->matrix[matrix].rows});
+}
+
 bl_status arch_add_matrix_gradient(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                                    int64_t T, bl_tensor x, bl_tensor dy,
                                    const bl_block_workspace *ws)
 {
-    const bl_block_dims *dims = block->dims;
-    int64_t rows = dims->matrix[matrix].rows, cols = dims->matrix[matrix].cols;
-    bl_matmul_args product = {.transpose_a = true,
-                              .M = rows,
-                              .N = cols,
-                              .K = T,
-                              .lda = rows,
-                              .ldb = cols,
-                              .ldc = cols,
-                              .alpha = 1.0f,
-                              .beta = 1.0f,
-                              .a = dy,
-                              .b = x,
-                              .scratch = ws->lora,
-                              .scratch_bytes =
-                                  bl_min_i64((int64_t)ws->lora_bytes, BL_MATMUL_SCRATCH_BYTES)};
-
     if (!block->trained || T == 0) return BL_OK;
-    product.c = bl_tensor_f32(block->trained->matrix[matrix]);
-    BL_TRY(bl_matmul(stream, &product));
-    if (dims->bias_offset[matrix] < 0) return BL_OK;
-    return bl_norm_gradients(stream, &(bl_norm_gradients_args){.T = T,
-                                                               .H = rows,
-                                                               .dy = dy,
-                                                               .db = block->trained->vectors +
-                                                                     dims->bias_offset[matrix]});
+    const bl_trained_spans *rows = &block->trained->trained->matrix[matrix],
+                           *bias = &block->trained->trained->bias[matrix];
+    for (int i = 0; i < rows->n; i++)
+        BL_TRY(add_rows(stream, block, matrix, &rows->at[i], T, x, dy, ws,
+                        block->trained->matrix[matrix][i]));
+    for (int i = 0; i < bias->n; i++)
+        BL_TRY(add_elements(stream, block, matrix, &bias->at[i], T, dy));
+    return BL_OK;
 }
 
 bl_status arch_add_norm_gradient(bl_stream *stream, const bl_block *block, bl_layer_vector which,
                                  const bl_block_norm *norm, bl_tensor dy)
 {
     if (!block->trained) return BL_OK;
-    return bl_block_norm_gradients(stream, block->dims, norm, dy,
+    return bl_block_norm_gradients(stream, block->dims, norm, dy, block->trained->trained->vectors,
+                                   which,
                                    block->trained->vectors + block->dims->vector_offset[which]);
+}
+
+bool arch_ends_at_qkv(const bl_block *block)
+{
+    unsigned norm = 1u << BL_ATTENTION_NORM | 1u << BL_ATTENTION_NORM_BIAS;
+    return block->is_last &&
+           (block->dims->has_post_norms || !(block->trained->trained->vectors & norm));
+}
+
+/* In a parallel layer the MLP's part of backward is not the first. */
+bool arch_ends_at_mlp(const bl_block *block)
+{
+    return block->is_last && !block->dims->is_parallel &&
+           !bl_trained_has_attention(block->trained->trained);
 }

@@ -324,7 +324,7 @@ const bl_option_alias bl_train_aliases[] = {
     {.name = "modules_to_save", .hint = "lora_target_modules: other modules are frozen"},
     {.name = "lora_modules_to_save", .hint = "lora_target_modules: other modules are frozen"},
     {.name = "additional_target", .hint = "lora_target_modules: other modules are frozen"},
-    {.name = "unfrozen_parameters", .hint = "lora_target_modules: other modules are frozen"},
+    {.name = "unfrozen_parameters", .key = "trainable_modules"},
     {.name = "peft_layers_to_transform",
      .hint = "lora_target_modules with paths (layers.0.mlp...)"},
     {.name = "layers_to_transform", .hint = "lora_target_modules with paths (layers.0.mlp...)"},

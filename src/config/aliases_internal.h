@@ -4,6 +4,10 @@
 #ifndef BALLAST_CONFIG_ALIASES_INTERNAL_H
 #define BALLAST_CONFIG_ALIASES_INTERNAL_H
 
+#define TRAINABLE_HINT                                                                             \
+    "finetuning_type full with trainable_modules, such as model.layers.(30|31) for the last two "  \
+    "of 32 layers"
+
 #define BL_RARE_ALIASES                                                                            \
     IGNORED("eval_do_concat_batches"), IGNORED("eval_use_gather_object"),                          \
         IGNORED("enable_jit_checkpoint"), IGNORED("restore_callback_states_from_checkpoint"),      \
@@ -69,8 +73,9 @@
         {.name = "trainable_token_indices",                                                        \
          .hint = "lora_target_modules: other modules are frozen"},                                 \
         {.name = "layer_replication", .hint = "lora_target_modules: other modules are frozen"},    \
-        {.name = "freeze_trainable_layers",                                                        \
-         .hint = "lora_target_modules: other modules are frozen"},                                 \
+        {.name = "freeze_trainable_layers", .hint = TRAINABLE_HINT},                               \
+        {.name = "freeze_trainable_modules", .hint = TRAINABLE_HINT},                              \
+        {.name = "freeze_extra_modules", .hint = TRAINABLE_HINT},                                  \
         {.name = "lora_layers_to_transform",                                                       \
          .hint = "lora_target_modules with paths (layers.0.mlp...)"},                              \
         {.name = "rank_pattern", .hint = "!every projection has the same rank and alpha"},         \

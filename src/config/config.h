@@ -119,6 +119,7 @@ typedef struct bl_train_config {
     bool precompute_ref_log_probs; /* true: the losses have a reference */
 
     bl_finetuning_type finetuning_type;
+    bl_string_list trainable_modules, freeze; /* bl_trained_patterns */
     bl_model_dtype model_dtype;
 
     /* LoRA */

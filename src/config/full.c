@@ -37,8 +37,15 @@ static const struct {
 static bl_status check_lora(const bl_train_config *c)
 {
     static const char *const keys[] = {"optimizer_tier", "optimizer_ratio",
-                                       "optimizer_state_dtype"};
+                                       "optimizer_state_dtype"},
+                             *const lists[] = {"trainable_modules", "freeze"};
 
+    for (size_t i = 0; i < BL_COUNT(lists); i++)
+        if (config_differs(c, lists[i]))
+            return BL_FAIL(BL_EUSAGE,
+                           "%s: finetuning_type lora trains LoRA terms over a frozen model "
+                           "(lora_target_modules); use finetuning_type full, or leave it out",
+                           lists[i]);
     if (config_differs(c, "model_dtype"))
         return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
                                   "(adapter_dtype); leave it out");

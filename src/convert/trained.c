@@ -22,16 +22,9 @@ typedef struct trained {
     int64_t n_values;
 } trained;
 
-/* The model's tensor of that name; false: it is not one that is trained. */
-static bool find_tensor(const bl_model_config *config, const char *name, bl_arch_tensor *out)
+static bool find_tensor(const trained *t, const char *name, bl_arch_tensor *out)
 {
-    int64_t n = bl_arch_tensor_count(config);
-
-    for (int64_t i = 0; i < n; i++) {
-        *out = bl_arch_tensor_at(config, i);
-        if (strcmp(out->name, name) == 0) return true;
-    }
-    return false;
+    return bl_trained_find(&t->conversion.config, t->options->trained, name, out);
 }
 
 static bl_status plan_shard(void *user, const bl_safetensors *source, bl_shard_plan *out)
@@ -43,8 +36,7 @@ static bl_status plan_shard(void *user, const bl_safetensors *source, bl_shard_p
     for (size_t i = 0; i < bl_safetensors_count(source); i++) {
         const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
         bl_stored_tensor_spec *spec = bl_shard_plan_copy(out, tensor);
-        if (!t->options->is_f32 || !find_tensor(&t->conversion.config, tensor->name, &unused))
-            continue;
+        if (!t->options->is_f32 || !find_tensor(t, tensor->name, &unused)) continue;
         out->n_bytes +=
             tensor->n_bytes / (int64_t)bl_dtype_bytes(tensor->dtype) * (int64_t)sizeof(float) -
             tensor->n_bytes;
@@ -99,9 +91,9 @@ static bl_status write_shard(void *user, size_t index, const char *path, json_t 
     for (size_t i = 0; i < plan->n_specs && st == BL_OK; i++) {
         bl_arch_tensor tensor;
         const char *name = plan->specs[i].name;
-        if (find_tensor(&t->conversion.config, name, &tensor))
+        if (find_tensor(t, name, &tensor))
             st = write_tensor(t, &tensor, &plan->specs[i], i, writer);
-        else /* of a larger model that this one is part of */
+        else /* frozen, or of a larger model that this one is part of */
             st = bl_shard_copy_tensor(bl_safetensors_find(plan->source, name), i, writer);
     }
     if (st == BL_OK) return bl_safetensors_writer_commit(writer);
@@ -133,7 +125,7 @@ static bl_status write_all(trained *t)
 
     BL_TRY(bl_conversion_open(&t->conversion, plan_shard));
     const bl_model_config *config = &t->conversion.config;
-    BL_TRY(bl_adapter_full_open(config, o->checkpoint, o->n_ranks, &t->reader));
+    BL_TRY(bl_adapter_full_open(config, o->trained, o->checkpoint, o->n_ranks, &t->reader));
     t->n_values = bl_max_i64(PIECE_ELEMENTS, config->hidden_size);
     for (int p = 0; p < config->arch->n_projections; p++) {
         int64_t rows, cols;

@@ -223,6 +223,7 @@ static bl_status open_headers(const char *dir, bl_base_format format, bl_model *
     BL_TRY(bl_hf_open(dir, &model->files));
     BL_TRY(bl_model_check(&model->config, model->files));
     BL_TRY(bl_model_set_format(model, format));
+    if (model->is_trained) BL_TRY(bl_trained_all(&model->config, &model->trained));
     report_skipped(dir, model);
     const bl_stored_tensor *head = find_module(model, model->config.arch->head);
     model->embedding_dtype = find_embedding(model)->dtype;
@@ -269,9 +270,17 @@ bl_status bl_model_open(const char *dir, bl_base_format format, int64_t max_posi
     return bl_model_open_shared(dir, format, max_positions, NULL, 1, out);
 }
 
+void bl_model_set_trained(bl_model *model, bl_trained_set *set)
+{
+    bl_trained_free(&model->trained);
+    model->trained = *set;
+    *set = (bl_trained_set){.unit = NULL};
+}
+
 void bl_model_close(bl_model *model)
 {
     if (!model) return;
+    bl_trained_free(&model->trained);
     bl_io_files_close(model->io_files);
     bl_hf_close(model->files);
     bl_host_memory_return(model->embedding, model->embedding_bytes);

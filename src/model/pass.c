@@ -2,7 +2,7 @@
 /* pass.c -- one pass of a group of micro-batches through all layers, queued on streams.
  *
  * schedule.c says in which order; carry_out queues one action of it. For layers 0..L-1, the
- * head, and in training layers L-1..0:
+ * head, and in training layers L-1..first (0, but with frozen weights):
  *
  *   prefetch   gathers of the units to come begin on their streams (linear/base.h, ring/)
  *   acquire    the compute stream waits for the layer's LoRA weights; each product waits for its
@@ -113,6 +113,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
     o.act = bl_device_act(device);
     o.is_dense = weights->copy || bl_model_base_is_bf16(config, weights->model->formats);
     o.is_trained = weights->model->is_trained;
+    o.first_trained = weights->model->trained.first;
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);
     if (!pass) return BL_FAIL(BL_ENOMEM, "a model pass");
@@ -271,6 +272,11 @@ int64_t bl_pass_token_step(const bl_pass *pass)
     return bl_feed_token_step(pass->feed);
 }
 
+static bool trains_embedding(const bl_model *model)
+{
+    return model->is_trained && bl_trained_has_embedding(&model->trained);
+}
+
 /* Micro-batches are contiguous, so that an entry is moved in one piece, without the room for more
  * tokens. */
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
@@ -295,9 +301,15 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .has_backward = has_backward,
                                    .head_is_tied = pass->head.rows > 0,
                                    .is_trained = pass->weights->model->is_trained,
+                                   .first = pass->options.first_trained,
+                                   .embedding_is_frozen = !trains_embedding(pass->weights->model),
                                    .embedding = bl_model_embedding_unit(pass->weights->model)};
     BL_TRY(bl_spill_begin(pass->inputs, n_rows, has_backward));
-    if (has_backward) BL_TRY(bl_spill_begin(pass->saved, n_rows, true));
+    bl_spill_take_from(pass->inputs, pass->schedule.first);
+    if (has_backward) {
+        BL_TRY(bl_spill_begin(pass->saved, n_rows, true));
+        bl_spill_take_from(pass->saved, pass->schedule.first);
+    }
     BL_TRY(bl_feed_begin(pass->feed));
     for (int m = 0; m < input->n_micro; m++)
         BL_TRY(bl_feed_pad(pass->feed, pass->compute, m, input->micro[m].batch, &pass->batches[m]));
@@ -351,6 +363,7 @@ static bl_status run_trained_backward(bl_pass *pass, const bl_pass_input *input,
 
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
     block.trained = &gradients;
+    block.is_last = layer == pass->schedule.first && pass->schedule.embedding_is_frozen;
     BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
                              model_boundary_gradient(pass, m), NULL));
     return sink->end(sink->user, layer, pass->compute);
@@ -399,7 +412,7 @@ static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *inpu
                                       .scale = multiplier != 0 ? (float)multiplier : 1.0f,
                                       .ids = input->micro[m].batch->ids,
                                       .dy = model_boundary_gradient(pass, m),
-                                      .table = gradients.matrix[0]}));
+                                      .table = gradients.matrix[0][0]}));
     return sink->end(sink->user, unit, pass->compute);
 }
 

@@ -36,8 +36,9 @@ typedef struct bl_gradient_sink {
  * where the gradients of a unit are added to, until end. open comes before the micro-batches of a
  * visit, close after them. Units: layers; n_layers: matrix[0] of the
  * head (vocab, hidden), vectors of the final norm; n_layers + 1: matrix[0] of the embedding, also
- * where that is the head. In a pass: n_layers, L-1..0, n_layers + 1, micro-batches 0..n-1 in
- * each. */
+ * where that is the head. In a pass: n_layers, L-1 down to bl_trained_set.first, n_layers + 1
+ * unless it is frozen; micro-batches 0..n-1 in each. Of a unit without trained tensors begin gives
+ * no destinations. */
 typedef struct bl_weight_sink {
     void *user;
     bl_status (*open)(void *user, int64_t unit, bl_stream *stream);
@@ -101,6 +102,9 @@ typedef struct bl_pass_options {
     /* All projections are stored as bf16; all weights are trained (bl_model.is_trained). create
      * looks at its weights. */
     bool is_dense, is_trained;
+    /* Layers before it have no backward pass, and keep nothing for one (bl_trained_set). create
+     * looks at its weights. */
+    int64_t first_trained;
     /* Bytes of what products make of a layer's matrices and a visit keeps:
      * bl_linear_prepared_measure of the base. Zeros: each product makes its own. */
     bl_linear_prepared prepared;

@@ -51,11 +51,13 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                                                             .dx = d,
                                                             .logp = logp,
                                                             .loss_sum = micro->loss_sum,
-                                                            .d_head = gradients.matrix[0]}));
+                                                            .d_head = gradients.matrix[0][0]}));
     if (!has_gradient) return BL_OK;
     BL_TRY(divide_logits(pass, b->T, d));
     if (sink) {
-        BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d, gradients.vectors));
+        BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d,
+                                       gradients.trained->vectors, BL_ATTENTION_NORM,
+                                       gradients.vectors));
         BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
     }
     return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);

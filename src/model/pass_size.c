@@ -27,6 +27,7 @@ bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_optio
 
 unsigned bl_pass_save_of(const bl_pass_options *o, int64_t n_layers, int64_t layer)
 {
+    if (layer < o->first_trained) return BL_SAVE_S0;
     /* Spread evenly: their transfers, too. */
     bool saves_all = (layer + 1) * o->n_saving_all / n_layers > layer * o->n_saving_all / n_layers;
     return saves_all ? BL_SAVE_S4 : o->save;
@@ -48,8 +49,8 @@ size_t model_input_row_bytes(const void *user, int64_t entry)
 size_t model_saved_row_bytes(const void *user, int64_t layer)
 {
     const model_saved_rows *rows = user;
-    bool is_all = bl_pass_save_of(rows->options, rows->n_layers, layer) == BL_SAVE_S4;
-    return is_all ? rows->all : rows->light;
+    unsigned save = bl_pass_save_of(rows->options, rows->n_layers, layer);
+    return save == BL_SAVE_S4 ? rows->all : save == BL_SAVE_S0 ? 0 : rows->light;
 }
 
 static void measure_stack(int64_t n_rows, size_t (*row_bytes)(const void *, int64_t),

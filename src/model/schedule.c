@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.c -- emits the actions of a pass in order: prefetch, begin, one per micro-batch, end,
- * for each visit of 0..L-1, head, L-1..0. */
+ * for each visit of 0..L-1, head, L-1..first. */
 #include "model/schedule.h"
 
 #include "base/sizes.h"
@@ -29,7 +29,8 @@ static bl_status emit_micro_batches(const emitter *e, bl_action_kind kind, int64
 
 int64_t bl_schedule_n_visits(const bl_schedule *schedule)
 {
-    return (schedule->has_backward ? 2 : 1) * schedule->n_layers + 1;
+    int64_t n_layers = schedule->n_layers;
+    return n_layers + 1 + (schedule->has_backward ? n_layers - schedule->first : 0);
 }
 
 /* What follows the last visit is the next pass's start. */
@@ -131,7 +132,7 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
     BL_TRY(emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
-    if (layer == 0 && e->schedule->is_trained)
+    if (layer == 0 && e->schedule->is_trained && !e->schedule->embedding_is_frozen)
         BL_TRY(emit_with_gradients(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding,
                                    e->schedule->n_layers + 1));
     BL_TRY(emit(e, BL_ACTION_DROP_INPUT, layer));

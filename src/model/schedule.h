@@ -66,10 +66,14 @@ typedef struct bl_schedule {
      * the next one. The embedding is a unit, too, and has a gradient. */
     bool is_trained;
     int64_t embedding; /* with is_trained: its unit; that of the head where both are one */
+    /* Backward ends with layer first; n_layers: with the head. The embedding's gradient follows
+     * unless it is frozen. Without is_trained both are zero. */
+    int64_t first;
+    bool embedding_is_frozen;
 } bl_schedule;
 
-/* n_layers + 1, and n_layers more with a backward pass: visits of layers 0..L-1, of the head, unit
- * L, and of layers L-1..0. */
+/* n_layers + 1, and n_layers - first more with a backward pass: visits of layers 0..L-1, of the
+ * head, unit L, and of layers L-1..first. */
 int64_t bl_schedule_n_visits(const bl_schedule *schedule);
 
 /* Carries out one action; any status except BL_OK ends the pass. */

@@ -21,12 +21,13 @@
 #include "linear/base.h"
 #include "arch/block.h"
 #include "arch/config.h"
+#include "arch/trained.h"
 #include "model/placement.h"
 #include "store/hf_model.h"
 
 /* The values of base_format. AUTO keeps FP8 tensors as they are and makes the others fp8_row.
  * STORED keeps everything as it is. TRAINED is not a value of the key: every matrix is in fp32, to
- * be trained. */
+ * be trained, frozen ones too. */
 typedef enum bl_base_format {
     BL_BASE_AUTO,
     BL_BASE_FP8_ROW,
@@ -61,7 +62,12 @@ typedef struct bl_model {
     bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
     bool is_trained; /* opened as BL_BASE_TRAINED: its weights change, and embedding is NULL */
+    /* With is_trained: all, unless bl_model_set_trained has chosen; else zeros. */
+    bl_trained_set trained;
 } bl_model;
+
+/* Which tensors are trained, before weights are loaded: `set` becomes the model's. */
+void bl_model_set_trained(bl_model *model, bl_trained_set *set);
 
 /* The unit of the embedding's weights where they are trained: the head's if they are tied. */
 int64_t bl_model_embedding_unit(const bl_model *model);

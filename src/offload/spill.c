@@ -6,6 +6,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "base/sizes.h"
+
 enum { NO_ENTRY = -1 };
 
 typedef enum slot_state { EMPTY, OPEN, KEPT, COMING, TAKEN } slot_state;
@@ -23,9 +25,10 @@ struct bl_spill {
     bl_spill_options options;
     int64_t n_rows; /* of each entry, in this round */
     bool keep;
-    bool is_falling; /* an entry has been taken in this round */
-    int64_t top;     /* entries put and not dropped */
-    int64_t n_out;   /* entries copied out in this round: 0..n_out - 1 */
+    bool is_falling;     /* an entry has been taken in this round */
+    int64_t top;         /* entries put and not dropped */
+    int64_t n_out;       /* entries copied out in this round: 0..n_out - 1 */
+    int64_t first_taken; /* entries before it are not taken in this round */
     spill_slot *slots;
     size_t *host_offset; /* [n_host] */
 };
@@ -143,7 +146,7 @@ bl_status bl_spill_validate(const bl_spill *spill)
     int64_t first = spill->top + n_open - o->n_slots; /* of those in slots */
     if (first > spill->n_out)
         return BL_FAIL(BL_EINTERNAL, "spill: entry %lld lies nowhere", (long long)spill->n_out);
-    for (int64_t e = first > 0 ? first : 0; e < spill->top; e++) {
+    for (int64_t e = bl_max_i64(first, spill->first_taken); e < spill->top; e++) {
         const spill_slot *slot = slot_of(spill, e);
         if (slot->entry != e || slot->state == EMPTY || slot->state == OPEN)
             return BL_FAIL(BL_EINTERNAL, "spill: entry %lld is not in its slot", (long long)e);
@@ -176,9 +179,14 @@ bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep)
     spill->n_rows = n_rows;
     spill->keep = keep;
     spill->is_falling = false;
-    spill->top = spill->n_out = 0;
+    spill->top = spill->n_out = spill->first_taken = 0;
     check_state(spill);
     return BL_OK;
+}
+
+void bl_spill_take_from(bl_spill *spill, int64_t first)
+{
+    spill->first_taken = first;
 }
 
 void *bl_spill_at(const bl_spill *spill, int64_t entry)
@@ -282,12 +290,12 @@ bl_status bl_spill_drop(bl_spill *spill, int64_t entry)
         return wrong_entry(spill, "drop", entry);
     slot->state = EMPTY;
     spill->top--;
-    if (next >= 0) {
+    if (next >= spill->first_taken) {
         slot->state = COMING;
         slot->entry = next;
     }
     check_state(spill);
-    return next < 0 ? BL_OK : transfer(spill, next, false);
+    return next < spill->first_taken ? BL_OK : transfer(spill, next, false);
 }
 
 const void *bl_spill_look(const bl_spill *spill, int64_t entry)

@@ -73,6 +73,8 @@ void bl_spill_destroy(bl_spill *spill); /* after both streams are idle; NULL is 
  * the options) are used and moved. keep false: nothing will be taken, so nothing is moved and slots
  * simply go round. */
 bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep);
+/* After begin: entries before `first` are not taken in this round, so they do not come back. */
+void bl_spill_take_from(bl_spill *spill, int64_t first);
 
 /* The address of `entry` while it is in device memory: valid for tasks queued on compute between
  * reserve and take, or take and drop. After put the slot may still be read, until entry + n_slots

@@ -91,7 +91,7 @@ static bl_status open_model(bl_plan_case *c)
     }
     BL_TRY(bl_plan_model_open(name, BL_BASE_TRAINED, &c->model));
     bl_lora_layout_init(&c->model.config, NULL, &c->lora);
-    return BL_OK;
+    return bl_adapter_choose_trained(c->config, &c->model.config, &c->trained);
 }
 
 static bool has_validation(const bl_train_config *c)
@@ -152,6 +152,7 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
         .n_positions = row_tokens > 0 ? row_tokens : c->config->max_seq_length,
         .load_bytes = bl_model_load_bytes(&c->model.stored, n_shards),
         .lora = &c->lora,
+        .trained = bl_train_config_is_full(c->config) ? &c->trained : NULL,
         .topology = topology,
         .is_training = true,
         .longest_train_row = own_tokens,
@@ -196,6 +197,7 @@ void bl_plan_case_close(bl_plan_case *c)
 {
     bl_plan_model_close(&c->model);
     bl_train_configs_free(&c->configs);
+    bl_trained_free(&c->trained);
     free(c->bf16_matrices);
     free(c->other_loras);
     free(c->others);

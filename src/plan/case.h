@@ -18,6 +18,7 @@ typedef struct bl_plan_case {
     bl_lora_layout lora;
     bl_lora_layout *other_loras; /* [configs.n - 1] */
     bl_plan_run *others;         /* [configs.n - 1]: input.others */
+    bl_trained_set trained;      /* zeros: LoRA is */
     bl_rates measured;           /* where input.measured points, if anywhere */
     bl_plan_input input; /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;

@@ -47,10 +47,15 @@ static int fill_runs(const bl_plan_input *in, const bl_plan *plan, bl_time_run *
         bl_time_run *run = n_runs > 0 ? &runs[n_runs - 1] : NULL;
         unsigned exceptions = in->bf16_matrices ? in->bf16_matrices[l] : 0;
         unsigned save = bl_pass_save_of(&plan->pass, in->model->n_layers, l);
+        const bl_trained_unit *trained = in->trained ? &in->trained->unit[l] : NULL;
+        bool is_last =
+            in->trained && l == in->trained->first && !bl_trained_has_embedding(in->trained);
         if (!run || memcmp(run->format, formats, n_bytes) != 0 ||
-            run->bf16_matrices != exceptions || run->save != save) {
+            run->bf16_matrices != exceptions || run->save != save || is_last || run->is_last ||
+            (trained && memcmp(run->trained, trained, sizeof *trained) != 0)) {
             run = &runs[n_runs++];
-            *run = (bl_time_run){.save = save, .bf16_matrices = exceptions};
+            *run = (bl_time_run){
+                .save = save, .bf16_matrices = exceptions, .trained = trained, .is_last = is_last};
             memcpy(run->format, formats, n_bytes);
         }
         run->n_layers++;
@@ -105,6 +110,7 @@ static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
         .model = in->model,
         .lora = own->lora,
         .is_trained = is_full,
+        .trained = in->trained,
         .moments = bl_train_config_moments(c),
         .optimizer_ratio = c->optimizer_ratio,
         .optimizer_tier = bl_adapter_full_placement(c).tier,

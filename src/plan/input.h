@@ -6,6 +6,7 @@
 
 #include "config/config.h"
 #include "arch/lora.h"
+#include "arch/trained.h"
 #include "plan/hardware.h"
 #include "plan/topology.h"
 
@@ -40,7 +41,8 @@ typedef struct bl_plan_input {
     int64_t n_positions; /* of the RoPE tables */
     /* Taken by a rank while it loads, besides the loaded data (bl_model_load_bytes). */
     int64_t load_bytes;
-    const bl_lora_layout *lora; /* n_floats 0: no adapter */
+    const bl_lora_layout *lora;    /* n_floats 0: no adapter */
+    const bl_trained_set *trained; /* with finetuning_type full; else NULL */
 
     bl_topology topology;
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */

@@ -224,6 +224,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .sums = (bl_matmul_sums)c->fp8_fast_accumulation,
         .is_dense = has_copy(in) || bl_model_base_is_bf16(in->model, in->formats),
         .is_trained = bl_train_config_is_full(c),
+        .first_trained = in->trained ? in->trained->first : 0,
         .T_max = bl_max_i64(bl_plan_micro_tokens(in),
                             evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
@@ -308,12 +309,13 @@ static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layo
 
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
-    if (st == BL_OK) st = bl_adapter_full_measure(in->model, layout, tiers, &optimizer, &n);
+    if (st == BL_OK)
+        st = bl_adapter_full_measure(in->model, layout, in->trained, tiers, &optimizer, &n);
     free(tiers);
-    out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vectors;
+    out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vector_moment;
     out->item[BL_MEMORY_ADAM].host += n.units.host_moments;
     out->item[BL_MEMORY_GRADIENTS].device +=
-        n.units.gradients + n.units.device_frames + n.vectors + n.whole + n.part;
+        n.units.gradients + n.units.device_frames + n.vector_gradients + n.whole + n.part;
     out->item[BL_MEMORY_GRADIENTS].host += n.units.host_gradients + n.units.host_frames;
     out->item[BL_MEMORY_STAGING].host += n.staging + n.units.pieces;
     out->disk += n.units.disk;

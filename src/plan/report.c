@@ -48,7 +48,7 @@ bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes
     const bl_model_config *model = &r->c->model.config;
 
     if (bl_train_config_is_full(r->config))
-        return bl_adapter_full_checkpoint_bytes(model, r->c->input.topology.n_ranks,
+        return bl_adapter_full_checkpoint_bytes(model, &r->c->trained, r->c->input.topology.n_ranks,
                                                 bl_train_config_moments(r->config), n_bytes);
     *n_bytes = 0; /* of all runs */
     for (int i = 0; i <= r->c->input.n_others; i++)
@@ -142,6 +142,17 @@ static void describe_products(const bl_plan_report *r, char text[160])
 
 /* ---- the lines ---- */
 
+static void print_trained(const bl_plan_case *c, double n_params, FILE *out)
+{
+    char chosen[BL_TRAINED_TEXT_BYTES];
+
+    bl_trained_describe(&c->model.config, &c->trained, chosen);
+    if (c->trained.is_all)
+        fprintf(out, "\nTrained  every weight: %.4g M parameters\n", n_params * 1e-6);
+    else
+        fprintf(out, "\nTrained  %s\n", chosen);
+}
+
 static void print_model(const bl_plan_report *r, FILE *out)
 {
     const bl_plan_case *c = r->c;
@@ -159,7 +170,7 @@ static void print_model(const bl_plan_report *r, FILE *out)
     add_word(&l, "%.36s in memory", held);
     add_word(&l, "%.36s in the checkpoint", stored);
     if (is_full) {
-        fprintf(out, "\nTrained  every weight: %.4g M parameters\n", n_params * 1e-6);
+        print_trained(c, n_params, out);
         return;
     }
     if (r->together) {

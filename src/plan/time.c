@@ -177,6 +177,9 @@ static bl_schedule schedule_of(const simulator *s, int n_micro, bool has_backwar
                          .has_backward = has_backward,
                          .head_is_tied = is_head_free(in),
                          .is_trained = in->is_trained,
+                         .first = in->trained ? in->trained->first : 0,
+                         .embedding_is_frozen =
+                             in->trained && !bl_trained_has_embedding(in->trained),
                          .embedding = s->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};
 }
 

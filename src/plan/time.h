@@ -14,6 +14,7 @@
 #include "device/timeline.h"
 #include "arch/block.h"
 #include "arch/lora.h"
+#include "arch/trained.h"
 #include "model/placement.h"
 #include "ops/matmul.h"
 #include "plan/hardware.h"
@@ -29,6 +30,8 @@ typedef struct bl_time_run {
     bl_format format[BL_MAX_PROJECTIONS]; /* as held */
     unsigned save;                        /* bl_save */
     unsigned bf16_matrices;               /* bit m: bl_layer_matrix m is an exception from mode */
+    const bl_trained_unit *trained;       /* with is_trained; NULL: every tensor */
+    bool is_last;                         /* backward ends there: bl_block.is_last */
 } bl_time_run;
 
 /* Habits of other systems that Ballast does not have; all zero: Ballast. */
@@ -79,10 +82,11 @@ typedef struct bl_time_input {
      * tables, with gradients and moments; n_shards is n_ranks. offload_ratio of the fp32 weights is
      * in `tier`; with bf16 activations the ring gathers their copy from device memory. */
     bool is_trained;
-    bl_dtype moments;        /* with is_trained: AdamW's, of matrices */
-    double optimizer_ratio;  /* of moments and gradients, in whole layers, in optimizer_tier */
-    bl_tier optimizer_tier;  /* BL_TIER_DEVICE: all are in device memory */
-    const bl_time_run *runs; /* together the model's layers */
+    bl_dtype moments;       /* with is_trained: AdamW's, of matrices */
+    double optimizer_ratio; /* of moments and gradients, in whole layers, in optimizer_tier */
+    bl_tier optimizer_tier; /* BL_TIER_DEVICE: all are in device memory */
+    const bl_trained_set *trained; /* with is_trained; NULL: every tensor */
+    const bl_time_run *runs;       /* together the model's layers */
     int n_runs;
     bl_dtype head_dtype; /* of the tables, as stored */
     bl_device_kind kind;

@@ -61,10 +61,10 @@ typedef struct plan_layer {
 typedef struct plan_amounts {
     plan_layer *layers; /* [n_runs] */
     plan_item head_item;
-    bl_work head, embed;      /* of one micro-batch */
-    bl_work head_forward;     /* without a gradient */
-    bl_work embed_backward;   /* where all weights are trained */
-    plan_gradients gradients; /* of a table */
+    bl_work head, embed;         /* of one micro-batch */
+    bl_work head_forward;        /* without a gradient */
+    bl_work embed_backward;      /* where all weights are trained */
+    plan_gradients gradients[2]; /* of the head, of the embedding */
     bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
     int64_t input_bytes; /* of a stack's entry: one micro-batch */
@@ -98,6 +98,7 @@ typedef struct plan_unit {
     bl_tier tier;                                   /* of moments and gradients */
     bool is_paged;                                  /* the host updates it */
     int64_t n_elements[BL_LAYER_MATRICES], n_bytes; /* of its parts; of its gradients, aligned */
+    int64_t n_trained[BL_LAYER_MATRICES];           /* of n_elements, on the rank with most */
     bl_work clear, square, in, out, read, write;    /* of its gradients */
     bl_lane lane;                                   /* of the update */
     int64_t update_bytes;

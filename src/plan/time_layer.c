@@ -229,12 +229,12 @@ static void linear_forward(plan_tally *t, int matrix)
     add_frozen(t, &m, matrix, true, m.n_parts > 0 || has_residual);
 }
 
-/* dW += dy^T x, as large as the products with the matrix; the sum is read and written, in fp32. */
-static void add_gradient(plan_tally *t, const plan_matrix *m)
+/* dW += dy^T x of some rows; the sum is read and written, in fp32. */
+static void add_gradient(plan_tally *t, int64_t rows, const plan_matrix *m)
 {
     float there = 0; /* its address is not followed */
     bl_tensor sum = bl_tensor_f32(&there);
-    bl_cost cost = bl_cost_matmul(&t->setting, &(bl_matmul_args){.M = m->weight.rows,
+    bl_cost cost = bl_cost_matmul(&t->setting, &(bl_matmul_args){.M = rows,
                                                                  .N = m->weight.cols,
                                                                  .K = t->T,
                                                                  .beta = 1,
@@ -243,6 +243,28 @@ static void add_gradient(plan_tally *t, const plan_matrix *m)
                                                                  .addend = sum});
     cost.kernel[0].rate = BL_COST_GEMM;
     plan_tally_add(t, PLAN_OF_GRADIENTS, cost);
+}
+
+static void add_gradients(plan_tally *t, int matrix, const plan_matrix *m)
+{
+    const bl_trained_unit *trained = t->run->trained;
+
+    if (!t->in->is_trained) return;
+    if (!trained) add_gradient(t, m->weight.rows, m);
+    for (int i = 0; trained && i < trained->matrix[matrix].n; i++)
+        add_gradient(t, trained->matrix[matrix].at[i].n, m);
+}
+
+/* As arch/block_weights.c: what backward omits in its last layer. */
+static bool ends_at_qkv(const plan_tally *t)
+{
+    unsigned norm = 1u << BL_ATTENTION_NORM | 1u << BL_ATTENTION_NORM_BIAS;
+    return t->run->is_last && (t->dims.has_post_norms || !(t->run->trained->vectors & norm));
+}
+
+static bool ends_at_mlp(const plan_tally *t)
+{
+    return t->run->is_last && !t->dims.is_parallel && !bl_trained_has_attention(t->run->trained);
 }
 
 static void linear_backward(plan_tally *t, int matrix)
@@ -263,8 +285,8 @@ static void linear_backward(plan_tally *t, int matrix)
         if (t->in->habits.is_eager)
             add_elements(t, PLAN_OF_LORA, 2 * (double)m.weight.rows + 3 * (double)m.weight.cols);
     }
-    add_frozen(t, &m, matrix, false, m.n_parts > 0);
-    if (t->in->is_trained) add_gradient(t, &m);
+    if (!(matrix == BL_QKV && ends_at_qkv(t))) add_frozen(t, &m, matrix, false, m.n_parts > 0);
+    add_gradients(t, matrix, &m);
 }
 
 /* ---- the block: arch/block.c in the same order ---- */
@@ -295,8 +317,9 @@ void plan_norm_forward(plan_tally *t)
 void plan_norm_backward(plan_tally *t)
 {
     float there = 0; /* its address is not followed */
+    bool is_frozen = t->run && t->run->trained && t->run->trained->vectors == 0;
 
-    if (t->in->is_trained)
+    if (t->in->is_trained && !is_frozen)
         plan_tally_add(
             t, PLAN_OF_ELEMENTWISE,
             bl_cost_norm_gradients(&t->setting,
@@ -495,6 +518,10 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
     norm(t, false);
     linear_backward(t, BL_GATE_UP);
     if (!t->dims.is_parallel) norm_input_backward(t);
+    if (ends_at_mlp(t)) {
+        end_segments(t);
+        return;
+    }
     norm_output_backward(t, BL_OUT);
     linear_backward(t, BL_OUT);
     if (t->dims.is_parallel) norm_input_backward(t);
@@ -502,7 +529,7 @@ void plan_block_backward(plan_tally *t, unsigned has, plan_segments *out)
     rotate(t);
     norm(t, false);
     linear_backward(t, BL_QKV);
-    norm_input_backward(t);
+    if (!ends_at_qkv(t)) norm_input_backward(t);
     end_segments(t);
 }
 

@@ -180,7 +180,7 @@ static bl_status drop(machine *m, machine_stack *stack, int64_t entry)
 {
     int64_t next = entry - stack->n_slots;
 
-    if (stack->n_host == 0 || next < 0) return BL_OK;
+    if (stack->n_host == 0 || next < m->pass->schedule.first) return BL_OK;
     stack->is_coming[entry % stack->n_slots] = true;
     return is_empty(m, stack, next) ? BL_OK : transfer(m, stack, next, false);
 }

@@ -115,8 +115,8 @@ static bl_status queue_lora_gradients(machine *m, machine_adapter *adapter, int6
 /* The embedding is the unit behind the head here, also where both are one. */
 static const plan_gradients *gradients_of(const machine *m, const plan_micro *micro, int64_t unit)
 {
-    return machine_is_table(m, unit) ? &micro->amounts->gradients
-                                     : &machine_layer(m, micro->amounts, unit)->gradients;
+    if (!machine_is_table(m, unit)) return &machine_layer(m, micro->amounts, unit)->gradients;
+    return &micro->amounts->gradients[unit - machine_head_unit(m)];
 }
 
 static bool reduces(const machine *m)
@@ -127,7 +127,7 @@ static bool reduces(const machine *m)
 /* A table's gradients take the memory of two layers'. */
 static bl_status begin_weights(machine *m, const plan_micro *micro, int64_t unit)
 {
-    if (!reduces(m)) return BL_OK;
+    if (!reduces(m) || gradients_of(m, micro, unit)->n_bytes == 0) return BL_OK;
     for (int i = 0; i < MACHINE_TURNS; i++)
         if (machine_is_table(m, unit) || i == m->weights.turn)
             BL_TRY(plan_machine_stall(m, BL_LANE_LORA, m->weights.reduced[i], unit, -1));
@@ -140,7 +140,7 @@ static bl_status end_weights(machine *m, const plan_micro *micro, int64_t unit)
     machine_turns *turns = &m->weights;
     int turn = turns->turn;
 
-    if (!reduces(m)) return BL_OK;
+    if (!reduces(m) || g->n_bytes == 0) return BL_OK;
     if (!machine_is_table(m, unit)) turns->turn = (turn + 1) % MACHINE_TURNS;
     BL_TRY(plan_machine_wait(m, PLAN_LORA, bl_simulation_event(m->sim, PLAN_COMPUTE)));
     BL_TRY(plan_machine_span(m, PLAN_LORA, BL_LANE_LORA, "gradients", unit, -1, g->n_bytes,

@@ -114,18 +114,32 @@ static int64_t n_parts(const plan_state *s, int64_t unit)
     return unit < s->n_layers ? BL_LAYER_MATRICES : 1;
 }
 
+/* Elements of a matrix's trained rows. */
+static int64_t chosen_elements(const bl_time_input *in, int run, int64_t unit, int64_t matrix)
+{
+    const bl_trained_spans *chosen = &in->trained->unit[unit].matrix[matrix];
+    bool is_layer = unit < in->model->n_layers;
+    int64_t rows = 0, cols = is_layer ? plan_matrix_of(in, &in->runs[run], (int)matrix).weight.cols
+                                      : in->model->hidden_size;
+
+    for (int i = 0; i < chosen->n; i++) rows += chosen->at[i].n;
+    return rows * cols;
+}
+
 /* Sizes of a unit's arrays, whose parts are aligned. */
 static void measure_unit(plan_state *s, const plan_amounts *amounts, const int *run_of_layer,
                          int64_t unit)
 {
     plan_unit *u = &s->unit[unit];
     bool is_layer = unit < s->n_layers;
-    const plan_item *items =
-        is_layer ? amounts->layers[run_of_layer[unit]].item : &amounts->head_item;
+    int run = is_layer ? run_of_layer[unit] : 0;
+    const plan_item *items = is_layer ? amounts->layers[run].item : &amounts->head_item;
 
     for (int64_t i = 0; i < n_parts(s, unit); i++) {
-        u->n_elements[i] = plan_trained_elements(s->in, &items[i], is_layer);
-        u->n_bytes += bl_round_up(FLOAT * u->n_elements[i], BL_DEVICE_ALIGNMENT_BYTES);
+        int64_t n = plan_trained_elements(s->in, &items[i], is_layer);
+        u->n_elements[i] = u->n_trained[i] = n;
+        if (s->in->trained) u->n_trained[i] = bl_min_i64(n, chosen_elements(s->in, run, unit, i));
+        u->n_bytes += bl_round_up(FLOAT * u->n_trained[i], BL_DEVICE_ALIGNMENT_BYTES);
     }
 }
 
@@ -150,9 +164,11 @@ static bl_status place_units(plan_state *s, bl_tier *weights)
         bl_tier_spread_two(bytes, n_all, in->offload_ratio, in->host_part, weights);
     else
         bl_tier_spread(bytes, n_all, in->offload_ratio, in->tier, weights);
-    for (int64_t u = 0; u < s->n_units; u++)
-        s->unit[u].tier =
-            in->kind == BL_DEVICE_CPU && tiers[u] == BL_TIER_HOST ? BL_TIER_DEVICE : tiers[u];
+    for (int64_t u = 0; u < s->n_units; u++) {
+        bool is_device =
+            s->unit[u].n_bytes == 0 || (in->kind == BL_DEVICE_CPU && tiers[u] == BL_TIER_HOST);
+        s->unit[u].tier = is_device ? BL_TIER_DEVICE : tiers[u];
+    }
     free(tiers);
     free(bytes);
     return BL_OK;
@@ -165,12 +181,13 @@ static void price_update(const plan_state *s, const bl_tier *weights, plan_unit 
 
     u->is_paged = is_apart(in, u->tier);
     for (int64_t i = 0; i < n; i++) {
+        if (u->n_trained[i] == 0) continue;
         u->is_paged |= is_apart(in, weights[i]);
         for (int a = 0; a < N_ARRAYS; a++)
-            add_array(in, a, a == WEIGHTS ? weights[i] : u->tier, (double)u->n_elements[i], &m);
+            add_array(in, a, a == WEIGHTS ? weights[i] : u->tier, (double)u->n_trained[i], &m);
         if (in->act == BL_F32) continue; /* the copy in bf16 */
-        m.host += 6 * (double)u->n_elements[i];
-        if (in->kind == BL_DEVICE_CUDA) m.in += 2 * (double)u->n_elements[i];
+        m.host += 6 * (double)u->n_trained[i];
+        if (in->kind == BL_DEVICE_CUDA) m.in += 2 * (double)u->n_trained[i];
     }
     u->lane = m.read > 0 ? BL_LANE_DISK : BL_LANE_COPY;
     u->update_bytes = (int64_t)(m.read > 0 ? m.read + m.written : m.in + m.out);

@@ -1,46 +1,57 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time_trained.c -- the additional work of a step of full fine-tuning: gradients of units, reduced
- * over the ranks as in adapter/full.c, gradients of the embedding, and AdamW over all rows. */
+ * over the ranks as in adapter/full.c, gradients of the embedding, and AdamW over the trained
+ * rows. */
 #include "plan/time_layer_internal.h"
 
 #include <math.h>
 
 #include "arch/arch.h"
-#include "base/sizes.h"
-#include "device/device.h"
 
 enum { FLOAT = sizeof(float) };
 
 /* ---- gradients ---- */
 
-static double rows_of(const plan_item *items, int n_items, double code_bytes)
+/* A unit's matrices, and which of them are trained; NULL: all. */
+typedef struct unit_items {
+    const plan_item *item;
+    int n;
+    double code_bytes;
+    const bl_trained_unit *trained;
+} unit_items;
+
+static bool is_trained(const unit_items *u, int matrix)
+{
+    return !u->trained || u->trained->matrix[matrix].n > 0;
+}
+
+/* A rank's weights in the trained matrices. */
+static double rows_of(const unit_items *u)
 {
     double n = 0;
-    for (int i = 0; i < n_items; i++) n += (double)items[i].shard_bytes / code_bytes;
+    for (int i = 0; i < u->n; i++)
+        if (is_trained(u, i)) n += (double)u->item[i].shard_bytes / u->code_bytes;
     return n;
 }
 
-/* Each part of a unit is aligned. */
-static int64_t shard_bytes_of(const plan_item *items, int n_items, double code_bytes)
+static int64_t shard_bytes_of(const unit_items *u)
 {
     int64_t n_bytes = 0;
-    for (int i = 0; i < n_items; i++)
-        n_bytes += bl_round_up((int64_t)((double)items[i].shard_bytes / code_bytes * FLOAT),
-                               BL_DEVICE_ALIGNMENT_BYTES);
+    for (int i = 0; i < u->n; i++)
+        if (is_trained(u, i))
+            n_bytes += (int64_t)((double)u->item[i].shard_bytes / u->code_bytes * FLOAT);
     return n_bytes;
 }
 
 /* In rank order: n parts are read and one is written; then the sum is added to the shard. */
-static plan_gradients gradients_of(const bl_time_input *in, const plan_item *items, int n_items,
-                                   double code_bytes)
+static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
 {
-    double n = in->n_ranks, rows = rows_of(items, n_items, code_bytes),
-           sent = in->habits.reduces_in_ring ? 2 : FLOAT,
+    double n = in->n_ranks, rows = rows_of(u), sent = in->habits.reduces_in_ring ? 2 : FLOAT,
            rate = in->rates.memory_bytes_per_s > 0 ? in->rates.memory_bytes_per_s : INFINITY;
 
-    if (in->n_ranks == 1) return (plan_gradients){.n_bytes = 0};
+    if (in->n_ranks == 1 || rows == 0) return (plan_gradients){.n_bytes = 0};
     plan_gradients g = {.zero = plan_work_of(in, n * rows * FLOAT / rate, n * rows * FLOAT),
-                        .n_bytes = (in->n_ranks - 1) * shard_bytes_of(items, n_items, code_bytes)};
+                        .n_bytes = (in->n_ranks - 1) * shard_bytes_of(u)};
     g.reduce = plan_exchange(in, n, rows * sent, !in->habits.reduces_in_ring);
     g.reduce.seconds += ((n + 1) * sent + 3 * FLOAT) * rows / rate;
     return g;
@@ -67,18 +78,36 @@ static double layer_code_bytes(const bl_time_run *run)
     return (double)bl_format_code_bytes(run->format[0]);
 }
 
+static unit_items table_of(const bl_time_input *in, const plan_amounts *amounts, int64_t behind)
+{
+    int64_t unit = in->model->n_layers + behind;
+    return (unit_items){&amounts->head_item, 1, table_code_bytes(in),
+                        in->trained ? &in->trained->unit[unit] : NULL};
+}
+
+static unit_items layer_of(const bl_time_input *in, const plan_amounts *amounts, int run)
+{
+    return (unit_items){amounts->layers[run].item, BL_LAYER_MATRICES,
+                        layer_code_bytes(&in->runs[run]), in->runs[run].trained};
+}
+
 int64_t plan_trained_elements(const bl_time_input *in, const plan_item *item, bool is_layer)
 {
     double code_bytes = is_layer ? layer_code_bytes(in->runs) : table_code_bytes(in);
     return (int64_t)((double)item->shard_bytes / code_bytes);
 }
 
+/* The head's and the embedding's are alike; where one of the two is frozen, its are none. */
 void plan_trained_amounts(const bl_time_input *in, plan_amounts *amounts)
 {
-    for (int r = 0; r < in->n_runs; r++)
-        amounts->layers[r].gradients = gradients_of(in, amounts->layers[r].item, BL_LAYER_MATRICES,
-                                                    layer_code_bytes(&in->runs[r]));
-    amounts->gradients = gradients_of(in, &amounts->head_item, 1, table_code_bytes(in));
+    for (int r = 0; r < in->n_runs; r++) {
+        unit_items layer = layer_of(in, amounts, r);
+        amounts->layers[r].gradients = gradients_of(in, &layer);
+    }
+    for (int t = 0; t < 2; t++) {
+        unit_items table = table_of(in, amounts, t);
+        amounts->gradients[t] = gradients_of(in, &table);
+    }
     amounts->embed_backward = embedding_gradient(in);
 }
 
@@ -110,7 +139,7 @@ static double unit_bytes(const plan_tally *t, const plan_state *s, int64_t unit)
 
     if (s->unit[unit].is_paged) return 0;
     for (int i = 0; i < (is_layer ? BL_LAYER_MATRICES : 1); i++)
-        rows += (double)s->unit[unit].n_elements[i];
+        rows += (double)s->unit[unit].n_trained[i];
     return update_bytes(t, rows, code_bytes, s->in->moments) + (is_tied ? 4 * FLOAT * rows : 0);
 }
 
@@ -119,8 +148,11 @@ double plan_trained_optimizer_s(const bl_time_input *in, const plan_state *state
     plan_tally t = plan_tally_of(in, NULL);
     const bl_rates *r = &in->rates;
     double rate = r->optimizer_bytes_per_s > 0 ? r->optimizer_bytes_per_s : r->memory_bytes_per_s,
-           bytes = update_bytes(&t, (double)bl_arch_vector_floats(in->model), FLOAT, BL_F32);
+           vectors = in->trained ? 0 : (double)bl_arch_vector_floats(in->model), bytes;
 
+    for (int64_t i = 0; in->trained && i < in->trained->n_ranges; i++)
+        vectors += (double)in->trained->range[i].n;
+    bytes = update_bytes(&t, vectors, FLOAT, BL_F32);
     for (int64_t u = 0; u < state->n_units; u++) bytes += unit_bytes(&t, state, u);
     return rate > 0 ? bytes / rate : 0;
 }

@@ -109,23 +109,24 @@ static bl_work head_work(const bl_time_input *in, bool has_gradient)
     const bl_model_config *m = in->model;
     plan_tally t = plan_tally_of(in, NULL);
     bl_format format = BL_FORMAT_F32;
+    bool trains_head =
+        in->is_trained && (!in->trained || in->trained->unit[m->n_layers].matrix[0].n > 0);
     float trained = 0; /* its address is not followed: only whether it is there counts */
     bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
     bl_format_from_dtype(in->head_dtype, &format);
     head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     plan_norm_forward(&t);
-    plan_tally_add(
-        &t, PLAN_OF_PRODUCTS,
-        bl_cost_loss_head(
-            &t.setting,
-            &(bl_loss_head_args){.T = t.T,
-                                 .H = m->hidden_size,
-                                 .V = m->vocab_size,
-                                 .head = head,
-                                 .x = t.x,
-                                 .dx = has_gradient ? t.x : (bl_tensor){0},
-                                 .d_head = has_gradient && in->is_trained ? &trained : NULL}));
+    plan_tally_add(&t, PLAN_OF_PRODUCTS,
+                   bl_cost_loss_head(&t.setting,
+                                     &(bl_loss_head_args){
+                                         .T = t.T,
+                                         .H = m->hidden_size,
+                                         .V = m->vocab_size,
+                                         .head = head,
+                                         .x = t.x,
+                                         .dx = has_gradient ? t.x : (bl_tensor){0},
+                                         .d_head = has_gradient && trains_head ? &trained : NULL}));
     if (has_gradient) plan_norm_backward(&t);
     return plan_work_of(in, t.seconds, t.bytes);
 }
@@ -189,8 +190,11 @@ static int first_like(const bl_time_input *in, int r)
 
     for (;; i++) {
         const bl_time_run *a = &in->runs[i], *b = &in->runs[r];
-        if (a->save == b->save && a->bf16_matrices == b->bf16_matrices &&
-            memcmp(a->format, b->format, sizeof a->format) == 0)
+        if (a->save == b->save && a->is_last == b->is_last &&
+            a->bf16_matrices == b->bf16_matrices &&
+            memcmp(a->format, b->format, sizeof a->format) == 0 &&
+            (a->trained == b->trained ||
+             (a->trained && b->trained && memcmp(a->trained, b->trained, sizeof *a->trained) == 0)))
             return i;
     }
 }
@@ -235,9 +239,11 @@ void plan_amounts_free(plan_amounts *amounts)
 double plan_model_flops(const bl_time_input *in)
 {
     double tokens = (double)in->micro_tokens * in->n_micro * in->n_ranks * in->useful_part,
-           flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, tokens,
-                                      in->document_tokens, tokens * in->label_part);
-    return in->is_trained
-               ? flops + bl_arch_gradient_flops(in->model, tokens, tokens * in->label_part)
-               : flops;
+           labels = tokens * in->label_part;
+
+    if (in->trained)
+        return bl_trained_step_flops(in->model, in->trained, tokens, in->document_tokens, labels);
+    double flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, 0, tokens,
+                                      in->document_tokens, labels);
+    return in->is_trained ? flops + bl_arch_gradient_flops(in->model, tokens, labels) : flops;
 }

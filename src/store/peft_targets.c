@@ -7,10 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
-
 #include "base/sizes.h"
+#include "store/pattern.h"
 #include "store/peft_internal.h"
 
 /* ---- modules ---- */
@@ -138,22 +136,17 @@ done:
 /* ---- a regular expression ---- */
 
 /* The modules of one layer that the pattern matches whole. */
-static bl_status match_layer(const bl_peft_modules *modules, bl_status refusal, const char *where,
-                             const pcre2_code *pattern, pcre2_match_data *match, int64_t layer,
-                             uint32_t *targets)
+static bl_status match_layer(const bl_peft_modules *modules, const bl_name_pattern *pattern,
+                             int64_t layer, uint32_t *targets)
 {
     char path[BL_PEFT_NAME_BYTES];
 
     *targets = 0;
     for (int m = 0; m < modules->n; m++) {
+        bool matches;
         snprintf(path, sizeof path, "%s.%" PRId64 ".%s", modules->layers, layer, modules->path[m]);
-        int found =
-            pcre2_match(pattern, (PCRE2_SPTR)path, PCRE2_ZERO_TERMINATED, 0, 0, match, NULL);
-        if (found >= 0)
-            *targets |= UINT32_C(1) << m;
-        else if (found != PCRE2_ERROR_NOMATCH)
-            return BL_FAIL(refusal, "%s: matching \"%s\" fails (PCRE2 error %d)", where, path,
-                           found);
+        BL_TRY(bl_name_pattern_match(pattern, path, &matches));
+        if (matches) *targets |= UINT32_C(1) << m;
     }
     return BL_OK;
 }
@@ -162,27 +155,14 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
                                 const char *where, const char *text, int64_t n_layers,
                                 uint32_t *targets)
 {
+    bl_name_pattern *pattern;
     bl_status st = BL_OK;
-    int error;
-    PCRE2_SIZE error_offset;
-    PCRE2_UCHAR reason[128];
 
     *targets = 0;
-    pcre2_code *pattern =
-        pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                      PCRE2_ANCHORED | PCRE2_ENDANCHORED | PCRE2_UTF, &error, &error_offset, NULL);
-    pcre2_match_data *match = pattern ? pcre2_match_data_create_from_pattern(pattern, NULL) : NULL;
-
-    if (!match) {
-        pcre2_get_error_message(error, reason, sizeof reason);
-        st = BL_FAIL(refusal, "%s: \"%.100s\" is no regular expression: %s", where, text,
-                     (const char *)reason);
-        goto done;
-    }
+    BL_TRY(bl_name_pattern_create(text, BL_PATTERN_WHOLE, refusal, where, &pattern));
     for (int64_t layer = 0; layer < n_layers; layer++) {
         uint32_t of_layer;
-        BL_TRY_GOTO(st, done,
-                    match_layer(modules, refusal, where, pattern, match, layer, &of_layer));
+        BL_TRY_GOTO(st, done, match_layer(modules, pattern, layer, &of_layer));
         if (layer > 0 && of_layer != *targets) {
             st = BL_FAIL(refusal,
                          "%s: \"%.100s\" selects other modules in layer %" PRId64
@@ -193,7 +173,6 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
         *targets = of_layer;
     }
 done:
-    pcre2_match_data_free(match);
-    pcre2_code_free(pattern);
+    bl_name_pattern_destroy(pattern);
     return st;
 }

@@ -169,11 +169,11 @@ static void test_flops(void **state)
     double weights = 96 + 48 + 96 + 96, attention = 6 * 6 * 5;
     (void)state;
 
-    assert_true(bl_arch_step_flops(&c, 7, 100, 5, 3) ==
+    assert_true(bl_arch_step_flops(&c, 7, 0, 100, 5, 3) ==
                 100 * 2 * (4 * weights + 6 * 7 + attention) + 3 * 4 * 10 * 8);
     /* A window of 2 in layer 1: 2 - 4 / 10 keys in place of 5 / 2. */
     c.windows = (bl_windows){.tokens = 2, .layers = {1u << 1}};
-    assert_true(fabs(bl_arch_step_flops(&c, 7, 100, 5, 3) -
+    assert_true(fabs(bl_arch_step_flops(&c, 7, 0, 100, 5, 3) -
                      (100 * (2 * (4 * weights + 6 * 7) + attention + attention * 1.6 / 2.5) +
                       3 * 4 * 10 * 8)) < 1e-6);
 }

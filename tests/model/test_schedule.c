@@ -114,6 +114,36 @@ static void trained_weights_in_words(void **state)
         "\n1 p1 (1 a1 H1 -1 )1 ");
 }
 
+/* Backward ends at layer 1; or at the head, where no layer has trained weights. */
+static void frozen_layers_in_words(void **state)
+{
+    (void)state;
+    assert_listing(&(bl_schedule){.n_layers = 2,
+                                  .n_micro = 1,
+                                  .ring_depth = 1,
+                                  .has_backward = true,
+                                  .is_trained = true,
+                                  .embedding = 3,
+                                  .first = 1,
+                                  .embedding_is_frozen = true},
+                   "ri0 w3 ae3 E0 -3 ui0 "
+                   "\n0 w0 pl0 p0 (0 al0 ri1 rs0 F0 ui1 us0 -0 -l0 )0 "
+                   "\n1 w1 pl1 p1 (1 al1 ri2 rs1 F1 ui2 us1 -1 -l1 )1 "
+                   "\n2 w2 p2 (2 ti2 a2 [2 H2 ]2 di2 -2 )2 "
+                   "\n1 pl1 p1 (1 al1 ti1 ts1 [1 B1 ]1 di1 ds1 -1 -l1 )1 ");
+    assert_listing(&(bl_schedule){.n_layers = 1,
+                                  .n_micro = 1,
+                                  .ring_depth = 2,
+                                  .has_backward = true,
+                                  .is_trained = true,
+                                  .embedding = 2,
+                                  .first = 1,
+                                  .embedding_is_frozen = true},
+                   "ri0 w2 ae2 E0 -2 ui0 "
+                   "\n0 w0 w1 pl0 p0 p1 (0 al0 ri1 rs0 F0 ui1 us0 -0 -l0 )0 "
+                   "\n1 p1 (1 ti1 a1 [1 H1 ]1 di1 -1 )1 ");
+}
+
 static void evaluation_in_words(void **state)
 {
     (void)state;
@@ -271,6 +301,7 @@ int main(void)
         cmocka_unit_test(training_in_words),
         cmocka_unit_test(a_tied_head_in_words),
         cmocka_unit_test(trained_weights_in_words),
+        cmocka_unit_test(frozen_layers_in_words),
         cmocka_unit_test(evaluation_in_words),
         cmocka_unit_test(every_pass_keeps_the_rules),
         cmocka_unit_test(a_failing_action_ends_the_pass),

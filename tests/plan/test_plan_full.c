@@ -273,7 +273,7 @@ static void bf16_moments_take_half(void **state)
                 moments[i] = item(&plan, BL_MEMORY_ADAM);
                 update_s[i] = time.part[BL_TIME_OPTIMIZER].seconds;
             }
-            assert_int_equal(bl_adapter_full_checkpoint_bytes(&c.model.config, 1,
+            assert_int_equal(bl_adapter_full_checkpoint_bytes(&c.model.config, &c.trained, 1,
                                                               bl_train_config_moments(c.config),
                                                               &checkpoint[i]),
                              BL_OK);

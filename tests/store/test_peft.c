@@ -298,7 +298,7 @@ static void test_target_modules(void **state)
         {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.q\"", "expected at least one projection"},
         {"null", "key target_modules: expected a string, got null"},
         {"\"(\"",
-         "key target_modules: \"(\" is no regular expression: missing closing parenthesis"},
+         "key target_modules: \"(\" is not a regular expression: missing closing parenthesis"},
         {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"",
          "selects other modules in layer 5 than in layer 0"},
     };

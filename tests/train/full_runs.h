@@ -3,6 +3,7 @@
 #ifndef BALLAST_TESTS_TRAIN_FULL_RUNS_H
 #define BALLAST_TESTS_TRAIN_FULL_RUNS_H
 
+#include "arch/trained.h"
 #include "runs.h"
 
 enum { FULL_RUNS_STEPS = 20, FULL_RUNS_CASES = 3 };
@@ -32,5 +33,16 @@ int full_runs_kill(int n_ranks, int most, const char *const *plain, const char *
  * bytes. */
 void full_runs_assert_same(int step, const char *a, const char *b, int n_ranks, const char *what);
 void full_runs_assert_same_file(const char *a, const char *b);
+
+/* Trains the cases that a list of tests/golden/full names on all their topologies, and compares
+ * them with their float64 references.
+ *
+ * Limits: first loss 1e-6, losses of 20 steps 1e-5, relative; first gradients 1e-4 of each tensor's
+ * norm. The final weights are compared relative to how far training moved them: AdamW divides by
+ * sqrt(v), so a gradient's relative error of 1e-4 may move by as much. */
+void full_runs_check(const char *list);
+
+/* The tensors that a case trains; free them. */
+void full_runs_choose(const json_t *golden, const bl_model_config *model, bl_trained_set *out);
 
 #endif

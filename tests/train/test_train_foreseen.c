@@ -19,6 +19,7 @@ typedef struct job {
     bool is_untied; /* another model: two layers and a separate head */
     bool is_cuda;
     bool is_full;                                 /* every weight is trained */
+    const char *trainable;                        /* or those of this pattern */
     const char *optimizer_tier, *optimizer_ratio; /* NULL: none is outside of device memory */
     bool has_bf16_moments;
     int ranks, depth, n_micro;
@@ -68,6 +69,7 @@ static void train(const job *j, spans *out)
         runs_set(&args, "optimizer_ratio", "%s", j->optimizer_ratio);
         runs_set(&args, "offload_dir", "%s", runs_path("pages"));
     }
+    if (j->trainable) runs_set(&args, "trainable_modules", "%s", j->trainable);
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
     if (j->host_part) runs_set(&args, "offload_host_part", "%s", j->host_part);
@@ -92,7 +94,9 @@ static void foresee(const job *j, spans *out)
     bl_model_config model;
     bl_lora_options options = {.r = 8, .alpha = 16};
     bl_lora_layout lora;
-    bl_time_run run = {.save = j->save};
+    bl_time_run run = {.save = j->save, .n_layers = 1}, runs[LAYERS];
+    bl_trained_patterns patterns = {&j->trainable, j->trainable ? 1 : 0, NULL, 0};
+    bl_trained_set set;
 
     assert_int_equal(bl_model_config_load(
                          j->is_untied ? GOLDEN_DIR "/models/tiny-gqa" : runs_path("model"), &model),
@@ -104,13 +108,20 @@ static void foresee(const job *j, spans *out)
                                      : BL_FORMAT_F32;
     }
     bl_lora_layout_init(&model, j->is_full ? NULL : &options, &lora);
-    run.n_layers = model.n_layers;
+    assert_int_equal(bl_trained_choose(&model, &patterns, &set), BL_OK);
+    for (int64_t l = 0; l < model.n_layers; l++) {
+        runs[l] = run;
+        runs[l].trained = &set.unit[l];
+        if (l < set.first) runs[l].save = BL_SAVE_S0;
+        runs[l].is_last = j->is_full && l == set.first && !bl_trained_has_embedding(&set);
+    }
     bl_time_input input = {
         .model = &model,
         .lora = &lora,
         .is_trained = j->is_full,
-        .runs = &run,
-        .n_runs = 1,
+        .trained = j->is_full ? &set : NULL,
+        .runs = runs,
+        .n_runs = (int)model.n_layers,
         .head_dtype = j->is_full && !j->is_cuda ? BL_F32 : BL_BF16,
         .moments = j->has_bf16_moments ? BL_BF16 : BL_F32,
         .optimizer_ratio = j->optimizer_ratio ? strtod(j->optimizer_ratio, NULL) : 0,
@@ -147,6 +158,7 @@ static void foresee(const job *j, spans *out)
                           step == 0 ? BL_TIME_AFTER_NOTHING : BL_TIME_AFTER_STEP,
                           spans_add_foreseen, out) != BL_OK)
             fail_msg("%s", bl_error_text());
+    bl_trained_free(&set);
 }
 
 /* ---- both ---- */
@@ -165,8 +177,8 @@ static void compare(const job *j)
     train(j, &done);
     foresee(j, &foreseen);
     if (j->is_full) drop_last_updates(&done);
-    /* One rank that trains every weight has neither gathers nor gradients to reduce. */
-    spans_assert_same(&done, &foreseen, j->is_full ? 10 : 60);
+    /* One rank that trains weights has neither gathers nor gradients to reduce. */
+    spans_assert_same(&done, &foreseen, j->trainable ? 5 : j->is_full ? 10 : 60);
 }
 
 static void a_resident_base(void **state)
@@ -286,6 +298,29 @@ static void every_weight_in_tiers(void **state)
     }
 }
 
+/* Backward ends at the first layer with one of them; gradients of frozen matrices are not
+ * reduced. */
+static void some_weights(void **state)
+{
+    static const char *const trainable[] = {"layers.1",     "mlp.down_proj", "lm_head",
+                                            "embed_tokens", ".*norm",        "q_proj"};
+    (void)state;
+    for (int i = 0; i < 4 * (int)BL_COUNT(trainable); i++)
+        compare(&(job){.is_full = true,
+                       .trainable = trainable[i / 4],
+                       .is_untied = i / 2 % 2,
+                       .ranks = 1 + i % 2,
+                       .depth = 1 + i % 3,
+                       .n_micro = 1 + i % 2,
+                       .optimizer_tier = i % 3 == 2 ? "disk" : NULL,
+                       .optimizer_ratio = "1",
+                       .ratio = "0",
+                       .tier = "host",
+                       .checkpointing = i % 2 ? "full" : "none",
+                       .save = i % 2 ? BL_SAVE_S0 : BL_SAVE_S4,
+                       .offloads_activations = i % 4 < 2});
+}
+
 /* The same schedule feeds a GPU, which has a tied head gathered and micro-batches in tiles. */
 static void a_gpu(void **state)
 {
@@ -320,10 +355,15 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_resident_base),       cmocka_unit_test(an_offloaded_base),
-        cmocka_unit_test(three_tiers),           cmocka_unit_test(spilled_activations),
-        cmocka_unit_test(a_head_of_its_own),     cmocka_unit_test(every_weight),
-        cmocka_unit_test(every_weight_in_tiers), cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_resident_base),
+        cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(three_tiers),
+        cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own),
+        cmocka_unit_test(every_weight),
+        cmocka_unit_test(every_weight_in_tiers),
+        cmocka_unit_test(some_weights),
+        cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }

@@ -155,28 +155,33 @@ static void describe_ending(const bl_training *training, const bl_outcome *outco
     snprintf(text, n_bytes, "%s%s", stopped, best);
 }
 
-/* Of a model: all weights were trained. */
+/* Of a model that was trained itself. */
 static bl_status write_model_card(const bl_training *training, const bl_outcome *outcome,
                                   const char *dir, char **text)
 {
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
-    char ending[256], formats[BL_BASE_FORMATS_TEXT_BYTES], *losses = NULL, *command = NULL;
+    char ending[256], formats[BL_BASE_FORMATS_TEXT_BYTES], chosen[BL_TRAINED_TEXT_BYTES],
+        trained[BL_TRAINED_TEXT_BYTES + 64] = "Every weight was trained", *losses = NULL,
+                                        *command = NULL;
     bl_status st;
 
+    bl_trained_describe(&job->model->config, &job->model->trained, chosen);
+    if (!job->model->trained.is_all)
+        snprintf(trained, sizeof trained, "A part of the model (%s) was trained", chosen);
     describe_ending(training, outcome, ending, sizeof ending);
     bl_base_formats_describe(&job->base_formats, "training", formats);
     BL_TRY_GOTO(st, done, write_losses(job, outcome, &losses));
     BL_TRY_GOTO(st, done, bl_training_next_command(job, dir, &command));
-    st =
-        bl_text_format(text,
-                       "---\nbase_model: %s\nbase_model_relation: finetune\npipeline_tag: "
-                       "text-generation\n---\n# %s, fine-tuned\n\n"
-                       "Every weight was trained with Ballast: %lld steps, %lld sequences a "
-                       "step.%s Projections: %s.\n\n%s\n## Use\n\n```\n%s\n```\n\n"
-                       "With transformers: `AutoModelForCausalLM.from_pretrained(\"%s/model\")`.\n",
-                       c->model_name_or_path, c->model_name_or_path, (long long)outcome->n_steps,
-                       (long long)bl_train_batch_rows(c), ending, formats, losses, command, dir);
+    st = bl_text_format(
+        text,
+        "---\nbase_model: %s\nbase_model_relation: finetune\npipeline_tag: "
+        "text-generation\n---\n# %s, fine-tuned\n\n"
+        "%s with Ballast: %lld steps, %lld sequences a "
+        "step.%s Projections: %s.\n\n%s\n## Use\n\n```\n%s\n```\n\n"
+        "With transformers: `AutoModelForCausalLM.from_pretrained(\"%s/model\")`.\n",
+        c->model_name_or_path, c->model_name_or_path, trained, (long long)outcome->n_steps,
+        (long long)bl_train_batch_rows(c), ending, formats, losses, command, dir);
 done:
     free(command);
     free(losses);

@@ -58,6 +58,7 @@ static bl_status export_model(const bl_trainer *t, const char *dir, int n_ranks)
     bl_trained_options options = {.source = t->config->model_name_or_path,
                                   .checkpoint = dir,
                                   .n_ranks = n_ranks,
+                                  .trained = &t->job->model->trained,
                                   .is_f32 = t->config->model_dtype == BL_MODEL_F32};
     char *target = NULL, *readme = NULL;
     bl_status st;

@@ -191,6 +191,18 @@ bl_status bl_trainer_forget_counts(bl_trainer *t)
     return bl_trainer_count_fallbacks(t, &n_fallbacks);
 }
 
+static double step_flops(const bl_job *job, const bl_round_totals *totals, int64_t n_rows)
+{
+    const bl_model_config *config = &job->model->config;
+    double n_tokens = (double)totals->n_tokens, n_labels = (double)totals->n_labels,
+           mean_tokens = n_tokens / (double)n_rows;
+
+    if (job->model->is_trained)
+        return bl_trained_step_flops(config, &job->model->trained, n_tokens, mean_tokens, n_labels);
+    return bl_arch_step_flops(config, (double)job->lora.n_floats, 0, n_tokens, mean_tokens,
+                              n_labels);
+}
+
 static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals *totals,
                              const bl_step_result *result)
 {
@@ -209,16 +221,10 @@ static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals 
         .tokens = totals->n_tokens,
         .label_tokens = totals->n_labels,
         .step_s = bl_now_s() - t->started_s,
-        .flops = bl_arch_step_flops(
-            &job->model->config, (double)job->lora.n_floats, (double)totals->n_tokens,
-            (double)totals->n_tokens / (double)(end - bl_train_position(c, n, step)),
-            (double)totals->n_labels),
+        .flops = step_flops(job, totals, end - bl_train_position(c, n, step)),
         .n_fallbacks = result->n_fallbacks,
         .preference = result->preference,
         .peak_flops = t->peak_flops * job->topology.n_ranks};
-    if (job->model->is_trained)
-        metrics.flops += bl_arch_gradient_flops(&job->model->config, (double)totals->n_tokens,
-                                                (double)totals->n_labels);
     memcpy(metrics.lanes, result->lanes, sizeof metrics.lanes);
     BL_TRY(bl_output_check_lock(t->output));
     return bl_metrics_step(t->output->metrics, &metrics);

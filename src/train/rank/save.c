@@ -83,9 +83,9 @@ int64_t bl_job_checkpoint_bytes(const bl_job *job)
 
     if (!job->model->is_trained)
         n_bytes = bl_adapter_checkpoint_bytes(&job->lora, job->model->config.n_layers);
-    else if (bl_adapter_full_checkpoint_bytes(&job->model->config, job->topology.n_ranks,
-                                              bl_train_config_moments(job->config),
-                                              &n_bytes) != BL_OK)
+    else if (bl_adapter_full_checkpoint_bytes(
+                 &job->model->config, &job->model->trained, job->topology.n_ranks,
+                 bl_train_config_moments(job->config), &n_bytes) != BL_OK)
         return INT64_MAX;
     return n_bytes + SLACK_BYTES;
 }

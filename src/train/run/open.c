@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "adapter/choose.h"
 #include "train/job.h"
 
 /* The ranks of a host are numbered one after the other. All processes of the job split, whatever is
@@ -67,6 +68,16 @@ void bl_job_borrow(bl_job *job, const bl_job *lead)
     job->trace = lead->trace;
 }
 
+static bl_status choose_trained(bl_job *job)
+{
+    bl_trained_set set;
+
+    if (!job->model->is_trained) return BL_OK;
+    BL_TRY(bl_adapter_choose_trained(job->config, &job->model->config, &set));
+    bl_model_set_trained(job->model, &set);
+    return BL_OK;
+}
+
 bl_status bl_job_open_model(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -79,6 +90,7 @@ bl_status bl_job_open_model(bl_job *job)
                                 n_replicas, &job->model));
     job->model->io_engine = c->io_engine;
     job->base_formats = job->model->base_formats;
+    BL_TRY(choose_trained(job));
     if (c->max_seq_length > job->model->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions",
                        (long long)c->max_seq_length,
@@ -115,6 +127,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .n_positions = model->n_positions,
         .load_bytes = bl_model_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
+        .trained = model->is_trained ? &model->trained : NULL,
         .topology = job->topology,
         .data_bytes = bl_run_data_bytes(&job->data),
         .tokenizer_bytes = job->data.tokenizer_bytes,

@@ -18,7 +18,7 @@ static double trainable_m(const bl_job *job)
 bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
 {
     const bl_train_config *c = job->config;
-    char products[BL_CUDA_GEMM_TEXT_BYTES], trained[64] = "";
+    char products[BL_CUDA_GEMM_TEXT_BYTES], trained[64] = "", chosen[BL_TRAINED_TEXT_BYTES];
 
     BL_TRY(bl_products_describe(job, products));
     bl_log_info("products: %s", products);
@@ -27,7 +27,8 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
         bl_log_info("products are in fp32; this processor has AVX512-BF16: compute_dtype bf16 "
                     "is faster and rounds more");
     if (job->model->is_trained)
-        snprintf(trained, sizeof trained, "; all trainable");
+        snprintf(trained, sizeof trained, "; %s trainable",
+                 job->model->trained.is_all ? "all" : "some");
     else if (has_adapter)
         snprintf(trained, sizeof trained, "; LoRA r %lld, %.2f M trainable",
                  (long long)job->lora.options.r, trainable_m(job));
@@ -37,6 +38,9 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
                 (long long)job->model->config.n_layers, trained, job->topology.n_ranks,
                 job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
                 c->threads == 1 ? "" : "s", (long long)c->shard_size);
+    if (!job->model->is_trained || job->model->trained.is_all) return BL_OK;
+    bl_trained_describe(&job->model->config, &job->model->trained, chosen);
+    bl_log_info("trainable_modules, freeze: %s", chosen);
     return BL_OK;
 }
 

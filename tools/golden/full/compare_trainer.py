@@ -5,11 +5,13 @@
 Rows of random tokens of several lengths, or those of an Alpaca file, in file order; AdamW with weight decay, clipping and
 accumulation. Each program is a process of its own: its tokens per second (median step), its CPU seconds and its peak memory.
 Then the model that Ballast wrote is loaded by transformers, and its loss over some rows compared with that of Trainer's model.
+With --trainable_modules or --freeze among Ballast's keys the other parameters have requires_grad=False.
 
 usage: compare_trainer.py BALLAST MODEL_DIR WORK_DIR [STEPS] [--alpaca FILE] [--ballast_key value ...]
 """
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -80,11 +82,31 @@ def load(directory):
     return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation='eager')
 
 
-def train_with_transformers(directory, path, steps, work):
+def patterns_of(keys, key):
+    return keys[keys.index(key) + 1].split(',') if key in keys else []
+
+
+def freeze(model, keys):
+    """As Ballast's keys: an expression matches whole parts of a name between dots."""
+    trainable, frozen = patterns_of(keys, '--trainable_modules') or ['.*'], patterns_of(keys, '--freeze')
+    n = 0
+
+    def matches(patterns, name):
+        parts = name.split('.')
+        return any(re.fullmatch(p, '.'.join(parts[i:k])) for p in patterns
+                   for i in range(len(parts)) for k in range(i + 1, len(parts) + 1))
+    for name, p in model.named_parameters():
+        p.requires_grad_(matches(trainable, name) and not matches(frozen, name))
+        n += p.numel() if p.requires_grad else 0
+    print('Trainer trains %.4g M of %.4g M weights' % (n * 1e-6, sum(p.numel() for p in model.parameters()) * 1e-6))
+
+
+def train_with_transformers(directory, path, steps, work, keys):
     """In a process of its own: writes the model, and the losses and seconds of its steps, into work/trainer."""
     rows = read_rows(path)
     output = os.path.join(work, 'trainer')
     model = load(directory)
+    freeze(model, keys)
     arguments = transformers.TrainingArguments(
         output_dir=output, per_device_train_batch_size=1, gradient_accumulation_steps=ACCUMULATION,
         max_steps=steps, learning_rate=RATE, lr_scheduler_type='constant', weight_decay=DECAY, max_grad_norm=CLIP,
@@ -107,8 +129,8 @@ def run(words):
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
 
-def run_trainer(directory, path, steps, work):
-    used = run([sys.executable, os.path.abspath(__file__), '--trainer', directory, path, str(steps), work])
+def run_trainer(directory, path, steps, work, keys):
+    used = run([sys.executable, os.path.abspath(__file__), '--trainer', directory, path, str(steps), work, *keys])
     with open(os.path.join(work, 'trainer', 'steps.json')) as f:
         done = json.load(f)
     return done['losses'], done['seconds'], used
@@ -146,8 +168,8 @@ def report(name, rows, seconds, used):
 
 def main():
     if sys.argv[1] == '--trainer':
-        directory, path, steps, work = sys.argv[2:]
-        return train_with_transformers(directory, path, int(steps), work)
+        directory, path, steps, work = sys.argv[2:6]
+        return train_with_transformers(directory, path, int(steps), work, sys.argv[6:])
     program, directory, work = sys.argv[1:4]
     rest = sys.argv[4:]
     steps = int(rest.pop(0)) if rest and rest[0].isdigit() else STEPS
@@ -162,7 +184,7 @@ def main():
     with open(path, 'w') as f:
         f.writelines(json.dumps(r) + '\n' for r in rows)
     ours, our_seconds, our_use = run_ballast(program, directory, path, steps, work, rest)
-    theirs, their_seconds, their_use = run_trainer(directory, path, steps, work)
+    theirs, their_seconds, their_use = run_trainer(directory, path, steps, work, rest)
     worst = 0
     for step, ((a, norm_a), (b, norm_b)) in enumerate(zip(ours, theirs, strict=True)):
         worst = max(worst, abs(a / b - 1))

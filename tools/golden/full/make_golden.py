@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/golden/full: float64 results of short trainings of every weight.
+"""Writes tests/golden/full: float64 results of short trainings of every weight, or of some tensors.
 
 The models are those of tests/golden/families and tests/golden/train, built by transformers' own classes and computed in
 float64 throughout (../families/make_golden.py). AdamW and clipping are torch's, the schedule is transformers', and which
-parameters have no weight decay is what transformers' Trainer says of the model. The files have the form of
+parameters have no weight decay is what transformers' Trainer says of the model. Frozen parameters have requires_grad=False;
+which they are is said twice, as Ballast's patterns and as a function of a parameter's name. The files have the form of
 tests/golden/train (../train/README.md); names of tensors are those of the model's files.
 
 Made with Python 3.11.2, torch 2.15.0, transformers 5.24.0, numpy; other versions of transformers are refused.
@@ -52,7 +53,35 @@ def family(name):
             'ranks': (1, 2), 'config': CONFIG}
 
 
+def some(case, trains, trainable=(), freeze=()):
+    """trains: of a tensor's name, whether it is trained."""
+    keys = {k: list(v) for k, v in (('trainable_modules', trainable), ('freeze', freeze)) if v}
+    return {**case, 'config': {**case['config'], **keys}, 'trains': trains}
+
+
+def of_last_layers(layers, *modules):
+    return lambda n: any(n.startswith('model.layers.%d.' % i) for i in layers) or n in ['%s.weight' % m for m in modules]
+
+
+TABLES = ('model.embed_tokens.weight', 'lm_head.weight')
+FROZEN = {
+    'frozen-all-but-last-layer': some(tiny('tiny-gqa'), of_last_layers((1,), 'lm_head', 'model.norm'),
+                                      ('model.layers.(1|2[4-9])', 'norm', 'lm_head')),
+    'frozen-all-but-norms': some(tiny('tiny-gqa'), lambda n: 'norm' in n, ('.*norm',)),
+    'frozen-all-but-head': some(tiny('tiny-gqa'), lambda n: n == 'lm_head.weight', ('lm_head',)),
+    'frozen-all-but-embedding': some(tiny('tiny-gqa'), lambda n: n == 'model.embed_tokens.weight', ('embed_tokens',)),
+    'frozen-all-but-q-v': some(tiny('tiny-gqa'), lambda n: 'q_proj' in n or 'v_proj' in n, ('q_proj', 'v_proj')),
+    'frozen-tables-and-down': some(tiny('tiny-gqa'), lambda n: n not in TABLES and 'down_proj' not in n, (),
+                                   ('embed_tokens', 'lm_head', 'mlp.down_proj')),
+    'frozen-tied-table': some(tiny('tiny-mha-tied'), lambda n: n not in TABLES, (), ('lm_head',)),
+    'frozen-all-but-tied-table': some(tiny('tiny-mha-tied'), lambda n: n in TABLES, ('lm_head',)),
+    'frozen-all-but-biases': some(family('qwen2-window'), lambda n: n.endswith('.bias'), ('bias',)),
+    'frozen-all-but-last-mlp': some(family('olmo2'), lambda n: n.startswith('model.layers.1.mlp.'), ('layers.1.mlp',)),
+    'frozen-all-but-layernorms': some(family('falcon-one-norm'), lambda n: n.split('.')[-2] in ('input_layernorm', 'ln_f'),
+                                      ('input_layernorm', 'ln_f')),
+}
 CASES = {
+    **FROZEN,
     'tiny-gqa': tiny('tiny-gqa'),
     'tiny-gqa-no-clip': tiny('tiny-gqa', max_grad_norm=0, weight_decay=0.0),
     'tiny-gqa-cosine': tiny('tiny-gqa', lr_scheduler_type='cosine', warmup_steps=4, max_grad_norm=0.3),
@@ -104,8 +133,14 @@ def optimizer_of(model, parameters, config):
                              betas=(config['adam_beta1'], config['adam_beta2']))
 
 
-def train(model, names, rows, batch, config):
+def freeze(model, names, trains):
+    for name, p in model.named_parameters():
+        p.requires_grad_(name in names and trains(names[name]))
+
+
+def train(model, names, rows, batch, config, trains):
     """The entries of case.json's expect."""
+    freeze(model, names, trains)
     reference.backward(model, reference.step_rows(rows, 0, batch))
     parameters = {n: p for n, p in model.named_parameters() if p.grad is not None}  # not those of a vision tower
     optimizer = optimizer_of(model, parameters, config)
@@ -134,7 +169,7 @@ def run_case(out, name):
     case = CASES[name]
     model, names = load_model(case)
     rows = reference.read_rows(os.path.join(ROOT, 'tests', 'golden', 'train', case['tokens']))
-    expect = train(model, names, rows, case['batch'], case['config'])
+    expect = train(model, names, rows, case['batch'], case['config'], case.get('trains', lambda _: True))
     os.makedirs(os.path.join(out, 'cases', name), exist_ok=True)
     inputs.write_json(os.path.join(out, 'cases', name, 'case.json'), {
         'name': name, 'about': case['class'], 'model': {'root': 'golden', 'path': case['model']},
@@ -156,8 +191,9 @@ def main():
     for name in CASES:
         if not a.only or name in a.only:
             run_case(a.out, name)
-    inputs.write_json(os.path.join(a.out, 'index.json'),
-                      {'cases': ['../../full/cases/' + n for n in sorted(os.listdir(os.path.join(a.out, 'cases')))]})
+    written = sorted(os.listdir(os.path.join(a.out, 'cases')))
+    for file, names in (('index', [n for n in written if n not in FROZEN]), ('frozen', [n for n in written if n in FROZEN])):
+        inputs.write_json(os.path.join(a.out, file + '.json'), {'cases': ['../../full/cases/' + n for n in names]})
 
 
 if __name__ == '__main__':

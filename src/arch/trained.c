@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* trained.c -- chooses trained tensors by their names, and derives the spans of the units. */
+#include "arch/trained.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "store/pattern.h"
+
+/* ---- the units of the chosen tensors ---- */
+
+static void add_span(bl_trained_spans *spans, int64_t begin, int64_t n)
+{
+    bl_trained_span *last = spans->n > 0 ? &spans->at[spans->n - 1] : NULL;
+
+    if (last && last->begin + last->n == begin)
+        last->n += n;
+    else
+        spans->at[spans->n++] = (bl_trained_span){begin, n};
+}
+
+static void add_range(bl_trained_set *set, int64_t begin, int64_t n)
+{
+    bl_trained_span *last = set->n_ranges > 0 ? &set->range[set->n_ranges - 1] : NULL;
+
+    if (last && last->begin + last->n == begin)
+        last->n += n;
+    else
+        set->range[set->n_ranges++] = (bl_trained_span){begin, n};
+}
+
+/* The bias of a matrix that float `at` of a layer's vectors is in; *element: its place there. */
+static bl_layer_matrix bias_at(const bl_model_config *c, int64_t at, int64_t *element)
+{
+    bl_layer_matrix found = BL_QKV;
+
+    *element = 0;
+    for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        int64_t begin = bl_arch_bias_offset(c, (bl_layer_matrix)m);
+        if (begin < 0 || begin > at) continue;
+        found = (bl_layer_matrix)m;
+        *element = at - begin;
+    }
+    return found;
+}
+
+static void add_vector(const bl_model_config *c, const bl_arch_tensor *t, bl_trained_set *set)
+{
+    int64_t per_layer = bl_arch_layer_floats(c),
+            layer = per_layer > 0 ? bl_min_i64(t->offset / per_layer, c->n_layers) : c->n_layers,
+            at = t->offset - layer * per_layer, element;
+    bl_trained_unit *unit = &set->unit[layer];
+
+    add_range(set, t->offset, t->shape[0]);
+    if (layer == c->n_layers) {
+        unit->vectors |= 1u << (at == 0 ? BL_ATTENTION_NORM : BL_ATTENTION_NORM_BIAS);
+        return;
+    }
+    for (int v = 0; v < BL_LAYER_VECTORS; v++) {
+        if (bl_arch_vector_width(c, (bl_layer_vector)v) == 0 ||
+            bl_arch_vector_offset(c, (bl_layer_vector)v) != at)
+            continue;
+        unit->vectors |= 1u << v;
+        return;
+    }
+    bl_layer_matrix matrix = bias_at(c, at, &element);
+    add_span(&unit->bias[matrix], element, t->shape[0]);
+}
+
+static void add_tensor(const bl_model_config *c, const bl_arch_tensor *t, bl_trained_set *set)
+{
+    switch (t->role) {
+    case BL_ROLE_PROJECTION:
+        add_span(&set->unit[t->layer].matrix[c->arch->projections[t->projection].matrix],
+                 bl_projection_row(c, t->projection), t->shape[0]);
+        return;
+    case BL_ROLE_VECTOR:
+        add_vector(c, t, set);
+        return;
+    case BL_ROLE_HEAD:
+        add_span(&set->unit[c->n_layers].matrix[0], 0, t->shape[0]);
+        return;
+    case BL_ROLE_EMBEDDING:
+        add_span(&set->unit[c->n_layers + 1].matrix[0], 0, t->shape[0]);
+        return;
+    }
+}
+
+static int64_t elements_of(const bl_arch_tensor *t)
+{
+    return t->shape[0] * (t->n_dims > 1 ? t->shape[1] : 1);
+}
+
+static bool has_any(const bl_trained_unit *unit)
+{
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        if (unit->bias[m].n > 0) return true;
+    return unit->vectors != 0 || bl_trained_has_matrices(unit);
+}
+
+/* From set->tensor. */
+static void derive(const bl_model_config *c, bl_trained_set *set)
+{
+    int64_t n = bl_arch_tensor_count(c);
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(c, i);
+        bool is_alias = t.role == BL_ROLE_HEAD && c->tie_word_embeddings;
+        set->n_all_tensors += !is_alias;
+        set->n_all_weights += is_alias ? 0 : elements_of(&t);
+        if (!set->tensor[i]) continue;
+        set->n_tensors += !is_alias;
+        set->n_weights += is_alias ? 0 : elements_of(&t);
+        add_tensor(c, &t, set);
+    }
+    set->is_all = set->n_tensors == set->n_all_tensors;
+    set->first = 0;
+    while (set->first < c->n_layers && !has_any(&set->unit[set->first])) set->first++;
+    if (bl_trained_has_embedding(set)) set->first = 0;
+}
+
+/* ---- by name ---- */
+
+typedef struct choice {
+    const bl_model_config *config;
+    const char *key;
+    uint8_t *tensor; /* receives `value` where a pattern matches */
+    uint8_t value;
+} choice;
+
+/* Of a tied model the embedding and the head, whichever of the two is named. */
+static void put(const choice *c, int64_t i, bl_tensor_role role)
+{
+    int64_t n = bl_arch_tensor_count(c->config);
+
+    c->tensor[i] = c->value;
+    if (!c->config->tie_word_embeddings) return;
+    if (role == BL_ROLE_EMBEDDING || role == BL_ROLE_HEAD)
+        c->tensor[n - 2] = c->tensor[n - 1] = c->value;
+}
+
+static bl_status apply_pattern(const choice *c, const char *text)
+{
+    int64_t n = bl_arch_tensor_count(c->config), n_found = 0;
+    bl_name_pattern *pattern;
+    bl_status st = BL_OK;
+
+    BL_TRY(bl_name_pattern_create(text, BL_PATTERN_COMPONENTS, BL_EUSAGE, c->key, &pattern));
+    for (int64_t i = 0; i < n && st == BL_OK; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(c->config, i);
+        bool matches;
+        st = bl_name_pattern_match(pattern, t.name, &matches);
+        if (st != BL_OK || !matches) continue;
+        put(c, i, t.role);
+        n_found++;
+    }
+    bl_name_pattern_destroy(pattern);
+    BL_TRY(st);
+    if (n_found > 0) return BL_OK;
+    bl_arch_tensor example = bl_arch_tensor_at(c->config, c->config->arch->n_projections);
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: \"%.100s\" matches no tensor of the model; it must match one or several "
+                   "parts between the dots of a name such as %s, each whole (a part's end: "
+                   ".*norm)",
+                   c->key, text, example.name);
+}
+
+static bl_status apply(const bl_model_config *config, const bl_trained_patterns *patterns,
+                       uint8_t *tensor)
+{
+    choice c = {config, "trainable_modules", tensor, 1};
+
+    if (patterns->n_trainable == 0) memset(tensor, 1, (size_t)bl_arch_tensor_count(config));
+    for (int64_t i = 0; i < patterns->n_trainable; i++)
+        BL_TRY(apply_pattern(&c, patterns->trainable[i]));
+    c.key = "freeze";
+    c.value = 0;
+    for (int64_t i = 0; i < patterns->n_freeze; i++) BL_TRY(apply_pattern(&c, patterns->freeze[i]));
+    return BL_OK;
+}
+
+bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
+                            bl_trained_set *out)
+{
+    size_t n_units = (size_t)config->n_layers + 2, n = (size_t)bl_arch_tensor_count(config);
+
+    *out = (bl_trained_set){.n_layers = config->n_layers,
+                            .unit = calloc(n_units, sizeof *out->unit),
+                            .tensor = calloc(n, sizeof *out->tensor),
+                            .range = calloc(n, sizeof *out->range)};
+    bl_status st = out->unit && out->tensor && out->range
+                       ? apply(config, patterns, out->tensor)
+                       : BL_FAIL(BL_ENOMEM, "the list of trained tensors");
+    if (st == BL_OK) derive(config, out);
+    if (st == BL_OK && out->n_tensors == 0)
+        st = BL_FAIL(BL_EUSAGE, "freeze: no tensor is left to train; leave a pattern out");
+    if (st != BL_OK) bl_trained_free(out);
+    return st;
+}
+
+bl_status bl_trained_all(const bl_model_config *config, bl_trained_set *out)
+{
+    return bl_trained_choose(config, &(bl_trained_patterns){.trainable = NULL}, out);
+}
+
+void bl_trained_free(bl_trained_set *set)
+{
+    free(set->unit);
+    free(set->tensor);
+    free(set->range);
+    *set = (bl_trained_set){.unit = NULL};
+}
+
+/* ---- questions ---- */
+
+bool bl_trained_has_matrices(const bl_trained_unit *unit)
+{
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        if (unit->matrix[m].n > 0) return true;
+    return false;
+}
+
+bool bl_trained_has_embedding(const bl_trained_set *set)
+{
+    return set->unit[set->n_layers + 1].matrix[0].n > 0;
+}
+
+bool bl_trained_has_attention(const bl_trained_unit *unit)
+{
+    unsigned of_mlp = 1u << BL_MLP_NORM | 1u << BL_MLP_NORM_BIAS;
+
+    return unit->matrix[BL_QKV].n > 0 || unit->matrix[BL_OUT].n > 0 || unit->bias[BL_QKV].n > 0 ||
+           unit->bias[BL_OUT].n > 0 || (unit->vectors & ~of_mlp) != 0;
+}
+
+const char *bl_trained_partial(const bl_model_config *config, const bl_trained_set *set)
+{
+    const bl_projection *list = config->arch->projections;
+    int64_t n = bl_arch_tensor_count(config);
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(config, i);
+        if (t.role != BL_ROLE_PROJECTION || !set->tensor[i]) continue;
+        for (int p = 0; p < config->arch->n_projections; p++)
+            if (list[p].matrix == list[t.projection].matrix && !set->tensor[i - t.projection + p])
+                return bl_projection_name(&list[t.projection]);
+    }
+    return NULL;
+}
+
+bool bl_trained_find(const bl_model_config *config, const bl_trained_set *set, const char *name,
+                     bl_arch_tensor *out)
+{
+    int64_t n = bl_arch_tensor_count(config);
+
+    for (int64_t i = 0; i < n; i++) {
+        *out = bl_arch_tensor_at(config, i);
+        if (strcmp(out->name, name) == 0) return set->tensor[i];
+    }
+    return false;
+}
+
+void bl_trained_describe(const bl_model_config *config, const bl_trained_set *set,
+                         char text[BL_TRAINED_TEXT_BYTES])
+{
+    bool is_table = config->tie_word_embeddings && bl_trained_has_embedding(set);
+    char backward[64] = "";
+
+    if (set->first == set->n_layers)
+        snprintf(backward, sizeof backward, "; no backward pass through layers");
+    else if (set->first > 0)
+        snprintf(backward, sizeof backward, "; backward ends at layer %lld", (long long)set->first);
+    snprintf(text, BL_TRAINED_TEXT_BYTES,
+             "%.4g M of %.4g M weights trained, %lld of %lld tensors%s%s",
+             (double)set->n_weights * 1e-6, (double)set->n_all_weights * 1e-6,
+             (long long)set->n_tensors, (long long)set->n_all_tensors, backward,
+             is_table ? "; embedding and head are one weight" : "");
+}
+
+/* Forward of all; input gradients of the layers from `first` on, and of the head; gradients of the
+ * trained matrices. */
+double bl_trained_step_flops(const bl_model_config *config, const bl_trained_set *set,
+                             double n_tokens, double mean_tokens, double n_labels)
+{
+    double flops = bl_arch_step_flops(config, 0, set->first, n_tokens, mean_tokens, n_labels);
+    int64_t n = bl_arch_tensor_count(config);
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(config, i);
+        if (!set->tensor[i]) continue;
+        if (t.role == BL_ROLE_PROJECTION) flops += 2.0 * (double)elements_of(&t) * n_tokens;
+        if (t.role == BL_ROLE_HEAD) flops += 2.0 * (double)elements_of(&t) * n_labels;
+    }
+    return flops;
+}
