@@ -17,7 +17,7 @@
 #include "ops/optimizer.h"
 
 typedef struct optimizer_options {
-    int64_t weights, threads, runs;
+    int64_t weights, stagger, threads, runs;
 } optimizer_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -27,13 +27,16 @@ typedef struct optimizer_options {
 static const bl_option table[] = {
     {OPTION(weights, INT), .default_text = "67108864", .min = 1024, .max = INT64_C(1) << 36,
      .help = "weights to update; takes 28 bytes of memory per weight"},
+    {OPTION(stagger, INT), .default_text = "0", .max = 1 << 20,
+     .help = "bytes, a multiple of 64, by which each array begins later behind a multiple of 2 MiB "
+             "than the one before it"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
      .help = "CPU threads"},
     {OPTION(runs, INT), .default_text = "9", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "timed runs of each"},
 };
 
-enum { COPY, FP32, BF16, N_CONTENDERS };
+enum { COPY, FP32, BF16, N_CONTENDERS, MAX_BLOCKS = 8, LARGE_BYTES = 2 << 20 };
 static const char *const contender_names[N_CONTENDERS] = {"memcpy", "fp32", "bf16"};
 static const double LR = 1e-3, GRADIENT = 0.25;
 
@@ -46,6 +49,8 @@ typedef struct optimizer_bench {
     void *m[N_CONTENDERS], *v[N_CONTENDERS];
     int64_t step[N_CONTENDERS];
     double *seconds[N_CONTENDERS], *quotients; /* of each run */
+    void *blocks[MAX_BLOCKS];
+    int n_blocks;
 } optimizer_bench;
 
 /* Of a thread: one call, so that memcpy takes its way for sizes beyond the caches. */
@@ -144,11 +149,12 @@ static bl_status measure(optimizer_bench *b)
     for (int k = 0; k < N_CONTENDERS; k++) of_memcpy[k] = median_of_memcpy(b, k);
     for (int k = 0; k < N_CONTENDERS; k++) {
         bl_bench_times times = bl_bench_summarize(b->seconds[k], o->runs);
-        printf("{\"bench\":\"optimizer\",\"contender\":\"%s\",\"weights\":%lld,\"threads\":%lld,"
-               "\"runs\":%lld,\"seconds\":%.6g,\"median_seconds\":%.6g,\"gb_per_s\":%.4g,"
+        printf("{\"bench\":\"optimizer\",\"contender\":\"%s\",\"weights\":%lld,\"stagger\":%lld,"
+               "\"threads\":%lld,\"runs\":%lld,\"seconds\":%.6g,\"median_seconds\":%.6g,\"gb_per_"
+               "s\":%.4g,"
                "\"of_memcpy\":%.3f}\n",
-               contender_names[k], (long long)o->weights, (long long)b->n_threads,
-               (long long)o->runs, times.best_s, times.median_s,
+               contender_names[k], (long long)o->weights, (long long)o->stagger,
+               (long long)b->n_threads, (long long)o->runs, times.best_s, times.median_s,
                bytes_of(b, k) / times.best_s * 1e-9, of_memcpy[k]);
     }
     return BL_OK;
@@ -156,9 +162,14 @@ static bl_status measure(optimizer_bench *b)
 
 static bl_status take(optimizer_bench *b, int64_t element, void *out)
 {
-    void *memory;
-    BL_TRY(bl_device_alloc(b->device, BL_SPACE_DEVICE, (size_t)(b->options->weights * element),
-                           "bench optimizer", &memory));
+    int64_t n_bytes = b->options->weights * element, stagger = b->options->stagger * b->n_blocks;
+    void *block;
+    char *memory;
+
+    BL_TRY(bl_device_alloc(b->device, BL_SPACE_DEVICE, (size_t)(n_bytes + stagger + LARGE_BYTES),
+                           "bench optimizer", &block));
+    b->blocks[b->n_blocks++] = block;
+    memory = (char *)block + (LARGE_BYTES - (int64_t)((uintptr_t)block % LARGE_BYTES)) + stagger;
     memcpy(out, &memory, sizeof memory);
     return BL_OK;
 }
@@ -184,15 +195,8 @@ static bl_status allocate(optimizer_bench *b)
 
 static void release(optimizer_bench *b)
 {
-    void *const blocks[] = {b->w, b->grad, b->from, b->to};
-
-    for (size_t i = 0; i < BL_COUNT(blocks); i++)
-        bl_device_free(b->device, BL_SPACE_DEVICE, blocks[i]);
-    for (int k = 0; k < N_CONTENDERS; k++) {
-        bl_device_free(b->device, BL_SPACE_DEVICE, b->m[k]);
-        bl_device_free(b->device, BL_SPACE_DEVICE, b->v[k]);
-        free(b->seconds[k]);
-    }
+    for (int i = 0; i < b->n_blocks; i++) bl_device_free(b->device, BL_SPACE_DEVICE, b->blocks[i]);
+    for (int k = 0; k < N_CONTENDERS; k++) free(b->seconds[k]);
     free(b->quotients);
     bl_stream_destroy(b->stream);
     bl_device_destroy(b->device);
@@ -204,6 +208,9 @@ static bl_status run(const void *values)
     optimizer_bench b = {.options = o};
 
     b.n_threads = o->threads == BL_OPTION_AUTO ? sysconf(_SC_NPROCESSORS_ONLN) : o->threads;
+    if (o->stagger % 64 != 0)
+        return BL_FAIL(BL_EUSAGE, "--stagger %lld: must be a multiple of 64",
+                       (long long)o->stagger);
     BL_TRY(bl_device_create_cpu((int)b.n_threads, &b.device));
     bl_status st = bl_stream_create(b.device, "bench", &b.stream);
     if (st == BL_OK) st = allocate(&b);
