@@ -2,7 +2,8 @@
 /* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of
  * 284 M parameters, of few wide layers and of many narrow ones and of 84 M, and rows of one length,
  * which max_seq_length may exceed, RssAnon at its peak is within 5 % of the prediction, whatever
- * the ranks, the format of the base, what layers keep, and what of both is offloaded.
+ * the ranks, the format of the base, what layers keep, what of both is offloaded, and whether
+ * evaluations ride in the visits.
  *
  * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the
  * rest (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against
@@ -76,11 +77,11 @@ static bool have_models(void)
     return true;
 }
 
-static void write_rows(const char *path, int length)
+static void write_rows(const char *path, int length, int n_rows)
 {
     FILE *file = fopen(path, "w");
     assert_non_null(file);
-    for (int row = 0; row < N_ROWS; row++)
+    for (int row = 0; row < n_rows; row++)
         for (int side = 0; side < 2; side++) {
             fputs(side == 0 ? "{\"input_ids\":[" : "],\"labels\":[", file);
             for (int t = 0; t < length; t++)
@@ -99,9 +100,10 @@ typedef struct memory_case {
     bool offloads_activations;
     int max_seq_length; /* 0: the rows' length */
     int rows_per_batch; /* 0: one */
+    int riders;         /* eval_overlap, and batches of one row per rank that ride; 0: none */
 } memory_case;
 
-/* The keys for offloading, and the end of the command; page files are in `dir`. */
+/* The keys for offloading and evaluations, and the end of the command; page files are in `dir`. */
 static void end_command(const char *dir, const memory_case *c, char *command)
 {
     size_t used = strlen(command);
@@ -112,6 +114,12 @@ static void end_command(const char *dir, const memory_case *c, char *command)
                              " --offload_ratio %g --offload_tier %s", c->offload_ratio, c->tier);
     if (c->tier && strcmp(c->tier, "disk") == 0)
         used += (size_t)snprintf(command + used, COMMAND_BYTES - used, " --offload_dir %s", dir);
+    if (c->riders)
+        used += (size_t)snprintf(command + used, COMMAND_BYTES - used,
+                                 " --validation_file %s/held-out.jsonl --eval_strategy steps "
+                                 "--eval_steps 1 --eval_overlap true "
+                                 "--per_device_eval_batch_size 1",
+                                 dir);
     snprintf(command + used, COMMAND_BYTES - used, "%s 2>&1",
              c->offloads_activations ? " --activation_offload true" : "");
 }
@@ -143,11 +151,15 @@ static void begin_command(const char *dir, int n_runs, char *command)
 static void train(const char *dir, const memory_case *c, int n_runs, double *measured,
                   double *predicted)
 {
-    char command[COMMAND_BYTES], line[1024], rows[PATH_BYTES + 16];
+    char command[COMMAND_BYTES], line[1024], rows[PATH_BYTES + 16], held_out[PATH_BYTES + 32];
     bool found = false;
 
     snprintf(rows, sizeof rows, "%s/rows.jsonl", dir);
-    write_rows(rows, c->length);
+    write_rows(rows, c->length, N_ROWS);
+    if (c->riders) {
+        snprintf(held_out, sizeof held_out, "%s/held-out.jsonl", dir);
+        write_rows(held_out, c->length, c->riders * c->ranks);
+    }
     begin_command(dir, n_runs, command);
     size_t used = strlen(command);
     snprintf(
@@ -175,11 +187,11 @@ static void check_runs(const char *dir, const memory_case *c, int n_runs)
     double measured = 0, predicted = 0;
 
     train(dir, c, n_runs, &measured, &predicted);
-    printf("%s: %d runs, %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s: measured %.4f GB, "
-           "predicted %.4f GB, ratio %.3f\n",
+    printf("%s: %d runs, %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s, %d riders: measured "
+           "%.4f GB, predicted %.4f GB, ratio %.3f\n",
            strrchr(models[c->model].dir, '-') + 1, n_runs, c->ranks, c->threads, c->length,
            c->base_format, c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
-           c->offloads_activations ? ", activations" : "", measured, predicted,
+           c->offloads_activations ? ", activations" : "", c->riders, measured, predicted,
            measured / predicted);
     assert_true(fabs(measured / predicted - 1.0) <= 0.05);
 }
@@ -192,24 +204,24 @@ static void check(const char *dir, const memory_case *c)
 static void test_prediction(void **state)
 {
     static const memory_case cases[] = {
-        {M284, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0, 0},
-        {M284, 2, 1, 256, "fp8_row", "full", NULL, 0, false, 0, 0},
-        {M284, 4, 1, 512, "fp8_row", "full", NULL, 0, false, 0, 0},
-        {M284, 1, 2, 256, "stored", "full", NULL, 0, false, 0, 0},
-        {M284, 2, 1, 512, "stored", "full", NULL, 0, false, 0, 0},
-        {M284, 4, 1, 256, "stored", "full", NULL, 0, false, 0, 0},
-        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, false, 0, 0},
-        {M284, 2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0, 0},
-        {M284, 1, 1, 512, "fp8_row", "full", "disk", 1, false, 0, 0},
-        {M284, 2, 1, 512, "fp8_row", "full", "disk", 1, false, 0,
+        {M284, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 2, 1, 256, "fp8_row", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 4, 1, 512, "fp8_row", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 1, 2, 256, "stored", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 2, 1, 512, "stored", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 4, 1, 256, "stored", "full", NULL, 0, false, 0, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, false, 0, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "auto", NULL, 0, false, 0, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "full", "disk", 1, false, 0, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 1, false, 0, 0,
          0}, /* writes the page files that the next one finds */
-        {M284, 2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0, 0},
-        {M284, 2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0, 0},
-        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, true, 0, 0},
-        {M284, 2, 1, 512, "stored", "selective", "disk", 1, true, 0, 0},
-        {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false, 4096,
+        {M284, 2, 1, 512, "fp8_row", "full", "disk", 0.5, false, 0, 0, 0},
+        {M284, 2, 1, 512, "fp8_row", "full", "host", 0.5, false, 0, 0, 0},
+        {M284, 1, 1, 512, "fp8_row", "none", NULL, 0, true, 0, 0, 0},
+        {M284, 2, 1, 512, "stored", "selective", "disk", 1, true, 0, 0, 0},
+        {M284, 1, 2, 64, "fp8_row", "none", NULL, 0, false, 4096, 0,
          0}, /* many times that if rows were of that length */
-        {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096, 0},
+        {M284, 2, 1, 64, "fp8_row", "full", "disk", 1, false, 4096, 0, 0},
     };
 
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
@@ -220,9 +232,21 @@ static void test_prediction(void **state)
 static void test_small_model_keeps_all(void **state)
 {
     static const memory_case cases[] = {
-        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 0, false, 0, 8},
-        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 1, false, 0, 8},
-        {SMALL, 1, 2, 64, "stored", "none", NULL, 0, false, 0, 4},
+        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 0, false, 0, 8, 0},
+        {SMALL, 1, 2, 64, "fp8_row", "auto", "host", 1, false, 0, 8, 0},
+        {SMALL, 1, 2, 64, "stored", "none", NULL, 0, false, 0, 4, 0},
+    };
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
+}
+
+/* Evaluations that ride in the steps' visits: all of them, or as many as there is room for. Their
+ * layer inputs are 11 and 18 MB of 205 and 227. */
+static void test_riding_evaluations(void **state)
+{
+    static const memory_case cases[] = {
+        {SMALL, 1, 2, 512, "fp8_row", "full", NULL, 0, false, 0, 0, 3},
+        {SMALL, 1, 2, 512, "fp8_row", "full", "host", 1, false, 0, 0, 7},
     };
 
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
@@ -233,9 +257,9 @@ static void test_small_model_keeps_all(void **state)
 static void test_two_runs(void **state)
 {
     static const memory_case cases[] = {
-        {M284, 1, 2, 256, "fp8_row", "none", NULL, 0, false, 0, 0},
-        {M284, 2, 1, 256, "fp8_row", "full", "disk", 1, false, 0, 0},
-        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 1, false, 0, 0},
+        {M284, 1, 2, 256, "fp8_row", "none", NULL, 0, false, 0, 0, 0},
+        {M284, 2, 1, 256, "fp8_row", "full", "disk", 1, false, 0, 0, 0},
+        {DEEP, 1, 2, 512, "fp8_row", "full", "host", 1, false, 0, 0, 0},
     };
 
     for (size_t i = 0; i < BL_COUNT(cases); i++) check_runs(*state, &cases[i], 2);
@@ -257,7 +281,7 @@ static void test_tiers(void **state)
             for (size_t t = 0; t < BL_COUNT(tiers); t++) {
                 memory_case c = {
                     m,     1,    2, lengths[l], "fp8_row", "full", tiers[t].name, tiers[t].ratio,
-                    false, 2048, 0};
+                    false, 2048, 0, 0};
                 if (all_tiers || n % 3 == 0) check(*state, &c);
                 n++;
             }
@@ -281,8 +305,10 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_small_model_keeps_all), cmocka_unit_test(test_prediction),
-        cmocka_unit_test(test_two_runs), cmocka_unit_test(test_tiers)};
+        cmocka_unit_test(test_two_runs), cmocka_unit_test(test_riding_evaluations),
+        cmocka_unit_test(test_tiers)};
     all_tiers = argc > 1 && strcmp(argv[1], "all") == 0;
+    if (argc > 1 && !all_tiers) cmocka_set_test_filter(argv[1]);
     if (!have_models()) return 77;
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
