@@ -16,7 +16,8 @@ typedef struct bl_rank {
     const struct bl_rank *lead; /* the rank whose base this run uses; NULL: this one's */
     int index;
     bool is_at_fault; /* of a failure that all ranks see, the reason is this one's */
-    /* Asked while the base is loaded; true ends that with BL_ESTOPPED. NULL: never. */
+    /* Asked while the base is loaded, and in passes that are of no step; true ends them with
+     * BL_ESTOPPED. NULL: never. */
     bool (*stop)(void *user);
     void *stop_user;
 

@@ -15,6 +15,8 @@
 #include "train/rank/trainer.h"
 
 /* The folder of the run under way, where it is taken away, and whether it is made again. */
+#define PAIRS "tests/golden/preference/tokens/pairs.jsonl"
+
 static const char *lost_dir;
 static enum { NOWHERE, BEHIND_DATA, BEHIND_BASE, BEFORE_EVALUATION, BEHIND_EVALUATION } lost_at;
 static bool is_made_again;
@@ -67,20 +69,20 @@ bl_status __wrap_bl_dir_free_bytes(const char *path, int64_t *n_bytes)
 /* ---- requests to stop ---- */
 
 /* This program is signaled when an evaluation begins, and passes are counted from then on. */
-static atomic_bool is_asked_in_evaluation;
+static atomic_bool asks_in_evaluation, is_asked_in_evaluation;
 static atomic_int n_passes_after;
 static const double GRACE_S = 0.01,
                     HEARD_S = 0.5; /* by then the grace is over, and the ranks know */
 
-bl_status __real_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out);
-bl_status __wrap_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out);
-bl_status __wrap_bl_evaluation_end(bl_evaluation *e, bl_eval_result *out)
+void __real_bl_evaluation_begin(bl_evaluation *e);
+void __wrap_bl_evaluation_begin(bl_evaluation *e);
+void __wrap_bl_evaluation_begin(bl_evaluation *e)
 {
-    if (atomic_load(&is_asked_in_evaluation)) {
-        if (e->rank->index == 0) (void)kill(getpid(), SIGTERM);
-        runs_sleep_s(HEARD_S);
-    }
-    return __real_bl_evaluation_end(e, out);
+    __real_bl_evaluation_begin(e);
+    if (!atomic_load(&asks_in_evaluation)) return;
+    if (e->rank->index == 0) (void)kill(getpid(), SIGTERM);
+    runs_sleep_s(HEARD_S);
+    atomic_store(&is_asked_in_evaluation, true);
 }
 
 bl_status __real_bl_pass_run(bl_pass *pass, const bl_pass_input *input);
@@ -226,39 +228,70 @@ static void test_lost_in_evaluation(void **state)
     golden_args_free(&args);
 }
 
-/* One rank, and replicas, gather no base: the end of the grace reaches them at LoRA's gathers, and
- * none begins another pass. Resumed, nothing shows. */
+/* Where bases are not gathered nothing but the end of the grace stops a rank, and none begins
+ * another pass: neither at LoRA's gathers, nor where there are none. Resumed, nothing shows. */
+static void cut_in_evaluation(const char *name, int ranks, const char *const *keys)
+{
+    const char *output = runs_path("cut-%s-%d", name, ranks),
+               *whole = runs_path("uncut-%s-%d", name, ranks);
+    golden_args args = {0};
+
+    runs_standard(&args, output, ranks);
+    runs_set(&args, "shard_size", "1");
+    runs_set(&args, "grace_s", "%g", GRACE_S);
+    runs_set(&args, "per_device_eval_batch_size", "1");
+    for (int i = 0; keys[i]; i += 2) {
+        runs_unset(&args, keys[i]);
+        if (*keys[i + 1]) runs_set(&args, keys[i], "%s", keys[i + 1]);
+    }
+    atomic_store(&n_passes_after, 0);
+    atomic_store(&asks_in_evaluation, true);
+    bl_status st = golden_train(&args);
+    atomic_store(&asks_in_evaluation, false);
+    atomic_store(&is_asked_in_evaluation, false);
+    assert_int_equal(st, BL_ESTOPPED);
+    if (atomic_load(&n_passes_after) != ranks) /* of three or six each */
+        fail_msg("%s: %d passes after the grace", name, atomic_load(&n_passes_after));
+    assert_non_null(strstr(bl_error_text(), "saved after step 0"));
+    runs_set(&args, "resume_from_checkpoint", "true");
+    assert_int_equal(golden_train(&args), BL_OK);
+    runs_set(&args, "output_dir", "%s", whole);
+    assert_int_equal(golden_train(&args), BL_OK);
+    if (strcmp(name, "full") != 0) assert_true(runs_are_same(whole, output));
+    golden_args_free(&args);
+}
+
 static void test_grace_runs_out_in_an_evaluation(void **state)
 {
     const char *rows = runs_path("validation.jsonl");
+    const char *const lora[] = {"validation_file", rows, NULL}, *const full[] = {"validation_file",
+                                                                                 rows,
+                                                                                 "finetuning_type",
+                                                                                 "full",
+                                                                                 "lora_dropout",
+                                                                                 "",
+                                                                                 NULL},
+                      *const known[] = {"loss_type",
+                                        "sigmoid",
+                                        "data_format",
+                                        "preference",
+                                        "train_file",
+                                        PAIRS,
+                                        "validation_file",
+                                        PAIRS,
+                                        "precompute_ref_log_probs",
+                                        "true",
+                                        NULL};
 
     (void)state;
     runs_write(rows,
                "{\"input_ids\":[3,4,5,6]}\n{\"input_ids\":[4,5,6,7]}\n{\"input_ids\":[5,6,7]}\n"
                "{\"input_ids\":[6,7,8,9]}\n{\"input_ids\":[7,8,9,3]}\n{\"input_ids\":[8,9,3]}\n");
     for (int ranks = 1; ranks <= 2; ranks++) {
-        const char *output = runs_path("cut-%d", ranks), *whole = runs_path("uncut-%d", ranks);
-        golden_args args = {0};
-
-        runs_standard(&args, output, ranks);
-        runs_set(&args, "shard_size", "1");
-        runs_set(&args, "validation_file", "%s", rows);
-        runs_set(&args, "per_device_eval_batch_size", "1");
-        runs_set(&args, "grace_s", "%g", GRACE_S);
-        atomic_store(&n_passes_after, 0);
-        atomic_store(&is_asked_in_evaluation, true);
-        bl_status st = golden_train(&args);
-        atomic_store(&is_asked_in_evaluation, false);
-        assert_int_equal(st, BL_ESTOPPED);
-        assert_int_equal(atomic_load(&n_passes_after), ranks); /* of three or six each */
-        assert_non_null(strstr(bl_error_text(), "saved after step 0"));
-        runs_set(&args, "resume_from_checkpoint", "true");
-        assert_int_equal(golden_train(&args), BL_OK);
-        runs_set(&args, "output_dir", "%s", whole);
-        assert_int_equal(golden_train(&args), BL_OK);
-        assert_true(runs_are_same(whole, output));
-        golden_args_free(&args);
+        cut_in_evaluation("lora", ranks, lora);
+        cut_in_evaluation("known", ranks, known);
     }
+    cut_in_evaluation("full", 1, full);
 }
 
 /* Whatever grace_s says, each rank ends with the piece that it is at; no file is left, and the same

@@ -122,6 +122,8 @@ bl_status bl_evaluation_run(bl_evaluation *e)
         int n = (int)bl_min_i64(bl_evaluation_capacity(e), bl_evaluation_left(e));
         BL_TRY(bl_evaluation_join(e, n, r->group));
         bl_pass_input input = bl_group_input(r->group);
+        input.stop = r->stop;
+        input.stop_user = r->stop_user;
         input.updates = bl_adapter_full_updates(r->state);
         BL_TRY(bl_pass_run(r->pass, &input));
     }

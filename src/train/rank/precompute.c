@@ -93,12 +93,6 @@ static bl_status describe(const bl_trainer *t, char **text)
 
 /* ---- the passes ---- */
 
-static bool is_abandoned(void *user)
-{
-    const bl_control *control = user;
-    return atomic_load(&control->abandon) != 0;
-}
-
 /* The micro-batches first .. first + n - 1 of a step. */
 static bl_status run_group(bl_trainer *t, int64_t step, int first, int n)
 {
@@ -113,8 +107,8 @@ static bl_status run_group(bl_trainer *t, int64_t step, int first, int n)
     BL_TRY(bl_preference_join(r->preference, BL_PREFERENCE_STEP, batches, t->mismatched[step & 1],
                               first, n, 0, r->group));
     bl_pass_input input = bl_group_input(r->group);
-    input.stop = is_abandoned;
-    input.stop_user = (void *)t->control;
+    input.stop = r->stop;
+    input.stop_user = r->stop_user;
     return bl_pass_run(r->pass, &input);
 }
 

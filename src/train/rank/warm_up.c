@@ -35,12 +35,6 @@ static bl_status synchronize(const bl_rank *r)
     return BL_OK;
 }
 
-static bool is_abandoned(void *user)
-{
-    const bl_control *control = user;
-    return atomic_load(&control->abandon) != 0;
-}
-
 /* T tokens that could be a step's, in documents of the longest row. */
 static void fill(const bl_rank *r, bl_batches *batches, int index, int64_t T)
 {
@@ -54,7 +48,7 @@ static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int
     const bl_job *job = t->job;
     const bl_weight_sink *weights = bl_adapter_full_sink(r->state);
     bl_pass_input input = {
-        .n_micro = n_micro, .micro = micro, .stop = is_abandoned, .stop_user = (void *)t->control};
+        .n_micro = n_micro, .micro = micro, .stop = r->stop, .stop_user = r->stop_user};
 
     r->adapter.dropout = (bl_lora_dropout){.p = (float)job->lora.options.dropout,
                                            .seed = (uint64_t)job->config->seed};
