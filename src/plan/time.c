@@ -48,19 +48,22 @@ static bl_status check_rates(const bl_time_input *in)
     if (in->n_hosts > 1) BL_TRY(need(r->network_bytes_per_s, "network's rate"));
     bool has_state =
         in->is_trained && in->optimizer_ratio > 0 && in->optimizer_tier != BL_TIER_DEVICE;
+    /* A GPU's host updates weights with their state; arrays on the GPU are copied out and back. */
+    bool has_update = has_state || (in->is_trained && is_cuda && in->offload_ratio > 0);
     if (in->offload_ratio > 0 || in->offload_activations || has_state)
         BL_TRY(need(r->copy_in_bytes_per_s, "rate of copies to the device"));
     if ((in->offload_ratio > 0 && in->tier == BL_TIER_DISK) ||
         (has_state && in->optimizer_tier == BL_TIER_DISK))
         BL_TRY(need(r->disk_bytes_per_s, "disk's rate"));
-    if (in->offload_activations || has_state)
+    if (in->offload_activations || has_update)
         BL_TRY(need(r->copy_out_bytes_per_s, "rate of copies from the device"));
     return BL_OK;
 }
 
 /* ---- layers ---- */
 
-/* The run that each layer belongs to, and where its matrices are stored. */
+/* The run that each layer belongs to, and where its matrices are stored. Free it after a failure,
+ * too. */
 typedef struct plan_layers {
     int64_t n;
     int *run;       /* [n] */
@@ -80,10 +83,7 @@ static bl_status create_layers(const bl_time_input *in, plan_layers *out)
     out->run = calloc((size_t)out->n, sizeof *out->run);
     /* and two tables */
     out->tiers = calloc((size_t)(out->n + 2) * BL_LAYER_MATRICES, sizeof *out->tiers);
-    if (!out->run || !out->tiers) {
-        free_layers(out);
-        return BL_FAIL(BL_ENOMEM, "a prediction");
-    }
+    if (!out->run || !out->tiers) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     int64_t at = 0;
     for (int r = 0; r < in->n_runs; r++)
         for (int64_t l = 0; l < in->runs[r].n_layers; l++) out->run[at++] = r;
@@ -105,7 +105,7 @@ static bl_status place_layers(const bl_time_input *in, const plan_amounts *amoun
     int64_t n = layers->n * BL_LAYER_MATRICES + has_head;
     size_t *bytes = calloc((size_t)n, sizeof *bytes);
 
-    if (!bytes) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!bytes) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     for (int64_t i = 0; i < layers->n * BL_LAYER_MATRICES; i++)
         bytes[i] = (size_t)amounts->layers[layers->run[i / BL_LAYER_MATRICES]]
                        .item[i % BL_LAYER_MATRICES]
@@ -196,7 +196,7 @@ static bl_status measure_entries(const bl_time_input *in, plan_pass *pass)
     int64_t inputs = 0;
 
     pass->saved_entry = calloc((size_t)in->n_runs, sizeof *pass->saved_entry);
-    if (!pass->saved_entry) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!pass->saved_entry) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     for (int m = 0; m < pass->schedule.n_micro; m++)
         if (!pass->micro[m].is_companion) inputs += pass->micro[m].amounts->input_bytes;
     pass->input_entry = entry_of(in, inputs);
@@ -250,7 +250,8 @@ static bl_status simulate(const simulator *s, const plan_micro *micro, int n_mic
     size_t n_visits = (size_t)bl_schedule_n_visits(&pass->schedule);
     pass->visit_begin = calloc(n_visits, sizeof *pass->visit_begin);
     pass->visit_end = calloc(n_visits, sizeof *pass->visit_end);
-    if (!pass->visit_begin || !pass->visit_end) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!pass->visit_begin || !pass->visit_end)
+        return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     set_capacities(s->in, &pass->sim);
     BL_TRY(plan_pass_queue(pass));
     return bl_simulation_run(&pass->sim);
@@ -365,7 +366,7 @@ static bl_status begin_accounting(const simulator *s, bl_time_estimate *out, acc
     *out = (bl_time_estimate){.step_s = 0};
     *a = (accounting){.simulator = s, .out = out};
     a->micro = calloc((size_t)s->round.room, sizeof *a->micro);
-    return a->micro ? BL_OK : BL_FAIL(BL_ENOMEM, "a prediction");
+    return a->micro ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
 }
 
 static bl_status account_round(simulator *s, bl_time_estimate *out)

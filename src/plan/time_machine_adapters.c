@@ -27,7 +27,7 @@ bl_status plan_machine_create_adapters(machine *m)
 
     m->weights = no_turns();
     m->adapters = calloc((size_t)s->n_micro, sizeof *m->adapters);
-    if (!m->adapters) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!m->adapters) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     for (int i = 0; i < s->n_micro; i++) {
         const plan_micro *micro = &m->pass->micro[i];
         if (micro->adapter == PLAN_NO_ADAPTER || find_adapter(m, micro)) continue;

@@ -104,7 +104,8 @@ bl_status plan_round_create(const bl_time_input *in, bool with_evaluations, plan
     out->amounts = calloc((size_t)n * PLAN_N_KINDS, sizeof *out->amounts);
     out->left = calloc((size_t)n, sizeof *out->left);
     out->micro = calloc((size_t)out->room, sizeof *out->micro);
-    if (!out->amounts || !out->left || !out->micro) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!out->amounts || !out->left || !out->micro)
+        return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     return create_kinds(in, with_evaluations, out);
 }
 

@@ -153,7 +153,7 @@ static bl_status place_units(plan_state *s, bl_tier *weights)
 
     if (!bytes || !tiers) {
         free(bytes), free(tiers);
-        return BL_FAIL(BL_ENOMEM, "a prediction");
+        return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     }
     for (int64_t u = 0; u < s->n_units; u++) bytes[u] = (size_t)s->unit[u].n_bytes;
     bl_tier_spread(bytes, s->n_units, in->optimizer_ratio, in->optimizer_tier, tiers);
@@ -203,7 +203,7 @@ bl_status plan_state_create(const bl_time_input *in, const plan_amounts *amounts
     *s = (plan_state){.in = in, .n_layers = n_layers, .n_units = n_layers + (is_tied ? 1 : 2)};
     s->unit = calloc((size_t)s->n_units + 1, sizeof *s->unit);
     s->weights = calloc((size_t)(n_layers + 2) * BL_LAYER_MATRICES, sizeof *s->weights);
-    if (!s->unit || !s->weights) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!s->unit || !s->weights) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     for (int64_t u = 0; u < s->n_units; u++) measure_unit(s, amounts, run_of_layer, u);
     BL_TRY(place_units(s, s->weights));
     for (int64_t u = 0, at = 0; u < s->n_units; u++) {

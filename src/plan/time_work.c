@@ -210,7 +210,7 @@ bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
     *out = (plan_amounts){
         .input_bytes = (int64_t)((double)bl_block_rows(&dims, in->micro_tokens) * H * element)};
     out->layers = calloc((size_t)in->n_runs, sizeof *out->layers);
-    if (!out->layers) return BL_FAIL(BL_ENOMEM, "a prediction");
+    if (!out->layers) return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
     for (int r = 0; r < in->n_runs; r++) {
         int like = first_like(in, r);
         if (like < r)

@@ -193,6 +193,27 @@ static void trained_weights_in_host_memory(void **state)
     assert_true(fast_s > resident.step_s - resident.part[BL_TIME_OPTIMIZER].seconds);
 }
 
+/* Weights in host memory, moments on the GPU: an update copies moments and gradients out, and
+ * moments and the rounded weights back. */
+static void trained_weights_in_host_memory_alone(void **state)
+{
+    const double link = 1e9;
+    time_case c;
+
+    (void)state;
+    train_in_tiers(&c, BL_TIER_HOST);
+    double n_weights = (double)bl_model_config_n_params(&c.model);
+    c.input.optimizer_ratio = 0;
+    c.input.optimizer_tier = BL_TIER_DEVICE;
+    c.input.rates.copy_out_bytes_per_s = link;
+    bl_time_estimate e = predict(&c.input);
+    assert_near(e.part[BL_TIME_FORWARD].seconds, 12 * n_weights / link, 0.03);
+    assert_near(e.bytes[BL_LANE_COPY], 22 * n_weights, 0.001);
+    c.input.rates.copy_out_bytes_per_s = 0;
+    assert_int_equal(bl_time_predict(&c.input, &e), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "rate of copies from the device"));
+}
+
 /* One node of eight H100, an independent hand model: tokens per second at T = 1k, 2k, 4k, 8k, 16k,
  * with bf16 and FP8 products, and the same derated to 600 and 950 TFLOP/s, 280 GB/s and 12 % of
  * stalls. It dequantizes weights for each product and leaves out the head's gather and
@@ -451,6 +472,7 @@ int main(void)
         cmocka_unit_test(micro_batches_share_a_transfer),
         cmocka_unit_test(trained_weights_on_a_disk),
         cmocka_unit_test(trained_weights_in_host_memory),
+        cmocka_unit_test(trained_weights_in_host_memory_alone),
         cmocka_unit_test(the_table_of_one_node),
         cmocka_unit_test(other_figures_of_that_model),
         cmocka_unit_test(runs_of_layers_add_up),
