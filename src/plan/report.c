@@ -396,7 +396,7 @@ static void print_notes(const bl_plan_report *r, bool has_details, FILE *out)
             out,
             "Note     --visit_tokens %lld brings each layer once for all %lld micro-batches of a "
             "round\n",
-            (long long)(n_micro * r->plan->pass.T_max), (long long)n_micro);
+            (long long)(n_micro * bl_plan_micro_tokens(&r->c->input)), (long long)n_micro);
     if (r->time->mfu > DOUBTFUL_MFU && h->kind == BL_DEVICE_CUDA)
         fprintf(out, "Note     doubtful: few programs reach an MFU above %.0f %%\n",
                 100 * DOUBTFUL_MFU);
