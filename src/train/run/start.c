@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "adapter/choose.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -212,6 +213,28 @@ static void add_key(const char *line, bool is_same_rate, bl_differences *d)
     bl_differences_add(d, key, "%.*s", (int)strcspn(line, "\n"), line);
 }
 
+/* Weights and moments are those of the chosen tensors: nothing makes them another choice's, also
+ * where all sizes are the same. */
+static bl_status check_trained(const bl_training *training, const bl_train_config *before)
+{
+    const bl_model *model = training->job.model;
+    const char *dir = training->start.dir;
+    bl_trained_set set;
+
+    if (!model->is_trained || !bl_train_config_is_full(before)) return BL_OK;
+    bl_status st = bl_adapter_choose_trained(before, &model->config, &set);
+    if (st != BL_OK) return bl_error_prefix(st == BL_EUSAGE ? BL_ECHECKPOINT : st, "%s", dir);
+    bool is_same = memcmp(set.tensor, model->trained.tensor,
+                          (size_t)bl_arch_tensor_count(&model->config)) == 0;
+    bl_trained_free(&set);
+    if (is_same) return BL_OK;
+    return BL_FAIL(BL_ECHECKPOINT,
+                   "%s has weights and moments of other tensors than trainable_modules and freeze "
+                   "choose now: give both keys as they were, or start a new run in another "
+                   "output_dir",
+                   dir);
+}
+
 /* The keys, the data and the model. */
 static bl_status list_differences(bl_training *training, const json_t *state, bl_differences *d)
 {
@@ -221,6 +244,7 @@ static bl_status list_differences(bl_training *training, const json_t *state, bl
 
     BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
+    BL_TRY_GOTO(st, done, check_trained(training, before));
     BL_TRY_GOTO(st, done, bl_train_config_diff(before, training->config, BL_EFFECT_RESULT, &keys));
     bool is_same_rate = is_same_course(training, before);
     for (const char *line = keys; *line; line += strcspn(line, "\n") + 1)
