@@ -98,6 +98,17 @@ static bl_status check_partial(const bl_train_config *c, const bl_model_config *
                    name);
 }
 
+static bl_status check_embedding_rate(const bl_train_config *c, const bl_trained_set *set)
+{
+    if (c->embedding_learning_rate == BL_OPTION_AUTO || bl_trained_has_embedding(set) ||
+        bl_trained_has_matrices(&set->unit[set->n_layers]))
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "embedding_learning_rate %g: trainable_modules and freeze leave "
+                   "neither embedding nor head to train; leave it out",
+                   c->embedding_learning_rate);
+}
+
 bl_status bl_adapter_choose_trained(const bl_train_config *c, const bl_model_config *model,
                                     bl_trained_set *out)
 {
@@ -109,6 +120,7 @@ bl_status bl_adapter_choose_trained(const bl_train_config *c, const bl_model_con
 
     BL_TRY(bl_trained_choose(model, &patterns, out));
     bl_status st = check_partial(c, model, out);
+    if (st == BL_OK) st = check_embedding_rate(c, out);
     if (st != BL_OK) bl_trained_free(out);
     return st;
 }

@@ -16,8 +16,8 @@ bl_status bl_adapter_choose_lora(const bl_train_config *config, const bl_model_c
                                  bool is_training, bl_lora_layout *out);
 
 /* With finetuning_type full: the tensors that trainable_modules and freeze choose. The caller frees
- * *out. BL_EUSAGE: an expression without a match; rows of a fused matrix whose pages are on
- * disk. */
+ * *out. BL_EUSAGE: an expression without a match; rows of a fused matrix whose pages are on disk;
+ * embedding_learning_rate without its tensors. */
 bl_status bl_adapter_choose_trained(const bl_train_config *config, const bl_model_config *model,
                                     bl_trained_set *out);
 

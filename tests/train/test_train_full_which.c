@@ -313,6 +313,14 @@ static void patterns_are_checked(void **state)
         if (choices[i].text && !strstr(bl_error_text(), choices[i].text))
             fail_msg("%s", bl_error_text());
     }
+    const char *of_tables[] = {
+        "max_steps", "1", "embedding_learning_rate", "1e-5", "trainable_modules", "q_proj", NULL};
+    for (int i = 0; i < 2; i++) {
+        of_tables[5] = i == 0 ? "q_proj" : "q_proj|lm_head";
+        assert_int_equal(full_runs_try("../../full/cases/tiny-gqa", 1, "chosen", of_tables, NULL),
+                         i == 0 ? BL_EUSAGE : BL_OK);
+        if (i == 0) assert_non_null(strstr(bl_error_text(), "neither embedding nor head"));
+    }
     const char *of_lora[] = {"finetuning_type", "lora", "trainable_modules", "norm", NULL};
     assert_int_equal(full_runs_try("../../full/cases/tiny-gqa", 1, "chosen", of_lora, NULL),
                      BL_EUSAGE);
