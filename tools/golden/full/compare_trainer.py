@@ -7,7 +7,9 @@ accumulation. Each program is a process of its own: its tokens per second (media
 Then the model that Ballast wrote is loaded by transformers, and its loss over some rows compared with that of Trainer's model.
 With --trainable_modules or --freeze among Ballast's keys the other parameters have requires_grad=False.
 
-usage: compare_trainer.py BALLAST MODEL_DIR WORK_DIR [STEPS] [--alpaca FILE] [--ballast_key value ...]
+usage: compare_trainer.py BALLAST MODEL_DIR WORK_DIR [STEPS] [--alpaca FILE] [--float64 N] [--ballast_key value ...]
+
+--float64 N: the first N steps also in float64, by a loop of PyTorch's operations here (every weight trained).
 """
 import json
 import os
@@ -166,6 +168,29 @@ def report(name, rows, seconds, used):
         name, statistics.median(speeds), used[0], used[1] / 1e9))
 
 
+def train_in_float64(directory, rows, steps):
+    """The losses of the first steps."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float64, attn_implementation='eager')
+    decayed = set(transformers.Trainer.get_decay_parameter_names(None, model))
+    groups = [{'params': [p for name, p in model.named_parameters() if (name in decayed) == has_decay],
+               'weight_decay': DECAY if has_decay else 0} for has_decay in (True, False)]
+    optimizer = torch.optim.AdamW(groups, lr=RATE)
+    losses = []
+    for step in range(steps):
+        batch = rows[step * ACCUMULATION:(step + 1) * ACCUMULATION]
+        n_labels = sum(label != -100 for row in batch for label in row['labels'][1:])
+        losses.append(0)
+        for row in map(collate, ([r] for r in batch)):
+            logits = model(input_ids=row['input_ids']).logits[0, :-1]
+            loss = torch.nn.functional.cross_entropy(logits, row['labels'][0, 1:], reduction='sum') / n_labels
+            loss.backward()
+            losses[-1] += loss.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 def main():
     if sys.argv[1] == '--trainer':
         directory, path, steps, work = sys.argv[2:6]
@@ -180,6 +205,10 @@ def main():
         rest = rest[2:]
     else:
         rows = make_rows(transformers.AutoConfig.from_pretrained(directory).vocab_size, n)
+    n_exact = 0
+    if rest and rest[0] == '--float64':
+        n_exact = int(rest[1])
+        rest = rest[2:]
     path = os.path.join(work, 'rows.jsonl')
     with open(path, 'w') as f:
         f.writelines(json.dumps(r) + '\n' for r in rows)
@@ -190,6 +219,9 @@ def main():
         worst = max(worst, abs(a / b - 1))
         print('step %3d  loss %.7f  Trainer %.7f  off by %.1e  gradient norm %.5f, %.5f' % (
             step + 1, a, b, abs(a / b - 1), norm_a, norm_b))
+    for step, exact in enumerate(train_in_float64(directory, rows, n_exact)):
+        print('step %3d  float64 %.9f  Ballast off by %.1e, Trainer by %.1e' % (
+            step + 1, exact, abs(ours[step][0] / exact - 1), abs(theirs[step][0] / exact - 1)))
     report('Ballast', rows, our_seconds, our_use)
     report('Trainer', rows, their_seconds, their_use)
     ours, theirs = (load(os.path.join(work, d)).eval() for d in ('ballast/model', 'trainer'))
