@@ -9,7 +9,7 @@
 #include "adapter/full.h"
 #include "adapter/state.h"
 #include "base/sizes.h"
-#include "plan/beside_internal.h"
+#include "plan/forward_only_internal.h"
 
 /* ---- amounts ---- */
 
@@ -409,16 +409,17 @@ static void print_notes(const bl_plan_report *r, bool has_details, FILE *out)
         fputs("Note     --details has memory by item, and the rates\n", out);
 }
 
-static bl_status print_beside(const bl_plan_report *r, FILE *out)
+static bl_status print_forward_only(const bl_plan_report *r, FILE *out)
 {
     bl_plan_input in = r->c->input;
-    bl_plan_beside beside;
+    bl_plan_forward_only passes;
 
     in.config = r->config;
     for (int i = 0; i <= in.n_others; i++) {
-        BL_TRY(bl_plan_estimate_beside(&in, r->plan, i, &beside));
-        bl_plan_beside_print(&in, i, r->together ? bl_plan_together_name(r->together, i) : NULL,
-                             r->time->step_s, &beside, out);
+        BL_TRY(bl_plan_estimate_forward_only(&in, r->plan, i, &passes));
+        bl_plan_forward_only_print(&in, i,
+                                   r->together ? bl_plan_together_name(r->together, i) : NULL,
+                                   r->time->step_s, &passes, out);
     }
     return BL_OK;
 }
@@ -431,7 +432,7 @@ bl_status bl_plan_report_print(const bl_plan_report *r, bool has_details, FILE *
     print_memory(r, out);
     print_time(r, out);
     if (r->together) bl_plan_together_print(r->together, r->time, out);
-    BL_TRY(print_beside(r, out));
+    BL_TRY(print_forward_only(r, out));
     print_keys(r, out);
     if (r->choice) print_second(r, out);
     if (has_details) BL_TRY(plan_report_print_details(r, out));

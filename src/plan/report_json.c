@@ -2,7 +2,7 @@
 /* report_json.c -- a plan for programs. */
 #include "base/json.h"
 #include "base/sizes.h"
-#include "plan/beside_internal.h"
+#include "plan/forward_only_internal.h"
 #include "plan/report_internal.h"
 
 static json_t *describe_items(const bl_memory_ledger *m, bool is_trained)
@@ -93,17 +93,18 @@ static json_t *describe_model(const bl_plan_case *c)
 }
 
 /* In the order of the runs; null: out of memory. */
-static bl_status describe_beside(const bl_plan_report *r, json_t **out)
+static bl_status describe_forward_only(const bl_plan_report *r, json_t **out)
 {
     bl_plan_input in = r->c->input;
-    bl_plan_beside beside;
+    bl_plan_forward_only passes;
     bl_status st = BL_OK;
 
     in.config = r->config;
     *out = json_array();
     for (int i = 0; st == BL_OK && i <= in.n_others; i++) {
-        st = bl_plan_estimate_beside(&in, r->plan, i, &beside);
-        if (st == BL_OK) json_array_append_new(*out, bl_plan_beside_describe(&in, i, &beside));
+        st = bl_plan_estimate_forward_only(&in, r->plan, i, &passes);
+        if (st == BL_OK)
+            json_array_append_new(*out, bl_plan_forward_only_describe(&in, i, &passes));
     }
     if (st != BL_OK) json_decref(*out);
     return st;
@@ -111,20 +112,20 @@ static bl_status describe_beside(const bl_plan_report *r, json_t **out)
 
 bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
 {
-    json_t *hardware, *beside;
+    json_t *hardware, *passes;
 
     bl_json_watch_memory();
-    BL_TRY(describe_beside(r, &beside));
+    BL_TRY(describe_forward_only(r, &passes));
     bl_status st = bl_hardware_describe(&r->c->hardware, &hardware);
     if (st != BL_OK) {
-        json_decref(beside);
+        json_decref(passes);
         return st;
     }
     *out = json_pack("{s:i, s:o, s:o, s:I, s:o, s:o, s:o, s:o, s:f, s:f, s:f, s:f, s:f}",
                      "plan_version", 1, "model", describe_model(r->c), "hardware", hardware,
                      "row_tokens", (json_int_t)r->c->input.longest_train_row, "keys",
                      describe_keys(r->c->model.config.n_layers, r->config, r->plan), "memory",
-                     describe_memory(r), "time", describe_time(r), "beside_steps", beside,
+                     describe_memory(r), "time", describe_time(r), "forward_only", passes,
                      "total_tokens", r->total_tokens, "total_seconds", bl_plan_report_seconds(r),
                      "total_joules", bl_plan_report_joules(r), "load_seconds",
                      bl_plan_report_load_seconds(r), "price", bl_plan_report_price(r));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* beside.c -- a round with and without references, and evaluations. */
-#include "plan/beside_internal.h"
+/* forward_only.c -- a round with and without references, and evaluations. */
+#include "plan/forward_only_internal.h"
 
 #include "base/sizes.h"
 
@@ -24,12 +24,12 @@ static bl_status estimate_reference(bl_plan_time *time, int i, double *seconds)
     return st;
 }
 
-bl_status bl_plan_estimate_beside(const bl_plan_input *in, const bl_plan *plan, int i,
-                                  bl_plan_beside *out)
+bl_status bl_plan_estimate_forward_only(const bl_plan_input *in, const bl_plan *plan, int i,
+                                        bl_plan_forward_only *out)
 {
     bl_plan_time time;
 
-    *out = (bl_plan_beside){.reference_s = 0};
+    *out = (bl_plan_forward_only){.reference_s = 0};
     BL_TRY(bl_plan_time_open(in, plan, &time));
     out->n_evaluation_micro =
         i > 0 ? time.others[i - 1].evaluation.n_micro : time.input.evaluation.n_micro;
@@ -51,8 +51,8 @@ static void print_share(const bl_train_config *c, double seconds, double round_s
               out);
 }
 
-void bl_plan_beside_print(const bl_plan_input *in, int i, const char *name, double round_s,
-                          const bl_plan_beside *b, FILE *out)
+void bl_plan_forward_only_print(const bl_plan_input *in, int i, const char *name, double round_s,
+                                const bl_plan_forward_only *b, FILE *out)
 {
     const bl_train_config *c = bl_plan_run_at(in, i).config;
     bl_losses losses = bl_plan_losses_of(c);
@@ -68,12 +68,13 @@ void bl_plan_beside_print(const bl_plan_input *in, int i, const char *name, doub
             (long long)b->n_evaluation_micro, b->n_evaluation_micro == 1 ? "" : "es",
             b->evaluation.seconds);
     if (b->evaluation.seconds != b->evaluation.apart_s)
-        fprintf(out, " in the next step's visits, %.3g s apart", b->evaluation.apart_s);
+        fprintf(out, " in the next step's visits, %.3g s in separate passes",
+                b->evaluation.apart_s);
     print_share(c, b->evaluation.seconds, round_s, out);
     fputs("\n", out);
 }
 
-json_t *bl_plan_beside_describe(const bl_plan_input *in, int i, const bl_plan_beside *b)
+json_t *bl_plan_forward_only_describe(const bl_plan_input *in, int i, const bl_plan_forward_only *b)
 {
     const bl_train_config *c = bl_plan_run_at(in, i).config;
 
