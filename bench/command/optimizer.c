@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench optimizer: AdamW's update on the CPU as bytes per second, with moments in fp32 and
- * in bf16, against memcpy on the same threads. The three take turns, run by run, since shared
- * machines change their speed. Counted is what must move: an update reads weight, gradient and
- * both moments and writes weight and moments (28 bytes per weight in fp32, 20 in bf16); memcpy
- * reads and writes. */
+ * in bf16, against memcpy on the same threads. The three alternate, run by run, since the
+ * speed of shared machines varies. Bytes: an update reads weight, gradient and both moments and
+ * writes weight and moments (28 bytes per weight in fp32, 20 in bf16); memcpy reads and writes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,7 +52,7 @@ typedef struct optimizer_bench {
     int n_blocks;
 } optimizer_bench;
 
-/* Of a thread: one call, so that memcpy takes its way for sizes beyond the caches. */
+/* Of a thread: one call, so that memcpy uses its code for sizes beyond the caches. */
 static void copy_item(void *arg, int64_t index, void *scratch)
 {
     const optimizer_bench *b = arg;
@@ -229,6 +228,6 @@ const bl_bench bl_bench_optimizer = {
                "the fastest run and its\n"
                "bytes per second, reads and writes counted (28 bytes per weight in fp32, 20 in "
                "bf16); of_memcpy is the\n"
-               "median over runs of the rate relative to memcpy's, which takes turns with them.\n",
+               "median over runs of the ratio to memcpy's rate in the same run.\n",
     .run = run,
 };

@@ -501,7 +501,7 @@ static double step_bytes(const pager_bench *b, bool with_weights)
     return (8 + 4 * moment + (with_weights ? 16 : 0)) * (double)(o->layers * b->layer_weights);
 }
 
-/* The disk is as fast as moves the state in `part` of the step in memory. */
+/* The disk's rate: the state's transfers take `part` of the step in memory. */
 static bl_status ask_state(pager_bench *b)
 {
     const pager_options *o = b->options;

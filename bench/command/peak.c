@@ -55,8 +55,8 @@ __attribute__((target("avx512f,avx512bf16"))) static void run_bf16(void *arg, in
     LOOP(__m512, _mm512_setzero_ps(), _mm512_dpbf16_ps(sum[i], (__m512bh)x, (__m512bh)x))
 }
 
-/* Four tiles of sums, as the products have: an instruction does not wait for the one before. It
- * begins every 16 cycles on processors so far, so that there are fewer rounds. */
+/* Four tiles of sums, as in the products: an instruction does not wait for the previous one. Known
+ * processors begin one every 16 cycles, so there are fewer rounds. */
 enum { AMX_ROUNDS = ROUNDS / 32 };
 __attribute__((target("amx-tile,amx-bf16"))) static void run_amx(void *arg, int64_t index,
                                                                  void *scratch)
@@ -85,7 +85,7 @@ typedef struct loop {
     int rounds;
 } loop;
 
-/* That of the products, which are allowed to use it. */
+/* Whether the products use AMX. */
 static bool uses_amx(void)
 {
     char text[BL_CPU_GEMM_TEXT_BYTES];

@@ -120,12 +120,14 @@ const bl_option bl_train_options[] = {
      .help = "lora: an adapter over the frozen base; full: the weights of the model, all or "
              "trainable_modules (docs/full-finetuning.md)"},
     {KEY(trainable_modules, LIST), RESULT, .commands = TRAIN,
-     .help = "with finetuning_type full, the tensors that are trained, by regular expressions that "
-             "match whole parts of their names between dots: norm, model.layers.(2[4-9]|3[01]), "
-             "lm_head; without it all"},
+     .help =
+         "with finetuning_type full, the tensors to train: regular expressions that match whole "
+         "dot-separated parts of their names, such as norm, model.layers.(2[4-9]|3[01]), "
+         "lm_head; default: all"},
     {KEY(freeze, LIST), RESULT, .commands = TRAIN,
-     .help = "with finetuning_type full, tensors that are not trained, by expressions as of "
-             "trainable_modules"},
+     .help =
+         "with finetuning_type full, tensors to exclude from training: regular expressions, as in "
+         "trainable_modules"},
     {KEY(model_dtype, ENUM), .commands = TRAIN, .names = "stored|f32", .default_text = "stored",
      .help = "with finetuning_type full, dtype of the written model: that of the checkpoint's "
              "tensors, to which the trained weights are rounded; or fp32"},
