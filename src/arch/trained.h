@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* trained.h -- which tensors of a model full fine-tuning trains; the others are frozen.
  *
- * The choice is made tensor by tensor. Units of a base (layers, head, embedding) have matrices that
- * are several tensors, one behind the other along the rows: q|k|v, gate|up. So of each matrix the
- * trained rows are known, as spans. A tied embedding and head are one weight: both names mean it.
+ * Each tensor is chosen by its name. Matrices of a base's units (layers, head, embedding) consist
+ * of one or several tensors, stacked along the rows: q|k|v, gate|up. Spans are the trained rows of
+ * a matrix. A tied embedding and head are one weight: either name means it.
  *
  * The backward pass ends at layer `first`: no trained tensor is before it. */
 #ifndef BALLAST_ARCH_TRAINED_H
@@ -49,7 +49,7 @@ typedef struct bl_trained_set {
 typedef struct bl_trained_patterns {
     const char *const *trainable; /* none: every tensor */
     int64_t n_trainable;
-    const char *const *freeze; /* these are taken away again */
+    const char *const *freeze; /* excluded from `trainable` */
     int64_t n_freeze;
 } bl_trained_patterns;
 

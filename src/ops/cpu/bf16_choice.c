@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "ops/cpu/bf16_kernels.h"
 
-/* NULL: not to be used, said once where the processor has it. */
+/* NULL: not usable; a warning if the processor has it. */
 static const ops_bf16_kernels *try_amx(const ops_bf16_host *host)
 {
     static const char instead[] = "AVX512-BF16 is used, at a fraction of its speed";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* reference.h -- the reference's sums of log-probabilities of a run's answers, known before its
- * first step (precompute_ref_log_probs), and the file that keeps them for the next run.
+ * first step (precompute_ref_log_probs), and the file that stores them for the next run.
  *
  * The file, in the byte order of the machine:
  *
@@ -26,10 +26,10 @@ typedef struct bl_reference_size {
     bool is_unpaired;             /* a row has one answer, else two */
 } bl_reference_size;
 
-/* s_ref(y) of losses.h. A pair's answers are chosen and rejected, one behind the other. */
+/* s_ref(y) of losses.h. A pair has two sums in a row: of the chosen and of the rejected answer. */
 typedef struct bl_reference_sums {
     bl_reference_size size;
-    int64_t n; /* of all of them, which follow each other in memory from `train` on */
+    int64_t n;                  /* of all sums, contiguous in memory from `train` on */
     double *train, *validation; /* of row i, from i or 2 i on */
     /* Of kto: of the mismatched answer at a position of the run; of a validation row. */
     double *mismatched, *validation_mismatched;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* precompute.c -- precompute_ref_log_probs: before a run's first step the sums of its reference are
- * read from output_dir, or computed and kept there.
+ * read from output_dir, or computed and stored there.
  *
- * Each training row goes through the reference once, in the micro-batch that it has in the first
- * epoch, and each validation row in that of an evaluation: so these sums have the bits that they
- * have beside the policy. kto's mismatched answers depend on the micro-batch: those of all steps
- * are computed. The passes are forward only and have as many micro-batches as a step's. */
+ * Each training row goes through the reference once, in the micro-batch of the first epoch, and
+ * each validation row in that of an evaluation: so the sums have the same bits as in the policy's
+ * visits. kto's mismatched answers depend on the micro-batch: those of all steps are computed. The
+ * passes are forward only and have as many micro-batches as a step's. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
