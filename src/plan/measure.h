@@ -11,7 +11,7 @@ typedef struct bl_plan_measure_options {
     const bl_model_config *model; /* its shapes; borrowed */
     bl_dtype act;                 /* of activations */
     int64_t lora_r, tokens;
-    /* Of the layers' matrices: fp8_row, which stands for other FP8 formats, too, or not of FP8. */
+    /* Of the layers' matrices: fp8_row for all FP8 formats, or a format without FP8. */
     bl_format format;
     bool is_trained; /* products for the gradients of the matrices are among those measured */
     int64_t document_tokens; /* 1..tokens: attention's documents */
