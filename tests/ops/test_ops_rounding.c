@@ -165,7 +165,7 @@ static bl_adamw_args args_of(bf16_state s, int64_t step, int64_t begin, int64_t 
 static void splitting_changes_no_bit(void **state)
 {
     static const int64_t sizes[] = {N, 1, 777, 16384, 16385};
-    bf16_state want = {NULL};
+    bf16_state want = {0};
     (void)state;
     for (size_t k = 0; k < BL_COUNT(sizes); k++) {
         bf16_state s = create_state();
