@@ -84,6 +84,88 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
     return BL_OK;
 }
 
+static bl_status check_same_names(const bl_train_config *c, const bl_peft_saved_names *names)
+{
+    const bl_string_list *list = &c->modules_to_save;
+    bool is_same = list->n_items == names->n;
+
+    for (int i = 0; is_same && i < names->n; i++)
+        is_same = strcmp(list->items[i], names->name[i]) == 0;
+    if (is_same) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "modules_to_save: differs from that of init_adapter %s, which fixes it; leave "
+                   "the key out",
+                   c->init_adapter);
+}
+
+static bl_status modules_of_config(const bl_train_config *c, const bl_model_config *model,
+                                   bl_saved_modules *out)
+{
+    const bl_string_list *list = &c->modules_to_save;
+
+    *out = (bl_saved_modules){.names = {0}};
+    if (list->n_items == 0) return BL_OK;
+    for (int64_t i = 0; i < list->n_items; i++)
+        if (!bl_peft_add_saved(&out->names, list->items[i]))
+            return BL_FAIL(BL_EUSAGE, "modules_to_save: at most %d names of less than %d bytes",
+                           BL_PEFT_MAX_SAVED, BL_PEFT_SAVED_BYTES);
+    if (model->arch->peft_layers)
+        return BL_FAIL(BL_EUSAGE, "modules_to_save is not supported for %s; leave it out",
+                       model->arch->title);
+    return bl_trained_choose_modules(model, (const char *const *)list->items, list->n_items,
+                                     BL_EUSAGE, "modules_to_save", &out->set);
+}
+
+/* A norm that is divided by logits_scaling when it is loaded cannot be trained as it is stored. */
+static bl_status check_scaling(const bl_model_config *model, const bl_saved_modules *modules)
+{
+    if (modules->names.n == 0 || model->logits_scaling == 0 ||
+        modules->set.unit[model->n_layers].vectors == 0)
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "modules_to_save: the final norm of a model with logits_scaling is not "
+                   "supported; leave it out");
+}
+
+/* Of those that init_adapter has: the configuration's check knows only the key. */
+static bl_status check_run(const bl_train_config *c)
+{
+    bl_losses losses;
+
+    if (c->device == BL_CONFIG_DEVICE_CUDA)
+        return BL_FAIL(BL_EUSAGE,
+                       "init_adapter %s: modules_to_save is not supported on GPUs yet; use device "
+                       "cpu, or merge the adapter first (ballast merge)",
+                       c->init_adapter);
+    BL_TRY(bl_train_config_losses(c, &losses));
+    if (!losses.has_reference) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "init_adapter %s: loss_type %s compares with the frozen model, of which its "
+                   "modules_to_save replace a part; merge the adapter first (ballast merge)",
+                   c->init_adapter, bl_loss_name(losses.term[0].loss));
+}
+
+bl_status bl_adapter_choose_modules(const bl_train_config *c, const bl_model_config *model,
+                                    bool is_training, bl_saved_modules *out)
+{
+    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+    bl_peft_config peft = {.r = 0};
+    bl_status st;
+
+    if (c->init_adapter)
+        BL_TRY(bl_peft_load_config(c->init_adapter, &modules, model->n_layers, &peft));
+    if (!c->init_adapter && is_training)
+        st = modules_of_config(c, model, out);
+    else
+        st = bl_saved_modules_of_peft(&peft, model, c->init_adapter, out);
+    if (st == BL_OK) st = check_scaling(model, out);
+    if (st == BL_OK && is_training && c->init_adapter && c->modules_to_save.n_items > 0)
+        st = check_same_names(c, &peft.saved);
+    if (st == BL_OK && peft.saved.n > 0) st = check_run(c);
+    if (st != BL_OK) bl_saved_modules_free(out);
+    return st;
+}
+
 /* An update reads and writes whole blocks of a page file; rows end anywhere in them. */
 static bl_status check_partial(const bl_train_config *c, const bl_model_config *model,
                                const bl_trained_set *set)

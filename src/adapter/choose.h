@@ -4,6 +4,7 @@
 #ifndef BALLAST_ADAPTER_CHOOSE_H
 #define BALLAST_ADAPTER_CHOOSE_H
 
+#include "adapter/modules.h"
 #include "config/config.h"
 #include "arch/lora.h"
 #include "arch/trained.h"
@@ -14,6 +15,11 @@
  * exist. */
 bl_status bl_adapter_choose_lora(const bl_train_config *config, const bl_model_config *model,
                                  bool is_training, bl_lora_layout *out);
+
+/* PEFT's modules_to_save: of init_adapter, else in a training of the key. The caller frees *out.
+ * BL_EUSAGE, BL_EINPUT: a module that cannot be one; a key that contradicts init_adapter. */
+bl_status bl_adapter_choose_modules(const bl_train_config *config, const bl_model_config *model,
+                                    bool is_training, bl_saved_modules *out);
 
 /* With finetuning_type full: the tensors that trainable_modules and freeze choose. The caller frees
  * *out. BL_EUSAGE: an expression without a match; rows of a fused matrix whose pages are on disk;

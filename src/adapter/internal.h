@@ -4,6 +4,7 @@
 #define BALLAST_ADAPTER_INTERNAL_H
 
 #include "adapter/full.h"
+#include "adapter/modules_internal.h"
 #include "adapter/units_internal.h"
 #include "device/staging.h"
 #include "ops/optimizer.h"
@@ -56,6 +57,7 @@ struct bl_adapter_state {
     bl_timeline *timeline;
     bl_gather_ring *ring;
     bl_gradient_sink sink;
+    adapter_modules *modules; /* trained whole beside LoRA; NULL: none */
 };
 
 /* state.c: what both kinds of state have: events, sums, staging of BL_STAGING_BYTES. */

@@ -100,22 +100,33 @@ static bl_status clear_padding(bl_adapter_state *s)
     return bl_stream_zero(s->compute, s->full[0] + n, (size_t)(whole - n) * sizeof(float));
 }
 
-bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_model_config *config,
-                                      const char *dir, const char *base_model, bool bf16)
+/* bl_peft_fill_saved_fn */
+static bl_status fill_module(void *user, const char *tensor, int64_t begin, int64_t n, float *dst)
+{
+    const bl_adapter_state *s = ((const exporter *)user)->state;
+    return adapter_modules_read_weights(s->modules, tensor, begin, n, s->staging, dst);
+}
+
+bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_saved_modules *modules,
+                                      const bl_model_config *config, const char *dir,
+                                      const char *base_model, bool bf16)
 {
     exporter e = {s, s->w, -1};
     bl_peft_config peft = bl_lora_peft_config(&s->layout->options);
     bl_peft_base base = bl_lora_peft_base(config);
 
+    peft.saved = modules->names;
     BL_TRY(settle(s));
     if (bl_comm_rank(s->world) != 0) return follow(&e);
-    return bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, fill_factor, &e);
+    return bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, fill_factor,
+                         fill_module, &e);
 }
 
 typedef struct named_factor {
-    int64_t layer;
+    int64_t layer; /* -1: `values`, of modules_to_save */
     int module;
     bl_peft_factor factor;
+    const float *values;
     char name[BL_PEFT_NAME_BYTES];
 } named_factor;
 
@@ -133,6 +144,13 @@ static bl_status write_all(exporter *e, const char *path, named_factor *list,
     for (size_t i = 0; i < n; i++) {
         const named_factor *f = &list[bl_safetensors_writer_order(writer)[i]];
         const bl_stored_tensor_spec *spec = &specs[f - list];
+        if (f->layer < 0) {
+            int64_t n_values = spec->shape[0] * (spec->n_dims > 1 ? spec->shape[1] : 1);
+            BL_TRY_GOTO(st, done,
+                        adapter_append_bytes(writer, e->state->staging, f->values,
+                                             (size_t)n_values * sizeof(float)));
+            continue;
+        }
         BL_TRY_GOTO(st, done, fill_factor(e, f->layer, f->module, f->factor, block));
         BL_TRY_GOTO(st, done,
                     bl_safetensors_writer_append(
@@ -146,11 +164,31 @@ done:
     return st;
 }
 
+/* Adds the gradients of modules_to_save. */
+static size_t list_modules(const bl_adapter_state *s, named_factor *list,
+                           bl_stored_tensor_spec *specs, size_t n)
+{
+    int64_t n_tensors = s->modules ? adapter_modules_tensors(s->modules) : 0;
+
+    for (int64_t i = 0; i < n_tensors; i++) {
+        bl_arch_tensor t;
+        const float *values = adapter_modules_gradient(s->modules, i, &t);
+        if (!values) continue;
+        list[n] = (named_factor){.layer = -1, .values = values};
+        snprintf(list[n].name, sizeof list[n].name, "base_model.model.%s", t.name);
+        specs[n] =
+            (bl_stored_tensor_spec){list[n].name, BL_F32, t.n_dims, {t.shape[0], t.shape[1]}};
+        n++;
+    }
+    return n;
+}
+
 static bl_status write_gradient_file(exporter *e, const char *path)
 {
     const bl_lora_layout *layout = e->state->layout;
     bl_peft_modules modules = bl_arch_peft_modules(layout->arch);
-    size_t most = (size_t)(e->state->n_layers * layout->arch->n_projections * 2), n = 0;
+    int64_t n_modules = e->state->modules ? adapter_modules_tensors(e->state->modules) : 0;
+    size_t most = (size_t)(e->state->n_layers * layout->arch->n_projections * 2 + n_modules), n = 0;
     named_factor *list = calloc(most, sizeof *list);
     bl_stored_tensor_spec *specs = calloc(most, sizeof *specs);
     bl_status st = list && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
@@ -167,6 +205,7 @@ static bl_status write_gradient_file(exporter *e, const char *path)
                                                    {f == BL_PEFT_A ? r : layout->b_rows[p],
                                                     f == BL_PEFT_A ? layout->a_cols[p] : r}};
             }
+    if (st == BL_OK) n = list_modules(e->state, list, specs, n);
     if (st == BL_OK) st = write_all(e, path, list, specs, n);
     free(specs);
     free(list);

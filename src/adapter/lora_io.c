@@ -2,6 +2,7 @@
 /* lora_io.c -- LoRA weights between PEFT files and flat vectors. */
 #include "adapter/lora_io.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,10 +30,25 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
     return peft;
 }
 
+/* bl_peft_base.other */
+static bool other_tensor(const void *user, int64_t i, bl_peft_other *out)
+{
+    const bl_model_config *config = user;
+
+    if (i >= bl_arch_tensor_count(config)) return false;
+    bl_arch_tensor t = bl_arch_tensor_at(config, i);
+    *out = (bl_peft_other){.n_dims = t.n_dims, .shape = {t.shape[0], t.shape[1]}};
+    if (t.role != BL_ROLE_PROJECTION && !bl_arch_is_bias(config, &t))
+        snprintf(out->name, sizeof out->name, "%s", t.name);
+    return true;
+}
+
 bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
     bl_peft_base base = {.modules = bl_arch_peft_modules(config->arch),
-                         .n_layers = config->n_layers};
+                         .n_layers = config->n_layers,
+                         .other = other_tensor,
+                         .other_user = config};
     for (int p = 0; p < base.modules.n; p++)
         bl_projection_shape(config, p, &base.out_features[p], &base.in_features[p]);
     return base;

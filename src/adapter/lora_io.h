@@ -10,7 +10,7 @@
 /* Options and PEFT's configuration, both ways; the base's shape for store/peft.h. */
 void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out);
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options);
-bl_peft_base bl_lora_peft_base(const bl_model_config *config); /* with its modules */
+bl_peft_base bl_lora_peft_base(const bl_model_config *config); /* config is borrowed */
 
 /* Floats [begin, begin + count) of layer `layer`'s flat vector from an open adapter, as float, to
  * out; past n_floats: 0. */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank
- * R's holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the
- * tensors are m_stacked, v_stacked, w_stacked. Another number of ranks, and ranks with the other
- * layout, read their parts out of them; so does the writer of the checkpoint's PEFT adapter. */
+/* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's holds
+ * floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the tensors are
+ * m_stacked, v_stacked, w_stacked. Those of modules_to_save are in rank 0's: m_modules, v_modules,
+ * w_modules, F32 [n]. Another number of ranks, and ranks with the other layout, read their parts
+ * out of them; so does the writer of the checkpoint's PEFT adapter. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -22,9 +23,13 @@ static float *state_array(const bl_adapter_state *s, int which)
     return which == 0 ? s->m : which == 1 ? s->v : s->w;
 }
 
-int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers)
+int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model_config *config,
+                                    const bl_trained_set *modules)
 {
-    return (N_ARRAYS + 1) * n_layers * layout->n_floats * (int64_t)sizeof(float);
+    int64_t n = config->n_layers * layout->n_floats;
+
+    if (modules && modules->n_tensors > 0) n += adapter_modules_floats(config, modules);
+    return (N_ARRAYS + 1) * n * (int64_t)sizeof(float);
 }
 
 void bl_adapter_shard_name(int rank, int n_ranks, char name[BL_SHARD_NAME_BYTES])
@@ -45,23 +50,33 @@ bl_status adapter_append_bytes(bl_safetensors_writer *writer, bl_staging *stagin
     return BL_OK;
 }
 
+/* Array i of the file: the rank's LoRA floats, or behind them those of modules. */
+static bl_status append_array(const bl_adapter_state *s, size_t i, bl_safetensors_writer *writer)
+{
+    if (i < N_ARRAYS)
+        return adapter_append_bytes(writer, s->staging, state_array(s, (int)i),
+                                    (size_t)s->n_floats * sizeof(float));
+    return adapter_modules_append(s->modules, (adapter_module_array)(i - N_ARRAYS), s->staging,
+                                  writer);
+}
+
 bl_status bl_adapter_state_write_shard(bl_adapter_state *s, const char *path)
 {
-    bl_stored_tensor_spec specs[N_ARRAYS];
+    bl_stored_tensor_spec specs[N_ARRAYS + MODULES_ARRAYS];
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
+    size_t n = N_ARRAYS;
 
     if (s->trained) return adapter_full_write_shard(s, path);
     for (int i = 0; i < N_ARRAYS; i++)
         specs[i] = (bl_stored_tensor_spec){
             array_names[s->layout->is_stacked][i], BL_F32, 2, {s->n_layers, s->chunk}};
-    BL_TRY(bl_safetensors_create(path, specs, N_ARRAYS, NULL, 0, &writer));
-    for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY_GOTO(
-            st, done,
-            adapter_append_bytes(writer, s->staging,
-                                 state_array(s, (int)bl_safetensors_writer_order(writer)[i]),
-                                 (size_t)s->n_floats * sizeof(float)));
+    for (int i = 0; s->modules && bl_comm_rank(s->world) == 0 && i < MODULES_ARRAYS; i++)
+        specs[n++] = (bl_stored_tensor_spec){
+            adapter_module_names[i], BL_F32, 1, {adapter_modules_count(s->modules)}};
+    BL_TRY(bl_safetensors_create(path, specs, n, NULL, 0, &writer));
+    for (size_t i = 0; i < n; i++)
+        BL_TRY_GOTO(st, done, append_array(s, bl_safetensors_writer_order(writer)[i], writer));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
 done:
@@ -168,6 +183,8 @@ static bl_status load_file(const bl_adapter_state *s, const char *dir, int old, 
 
     bl_status st = open_source(s->layout, s->n_layers, dir, old, n_old, &in);
     if (st == BL_OK) st = load_from(s, &in);
+    if (st == BL_OK && old == 0 && s->modules)
+        st = adapter_modules_load(s->modules, in.file, s->staging);
     bl_safetensors_close(in.file);
     return st == BL_EINPUT ? BL_ECHECKPOINT : st;
 }
@@ -195,11 +212,18 @@ bl_status bl_adapter_state_read_shards(bl_adapter_state *s, const char *dir, int
 
 /* ---- the adapter in a checkpoint ---- */
 
-/* A factor from the shards that hold its floats; `user`: the sources of all ranks. */
+/* The files of a checkpoint. */
+typedef struct export_sources {
+    source *ranks;
+    const bl_model_config *config;
+    const bl_trained_set *modules; /* may be empty */
+} export_sources;
+
+/* A factor from the shards that hold its floats. */
 static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_factor factor,
                              float *dst)
 {
-    const source *sources = user;
+    const source *sources = ((const export_sources *)user)->ranks;
     const bl_lora_layout *layout = &sources->layout;
     int64_t r = layout->options.r, chunk = sources->chunk,
             begin = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module],
@@ -217,22 +241,42 @@ static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_fact
     return BL_OK;
 }
 
-bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_model_config *config,
-                                   const char *shards, int n_ranks, const char *dir,
-                                   const char *base_model, bool bf16)
+/* bl_peft_fill_saved_fn: from rank 0's file. */
+static bl_status read_module(void *user, const char *tensor, int64_t begin, int64_t n, float *dst)
+{
+    const export_sources *from = user;
+    const bl_stored_tensor *w =
+        bl_safetensors_find(from->ranks[0].file, adapter_module_names[MODULES_W]);
+    bl_arch_tensor t;
+
+    if (!bl_trained_find(from->config, from->modules, tensor, &t))
+        return BL_FAIL(BL_EINTERNAL, "%s is not trained", tensor);
+    if (!w || w->dtype != BL_F32)
+        return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s",
+                       bl_safetensors_path(from->ranks[0].file), adapter_module_names[MODULES_W]);
+    int64_t before = adapter_modules_before(from->config, from->modules, &t);
+    return bl_stored_tensor_read(w, (before + begin) * (int64_t)sizeof(float),
+                                 (size_t)n * sizeof(float), dst);
+}
+
+bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_saved_modules *modules,
+                                   const bl_model_config *config, const char *shards, int n_ranks,
+                                   const char *dir, const char *base_model, bool bf16)
 {
     bl_peft_config peft = bl_lora_peft_config(&layout->options);
     bl_peft_base base = bl_lora_peft_base(config);
     source *sources = calloc((size_t)n_ranks, sizeof *sources);
+    export_sources from = {sources, config, &modules->set};
     bl_status st = BL_OK;
 
+    peft.saved = modules->names;
     if (!sources) return BL_FAIL(BL_ENOMEM, "%s: the shards of %d ranks", shards, n_ranks);
     for (int i = 0; st == BL_OK && i < n_ranks; i++)
         st = open_source(layout, config->n_layers, shards, i, n_ranks, &sources[i]);
-    if (st == BL_EINPUT) st = BL_ECHECKPOINT;
     if (st == BL_OK)
         st = bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, read_factor,
-                           sources);
+                           read_module, &from);
+    if (st == BL_EINPUT) st = BL_ECHECKPOINT;
     for (int i = 0; i < n_ranks; i++) bl_safetensors_close(sources[i].file);
     free(sources);
     return st;

@@ -163,7 +163,7 @@ static bl_status create(bl_device *device, bl_comm *world, bl_stream *compute,
                                 bl_adapter_state_measure(bl_device_act(device), layout, n_layers,
                                                          bl_comm_size(world), ring_depth)};
     s->n_floats = n_layers * s->chunk;
-    s->sink = (bl_gradient_sink){s, sink_begin, sink_end};
+    s->sink = (bl_gradient_sink){.user = s, .begin = sink_begin, .end = sink_end};
     bl_status st = bl_comm_begin_alloc(world, take(s));
     if (st == BL_OK) st = create_ring(s, ring_depth);
     if (st != BL_OK) {
@@ -192,9 +192,18 @@ bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_s
                   allocate_frozen, out);
 }
 
+bl_status bl_adapter_state_add_modules(bl_adapter_state *s, bl_model_weights *weights,
+                                       const bl_trained_set *set)
+{
+    BL_TRY(adapter_modules_create(weights, set, &s->modules));
+    s->sink.modules = adapter_modules_gradients(s->modules);
+    return BL_OK;
+}
+
 void bl_adapter_state_destroy(bl_adapter_state *s)
 {
     if (!s) return;
+    adapter_modules_destroy(s->modules);
     bl_gather_ring_destroy(s->ring);
     if (s->trained) adapter_full_free(s);
     if (s->compute_copy.data != s->w)
@@ -296,6 +305,7 @@ bl_status bl_adapter_state_reduce(bl_adapter_state *s, double *loss_sum, double 
     else
         BL_TRY(bl_sum_squares(s->communication,
                               &(bl_sum_squares_args){s->n_floats, s->grad, &s->sums[SQUARES]}));
+    BL_TRY(adapter_modules_reduce(s->modules, s->world, s->communication, &s->sums[SQUARES]));
     BL_TRY(bl_comm_all_reduce_f64(s->world, s->communication, s->sums, n_sums(s)));
     BL_TRY(bl_twin_download(s->sums_twin, s->communication, 0, n_bytes));
     BL_TRY(bl_stream_synchronize(s->communication));
@@ -329,6 +339,7 @@ bl_status bl_adapter_state_update(bl_adapter_state *s, int64_t step, double lr, 
     } else {
         BL_TRY(bl_adamw(s->compute, &args));
         BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
+        BL_TRY(adapter_modules_update(s->modules, s->compute, &args));
     }
     BL_TRY(bl_stream_zero(s->compute, s->sums, 2 * sizeof(double)));
     return bl_adapter_state_publish(s);

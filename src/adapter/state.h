@@ -16,6 +16,7 @@
 #include "ring/gather_ring.h"
 #include "arch/lora.h"
 #include "model/pass.h"
+#include "adapter/modules.h"
 
 typedef struct bl_adapter_state bl_adapter_state;
 
@@ -42,6 +43,11 @@ bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_s
                                          bl_stream *communication, bl_timeline *timeline,
                                          const bl_lora_layout *layout, int64_t n_layers,
                                          int ring_depth, bl_adapter_state **out);
+/* Modules of the weights that are trained whole beside LoRA: gradients, sums, updates and
+ * checkpoints then have them. set is not empty. Borrowed: set, and weights, which are prepared by
+ * bl_adapter_modules_prepare. */
+bl_status bl_adapter_state_add_modules(bl_adapter_state *state, bl_model_weights *weights,
+                                       const bl_trained_set *set);
 /* After both streams are idle; NULL is fine. */
 void bl_adapter_state_destroy(bl_adapter_state *state);
 
@@ -84,16 +90,19 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
 /* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the
  * folder `dir`; the summed gradients of the step under way go, under the adapter's tensor names,
  * into the safetensors file `path`. */
-bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_model_config *config,
-                                      const char *dir, const char *base_model, bool bf16);
+bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_saved_modules *modules,
+                                      const bl_model_config *config, const char *dir,
+                                      const char *base_model, bool bf16);
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 
 /* shards.c: the state as a checkpoint keeps it, a file for each rank, without
  * communication. */
 
 /* Bytes of a checkpoint at most, without the files' headers: LoRA weights and both of AdamW's
- * moments of all ranks, and the adapter, all in fp32. */
-int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, int64_t n_layers);
+ * moments of all ranks, those of modules_to_save once, and the adapter, all in fp32. modules may be
+ * NULL. */
+int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model_config *config,
+                                    const bl_trained_set *modules);
 
 enum { BL_SHARD_NAME_BYTES = 64 };
 /* "state-00000-of-00002.safetensors" */
@@ -106,8 +115,8 @@ bl_status bl_adapter_state_read_shards(bl_adapter_state *state, const char *dir,
 /* Writes the weights in the files that n_ranks ranks have written into `shards` as a PEFT adapter
  * into `dir`: the bytes of bl_adapter_state_write_peft. Errors: as read_shards, and those of
  * bl_peft_write. */
-bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_model_config *config,
-                                   const char *shards, int n_ranks, const char *dir,
-                                   const char *base_model, bool bf16);
+bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_saved_modules *modules,
+                                   const bl_model_config *config, const char *shards, int n_ranks,
+                                   const char *dir, const char *base_model, bool bf16);
 
 #endif

@@ -255,6 +255,15 @@ bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
     return t;
 }
 
+bool bl_arch_is_bias(const bl_model_config *config, const bl_arch_tensor *tensor)
+{
+    int64_t per_layer = bl_arch_layer_floats(config);
+
+    if (tensor->role != BL_ROLE_VECTOR || tensor->offset >= config->n_layers * per_layer)
+        return false;
+    return tensor->offset % per_layer >= bl_arch_vector_offset(config, BL_LAYER_VECTORS);
+}
+
 /* ---- work ---- */
 
 int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer)

@@ -100,14 +100,14 @@ static bool has_any(const bl_trained_unit *unit)
     return unit->vectors != 0 || bl_trained_has_matrices(unit);
 }
 
-/* From set->tensor. */
-static void derive(const bl_model_config *c, bl_trained_set *set)
+/* From set->tensor. is_apart: a tied head is a separate weight. */
+static void derive(const bl_model_config *c, bool is_apart, bl_trained_set *set)
 {
     int64_t n = bl_arch_tensor_count(c);
 
     for (int64_t i = 0; i < n; i++) {
         bl_arch_tensor t = bl_arch_tensor_at(c, i);
-        bool is_alias = t.role == BL_ROLE_HEAD && c->tie_word_embeddings;
+        bool is_alias = t.role == BL_ROLE_HEAD && c->tie_word_embeddings && !is_apart;
         set->n_all_tensors += !is_alias;
         set->n_all_weights += is_alias ? 0 : elements_of(&t);
         if (!set->tensor[i]) continue;
@@ -181,8 +181,7 @@ static bl_status apply(const bl_model_config *config, const bl_trained_patterns 
     return BL_OK;
 }
 
-bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
-                            bl_trained_set *out)
+static bl_status begin(const bl_model_config *config, bl_trained_set *out)
 {
     size_t n_units = (size_t)config->n_layers + 2, n = (size_t)bl_arch_tensor_count(config);
 
@@ -190,12 +189,66 @@ bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patt
                             .unit = calloc(n_units, sizeof *out->unit),
                             .tensor = calloc(n, sizeof *out->tensor),
                             .range = calloc(n, sizeof *out->range)};
-    bl_status st = out->unit && out->tensor && out->range
-                       ? apply(config, patterns, out->tensor)
-                       : BL_FAIL(BL_ENOMEM, "the list of trained tensors");
-    if (st == BL_OK) derive(config, out);
+    return out->unit && out->tensor && out->range
+               ? BL_OK
+               : BL_FAIL(BL_ENOMEM, "the list of trained tensors");
+}
+
+bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
+                            bl_trained_set *out)
+{
+    bl_status st = begin(config, out);
+
+    if (st == BL_OK) st = apply(config, patterns, out->tensor);
+    if (st == BL_OK) derive(config, false, out);
     if (st == BL_OK && out->n_tensors == 0)
         st = BL_FAIL(BL_EUSAGE, "freeze: no tensor is left to train; leave a pattern out");
+    if (st != BL_OK) bl_trained_free(out);
+    return st;
+}
+
+/* The tensor's module, "model.norm", ends in the name. */
+static bool is_of_module(const bl_arch_tensor *t, const char *name)
+{
+    size_t n = strlen(name), n_module = (size_t)(strrchr(t->name, '.') - t->name);
+
+    return n > 0 && n <= n_module && strncmp(t->name + n_module - n, name, n) == 0;
+}
+
+static bl_status apply_module(const bl_model_config *config, const char *name, bl_status refusal,
+                              const char *where, uint8_t *tensor)
+{
+    int64_t n = bl_arch_tensor_count(config), n_found = 0;
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(config, i);
+        bool is_bias = bl_arch_is_bias(config, &t);
+        if (!is_of_module(&t, name)) continue;
+        if (t.role == BL_ROLE_PROJECTION || is_bias)
+            return BL_FAIL(refusal,
+                           "%s: \"%.60s\" is a projection (%s): these have LoRA terms; train them "
+                           "whole with finetuning_type full",
+                           where, name, t.name);
+        tensor[i] = 1;
+        n_found++;
+    }
+    if (n_found > 0) return BL_OK;
+    return BL_FAIL(refusal,
+                   "%s: no norm, embedding or head ends in \"%.60s\"; other modules are not "
+                   "supported",
+                   where, name);
+}
+
+bl_status bl_trained_choose_modules(const bl_model_config *config, const char *const *names,
+                                    int64_t n_names, bl_status refusal, const char *where,
+                                    bl_trained_set *out)
+{
+    bl_status st = begin(config, out);
+
+    for (int64_t i = 0; st == BL_OK && i < n_names; i++)
+        st = apply_module(config, names[i], refusal, where, out->tensor);
+    if (st == BL_OK) derive(config, true, out);
+    out->first = 0; /* LoRA terms are in every layer */
     if (st != BL_OK) bl_trained_free(out);
     return st;
 }

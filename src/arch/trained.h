@@ -58,6 +58,13 @@ typedef struct bl_trained_patterns {
 bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
                             bl_trained_set *out);
 bl_status bl_trained_all(const bl_model_config *config, bl_trained_set *out);
+/* The modules that are trained whole beside LoRA, as PEFT chooses them (modules_to_save): those
+ * whose path ends in one of the names, as Python's str.endswith. Norms, the embedding and the head
+ * can be; a tied embedding and head are two weights then. Status `refusal`, with `where`: a name
+ * that ends no such module's path, or a projection's. */
+bl_status bl_trained_choose_modules(const bl_model_config *config, const char *const *names,
+                                    int64_t n_names, bl_status refusal, const char *where,
+                                    bl_trained_set *out);
 void bl_trained_free(bl_trained_set *set); /* zeros are fine */
 
 /* Whether the unit has trained matrices. */

@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
+#include "adapter/modules.h"
 #include "cli/generate_internal.h"
 
 static const char BASE_NAME[] = "none"; /* the base without an adapter */
@@ -67,9 +68,17 @@ static bl_status name_adapters(bl_generate_session *s)
 static bl_status load_adapters(bl_generate_session *s)
 {
     bl_lora_layout_init(&s->model->config, NULL, &s->adapters[0].lora);
-    for (size_t i = 1; i <= s->n_adapters; i++)
+    for (size_t i = 1; i <= s->n_adapters; i++) {
+        bool has_modules;
+        BL_TRY(bl_adapter_modules_use(s->weights, s->adapters[i].dir, &has_modules));
+        if (has_modules && s->options->chat)
+            return BL_FAIL(BL_EUSAGE,
+                           "--adapter %s: its modules_to_save replace modules of the model, so "
+                           "--chat cannot change the adapter; merge it first (ballast merge)",
+                           s->adapters[i].dir);
         BL_TRY(bl_lora_read_all(s->adapters[i].dir, &s->model->config, s->device,
                                 &s->adapters[i].lora, &s->adapters[i].weights));
+    }
     return BL_OK;
 }
 

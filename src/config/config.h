@@ -126,6 +126,7 @@ typedef struct bl_train_config {
     int64_t lora_r;
     double lora_alpha, lora_dropout;
     bl_string_list lora_target_modules; /* projection names, or "all-linear" alone */
+    bl_string_list modules_to_save;     /* bl_trained_choose_modules */
     bool use_rslora;
 
     /* optimization */

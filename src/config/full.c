@@ -28,6 +28,7 @@ static const struct {
     {"lora_dropout", "it is LoRA's"},
     {"lora_target_modules", "it is LoRA's"},
     {"use_rslora", "it is LoRA's"},
+    {"modules_to_save", "it is LoRA's (trainable_modules)"},
     {"base_format", "the weights are trained in fp32"},
     {"compute_bf16_modules", "no product is in fp8"},
     {"fp8_fast_accumulation", "no product is in fp8"},
@@ -56,8 +57,29 @@ static bl_status check_lora(const bl_train_config *c)
                            "is for finetuning_type full, leave it out",
                            keys[i]);
     if (config_differs(c, "embedding_learning_rate"))
-        return BL_FAIL(BL_EUSAGE, "embedding_learning_rate: finetuning_type lora trains neither "
-                                  "embedding nor head; leave it out, or use finetuning_type full");
+        return BL_FAIL(BL_EUSAGE, "embedding_learning_rate: finetuning_type lora has one learning "
+                                  "rate, also for modules_to_save; leave it out, or use "
+                                  "finetuning_type full");
+    return BL_OK;
+}
+
+/* The reference of a preference loss, and other runs, see the frozen base, whose modules these
+ * replace. */
+static bl_status check_saved(const bl_train_config *c)
+{
+    bl_losses losses;
+
+    if (c->modules_to_save.n_items == 0) return BL_OK;
+    if (c->device == BL_CONFIG_DEVICE_CUDA)
+        return BL_FAIL(BL_EUSAGE, "modules_to_save is not supported on GPUs yet; use device cpu, "
+                                  "or leave it out");
+    BL_TRY(bl_train_config_losses(c, &losses));
+    if (losses.has_reference)
+        return BL_FAIL(BL_EUSAGE,
+                       "modules_to_save: loss_type %s compares with the frozen model, of which "
+                       "modules_to_save replaces a part; leave it out, or use a loss without "
+                       "reference",
+                       bl_loss_name(losses.term[0].loss));
     return BL_OK;
 }
 
@@ -65,7 +87,10 @@ bl_status config_check_full(const bl_train_config *c)
 {
     bl_losses losses;
 
-    if (!bl_train_config_is_full(c)) return check_lora(c);
+    if (!bl_train_config_is_full(c)) {
+        BL_TRY(check_saved(c));
+        return check_lora(c);
+    }
     if (c->compute_dtype == BL_COMPUTE_FP8)
         return BL_FAIL(BL_EUSAGE,
                        "finetuning_type full: compute_dtype fp8 is not supported: trained "

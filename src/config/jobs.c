@@ -29,6 +29,11 @@ bl_status config_check_base(const bl_train_config *config)
         if (strcmp(own_keys[i], "queue") != 0 && bl_train_config_given(config, own_keys[i]))
             return BL_FAIL(BL_EUSAGE, "%s: not with queue %s: a job has it, in its file",
                            own_keys[i], config->queue);
+    if (config->modules_to_save.n_items > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "queue %s: modules_to_save replaces modules of the base, which jobs share; "
+                       "leave it out",
+                       config->queue);
     if (!bl_train_config_is_full(config)) return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "queue %s: with finetuning_type full a base is trained, and cannot "

@@ -124,6 +124,11 @@ bl_status bl_train_config_check_apart(const bl_train_config *one, const bl_train
 
 static bl_status check_alone(const bl_train_config *config)
 {
+    if (config->modules_to_save.n_items > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "modules_to_save: a run that replaces modules of the base cannot share it "
+                       "with other runs (output_dir %s): start them one after the other",
+                       config->output_dir);
     if (!bl_train_config_is_full(config)) return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "finetuning_type full: a run that trains every weight cannot share its base "

@@ -144,6 +144,9 @@ const bl_option bl_train_options[] = {
      .help = "projections with a LoRA term: all-linear, some of q_proj, k_proj, v_proj, "
              "o_proj, gate_proj, up_proj, down_proj, their paths in every layer, or a "
              "regular expression without comma"},
+    {KEY(modules_to_save, LIST), RESULT, .commands = TRAIN,
+     .help = "modules that are trained whole beside LoRA and written into the adapter, as PEFT's: "
+             "endings of their paths: norm, embed_tokens, lm_head; on CPUs"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP

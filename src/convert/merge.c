@@ -17,6 +17,29 @@
 
 /* ---- the adapters ---- */
 
+/* Modules that an adapter has whole replace the model's: a weight or a sum has no meaning. */
+static bl_status choose_modules(bl_merge *m, size_t i)
+{
+    const bl_merge_adapter *adapter = &m->options->adapters[i];
+    const bl_model_config *config = &m->conversion.config;
+    const bl_peft_config *peft = bl_peft_get_config(m->terms[i].adapter);
+    bl_saved_modules *modules = &m->terms[i].modules;
+
+    BL_TRY(bl_saved_modules_of_peft(peft, config, adapter->dir, modules));
+    if (modules->names.n == 0) return BL_OK;
+    if (m->options->n_adapters > 1 || adapter->weight != 1)
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: modules_to_save are whole modules: merge this adapter alone, with "
+                       "weight 1",
+                       adapter->dir);
+    if (config->tie_word_embeddings && bl_saved_modules_have_table(modules))
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: it has a separate embedding or head, and this model's are one weight "
+                       "(tie_word_embeddings): use it as an adapter",
+                       adapter->dir);
+    return BL_OK;
+}
+
 static bl_status open_adapters(bl_merge *m)
 {
     const bl_merge_options *o = m->options;
@@ -29,6 +52,7 @@ static bl_status open_adapters(bl_merge *m)
         bl_lora_options_of_peft(bl_peft_get_config(m->terms[i].adapter), &lora);
         bl_lora_layout_init(&m->conversion.config, &lora, &layout);
         m->terms[i].scale = o->adapters[i].weight * (double)layout.scale;
+        BL_TRY(choose_modules(m, i));
     }
     return BL_OK;
 }
@@ -78,6 +102,12 @@ static bl_status describe_settings(bl_merge *m)
     for (size_t i = 0; st == BL_OK && i < o->n_adapters; i++)
         st = describe_adapter(&o->adapters[i], adapters);
     return st;
+}
+
+static void close_term(bl_merge_term *term)
+{
+    bl_peft_close(term->adapter);
+    bl_saved_modules_free(&term->modules);
 }
 
 /* ---- what is written besides the shards ---- */
@@ -251,7 +281,7 @@ bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
     m.terms = calloc(options->n_adapters + 1, sizeof *m.terms);
     bl_status st = m.terms ? merge(&m) : BL_FAIL(BL_ENOMEM, "%zu adapters", options->n_adapters);
     if (st == BL_OK) fill_result(&m, out);
-    for (size_t i = 0; m.terms && i < options->n_adapters; i++) bl_peft_close(m.terms[i].adapter);
+    for (size_t i = 0; m.terms && i < options->n_adapters; i++) close_term(&m.terms[i]);
     free(m.terms);
     bl_conversion_close(&m.conversion);
     return st;

@@ -5,6 +5,7 @@
 #ifndef BALLAST_CONVERT_MERGE_INTERNAL_H
 #define BALLAST_CONVERT_MERGE_INTERNAL_H
 
+#include "adapter/modules.h"
 #include "convert/internal.h"
 #include "convert/merge.h"
 #include "ops/philox.h"
@@ -19,7 +20,8 @@ void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
 /* An adapter and its factor in the sum. */
 typedef struct bl_merge_term {
     bl_peft_adapter *adapter;
-    double scale; /* weight alpha / r, or weight alpha / sqrt(r) */
+    double scale;             /* weight alpha / r, or weight alpha / sqrt(r) */
+    bl_saved_modules modules; /* that replace the model's */
 } bl_merge_term;
 
 typedef struct bl_merge {

@@ -376,6 +376,42 @@ static bool is_merged(const shard *s, size_t spec)
     return false;
 }
 
+/* Rounded to nearest to the model's dtype. */
+static bl_status write_values(const shard *s, const bl_peft_adapter *adapter, size_t i)
+{
+    enum { PIECE = 1 << 12 };
+    const bl_stored_tensor_spec *spec = &s->plan->specs[i];
+    int64_t n_values = spec->shape[0] * (spec->n_dims > 1 ? spec->shape[1] : 1),
+            size = (int64_t)bl_dtype_bytes(spec->dtype);
+    float values[PIECE];
+    uint16_t halves[PIECE];
+
+    for (int64_t begin = 0, n; begin < n_values; begin += n) {
+        n = bl_min_i64(PIECE, n_values - begin);
+        BL_TRY(bl_peft_read_saved(adapter, spec->name, begin, n, values));
+        for (int64_t k = 0; k < n; k++)
+            halves[k] =
+                spec->dtype == BL_F16 ? bl_f32_to_f16(values[k]) : bl_f32_to_bf16(values[k]);
+        const void *bytes = spec->dtype == BL_F32 ? (const void *)values : halves;
+        BL_TRY(bl_safetensors_writer_put(s->writer, i, begin * size, bytes, (size_t)(n * size)));
+    }
+    return BL_OK;
+}
+
+/* A tensor that is not a merged matrix: an adapter's own, or as it is. */
+static bl_status write_other(const shard *s, size_t i)
+{
+    const bl_merge *m = s->m;
+    const char *name = s->plan->specs[i].name;
+    bl_arch_tensor t;
+
+    for (size_t a = 0; a < m->options->n_adapters; a++)
+        if (m->terms[a].modules.names.n > 0 &&
+            bl_trained_find(&m->conversion.config, &m->terms[a].modules.set, name, &t))
+            return write_values(s, m->terms[a].adapter, i);
+    return bl_shard_copy_tensor(bl_safetensors_find(s->plan->source, name), i, s->writer);
+}
+
 bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry)
 {
     static const char *const metadata[] = {"format", "pt"};
@@ -388,11 +424,7 @@ bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json
     BL_TRY(bl_safetensors_create(path, s.plan->specs, s.plan->n_specs, metadata, 1, &s.writer));
     BL_TRY_GOTO(st, done, merge_matrices(&s, matrices));
     for (size_t i = 0; i < s.plan->n_specs; i++)
-        if (!s.plan->scale_names[i] && !is_merged(&s, i))
-            BL_TRY_GOTO(
-                st, done,
-                bl_shard_copy_tensor(bl_safetensors_find(s.plan->source, s.plan->specs[i].name), i,
-                                     s.writer));
+        if (!s.plan->scale_names[i] && !is_merged(&s, i)) BL_TRY_GOTO(st, done, write_other(&s, i));
     st = bl_safetensors_writer_commit(s.writer);
     s.writer = NULL;
 done:

@@ -134,6 +134,8 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
                                         "embeddings of a group", (void **)&feed->rows));
         BL_TRY_GOTO(st, done, fill_tile_ends(feed));
     }
+    if (weights->tables[BL_TABLE_EMBEDDING])
+        bl_feed_set_table(feed, weights->tables[BL_TABLE_EMBEDDING], BL_F32);
     *out = feed;
     feed = NULL;
 done:

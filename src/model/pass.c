@@ -272,8 +272,14 @@ int64_t bl_pass_token_step(const bl_pass *pass)
     return bl_feed_token_step(pass->feed);
 }
 
-static bool trains_embedding(const bl_model *model)
+static bool trains_embedding(const bl_pass *pass, const bl_pass_input *input)
 {
+    const bl_model *model = pass->weights->model;
+
+    for (int m = 0; m < input->n_micro; m++) {
+        const bl_gradient_sink *sink = input->micro[m].gradients;
+        if (sink && sink->modules && sink->modules->tables[BL_TABLE_EMBEDDING]) return true;
+    }
     return model->is_trained && bl_trained_has_embedding(&model->trained);
 }
 
@@ -302,7 +308,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .head_is_tied = pass->head.rows > 0,
                                    .is_trained = pass->weights->model->is_trained,
                                    .first = pass->options.first_trained,
-                                   .embedding_is_frozen = !trains_embedding(pass->weights->model),
+                                   .embedding_has_gradient = trains_embedding(pass, input),
                                    .embedding = bl_model_embedding_unit(pass->weights->model)};
     BL_TRY(bl_spill_begin(pass->inputs, n_rows, has_backward));
     bl_spill_take_from(pass->inputs, pass->schedule.first);
@@ -363,7 +369,7 @@ static bl_status run_trained_backward(bl_pass *pass, const bl_pass_input *input,
 
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
     block.trained = &gradients;
-    block.is_last = layer == pass->schedule.first && pass->schedule.embedding_is_frozen;
+    block.is_last = layer == pass->schedule.first && !pass->schedule.embedding_has_gradient;
     BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
                              model_boundary_gradient(pass, m), NULL));
     return sink->end(sink->user, layer, pass->compute);
@@ -379,6 +385,8 @@ static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
+    bl_weight_gradients modules = model_module_gradients(pass, sink->modules, layer);
+    if (sink->modules) block.trained = &modules;
     BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
                              model_boundary_gradient(pass, m), gradients));
     return sink->end(sink->user, layer, pass->compute);
@@ -394,25 +402,33 @@ static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
     return BL_OK;
 }
 
-/* The rows of the micro-batch's tokens, without padding, of the gradient that backward has brought
- * to layer 0. */
-static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
+/* table += the rows of the micro-batch's tokens, without padding, of the gradient that backward has
+ * brought to layer 0. */
+static bl_status add_embedding_rows(bl_pass *pass, const bl_pass_input *input, int m, float *table)
 {
-    const bl_weight_sink *sink = input->micro[m].weights;
     double multiplier = pass->weights->model->config.embedding_multiplier;
-    int64_t unit = pass->n_layers + 1;
-    bl_weight_gradients gradients;
-
-    if (!sink) return BL_OK;
-    BL_TRY(sink->begin(sink->user, unit, pass->compute, &gradients));
-    BL_TRY(bl_embedding_backward(
+    return bl_embedding_backward(
         pass->compute,
         &(bl_embedding_backward_args){.T = input->micro[m].batch->T,
                                       .H = pass->hidden,
                                       .scale = multiplier != 0 ? (float)multiplier : 1.0f,
                                       .ids = input->micro[m].batch->ids,
                                       .dy = model_boundary_gradient(pass, m),
-                                      .table = gradients.matrix[0][0]}));
+                                      .table = table});
+}
+
+static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
+{
+    const bl_weight_sink *sink = input->micro[m].weights;
+    const bl_gradient_sink *of_adapter = input->micro[m].gradients;
+    int64_t unit = pass->n_layers + 1;
+    bl_weight_gradients gradients;
+
+    if (of_adapter && of_adapter->modules && of_adapter->modules->tables[BL_TABLE_EMBEDDING])
+        return add_embedding_rows(pass, input, m, of_adapter->modules->tables[BL_TABLE_EMBEDDING]);
+    if (!sink) return BL_OK;
+    BL_TRY(sink->begin(sink->user, unit, pass->compute, &gradients));
+    BL_TRY(add_embedding_rows(pass, input, m, gradients.matrix[0][0]));
     return sink->end(sink->user, unit, pass->compute);
 }
 

@@ -23,6 +23,14 @@
 #include "arch/lora.h"
 #include "model/weights.h"
 
+/* Gradients of modules that are trained whole beside LoRA, of all micro-batches of a step: fp32,
+ * device memory, added to. */
+typedef struct bl_module_gradients {
+    const bl_trained_set *set;      /* norms and tables */
+    float *vectors;                 /* bl_arch_vector_floats */
+    float *tables[BL_MODEL_TABLES]; /* (vocab, hidden); NULL: frozen */
+} bl_module_gradients;
+
 /* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory,
  * valid until end) that backward overwrites; end says that the tasks queued on `stream` so far
  * complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
@@ -30,6 +38,7 @@ typedef struct bl_gradient_sink {
     void *user;
     bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
+    const bl_module_gradients *modules; /* added to, too; NULL: there are none */
 } bl_gradient_sink;
 
 /* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives

@@ -28,6 +28,7 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
     bool has_gradient = model_has_gradient(micro) && !logp;
     const bl_weight_sink *sink = has_gradient ? micro->weights : NULL;
     bl_weight_gradients gradients = {.vectors = NULL};
+    const bl_gradient_sink *of_adapter = has_gradient ? micro->gradients : NULL;
     bl_tensor d = {0};
     bl_block_norm norm = {.T = b->T,
                           .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
@@ -36,6 +37,7 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                           .mean = pass->workspace.mean};
 
     if (has_gradient) d = model_boundary_gradient(pass, m);
+    if (of_adapter) gradients = model_module_gradients(pass, of_adapter->modules, pass->n_layers);
     if (sink) BL_TRY(sink->begin(sink->user, pass->n_layers, pass->compute, &gradients));
     BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, pass->workspace.norm));
     BL_TRY(divide_logits(pass, b->T, pass->workspace.norm));
@@ -54,12 +56,11 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                                                             .d_head = gradients.matrix[0][0]}));
     if (!has_gradient) return BL_OK;
     BL_TRY(divide_logits(pass, b->T, d));
-    if (sink) {
+    if (gradients.trained)
         BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d,
                                        gradients.trained->vectors, BL_ATTENTION_NORM,
                                        gradients.vectors));
-        BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
-    }
+    if (sink) BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
     return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
 }
 

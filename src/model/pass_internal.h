@@ -69,6 +69,17 @@ static inline bl_tensor model_boundary(const bl_pass *pass, const bl_pass_micro 
     return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
 }
 
+/* Of a layer, or of the head: n_layers. modules may be NULL: none. */
+static inline bl_weight_gradients
+model_module_gradients(const bl_pass *pass, const bl_module_gradients *modules, int64_t layer)
+{
+    if (!modules) return (bl_weight_gradients){.vectors = NULL};
+    bl_weight_gradients out = {.trained = &modules->set->unit[layer],
+                               .vectors = modules->vectors + layer * pass->dims.vector_floats};
+    if (layer == pass->n_layers) out.matrix[0][0] = modules->tables[BL_TABLE_HEAD];
+    return out;
+}
+
 /* Of a micro-batch among all of the group: companions' come behind the others. */
 static inline int64_t model_group_row(const bl_pass *pass, const bl_pass_micro *micro, int m)
 {

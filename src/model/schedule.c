@@ -132,7 +132,7 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
     BL_TRY(emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
-    if (layer == 0 && e->schedule->is_trained && !e->schedule->embedding_is_frozen)
+    if (layer == 0 && e->schedule->embedding_has_gradient)
         BL_TRY(emit_with_gradients(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding,
                                    e->schedule->n_layers + 1));
     BL_TRY(emit(e, BL_ACTION_DROP_INPUT, layer));

@@ -66,10 +66,10 @@ typedef struct bl_schedule {
      * the next one. The embedding is a unit, too, and has a gradient. */
     bool is_trained;
     int64_t embedding; /* with is_trained: its unit; that of the head where both are one */
-    /* Backward ends with layer first; n_layers: with the head. The embedding's gradient follows
-     * unless it is frozen. Without is_trained both are zero. */
+    /* Backward ends with layer first (n_layers: with the head); after layer 0 comes the embedding's
+     * gradient, where it is trained, also beside LoRA. */
     int64_t first;
-    bool embedding_is_frozen;
+    bool embedding_has_gradient;
 } bl_schedule;
 
 /* n_layers + 1, and n_layers - first more with a backward pass: visits of layers 0..L-1, of the

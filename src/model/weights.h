@@ -47,6 +47,8 @@ typedef struct bl_base_formats {
     int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
 } bl_base_formats;
 
+typedef enum bl_model_table { BL_TABLE_EMBEDDING, BL_TABLE_HEAD, BL_MODEL_TABLES } bl_model_table;
+
 typedef struct bl_model {
     bl_model_config config;
     bl_hf_model *files; /* NULL: without a checkpoint */
@@ -132,6 +134,10 @@ typedef struct bl_model_weights {
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
+    /* In place of the model's, where an adapter has its own (PEFT's modules_to_save): (vocab,
+     * hidden), fp32, device memory, whole on this rank; NULL: the model's. Such norms replace those
+     * in `vectors`. */
+    float *tables[BL_MODEL_TABLES];
     /* With trained weights and bf16 activations, layers compute with `copy`: this rank's rows
      * rounded to bf16 (device memory, copy_layout.shard_bytes). The pages hold the fp32 weights.
      * NULL: layers compute with the pages. */
@@ -233,6 +239,9 @@ bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_wal
 /* The place of the same rows in the copy, which there is: device memory. */
 bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
                              int64_t first);
+/* weights->tables[table] = the model's, widened to fp32, to be changed; before there is a pass over
+ * the weights. On a CPU. The base's own head, if it is a unit, is not used then. */
+bl_status bl_model_replace_table(bl_model_weights *weights, bl_model_table table);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

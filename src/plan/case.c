@@ -87,6 +87,7 @@ static bl_status open_model(bl_plan_case *c)
 
     if (!bl_train_config_is_full(c->config)) {
         BL_TRY(bl_plan_model_open(name, c->config->base_format, &c->model));
+        BL_TRY(bl_adapter_choose_modules(c->config, &c->model.config, true, &c->modules));
         return bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora);
     }
     BL_TRY(bl_plan_model_open(name, BL_BASE_TRAINED, &c->model));
@@ -108,10 +109,26 @@ static int64_t row_tokens_of(const bl_train_config *c, int64_t row_tokens)
     return row_tokens > 0 ? row_tokens : (is_pair ? 2 : 1) * c->max_seq_length;
 }
 
+/* The key is rejected where configurations are read; an adapter has its own. */
+static bl_status check_shared(const bl_plan_case *c, const bl_train_config *config)
+{
+    bl_saved_modules modules;
+
+    BL_TRY(bl_adapter_choose_modules(config, &c->model.config, true, &modules));
+    int n = modules.names.n;
+    bl_saved_modules_free(&modules);
+    if (n == 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: modules_to_save replaces modules of the base, which several runs share: "
+                   "start them one after the other",
+                   config->output_dir);
+}
+
 static bl_status add_others(bl_plan_case *c, int64_t row_tokens)
 {
     size_t n = (size_t)(c->configs.n - 1);
 
+    if (n > 0) BL_TRY(check_shared(c, c->config));
     c->others = calloc(n + 1, sizeof *c->others);
     c->other_loras = calloc(n + 1, sizeof *c->other_loras);
     if (!c->others || !c->other_loras) return BL_FAIL(BL_ENOMEM, "out of memory: %zu runs", n);
@@ -122,6 +139,7 @@ static bl_status add_others(bl_plan_case *c, int64_t row_tokens)
                            .lora = &c->other_loras[i],
                            .longest_train_row = tokens,
                            .longest_validation_row = has_validation(config) ? tokens : 0};
+        BL_TRY(check_shared(c, config));
         BL_TRY(bl_adapter_choose_lora(config, &c->model.config, true, &c->other_loras[i]));
         bl_plan_add_run(&c->input, c->others, &run);
     }
@@ -152,6 +170,7 @@ static bl_status open_case(const bl_plan_machine *machine, int64_t row_tokens, i
         .n_positions = row_tokens > 0 ? row_tokens : c->config->max_seq_length,
         .load_bytes = bl_model_load_bytes(&c->model.stored, n_shards),
         .lora = &c->lora,
+        .modules = c->modules.names.n > 0 ? &c->modules.set : NULL,
         .trained = bl_train_config_is_full(c->config) ? &c->trained : NULL,
         .topology = topology,
         .is_training = true,
@@ -198,6 +217,7 @@ void bl_plan_case_close(bl_plan_case *c)
     bl_plan_model_close(&c->model);
     bl_train_configs_free(&c->configs);
     bl_trained_free(&c->trained);
+    bl_saved_modules_free(&c->modules);
     free(c->bf16_matrices);
     free(c->other_loras);
     free(c->others);

@@ -4,6 +4,7 @@
 #ifndef BALLAST_PLAN_CASE_H
 #define BALLAST_PLAN_CASE_H
 
+#include "adapter/modules.h"
 #include "plan/hardware.h"
 #include "plan/input.h"
 #include "plan/model.h"
@@ -19,6 +20,7 @@ typedef struct bl_plan_case {
     bl_lora_layout *other_loras; /* [configs.n - 1] */
     bl_plan_run *others;         /* [configs.n - 1]: input.others */
     bl_trained_set trained;      /* zeros: LoRA is */
+    bl_saved_modules modules;    /* zeros: none */
     bl_rates measured;           /* where input.measured points, if anywhere */
     bl_plan_input input; /* of a training; refers to the members above: a case does not move */
 } bl_plan_case;

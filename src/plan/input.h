@@ -43,6 +43,7 @@ typedef struct bl_plan_input {
     int64_t load_bytes;
     const bl_lora_layout *lora;    /* n_floats 0: no adapter */
     const bl_trained_set *trained; /* with finetuning_type full; else NULL */
+    const bl_trained_set *modules; /* modules_to_save; NULL: none */
 
     bl_topology topology;
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */

@@ -377,6 +377,17 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
+/* Whole on every rank; moments and gradients in training. */
+static void add_modules(const bl_plan_input *in, bl_memory_ledger *out)
+{
+    if (!in->modules) return;
+    bl_saved_modules_bytes n = bl_saved_modules_measure(in->model, in->modules);
+    out->item[BL_MEMORY_LORA].device += n.weights;
+    if (!in->is_training) return;
+    out->item[BL_MEMORY_ADAM].device += n.moments;
+    out->item[BL_MEMORY_GRADIENTS].device += n.gradients;
+}
+
 /* A continued adapter's reference is the adapter as it began; with precompute_ref_log_probs before
  * the first step alone. */
 static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dtype act,
@@ -471,6 +482,7 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
         add_adapter(in, run.lora, pass->act, out);
         add_reference(in, &run, pass->act, out);
     }
+    add_modules(in, out);
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

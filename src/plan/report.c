@@ -52,8 +52,8 @@ bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes
                                                 bl_train_config_moments(r->config), n_bytes);
     *n_bytes = 0; /* of all runs */
     for (int i = 0; i <= r->c->input.n_others; i++)
-        *n_bytes +=
-            bl_adapter_checkpoint_bytes(bl_plan_run_at(&r->c->input, i).lora, model->n_layers);
+        *n_bytes += bl_adapter_checkpoint_bytes(bl_plan_run_at(&r->c->input, i).lora, model,
+                                                r->c->input.modules);
     return BL_OK;
 }
 
@@ -180,6 +180,9 @@ static void print_model(const bl_plan_report *r, FILE *out)
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
             (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
+    if (c->modules.names.n > 0)
+        fprintf(out, "         modules_to_save: %.4g M in %lld tensors, whole on every rank\n",
+                (double)c->modules.set.n_weights * 1e-6, (long long)c->modules.set.n_tensors);
 }
 
 static void print_machine(const bl_plan_report *r, FILE *out)

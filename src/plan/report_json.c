@@ -84,11 +84,12 @@ static json_t *describe_model(const bl_plan_case *c)
     char formats[BL_BASE_FORMATS_TEXT_BYTES];
 
     bl_base_formats_list_held(&c->model.base_formats, formats);
-    json_t *model =
-        json_pack("{s:s, s:I, s:I, s:s, s:I, s:I}", "name", c->model.name, "parameters",
-                  (json_int_t)n_all, "layers", (json_int_t)c->model.config.n_layers, "base_format",
-                  formats, "lora_parameters", (json_int_t)n_lora, "trained_parameters",
-                  (json_int_t)(bl_train_config_is_full(c->config) ? c->trained.n_weights : n_lora));
+    json_t *model = json_pack(
+        "{s:s, s:I, s:I, s:s, s:I, s:I}", "name", c->model.name, "parameters", (json_int_t)n_all,
+        "layers", (json_int_t)c->model.config.n_layers, "base_format", formats, "lora_parameters",
+        (json_int_t)n_lora, "trained_parameters",
+        (json_int_t)(bl_train_config_is_full(c->config) ? c->trained.n_weights
+                                                        : n_lora + c->modules.set.n_weights));
     return model;
 }
 

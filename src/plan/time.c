@@ -175,11 +175,13 @@ static bl_schedule schedule_of(const simulator *s, int n_micro, bool has_backwar
                          .n_micro = n_micro,
                          .ring_depth = in->ring_depth,
                          .has_backward = has_backward,
-                         .head_is_tied = is_head_free(in),
+                         .head_is_tied = is_head_free(in) || plan_has_own_head(in),
                          .is_trained = in->is_trained,
                          .first = in->trained ? in->trained->first : 0,
-                         .embedding_is_frozen =
-                             in->trained && !bl_trained_has_embedding(in->trained),
+                         .embedding_has_gradient =
+                             in->modules   ? bl_trained_has_embedding(in->modules)
+                             : in->trained ? bl_trained_has_embedding(in->trained)
+                                           : in->is_trained,
                          .embedding = s->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};
 }
 

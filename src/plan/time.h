@@ -86,6 +86,7 @@ typedef struct bl_time_input {
     double optimizer_ratio; /* of moments and gradients, in whole layers, in optimizer_tier */
     bl_tier optimizer_tier; /* BL_TIER_DEVICE: all are in device memory */
     const bl_trained_set *trained; /* with is_trained; NULL: every tensor */
+    const bl_trained_set *modules; /* trained whole beside LoRA; NULL: none */
     const bl_time_run *runs;       /* together the model's layers */
     int n_runs;
     bl_dtype head_dtype; /* of the tables, as stored */

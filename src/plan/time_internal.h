@@ -63,13 +63,16 @@ typedef struct plan_amounts {
     plan_item head_item;
     bl_work head, embed;         /* of one micro-batch */
     bl_work head_forward;        /* without a gradient */
-    bl_work embed_backward;      /* where all weights are trained */
+    bl_work embed_backward;      /* where the embedding is trained */
     plan_gradients gradients[2]; /* of the head, of the embedding */
     bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
     int64_t input_bytes; /* of a stack's entry: one micro-batch */
     double optimizer_s;
 } plan_amounts;
+
+/* Whether modules_to_save have the head: the base's is not gathered then. */
+bool plan_has_own_head(const bl_time_input *input);
 
 /* Of the input's own micro-batches. */
 bl_status plan_amounts_create(const bl_time_input *input, plan_amounts *out);
@@ -79,6 +82,7 @@ void plan_amounts_free(plan_amounts *amounts);
 bl_work plan_copy(const bl_time_input *input, double bytes, bool is_in);
 
 /* time_trained.c: of all trained weights, in amounts whose items are there. */
+bl_work plan_embedding_gradient(const bl_time_input *input);
 void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
 /* Elements of a rank's rows of a matrix. */
 int64_t plan_trained_elements(const bl_time_input *input, const plan_item *item, bool is_layer);

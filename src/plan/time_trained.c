@@ -57,7 +57,7 @@ static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
     return g;
 }
 
-static bl_work embedding_gradient(const bl_time_input *in)
+bl_work plan_embedding_gradient(const bl_time_input *in)
 {
     plan_tally t = plan_tally_of(in, NULL);
 
@@ -108,7 +108,7 @@ void plan_trained_amounts(const bl_time_input *in, plan_amounts *amounts)
         unit_items table = table_of(in, amounts, t);
         amounts->gradients[t] = gradients_of(in, &table);
     }
-    amounts->embed_backward = embedding_gradient(in);
+    amounts->embed_backward = plan_embedding_gradient(in);
 }
 
 /* ---- the update ---- */

@@ -103,30 +103,40 @@ static void layer_amounts(const bl_time_input *in, const bl_time_run *run, plan_
 
 /* ---- head, LoRA's communication, optimizer ---- */
 
+bool plan_has_own_head(const bl_time_input *in)
+{
+    return in->modules && in->modules->unit[in->model->n_layers].matrix[0].n > 0;
+}
+
+static bool trains_head(const bl_time_input *in)
+{
+    if (!in->is_trained) return plan_has_own_head(in);
+    return !in->trained || in->trained->unit[in->model->n_layers].matrix[0].n > 0;
+}
+
 /* With the gradient of the last layer's output, or for the loss or log-probabilities alone. */
 static bl_work head_work(const bl_time_input *in, bool has_gradient)
 {
     const bl_model_config *m = in->model;
     plan_tally t = plan_tally_of(in, NULL);
     bl_format format = BL_FORMAT_F32;
-    bool trains_head =
-        in->is_trained && (!in->trained || in->trained->unit[m->n_layers].matrix[0].n > 0);
     float trained = 0; /* its address is not followed: only whether it is there counts */
     bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
-    bl_format_from_dtype(in->head_dtype, &format);
+    if (!plan_has_own_head(in)) bl_format_from_dtype(in->head_dtype, &format);
     head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     plan_norm_forward(&t);
-    plan_tally_add(&t, PLAN_OF_PRODUCTS,
-                   bl_cost_loss_head(&t.setting,
-                                     &(bl_loss_head_args){
-                                         .T = t.T,
-                                         .H = m->hidden_size,
-                                         .V = m->vocab_size,
-                                         .head = head,
-                                         .x = t.x,
-                                         .dx = has_gradient ? t.x : (bl_tensor){0},
-                                         .d_head = has_gradient && trains_head ? &trained : NULL}));
+    plan_tally_add(
+        &t, PLAN_OF_PRODUCTS,
+        bl_cost_loss_head(
+            &t.setting,
+            &(bl_loss_head_args){.T = t.T,
+                                 .H = m->hidden_size,
+                                 .V = m->vocab_size,
+                                 .head = head,
+                                 .x = t.x,
+                                 .dx = has_gradient ? t.x : (bl_tensor){0},
+                                 .d_head = has_gradient && trains_head(in) ? &trained : NULL}));
     if (has_gradient) plan_norm_backward(&t);
     return plan_work_of(in, t.seconds, t.bytes);
 }
@@ -150,14 +160,24 @@ static double bytes_of(bl_cost cost)
 }
 
 /* The squares of the gradients, AdamW; then the gradients are cleared. */
-static double optimizer_bytes(const bl_time_input *in, int64_t chunk)
+static double optimizer_bytes(const bl_time_input *in, int64_t n)
 {
     plan_tally t = plan_tally_of(in, NULL);
-    int64_t n = chunk * in->model->n_layers;
 
     return bytes_of(bl_cost_sum_squares(&t.setting, &(bl_sum_squares_args){.n = n})) +
            bytes_of(bl_cost_adamw(&t.setting, &(bl_adamw_args){.n = n, .m = bl_tensor_f32(NULL)})) +
            (double)sizeof(float) * (double)n;
+}
+
+/* modules_to_save: gradients are summed on every rank, and every rank updates them whole. */
+static double modules_s(const bl_time_input *in, double optimizer_rate)
+{
+    double n = in->n_ranks, bytes;
+
+    if (!in->modules) return 0;
+    bytes = ceil((double)in->modules->n_weights / n) * sizeof(float);
+    return optimizer_bytes(in, in->modules->n_weights) / optimizer_rate +
+           plan_exchange(in, n, bytes, true).seconds + plan_exchange(in, n, bytes, false).seconds;
 }
 
 static void lora_amounts(const bl_time_input *in, plan_amounts *out)
@@ -178,7 +198,9 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     out->lora_reduce_bytes = (int64_t)((n - 1) * chunk * 4);
     out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
     /* Of trained weights: plan_trained_optimizer_s. */
-    out->optimizer_s = (in->is_trained ? 0 : optimizer_bytes(in, (int64_t)chunk)) / optimizer_rate +
+    int64_t n_shard = (int64_t)chunk * in->model->n_layers;
+    out->optimizer_s = (in->is_trained ? 0 : optimizer_bytes(in, n_shard)) / optimizer_rate +
+                       modules_s(in, optimizer_rate) +
                        2 * (r->gather_latency_s + (in->n_hosts > 1 ? r->network_latency_s : 0)) +
                        r->step_overhead_s;
 }
@@ -227,6 +249,7 @@ bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
     out->head_forward = head_work(in, false);
     out->embed = embed_work(in);
     if (in->is_trained) plan_trained_amounts(in, out);
+    if (in->modules) out->embed_backward = plan_embedding_gradient(in);
     lora_amounts(in, out);
     return BL_OK;
 }
@@ -245,5 +268,7 @@ double plan_model_flops(const bl_time_input *in)
         return bl_trained_step_flops(in->model, in->trained, tokens, in->document_tokens, labels);
     double flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, 0, tokens,
                                       in->document_tokens, labels);
+    if (plan_has_own_head(in))
+        flops += 2.0 * (double)in->model->vocab_size * (double)in->model->hidden_size * labels;
     return in->is_trained ? flops + bl_arch_gradient_flops(in->model, tokens, labels) : flops;
 }

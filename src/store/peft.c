@@ -14,15 +14,19 @@
 #include "store/problems_internal.h"
 #include "store/safetensors.h"
 
-enum { ROUND_PIECE = 1 << 14 };
+enum { ROUND_PIECE = 1 << 14, SAVED_PIECE = 1 << 20 };
+
+static const char MODEL_PREFIX[] = "base_model.model.";
 
 static const char MODEL_NAME[] = "adapter_model.safetensors";
 
-/* One factor of the adapter; the file must hold exactly the list of all factors. */
+/* One factor of the adapter, or a tensor of modules_to_save; the file must hold exactly the list of
+ * all. */
 typedef struct factor_id {
     int64_t layer;
     int module;
     bl_peft_factor factor;
+    bool is_saved;
 } factor_id;
 
 typedef struct factor_list {
@@ -46,10 +50,63 @@ static void list_free(factor_list *list)
     free(list->names);
 }
 
+/* Whether the tensor's module is one of those. */
+static bool is_saved(const bl_peft_saved_names *names, const char *tensor)
+{
+    const char *point = strrchr(tensor, '.');
+
+    for (int i = 0; i < names->n && point; i++) {
+        size_t n = strlen(names->name[i]), n_module = (size_t)(point - tensor);
+        if (n <= n_module && strncmp(point - n, names->name[i], n) == 0) return true;
+    }
+    return false;
+}
+
+bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name)
+{
+    size_t n = strlen(name);
+
+    if (names->n == BL_PEFT_MAX_SAVED || n == 0 || n >= BL_PEFT_SAVED_BYTES) return false;
+    memcpy(names->name[names->n++], name, n + 1);
+    return true;
+}
+
+static bool saves(const bl_peft_config *config, const bl_peft_other *other)
+{
+    return other->name[0] && is_saved(&config->saved, other->name);
+}
+
+static void list_saved(const bl_peft_config *config, const bl_peft_base *base, bl_dtype dtype,
+                       factor_list *list)
+{
+    bl_peft_other other;
+
+    for (int64_t i = 0; base->other && base->other(base->other_user, i, &other); i++) {
+        if (!saves(config, &other)) continue;
+        snprintf(list->names[list->n], BL_PEFT_NAME_BYTES, "%s%.*s", MODEL_PREFIX,
+                 (int)(BL_PEFT_NAME_BYTES - sizeof MODEL_PREFIX), other.name);
+        list->ids[list->n] = (factor_id){.is_saved = true};
+        list->specs[list->n] = (bl_stored_tensor_spec){
+            list->names[list->n], dtype, other.n_dims, {other.shape[0], other.shape[1]}};
+        list->n++;
+    }
+}
+
+static size_t count_saved(const bl_peft_config *config, const bl_peft_base *base)
+{
+    bl_peft_other other;
+    size_t n = 0;
+
+    for (int64_t i = 0; base->other && base->other(base->other_user, i, &other); i++)
+        n += saves(config, &other);
+    return n;
+}
+
 static bl_status list_factors(const char *dir, const bl_peft_config *config,
                               const bl_peft_base *base, bl_dtype dtype, factor_list *list)
 {
-    size_t n = (size_t)base->n_layers * 2 * (size_t)__builtin_popcount(config->targets);
+    size_t n = (size_t)base->n_layers * 2 * (size_t)__builtin_popcount(config->targets) +
+               count_saved(config, base);
 
     list->ids = calloc(n + 1, sizeof *list->ids);
     list->specs = calloc(n + 1, sizeof *list->specs);
@@ -59,7 +116,7 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
     for (int64_t layer = 0; layer < base->n_layers; layer++) {
         for (int m = 0; m < base->modules.n; m++) {
             for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
-                factor_id id = {layer, m, f};
+                factor_id id = {layer, m, f, false};
                 bl_peft_tensor_name(&base->modules, layer, m, f, list->names[list->n]);
                 list->ids[list->n] = id;
                 list->specs[list->n] = (bl_stored_tensor_spec){
@@ -73,6 +130,7 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
             }
         }
     }
+    list_saved(config, base, dtype, list);
     return BL_OK;
 }
 
@@ -97,11 +155,11 @@ static void check_factor(const bl_safetensors *file, const bl_stored_tensor_spec
 
     if (!tensor)
         bl_problems_add(problems, "missing %s", spec->name);
-    else if (tensor->n_dims != 2 || tensor->shape[0] != spec->shape[0] ||
-             tensor->shape[1] != spec->shape[1])
+    else if (tensor->n_dims != spec->n_dims || tensor->shape[0] != spec->shape[0] ||
+             (spec->n_dims > 1 && tensor->shape[1] != spec->shape[1]))
         bl_problems_add(problems, "%s has shape %s, expected %s", spec->name,
                         bl_shape_text(tensor->n_dims, tensor->shape, has),
-                        bl_shape_text(2, spec->shape, wants));
+                        bl_shape_text(spec->n_dims, spec->shape, wants));
     else if (!is_float(tensor->dtype))
         bl_problems_add(problems, "%s has dtype %s, expected F32, F16 or BF16", spec->name,
                         bl_dtype_name(tensor->dtype));
@@ -113,8 +171,17 @@ static int compare_specs(const void *a, const void *b)
                   ((const bl_stored_tensor_spec *)b)->name);
 }
 
+/* Of a base whose other tensors are not known. */
+static bool may_be_saved(const bl_peft_base *base, const bl_peft_config *config, const char *name)
+{
+    size_t n = sizeof MODEL_PREFIX - 1;
+    return !base->other && strncmp(name, MODEL_PREFIX, n) == 0 &&
+           is_saved(&config->saved, name + n);
+}
+
 /* Leaves the specs sorted by name. */
-static bl_status check_tensors(const bl_safetensors *file, factor_list *list)
+static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *base,
+                               const bl_peft_config *config, factor_list *list)
 {
     bl_problems problems = {0};
 
@@ -122,7 +189,8 @@ static bl_status check_tensors(const bl_safetensors *file, factor_list *list)
     qsort(list->specs, list->n, sizeof *list->specs, compare_specs);
     for (size_t i = 0; i < bl_safetensors_count(file); i++) {
         const bl_stored_tensor_spec wanted = {.name = bl_safetensors_at(file, i)->name};
-        if (!bsearch(&wanted, list->specs, list->n, sizeof *list->specs, compare_specs))
+        if (!bsearch(&wanted, list->specs, list->n, sizeof *list->specs, compare_specs) &&
+            !may_be_saved(base, config, wanted.name))
             bl_problems_add(&problems, "unexpected %s", wanted.name);
     }
     return bl_problems_report(&problems, bl_safetensors_path(file));
@@ -143,7 +211,7 @@ bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapte
     BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_open(path, &adapter->file));
     BL_TRY_GOTO(st, done, list_factors(dir, &adapter->config, base, BL_F32, &list));
-    BL_TRY_GOTO(st, done, check_tensors(adapter->file, &list));
+    BL_TRY_GOTO(st, done, check_tensors(adapter->file, base, &adapter->config, &list));
     *out = adapter;
     adapter = NULL;
 done:
@@ -223,6 +291,26 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
     return bl_stored_tensor_read_f32(tensor, dst);
 }
 
+bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
+                             int64_t n, float *dst)
+{
+    char name[BL_PEFT_NAME_BYTES], bytes[4 * 1024];
+    int64_t size, piece;
+
+    snprintf(name, sizeof name, "%s%s", MODEL_PREFIX, tensor);
+    const bl_stored_tensor *t = bl_safetensors_find(adapter->file, name);
+    if (!t)
+        return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s", bl_safetensors_path(adapter->file),
+                       name);
+    size = (int64_t)bl_dtype_bytes(t->dtype);
+    for (int64_t i = 0; i < n; i += piece) {
+        piece = bl_min_i64(n - i, (int64_t)sizeof bytes / size);
+        BL_TRY(bl_stored_tensor_read(t, (begin + i) * size, (size_t)(piece * size), bytes));
+        bl_dtype_to_f32(t->dtype, bytes, dst + i, (size_t)piece);
+    }
+    return BL_OK;
+}
+
 /* ---- writing ---- */
 
 static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, const float *values,
@@ -242,15 +330,42 @@ static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, con
     return BL_OK;
 }
 
+/* What makes the values of a file. */
+typedef struct filler {
+    bl_peft_fill_fn factor;
+    bl_peft_fill_saved_fn saved;
+    void *arg;
+} filler;
+
+static size_t count_values(const bl_stored_tensor_spec *spec)
+{
+    return (size_t)(spec->shape[0] * (spec->n_dims > 1 ? spec->shape[1] : 1));
+}
+
+/* Piece by piece. */
+static bl_status write_saved(bl_safetensors_writer *writer, bl_dtype dtype,
+                             const bl_stored_tensor_spec *spec, const filler *fill, float *values)
+{
+    int64_t n_values = (int64_t)count_values(spec);
+
+    for (int64_t begin = 0, n; begin < n_values; begin += n) {
+        n = bl_min_i64(SAVED_PIECE, n_values - begin);
+        BL_TRY(fill->saved(fill->arg, spec->name + sizeof MODEL_PREFIX - 1, begin, n, values));
+        BL_TRY(write_factor(writer, dtype, values, (size_t)n));
+    }
+    return BL_OK;
+}
+
 static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list *list,
-                               bl_dtype dtype, bl_peft_fill_fn fill, void *arg)
+                               bl_dtype dtype, const filler *fill)
 {
     bl_status st = BL_OK;
     const size_t *order = bl_safetensors_writer_order(writer);
     size_t max_values = 1;
 
     for (size_t i = 0; i < list->n; i++) {
-        size_t n_values = (size_t)(list->specs[i].shape[0] * list->specs[i].shape[1]);
+        size_t n_values = count_values(&list->specs[i]);
+        if (list->ids[i].is_saved && n_values > SAVED_PIECE) n_values = SAVED_PIECE;
         if (n_values > max_values) max_values = n_values;
     }
     float *values = calloc(max_values, sizeof *values);
@@ -258,9 +373,12 @@ static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list 
     for (size_t i = 0; i < list->n; i++) {
         const factor_id *id = &list->ids[order[i]];
         const bl_stored_tensor_spec *spec = &list->specs[order[i]];
-        BL_TRY_GOTO(st, done, fill(arg, id->layer, id->module, id->factor, values));
-        BL_TRY_GOTO(st, done,
-                    write_factor(writer, dtype, values, (size_t)(spec->shape[0] * spec->shape[1])));
+        if (id->is_saved) {
+            BL_TRY_GOTO(st, done, write_saved(writer, dtype, spec, fill, values));
+            continue;
+        }
+        BL_TRY_GOTO(st, done, fill->factor(fill->arg, id->layer, id->module, id->factor, values));
+        BL_TRY_GOTO(st, done, write_factor(writer, dtype, values, count_values(spec)));
     }
 done:
     free(values);
@@ -268,7 +386,8 @@ done:
 }
 
 bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
-                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill, void *arg)
+                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill,
+                        bl_peft_fill_saved_fn fill_saved, void *arg)
 {
     static const char *const metadata[] = {"format", "pt"};
     bl_status st = BL_OK;
@@ -281,7 +400,7 @@ bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_
     BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
     BL_TRY_GOTO(st, done, list_factors(dir, config, base, dtype, &list));
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, list.specs, list.n, metadata, 1, &writer));
-    BL_TRY_GOTO(st, done, write_tensors(writer, &list, dtype, fill, arg));
+    BL_TRY_GOTO(st, done, write_tensors(writer, &list, dtype, &(filler){fill, fill_saved, arg}));
     st = bl_safetensors_writer_commit(writer);
     writer = NULL;
     if (st == BL_OK) st = bl_peft_write_config(dir, &base->modules, config, base_name);

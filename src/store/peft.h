@@ -5,7 +5,7 @@
  *   y = base(x) + scale * B (A x)     Hu et al. 2021, arXiv:2106.09685, eq. 3
  *   scale = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023, arXiv:2312.03732)
  * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight
- * [out, r]. */
+ * [out, r]; and of modules_to_save, which are whole: base_model.model.{tensor}. */
 #ifndef BALLAST_STORE_PEFT_H
 #define BALLAST_STORE_PEFT_H
 
@@ -59,12 +59,32 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
                                 const char *where, const char *pattern, int64_t n_layers,
                                 uint32_t *targets);
 
+/* A tensor of the base that is not a target's: "model.norm.weight". */
+typedef struct bl_peft_other {
+    char name[BL_PEFT_NAME_BYTES]; /* "": a target's */
+    int n_dims;
+    int64_t shape[2];
+} bl_peft_other;
+
 /* The base model's shape. */
 typedef struct bl_peft_base {
     bl_peft_modules modules;
     int64_t n_layers;
     int64_t in_features[BL_PEFT_MAX_MODULES], out_features[BL_PEFT_MAX_MODULES];
+    /* Tensor i of the base, for modules_to_save; false: there are no more. NULL: they are not
+     * known, and not checked. */
+    bool (*other)(const void *user, int64_t i, bl_peft_other *out);
+    const void *other_user; /* borrowed */
 } bl_peft_base;
+
+/* modules_to_save: a module is one if its path ends in a name, as Python's str.endswith. */
+enum { BL_PEFT_MAX_SAVED = 16, BL_PEFT_SAVED_BYTES = 64 };
+typedef struct bl_peft_saved_names {
+    int n;
+    char name[BL_PEFT_MAX_SAVED][BL_PEFT_SAVED_BYTES];
+} bl_peft_saved_names;
+/* False: there is no room for it. */
+bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
 
 typedef struct bl_peft_config {
     int64_t r;
@@ -72,6 +92,7 @@ typedef struct bl_peft_config {
     double dropout;
     bool use_rslora;
     uint32_t targets; /* bit m: module m of every layer */
+    bl_peft_saved_names saved;
 } bl_peft_config;
 
 /* ---- reading ---- */
@@ -80,7 +101,7 @@ typedef struct bl_peft_adapter bl_peft_adapter;
 
 /* Reads `dir`/adapter_config.json alone. target_modules may be a list of names, "all-linear" or a
  * regular expression; see bl_peft_match_names. BL_EINPUT names the key that is bad or not
- * supported: DoRA, biases, modules_to_save, per-layer ranks, alphas or targets, ... */
+ * supported: DoRA, biases, per-layer ranks, alphas or targets, ... */
 bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
                               bl_peft_config *out);
 
@@ -100,17 +121,28 @@ const bl_peft_config *bl_peft_get_config(const bl_peft_adapter *adapter);
 bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module,
                        bl_peft_factor factor, float *dst);
 
+/* Elements [begin, begin + n) of a tensor of modules_to_save, "model.norm.weight", as float.
+ * BL_EINPUT: the adapter does not have it, or fewer. */
+bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
+                             int64_t n, float *dst);
+
 /* ---- writing ---- */
+
+/* Fills dst with elements [begin, begin + n) of a tensor of modules_to_save. */
+typedef bl_status (*bl_peft_fill_saved_fn)(void *arg, const char *tensor, int64_t begin, int64_t n,
+                                           float *dst);
 
 /* Fills dst with one factor, of the shape that bl_peft_read gives it. Called once for each, in the
  * order of the file. */
 typedef bl_status (*bl_peft_fill_fn)(void *arg, int64_t layer, int module, bl_peft_factor factor,
                                      float *dst);
 
-/* Writes both files into `dir`, the tensors first, each atomically. At most one factor is
- * held in memory. dtype is BL_F32 or BL_BF16 (rounded to nearest even). base_name is written as
- * base_model_name_or_path. The errors of base/files.h and of `fill`. */
+/* Writes both files into `dir`, the tensors first, each atomically. At most one factor, or a piece
+ * of a saved tensor, is held in memory. fill_saved: NULL without config->saved. dtype is BL_F32 or
+ * BL_BF16 (rounded to nearest even). base_name is written as base_model_name_or_path. The errors of
+ * base/files.h and of `fill`. */
 bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
-                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill, void *arg);
+                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill,
+                        bl_peft_fill_saved_fn fill_saved, void *arg);
 
 #endif

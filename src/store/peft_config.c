@@ -75,6 +75,31 @@ static bl_status parse_targets(const char *file, const bl_peft_modules *modules,
     return BL_OK;
 }
 
+/* ---- modules_to_save ---- */
+
+static bl_status parse_saved(const char *file, const json_t *root, bl_peft_saved_names *out)
+{
+    const json_t *list = json_object_get(root, "modules_to_save");
+
+    if (!list || json_is_null(list)) return BL_OK;
+    if (!json_is_array(list)) return bl_json_fail(file, "modules_to_save", "a list of names", list);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = bl_json_text(json_array_get(list, i));
+        if (!name || !bl_peft_add_saved(out, name))
+            return bl_json_fail(file, "modules_to_save", "at most 16 names of less than 64 bytes",
+                                list);
+    }
+    return BL_OK;
+}
+
+static json_t *json_saved(const bl_peft_saved_names *names)
+{
+    json_t *list = names->n > 0 ? json_array() : json_null();
+
+    for (int i = 0; i < names->n; i++) json_array_append_new(list, json_string(names->name[i]));
+    return list;
+}
+
 /* ---- reading ---- */
 
 /* null, false, "", [] and {} leave a feature of PEFT's switched off. */
@@ -89,13 +114,13 @@ static bool is_off(const json_t *value)
 static bl_status refuse_unsupported(const char *file, const json_t *root)
 {
     static const char *const keys[] = {"alpha_pattern",
+                                       "ensure_weight_tying",
                                        "exclude_modules",
                                        "fan_in_fan_out",
                                        "layer_replication",
                                        "layers_pattern",
                                        "layers_to_transform",
                                        "lora_bias",
-                                       "modules_to_save",
                                        "rank_pattern",
                                        "target_parameters",
                                        "trainable_token_indices",
@@ -152,6 +177,7 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
     BL_TRY_GOTO(st, done,
                 bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
     BL_TRY_GOTO(st, done, parse_targets(file, modules, root, n_layers, &config.targets));
+    BL_TRY_GOTO(st, done, parse_saved(file, root, &config.saved));
     *out = config;
 done:
     json_decref(root);
@@ -211,17 +237,18 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     bl_json_watch_memory();
     json_t *targets = json_targets(modules, config->targets);
     /* Without exclude_modules and lora_bias, at which PEFT before 0.14 stops: absent means off. */
-    json_t *root = json_pack(
-        "{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
-        "s:n, s:s, s:I, s:{}, s:n, "
-        "s:o, s:s, s:b, s:b}",
-        "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias", "none",
-        "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1, "layer_replication",
-        "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha",
-        json_alpha(config->alpha), "lora_dropout", config->dropout, "megatron_config",
-        "megatron_core", "megatron.core", "modules_to_save", "peft_type", "LORA", "r",
-        (json_int_t)config->r, "rank_pattern", "revision", "target_modules", targets, "task_type",
-        "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
+    json_t *root =
+        json_pack("{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
+                  "s:o, s:s, s:I, s:{}, s:n, "
+                  "s:o, s:s, s:b, s:b}",
+                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias",
+                  "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
+                  "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config",
+                  "lora_alpha", json_alpha(config->alpha), "lora_dropout", config->dropout,
+                  "megatron_config", "megatron_core", "megatron.core", "modules_to_save",
+                  json_saved(&config->saved), "peft_type", "LORA", "r", (json_int_t)config->r,
+                  "rank_pattern", "revision", "target_modules", targets, "task_type", "CAUSAL_LM",
+                  "use_dora", 0, "use_rslora", (int)config->use_rslora);
     BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
     if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);

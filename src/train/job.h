@@ -4,6 +4,7 @@
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
+#include "adapter/modules.h"
 #include "comm/host_memory.h"
 #include "job/launch.h"
 #include "model/weights.h"
@@ -36,7 +37,8 @@ typedef struct bl_job {
     bl_model *model;
     bl_base_formats base_formats; /* of the base that the ranks load */
     bl_run_data data;
-    bl_lora_layout lora; /* n_floats 0: no adapter */
+    bl_lora_layout lora;      /* n_floats 0: no adapter */
+    bl_saved_modules modules; /* of the adapter, too; zeros: none */
     bl_identity identity;
     bl_plan plan;
     bl_memory_ledger expected; /* by it: with the micro-batches that a training's rows make */

@@ -112,14 +112,14 @@ static void test_no_effect_is_one_warning(void **state)
 
     assert_int_equal(load(REQUIRED "wandb_project: mine\nflash_attention: true\nmodel_type: Llama\n"
                                    "s2_attention:\nsave_only_model: false\n"
-                                   "lora_modules_to_save: []\noptim: adamw_torch\nstage: sft\n"
+                                   "optim: adamw_torch\nstage: sft\n"
                                    "metric_logger:\n  log_dir: x\n",
                           &c),
                      BL_OK);
     bl_train_config_free(c);
     assert_string_equal(warnings, "keys of other programs, no effect here: wandb_project, "
                                   "flash_attention, model_type, s2_attention, "
-                                  "save_only_model, lora_modules_to_save, "
+                                  "save_only_model, "
                                   "metric_logger.log_dir\n");
     assert_int_equal(load(REQUIRED, &c), BL_OK);
     bl_train_config_free(c);

@@ -109,7 +109,7 @@ static bl_status train(test_rank *self, pass_model *m, bl_pass *pass, int group,
                             .first_micro = first,
                             .n_micro = (int)bl_min_i64(group, MICROS - first),
                             .in_order = true};
-        bl_gradient_sink sink = {&state, sink_begin, sink_end};
+        bl_gradient_sink sink = {.user = &state, .begin = sink_begin, .end = sink_end};
         bl_pass_micro micro[MICROS];
         bl_pass_input input = {
             .n_micro = state.n_micro, .micro = micro, .stop = before_visit, .stop_user = &visits};

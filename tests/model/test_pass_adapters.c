@@ -53,7 +53,7 @@ static bl_status run_group(test_rank *self, pass_model *m, const pass_adapter *a
         if (!usages[i].trains) continue;
         states[i].n_floats = adapter->layout.n_floats;
         states[i].gradients = out->gradients[i] = test_floats(LAYERS * states[i].n_floats);
-        sinks[i] = (bl_gradient_sink){&states[i], sink_begin, sink_end};
+        sinks[i] = (bl_gradient_sink){.user = &states[i], .begin = sink_begin, .end = sink_end};
         micro[i].gradients = &sinks[i];
     }
     for (int first = 0; first < MICROS; first += group) {

@@ -99,7 +99,8 @@ static void trained_weights_in_words(void **state)
                                   .ring_depth = 2,
                                   .has_backward = true,
                                   .is_trained = true,
-                                  .embedding = 3},
+                                  .embedding = 3,
+                                  .embedding_has_gradient = true},
                    "ri0 w3 ae3 E0 E0' -3 ui0 "
                    "\n0 w0 w1 pl0 p0 pl1 p1 (0 al0 ri1 rs0 F0 F0' ui1 us0 -0 -l0 )0 "
                    "\n1 w2 pl1 p1 p2 (1 al1 ri2 rs1 F1 F1' ui2 us1 -1 -l1 )1 "
@@ -124,8 +125,7 @@ static void frozen_layers_in_words(void **state)
                                   .has_backward = true,
                                   .is_trained = true,
                                   .embedding = 3,
-                                  .first = 1,
-                                  .embedding_is_frozen = true},
+                                  .first = 1},
                    "ri0 w3 ae3 E0 -3 ui0 "
                    "\n0 w0 pl0 p0 (0 al0 ri1 rs0 F0 ui1 us0 -0 -l0 )0 "
                    "\n1 w1 pl1 p1 (1 al1 ri2 rs1 F1 ui2 us1 -1 -l1 )1 "
@@ -137,8 +137,7 @@ static void frozen_layers_in_words(void **state)
                                   .has_backward = true,
                                   .is_trained = true,
                                   .embedding = 2,
-                                  .first = 1,
-                                  .embedding_is_frozen = true},
+                                  .first = 1},
                    "ri0 w2 ae2 E0 -2 ui0 "
                    "\n0 w0 w1 pl0 p0 p1 (0 al0 ri1 rs0 F0 ui1 us0 -0 -l0 )0 "
                    "\n1 p1 (1 ti1 a1 [1 H1 ]1 di1 -1 )1 ");

@@ -352,6 +352,53 @@ static void a_host_holds_the_state(void **state)
     bl_plan_case_close(&c);
 }
 
+static void plan_of_lora(const char *modules, bl_plan *plan, bl_time_estimate *time)
+{
+    char *argv[] = {"--model",
+                    "llama-3.1-8b",
+                    "--ranks",
+                    "2",
+                    "--activation_checkpointing",
+                    "full",
+                    "--compute_dtype",
+                    "fp32",
+                    "--modules_to_save",
+                    (char *)(uintptr_t)modules};
+    bl_plan_case c;
+
+    if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv) - (modules ? 0 : 2), argv, &c) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    choose(&c, plan, time);
+    bl_plan_case_close(&c);
+}
+
+/* Beside LoRA a table takes 4, 8 and 4 bytes per weight on every rank, and a norm the moments and
+ * gradients; the head's gradient is a third product. */
+static void modules_are_whole(void **state)
+{
+    enum { VOCABULARY = 128256, HIDDEN = 4096, LAYERS = 32 };
+    const double table = (double)VOCABULARY * HIDDEN, norms = (2 * LAYERS + 1) * HIDDEN;
+    bl_plan none, some;
+    bl_time_estimate before, after;
+    char *argv[] = {"--model", "llama-3.1-8b", "--modules_to_save", "lm_head"};
+    bl_plan_case c;
+
+    (void)state;
+    plan_of_lora(NULL, &none, &before);
+    plan_of_lora("lm_head,norm", &some, &after);
+    assert_near(item(&some, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * table, 1e-9);
+    assert_near(item(&some, BL_MEMORY_ADAM) - item(&none, BL_MEMORY_ADAM), 8 * (table + norms),
+                1e-9);
+    assert_near(item(&some, BL_MEMORY_GRADIENTS) - item(&none, BL_MEMORY_GRADIENTS),
+                4 * (table + norms), 1e-9);
+    assert_near(after.part[BL_TIME_HEAD].seconds, 1.5 * before.part[BL_TIME_HEAD].seconds, 0.1);
+    assert_true(after.part[BL_TIME_OPTIMIZER].seconds >
+                10 * before.part[BL_TIME_OPTIMIZER].seconds);
+    assert_int_equal(bl_plan_case_open("1xh100", TOKENS, BL_COUNT(argv), argv, &c), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "modules_to_save is not supported on GPUs yet"));
+    bl_plan_case_close(&c);
+}
+
 /* An FP8 checkpoint cannot be trained so. */
 static void fp8_checkpoints_are_refused(void **state)
 {
@@ -367,11 +414,16 @@ static void fp8_checkpoints_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_per_weight),          cmocka_unit_test(flops),
-        cmocka_unit_test(gradients_travel),          cmocka_unit_test(more_than_lora),
-        cmocka_unit_test(the_report_has_no_adapter), cmocka_unit_test(bf16_halves_what_is_gathered),
-        cmocka_unit_test(bf16_moments_take_half),    cmocka_unit_test(gpus_hold_it_all),
-        cmocka_unit_test(a_host_holds_the_state),    cmocka_unit_test(fp8_checkpoints_are_refused)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(bytes_per_weight),
+                                       cmocka_unit_test(flops),
+                                       cmocka_unit_test(gradients_travel),
+                                       cmocka_unit_test(more_than_lora),
+                                       cmocka_unit_test(the_report_has_no_adapter),
+                                       cmocka_unit_test(bf16_halves_what_is_gathered),
+                                       cmocka_unit_test(bf16_moments_take_half),
+                                       cmocka_unit_test(gpus_hold_it_all),
+                                       cmocka_unit_test(a_host_holds_the_state),
+                                       cmocka_unit_test(modules_are_whole),
+                                       cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
 }

@@ -63,7 +63,8 @@ static const bl_peft_config qv = {.r = 3, .alpha = 16, .dropout = 0.05, .targets
 static void write_adapter(const bl_peft_config *config, bl_dtype dtype)
 {
     fill_arg arg = {config, 0, -1};
-    if (bl_peft_write(tmp_subdir("a"), config, &base, "meta-llama/X", dtype, fill, &arg) != BL_OK)
+    if (bl_peft_write(tmp_subdir("a"), config, &base, "meta-llama/X", dtype, fill, NULL, &arg) !=
+        BL_OK)
         fail_msg("%s", bl_error_text());
     assert_int_equal(arg.n_calls, 11 * 2 * __builtin_popcount(config->targets));
 }
@@ -124,7 +125,8 @@ static void test_targets_of_a_part(void **state)
 
     (void)state;
     part.modules.is_part = true;
-    assert_int_equal(bl_peft_write(tmp_subdir("a"), &qv, &part, "X", BL_F32, fill, &arg), BL_OK);
+    assert_int_equal(bl_peft_write(tmp_subdir("a"), &qv, &part, "X", BL_F32, fill, NULL, &arg),
+                     BL_OK);
     assert_int_equal(
         bl_file_read_all(tmp_path("a/adapter_config.json"), 10000, (void **)&text, &n_bytes),
         BL_OK);
@@ -206,7 +208,8 @@ static void test_large_factor(void **state)
 
     (void)state;
     assert_int_equal(
-        bl_peft_write(tmp_subdir("wide"), &one, &wide, NULL, BL_BF16, fill_count, &n_in), BL_OK);
+        bl_peft_write(tmp_subdir("wide"), &one, &wide, NULL, BL_BF16, fill_count, NULL, &n_in),
+        BL_OK);
     assert_int_equal(bl_peft_open(tmp_path("wide"), &wide, &adapter), BL_OK);
     assert_int_equal(bl_peft_read(adapter, 0, Q, BL_PEFT_A, values), BL_OK);
     for (int i = 0; i < N_IN; i++)
@@ -220,18 +223,18 @@ static void test_writing_fails_cleanly(void **state)
     const char *dir = tmp_subdir("w");
 
     (void)state;
-    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F32, fill, &arg), BL_ENUMERIC);
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F32, fill, NULL, &arg), BL_ENUMERIC);
     assert_error_has("the filler gave up");
     assert_false(bl_file_exists(tmp_path("w/adapter_model.safetensors")));
     assert_false(bl_file_exists(tmp_path("w/adapter_model.safetensors.tmp")));
     assert_false(bl_file_exists(tmp_path("w/adapter_config.json")));
     arg = (fill_arg){&qv, 0, -1};
-    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F16, fill, &arg), BL_EINTERNAL);
-    assert_int_equal(bl_peft_write(dir, &qv, &base, "bad \xff name", BL_F32, fill, &arg),
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "x", BL_F16, fill, NULL, &arg), BL_EINTERNAL);
+    assert_int_equal(bl_peft_write(dir, &qv, &base, "bad \xff name", BL_F32, fill, NULL, &arg),
                      BL_EINPUT);
     assert_error_has("adapter_config.json: the base model's name is not UTF-8");
     arg.n_calls = 0;
-    assert_int_equal(bl_peft_write(dir, &qv, &base, NULL, BL_F32, fill, &arg), BL_OK);
+    assert_int_equal(bl_peft_write(dir, &qv, &base, NULL, BL_F32, fill, NULL, &arg), BL_OK);
 }
 
 /* adapter_config.json = the required keys, with target_modules and the rest as given. */
@@ -316,12 +319,31 @@ static void test_target_modules(void **state)
     }
 }
 
+/* Beside the targets: names as endings of modules' paths. */
+static void test_saved_modules(void **state)
+{
+    bl_peft_config config;
+
+    (void)state;
+    assert_int_equal(
+        load_config("\"all-linear\"", "\"modules_to_save\":[\"lm_head\",\"norm\"]", &config),
+        BL_OK);
+    assert_int_equal(config.saved.n, 2);
+    assert_string_equal(config.saved.name[1], "norm");
+    assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":[]", &config), BL_OK);
+    assert_int_equal(config.saved.n, 0);
+    assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":null", &config), BL_OK);
+    assert_int_equal(config.saved.n, 0);
+}
+
 static void test_unsupported_features(void **state)
 {
     static const char *const refused[] = {
         "\"use_dora\":true",
         "\"bias\":\"all\"",
-        "\"modules_to_save\":[\"lm_head\"]",
+        "\"modules_to_save\":\"lm_head\"",
+        "\"modules_to_save\":[\"\"]",
+        "\"ensure_weight_tying\":true",
         "\"rank_pattern\":{\"q_proj\":4}",
         "\"alpha_pattern\":{\"q_proj\":4}",
         "\"layers_to_transform\":[0,1]",
@@ -429,6 +451,7 @@ int main(void)
         cmocka_unit_test(test_writing_fails_cleanly),
         cmocka_unit_test(test_targets_of_a_part),
         cmocka_unit_test(test_target_modules),
+        cmocka_unit_test(test_saved_modules),
         cmocka_unit_test(test_unsupported_features),
         cmocka_unit_test(test_tensors_are_compared_with_the_base),
         cmocka_unit_test(test_module_names),

@@ -22,6 +22,7 @@ typedef struct job {
     const char *trainable;                        /* or those of this pattern */
     const char *optimizer_tier, *optimizer_ratio; /* NULL: none is outside of device memory */
     bool has_bf16_moments;
+    const char *modules; /* modules_to_save; NULL: none */
     int ranks, depth, n_micro;
     const char *ratio, *tier, *host_part, *checkpointing; /* host_part NULL: none */
     unsigned save;
@@ -70,6 +71,7 @@ static void train(const job *j, spans *out)
         runs_set(&args, "offload_dir", "%s", runs_path("pages"));
     }
     if (j->trainable) runs_set(&args, "trainable_modules", "%s", j->trainable);
+    if (j->modules) runs_set(&args, "modules_to_save", "%s", j->modules);
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
     if (j->host_part) runs_set(&args, "offload_host_part", "%s", j->host_part);
@@ -96,7 +98,7 @@ static void foresee(const job *j, spans *out)
     bl_lora_layout lora;
     bl_time_run run = {.save = j->save, .n_layers = 1}, runs[LAYERS];
     bl_trained_patterns patterns = {&j->trainable, j->trainable ? 1 : 0, NULL, 0};
-    bl_trained_set set;
+    bl_trained_set set, modules = {0};
 
     assert_int_equal(bl_model_config_load(
                          j->is_untied ? GOLDEN_DIR "/models/tiny-gqa" : runs_path("model"), &model),
@@ -109,6 +111,9 @@ static void foresee(const job *j, spans *out)
     }
     bl_lora_layout_init(&model, j->is_full ? NULL : &options, &lora);
     assert_int_equal(bl_trained_choose(&model, &patterns, &set), BL_OK);
+    if (j->modules)
+        assert_int_equal(
+            bl_trained_choose_modules(&model, &j->modules, 1, BL_EUSAGE, "test", &modules), BL_OK);
     for (int64_t l = 0; l < model.n_layers; l++) {
         runs[l] = run;
         runs[l].trained = &set.unit[l];
@@ -120,6 +125,7 @@ static void foresee(const job *j, spans *out)
         .lora = &lora,
         .is_trained = j->is_full,
         .trained = j->is_full ? &set : NULL,
+        .modules = j->modules ? &modules : NULL,
         .runs = runs,
         .n_runs = (int)model.n_layers,
         .head_dtype = j->is_full && !j->is_cuda ? BL_F32 : BL_BF16,
@@ -159,6 +165,7 @@ static void foresee(const job *j, spans *out)
                           spans_add_foreseen, out) != BL_OK)
             fail_msg("%s", bl_error_text());
     bl_trained_free(&set);
+    bl_trained_free(&modules);
 }
 
 /* ---- both ---- */
@@ -178,7 +185,7 @@ static void compare(const job *j)
     foresee(j, &foreseen);
     if (j->is_full) drop_last_updates(&done);
     /* One rank that trains weights has neither gathers nor gradients to reduce. */
-    spans_assert_same(&done, &foreseen, j->trainable ? 5 : j->is_full ? 10 : 60);
+    spans_assert_same(&done, &foreseen, j->trainable ? 5 : j->is_full ? 10 : j->modules ? 30 : 60);
 }
 
 static void a_resident_base(void **state)
@@ -321,6 +328,24 @@ static void some_weights(void **state)
                        .offloads_activations = i % 4 < 2});
 }
 
+/* Whole beside LoRA: a head that is trained is not gathered; the embedding's gradient ends the
+ * pass. */
+static void saved_modules(void **state)
+{
+    static const char *const modules[] = {"lm_head", "embed_tokens", "norm"};
+
+    (void)state;
+    for (int i = 0; i < 4 * (int)BL_COUNT(modules); i++)
+        compare(&(job){.modules = modules[i / 4],
+                       .is_untied = i / 2 % 2,
+                       .ranks = 1 + i % 2,
+                       .depth = 1 + i % 3,
+                       .n_micro = 1 + i % 2,
+                       .ratio = i % 3 == 0 ? "1" : "0",
+                       .tier = "host",
+                       .checkpointing = "full"});
+}
+
 /* The same schedule feeds a GPU, which has a tied head gathered and micro-batches in tiles. */
 static void a_gpu(void **state)
 {
@@ -355,15 +380,11 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_resident_base),
-        cmocka_unit_test(an_offloaded_base),
-        cmocka_unit_test(three_tiers),
-        cmocka_unit_test(spilled_activations),
-        cmocka_unit_test(a_head_of_its_own),
-        cmocka_unit_test(every_weight),
-        cmocka_unit_test(every_weight_in_tiers),
-        cmocka_unit_test(some_weights),
-        cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_resident_base),       cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(three_tiers),           cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own),     cmocka_unit_test(every_weight),
+        cmocka_unit_test(every_weight_in_tiers), cmocka_unit_test(some_weights),
+        cmocka_unit_test(saved_modules),         cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }

@@ -159,6 +159,13 @@ static void test_fp8(void **state)
     check_cases("tests/golden/fp8/index.json");
 }
 
+/* PEFT's modules_to_save (tools/golden/modules). */
+static void test_modules(void **state)
+{
+    (void)state;
+    check_cases("tests/golden/modules/index.json");
+}
+
 static void read_adapter(const run *r, void **bytes, size_t *n)
 {
     assert_int_equal(bl_file_read_all(r->adapter, 1 << 26, bytes, n), BL_OK);
@@ -196,7 +203,9 @@ static void test_same_bits(void **state)
                                         "../../families/cases/granite",
                                         "../../families/cases/falcon-180b",
                                         "../../fp8/cases/mixed",
-                                        "../../fp8/cases/ct-mxfp8"};
+                                        "../../fp8/cases/ct-mxfp8",
+                                        "../../modules/cases/head-and-norms",
+                                        "../../modules/cases/tied-tables"};
 
     (void)state;
     for (size_t n = 0; n < BL_COUNT(names); n++) {
@@ -228,8 +237,8 @@ static void test_same_bits(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_cases),
-                                       cmocka_unit_test(test_families), cmocka_unit_test(test_fp8),
-                                       cmocka_unit_test(test_same_bits)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_cases), cmocka_unit_test(test_families), cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_modules), cmocka_unit_test(test_same_bits)};
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

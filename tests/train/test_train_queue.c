@@ -246,8 +246,8 @@ static void put_failing(queue *q)
     golden_args_free(&args);
 }
 
-/* Jobs that cannot be read, have another value of a common key, share an output_dir, or have a loss
- * that is not finite end alone. */
+/* Jobs that cannot be read, have another value of a common key, share an output_dir, train modules
+ * of the base, or have a loss that is not finite end alone. */
 static void test_bad_jobs(void **state)
 {
     static const queue cases[] = {
@@ -274,11 +274,16 @@ static void test_bad_jobs(void **state)
                  runs_path("%s-queued-0", q.name), PAIRS);
         put_text(&q, "d.yaml", text);
         put_text(&q, "e.txt", "passed over");
+        snprintf(text, sizeof text,
+                 "output_dir: %s\ntrain_file: %s\nloss_type: simpo\nmodules_to_save: [norm]\n",
+                 runs_path("%s-whole", q.name), PAIRS);
+        put_text(&q, "f.yaml", text);
         put_text(&q, longest, "learning_rate: much\n");
         put_failing(&q);
         await(&q, in_queue(&q, "%s", "failed/failing.yaml"));
         await_end(&q, "done", 0);
         await(&q, in_queue(&q, "%s", "rejected/d.yaml"));
+        await(&q, in_queue(&q, "%s", "rejected/f.yaml"));
         await(&q, in_queue(&q, "rejected/%s", longest));
         stop(&q);
         assert_same(&q, 0);
@@ -286,6 +291,7 @@ static void test_bad_jobs(void **state)
         assert_line(&q, "rejected/b.yaml.error", "max_seq_length: 32, but the base of this queue");
         assert_line(&q, "rejected/c.yml.error", "missing.jsonl");
         assert_line(&q, "rejected/d.yaml.error", "output_dir");
+        assert_line(&q, "rejected/f.yaml.error", "modules_to_save replaces modules of the base");
         assert_line(&q, "failed/failing.yaml.error", "step 2: loss ");
         assert_true(is_there(&q, "%s", "e.txt"));
         assert_int_equal(access(runs_path("%s-failing/adapter_model.safetensors", q.name), F_OK),

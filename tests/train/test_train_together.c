@@ -333,6 +333,7 @@ static void test_refusals(void **state)
     assert_refused("output_dir", runs_path("refused-together-0"),
                    "output_dir: two runs write to the same place");
     assert_refused("init_adapter", runs_path("refused-together-0"), "init_adapter: ");
+    assert_refused("modules_to_save", "norm", "modules_to_save: a run that replaces modules");
     assert_refused("train_file", "[a.jsonl, b.jsonl]", "train_file");
 }
 

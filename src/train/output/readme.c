@@ -11,14 +11,20 @@
 #include "train/data/sampler.h"
 #include "train/training_internal.h"
 
+/* Projections with LoRA terms, and modules that are trained whole. */
 static void target_list(const bl_job *job, char *text, size_t n_bytes)
 {
+    const bl_peft_saved_names *saved = &job->modules.names;
     size_t used = 0;
     text[0] = '\0';
     for (int p = 0; p < job->lora.arch->n_projections; p++)
         if (job->lora.options.target[p])
             used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", used ? ", " : "",
                                      bl_projection_name(&job->lora.arch->projections[p]));
+    for (int i = 0; i < saved->n && used < n_bytes; i++)
+        used +=
+            (size_t)snprintf(text + used, n_bytes - used, "%s%s",
+                             i == 0 ? "; trained whole (modules_to_save): " : ", ", saved->name[i]);
 }
 
 static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char **text)
@@ -95,45 +101,75 @@ static long long rank_in_vllm(int64_t r)
     return (long long)r;
 }
 
-static bl_status write_use(const bl_job *job, const char *dir, char **text)
+/* vLLM and SGLang serve LoRA terms alone. */
+static bl_status write_serving(const bl_job *job, const char *dir, char **text)
+{
+    const char *model = job->config->model_name_or_path;
+    long long r = rank_in_vllm(job->lora.options.r);
+
+    if (job->modules.names.n > 0)
+        return bl_text_format(
+            text,
+            "vLLM serves no adapters with `modules_to_save`: merge it into a model first (`ballast "
+            "merge --model %s --adapter %s --output_dir merged`).%s\n",
+            model, dir,
+            job->model->config.tie_word_embeddings && bl_saved_modules_have_table(&job->modules)
+                ? " Here embedding and head are one weight in the model (`tie_word_embeddings`) "
+                  "and two in the adapter, which cannot be merged."
+                : "");
+    return bl_text_format(
+        text,
+        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
+        "tuned=%s`.\n"
+        "With SGLang: `python -m sglang.launch_server --model-path %s --enable-lora "
+        "--lora-paths tuned=%s`.\n",
+        model, r, dir, model, dir);
+}
+
+/* The base as trained, in FP8. */
+static bl_status write_serving_base(const bl_job *job, const char *dir, char **text)
 {
     const bl_train_config *c = job->config;
-    const char *model = c->model_name_or_path;
-    long long r = rank_in_vllm(job->lora.options.r);
-    char *served = NULL, *command = NULL;
-    bl_status st = BL_OK;
 
-    BL_TRY(bl_training_next_command(job, dir, &command));
-    if (bl_model_base_is_quantized(&job->base_formats))
-        st = bl_text_format(&served,
-                            "\nBoth then add the adapter to the base as stored. To serve the "
-                            "base as trained, write its FP8 "
-                            "codes to a folder of their own:\n\n"
-                            "```\nballast quantize %s base-FP8 --base_format %s\n"
-                            "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
-                            "--lora-modules tuned=%s\n```\n\n"
-                            "These are the codes and scales of the training, bit for bit. In "
-                            "training activations are not "
-                            "quantized, in vLLM they are, too. Tried: the library with which "
-                            "vLLM reads such a folder, not vLLM "
-                            "itself.\n",
-                            model, c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row", r,
-                            dir);
-    if (st == BL_OK)
-        st = bl_text_format(
-            text,
-            "## Use\n\n"
-            "```\n%s\n```\n\n"
-            "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
-            "\"%s\")`.\n"
-            "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
-            "tuned=%s`.\n"
-            "With SGLang: `python -m sglang.launch_server --model-path %s --enable-lora "
-            "--lora-paths tuned=%s`.\n%s\n"
-            "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a "
-            "step.\n",
-            command, model, dir, model, r, dir, model, dir, served ? served : "");
+    return bl_text_format(text,
+                          "\nBoth then add the adapter to the base as stored. To serve the "
+                          "base as trained, write its FP8 "
+                          "codes to a folder of their own:\n\n"
+                          "```\nballast quantize %s base-FP8 --base_format %s\n"
+                          "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
+                          "--lora-modules tuned=%s\n```\n\n"
+                          "These are the codes and scales of the training, bit for bit. In "
+                          "training activations are not "
+                          "quantized, in vLLM they are, too. Tried: the library with which "
+                          "vLLM reads such a folder, not vLLM "
+                          "itself.\n",
+                          c->model_name_or_path,
+                          c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
+                          (long long)rank_in_vllm(job->lora.options.r), dir);
+}
+
+static bl_status write_use(const bl_job *job, const char *dir, char **text)
+{
+    const char *model = job->config->model_name_or_path;
+    char *serving = NULL, *served = NULL, *command = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_training_next_command(job, dir, &command));
+    BL_TRY_GOTO(st, done, write_serving(job, dir, &serving));
+    if (bl_model_base_is_quantized(&job->base_formats) && job->modules.names.n == 0)
+        BL_TRY_GOTO(st, done, write_serving_base(job, dir, &served));
+    st = bl_text_format(
+        text,
+        "## Use\n\n"
+        "```\n%s\n```\n\n"
+        "With PEFT: `PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(\"%s\"), "
+        "\"%s\")`.\n%s%s\n"
+        "`config.resolved.yaml` holds every setting of the run, `metrics.jsonl` a line a "
+        "step.\n",
+        command, model, dir, serving, served ? served : "");
+done:
     free(command);
+    free(serving);
     free(served);
     return st;
 }
@@ -193,7 +229,8 @@ bl_status bl_training_readme(const bl_training *training, const bl_outcome *outc
 {
     const bl_job *job = &training->job;
     const bl_train_config *c = job->config;
-    char targets[128], ending[256], *losses = NULL, *base = NULL, *use = NULL;
+    char targets[128 + BL_PEFT_MAX_SAVED * (BL_PEFT_SAVED_BYTES + 2)], ending[256],
+        *losses = NULL, *base = NULL, *use = NULL;
     bl_status st = BL_OK;
 
     if (job->model->is_trained) return write_model_card(training, outcome, dir, text);

@@ -47,7 +47,7 @@ static bl_status export_adapter(const bl_trainer *t, const char *dir, int n_rank
 {
     const bl_job *job = t->job;
 
-    return bl_adapter_export_shards(&job->lora, &job->model->config, dir, n_ranks,
+    return bl_adapter_export_shards(&job->lora, &job->modules, &job->model->config, dir, n_ranks,
                                     job->config->output_dir, job->config->model_name_or_path,
                                     job->config->adapter_dtype == BL_ADAPTER_BF16);
 }
@@ -141,7 +141,7 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
     if (takes_best || job->model->is_trained)
         st = !t->output ? BL_OK : takes_best ? export_best(t) : export_step(t, t->steps_done);
     else
-        st = bl_adapter_state_write_peft(t->rank->state, &job->model->config,
+        st = bl_adapter_state_write_peft(t->rank->state, &job->modules, &job->model->config,
                                          job->config->output_dir, job->config->model_name_or_path,
                                          job->config->adapter_dtype == BL_ADAPTER_BF16);
     return bl_output_failure(t->folder, st);

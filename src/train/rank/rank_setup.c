@@ -134,9 +134,12 @@ bl_status bl_rank_create_adapter(bl_rank *r)
         return bl_adapter_full_create(r->weights, r->base, &optimizer, r->world, r->compute,
                                       r->communication, r->timeline, &r->state);
     if (job->lora.n_floats == 0) return BL_OK;
+    if (job->modules.names.n > 0) BL_TRY(bl_adapter_modules_prepare(r->weights, &job->modules.set));
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->model->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
+    if (job->modules.names.n > 0 && job->plan.pass.training)
+        BL_TRY(bl_adapter_state_add_modules(r->state, r->weights, &job->modules.set));
     r->adapter = bl_adapter_state_adapter(r->state);
     return BL_OK;
 }
@@ -150,6 +153,8 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
 {
     const bl_train_config *c = r->job->config;
     if (!r->state || r->job->model->is_trained) return BL_OK;
+    if (c->init_adapter && r->job->modules.names.n > 0)
+        BL_TRY(bl_adapter_modules_read(r->weights, &r->job->modules.set, c->init_adapter));
     if (c->init_adapter)
         return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
     return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);

@@ -199,8 +199,13 @@ static double step_flops(const bl_job *job, const bl_round_totals *totals, int64
 
     if (job->model->is_trained)
         return bl_trained_step_flops(config, &job->model->trained, n_tokens, mean_tokens, n_labels);
-    return bl_arch_step_flops(config, (double)job->lora.n_floats, 0, n_tokens, mean_tokens,
-                              n_labels);
+    double flops =
+        bl_arch_step_flops(config, (double)job->lora.n_floats, 0, n_tokens, mean_tokens, n_labels);
+    bool trains_head =
+        job->modules.names.n > 0 && job->modules.set.unit[config->n_layers].matrix[0].n > 0;
+    return trains_head
+               ? flops + 2.0 * (double)config->vocab_size * (double)config->hidden_size * n_labels
+               : flops;
 }
 
 static bl_status report_step(bl_trainer *t, int64_t step, const bl_round_totals *totals,

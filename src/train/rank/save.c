@@ -82,7 +82,7 @@ int64_t bl_job_checkpoint_bytes(const bl_job *job)
     int64_t n_bytes;
 
     if (!job->model->is_trained)
-        n_bytes = bl_adapter_checkpoint_bytes(&job->lora, job->model->config.n_layers);
+        n_bytes = bl_adapter_checkpoint_bytes(&job->lora, &job->model->config, &job->modules.set);
     else if (bl_adapter_full_checkpoint_bytes(
                  &job->model->config, &job->model->trained, job->topology.n_ranks,
                  bl_train_config_moments(job->config), &n_bytes) != BL_OK)
@@ -131,7 +131,7 @@ static bl_status add_adapter(const bl_job *job, bl_checkpoint *saving)
     const char *dir = bl_checkpoint_path(saving);
 
     bl_status st = bl_adapter_export_shards(
-        &job->lora, &job->model->config, dir, job->topology.n_ranks, dir,
+        &job->lora, &job->modules, &job->model->config, dir, job->topology.n_ranks, dir,
         job->config->model_name_or_path, job->config->adapter_dtype == BL_ADAPTER_BF16);
     if (st == BL_ECHECKPOINT) st = bl_error_prefix(BL_EIO, "written a moment ago");
     for (size_t i = 0; st == BL_OK && i < BL_COUNT(names); i++)

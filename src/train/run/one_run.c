@@ -18,7 +18,13 @@ bl_status bl_job_open_rows(bl_job *job, bl_host_memory *host)
         bl_run_data_open_training(c, &job->model->config, host, job->topology.n_here, &job->data));
     bl_job_measure_rows(job);
     if (job->model->is_trained) return BL_OK;
-    return bl_adapter_choose_lora(c, &job->model->config, true, &job->lora);
+    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
+    BL_TRY(bl_adapter_choose_modules(c, &job->model->config, true, &job->modules));
+    if (job->modules.names.n == 0 || !job->lead) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s: modules_to_save replaces modules of the base, which several runs share: "
+                   "start them one after the other",
+                   c->output_dir);
 }
 
 bl_status bl_job_compare_processes(bl_job *job, const bl_output *output)

@@ -127,6 +127,7 @@ bl_plan_input bl_job_plan_input(const bl_job *job)
         .n_positions = model->n_positions,
         .load_bytes = bl_model_load_bytes(&stored, bl_plan_n_shards(job->config, &job->topology)),
         .lora = &job->lora,
+        .modules = job->modules.set.n_tensors > 0 ? &job->modules.set : NULL,
         .trained = model->is_trained ? &model->trained : NULL,
         .topology = job->topology,
         .data_bytes = bl_run_data_bytes(&job->data),
@@ -180,6 +181,7 @@ bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input)
 void bl_job_close(bl_job *job)
 {
     bl_run_data_close(&job->data);
+    bl_saved_modules_free(&job->modules);
     if (job->lead) return;
     bl_host_memory_close(job->host_memory);
     bl_comm_destroy(job->host_ranks);

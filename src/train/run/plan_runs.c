@@ -12,7 +12,8 @@
 
 static double trainable_m(const bl_job *job)
 {
-    return (double)(job->lora.n_floats * job->model->config.n_layers) * 1e-6;
+    return (double)(job->lora.n_floats * job->model->config.n_layers + job->modules.set.n_weights) *
+           1e-6;
 }
 
 bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
@@ -38,6 +39,10 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
                 (long long)job->model->config.n_layers, trained, job->topology.n_ranks,
                 job->topology.n_ranks == 1 ? "" : "s", (long long)c->threads,
                 c->threads == 1 ? "" : "s", (long long)c->shard_size);
+    if (has_adapter && job->modules.names.n > 0)
+        bl_log_info("modules_to_save: %.2f M weights in %lld tensors, whole on every rank",
+                    (double)job->modules.set.n_weights * 1e-6,
+                    (long long)job->modules.set.n_tensors);
     if (!job->model->is_trained || job->model->trained.is_all) return BL_OK;
     bl_trained_describe(&job->model->config, &job->model->trained, chosen);
     bl_log_info("trainable_modules, freeze: %s", chosen);
@@ -95,6 +100,13 @@ static bl_status plan(const bl_training *const *trainings, int n, const bl_plan_
                       bl_plan_run *others, bl_job *job)
 {
     bl_plan_input input = input_of(trainings, n, others);
+
+    for (int i = 0; i < n && n > 1; i++)
+        if (trainings[i]->job.modules.names.n > 0)
+            return BL_FAIL(BL_EUSAGE,
+                           "%s: modules_to_save replaces modules of the base, which several runs "
+                           "share: start them one after the other",
+                           trainings[i]->job.config->output_dir);
 
     if (limits) {
         input.config = limits->config;

@@ -33,6 +33,7 @@ static bl_status evaluate_job(const bl_job *job, bl_job *stored, bl_outcome *out
     const bl_memory_ledger *needed = &stored->plan.memory, *taken = &job->plan.memory;
 
     BL_TRY(bl_adapter_choose_lora(stored->config, &job->model->config, false, &stored->lora));
+    BL_TRY(bl_adapter_choose_modules(stored->config, &job->model->config, false, &stored->modules));
     bl_plan_input input = bl_job_plan_input(stored);
     BL_TRY(bl_job_choose_plan(stored, &input));
     if (needed->total > taken->total || needed->device > taken->device) {
@@ -65,6 +66,7 @@ static bl_status evaluate_written(const bl_job *job, bl_outcome *outcome)
                      .data.validation = job->data.validation};
     bl_status st = evaluate_job(job, &stored, outcome);
     free(stored.bf16_matrices);
+    bl_saved_modules_free(&stored.modules);
     return st;
 }
 

@@ -47,6 +47,7 @@ static bl_status open_job(bl_job *job)
                                        job->topology.n_here, &job->data));
     bl_job_measure_rows(job);
     BL_TRY(bl_adapter_choose_lora(c, &job->model->config, false, &job->lora));
+    BL_TRY(bl_adapter_choose_modules(c, &job->model->config, false, &job->modules));
     bl_job_print_base_formats(job, "memory");
     if (!job->data.validation.set) return BL_FAIL(BL_EUSAGE, "eval needs validation_file");
     BL_TRY(bl_job_identify(job));
