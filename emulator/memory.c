@@ -87,6 +87,22 @@ int emulated_cuda_registrations(void)
     return n;
 }
 
+/* Of registered host memory. */
+static atomic_size_t registered_bytes, registered_peak;
+
+static void count_registered(size_t bytes)
+{
+    size_t now = atomic_fetch_add(&registered_bytes, bytes) + bytes,
+           peak = atomic_load(&registered_peak);
+    while (now > peak && !atomic_compare_exchange_weak(&registered_peak, &peak, now)) {
+    }
+}
+
+size_t emulated_cuda_registered_peak(void)
+{
+    return atomic_exchange(&registered_peak, atomic_load(&registered_bytes));
+}
+
 uintptr_t emulated_registered_end(const void *at)
 {
     return find_range(&registered, at, false).end;
@@ -228,15 +244,18 @@ cudaError_t cudaHostRegister(void *pointer, size_t bytes, unsigned int flags)
         emulated_registered_end(pointer))
         return cudaErrorInvalidValue;
     uintptr_t begin = (uintptr_t)pointer;
-    return add_range(&registered, (range){begin, begin + bytes, 0}) ? cudaSuccess
-                                                                    : cudaErrorMemoryAllocation;
+    if (!add_range(&registered, (range){begin, begin + bytes, 0})) return cudaErrorMemoryAllocation;
+    count_registered(bytes);
+    return cudaSuccess;
 }
 
 cudaError_t cudaHostUnregister(void *pointer)
 {
     cudaError_t error = emulated_enter();
     if (error != cudaSuccess) return error;
-    return find_range(&registered, pointer, true).end ? cudaSuccess : cudaErrorInvalidValue;
+    range r = find_range(&registered, pointer, true);
+    atomic_fetch_sub(&registered_bytes, r.end - r.begin);
+    return r.end ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *pointer)
