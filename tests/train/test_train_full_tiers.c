@@ -25,6 +25,8 @@ static const char *const cases[N_CASES] = {"../../full/cases/tiny-mha-tied",
 
 /* ---- bits ---- */
 
+/* Of each case on one rank and on two, half of the variants and "all": each variant meets both
+ * cases, one of them on one rank, the other on two. */
 static void placement_changes_no_bit(void **state)
 {
     static const struct {
@@ -65,6 +67,8 @@ static void placement_changes_no_bit(void **state)
             full_runs_train(cases[c], n_ranks, "plain", NULL);
             for (size_t v = 0; v < BL_COUNT(variants); v++) {
                 const char *args[20] = {"offload_dir", runs_path("pages")};
+                if ((v + c + (size_t)n_ranks) % 2 != 0 && strcmp(variants[v].what, "all") != 0)
+                    continue;
                 memcpy(args + 2, variants[v].args, sizeof variants[v].args);
                 full_runs_train(cases[c], n_ranks, "varied", args);
                 full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks,
@@ -147,13 +151,19 @@ static int64_t slow_write(void *user, const bl_io_completion *c)
     return c->result;
 }
 
+/* Slow writes make each step take long: the dump is the first step's, and an update that a read
+ * overtakes shows in the step after it. */
+#define FEW_STEPS "max_steps", "3"
+enum { N_STEPS = 3 };
+
 /* The last gradients are still being written when it begins. */
 static void a_dump_waits_for_the_disk(void **state)
 {
     char *plain = strdup(runs_path("plain.gradients")),
          *varied = strdup(runs_path("varied.gradients")), *pages = strdup(runs_path("pages"));
-    const char *in_memory[] = {"dump_gradients", plain, NULL},
-               *on_disk[] = {STATE_ON_DISK, "offload_dir", pages, "dump_gradients", varied, NULL};
+    const char *in_memory[] = {FEW_STEPS, "dump_gradients", plain, NULL},
+               *on_disk[] = {FEW_STEPS,        STATE_ON_DISK, "offload_dir", pages,
+                             "dump_gradients", varied,        NULL};
     const bl_pager_hooks hooks = {.io = slow_write};
 
     (void)state;
@@ -162,7 +172,7 @@ static void a_dump_waits_for_the_disk(void **state)
             full_runs_train(cases[c], n_ranks, "plain", in_memory);
             assert_int_equal(full_runs_try(cases[c], n_ranks, "varied", on_disk, &hooks), BL_OK);
             full_runs_assert_same_file(plain, varied);
-            full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks, "a dump");
+            full_runs_assert_same(N_STEPS, "plain", "varied", n_ranks, "a dump");
         }
     free(pages);
     free(varied);
@@ -173,14 +183,15 @@ static void a_dump_waits_for_the_disk(void **state)
 static void reads_follow_updates(void **state)
 {
     char *pages = strdup(runs_path("pages"));
-    const char *args[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", pages, NULL};
+    const char *in_memory[] = {FEW_STEPS, NULL},
+               *args[] = {FEW_STEPS, STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir", pages, NULL};
     const bl_pager_hooks hooks = {.io = slow_write, .bounces = true};
 
     (void)state;
     for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
-        full_runs_train(cases[1], n_ranks, "plain", NULL);
+        full_runs_train(cases[1], n_ranks, "plain", in_memory);
         assert_int_equal(full_runs_try(cases[1], n_ranks, "varied", args, &hooks), BL_OK);
-        full_runs_assert_same(FULL_RUNS_STEPS, "plain", "varied", n_ranks, "slow writes");
+        full_runs_assert_same(N_STEPS, "plain", "varied", n_ranks, "slow writes");
     }
     free(pages);
 }
