@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* precompute_ref_log_probs: losses, metrics, checkpoints and adapters are those of a reference that
- * goes through the layers beside the policy, bit for bit, for each loss with a reference, at 1 and
- * 2 ranks, after a resume, in evaluations; the steps' passes have the policy's micro-batches only;
+ * goes through the layers beside the policy, bit for bit, for each loss with a reference, at 1 or 2
+ * ranks, after a resume, in evaluations; the steps' passes have the policy's micro-batches only;
  * the sums are read again, or computed again where the file is of something else or damaged.
  *
  * Bits are compared where products of a row do not depend on other rows: in the first epoch, with
@@ -145,12 +145,15 @@ enum { FEWEST_RANKS = 2 };
 enum { FEWEST_RANKS = 1 };
 #endif
 
+/* One loss of each kind on one rank and on two, the other cases on one of them in turn. */
 static void test_same_bits(void **state)
 {
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++)
         for (int ranks = FEWEST_RANKS; ranks <= 2; ranks++) {
+            bool has_both = !strcmp(cases[i].name, "sigmoid") || !strcmp(cases[i].name, "kto");
             golden_args args = {0};
+            if (FEWEST_RANKS < 2 && !has_both && ranks != 1 + (int)(i % 2)) continue;
             prepare_case(&args, i, "rides", ranks, false);
             train(&args);
             prepare_case(&args, i, "known", ranks, true);
