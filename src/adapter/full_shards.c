@@ -25,7 +25,7 @@ static int64_t vector_floats(const bl_trained_set *set)
     return n;
 }
 
-/* Of tensor i in the file of the rank of the spans; 0: it is not there. */
+/* Of tensor i in the file of the rank of the spans; 0: the file lacks it. */
 static int64_t elements_of(const adapter_spans *spans, int i)
 {
     return i < VECTORS ? spans->file_n : vector_floats(spans->set);

@@ -8,7 +8,7 @@
 #include "model/weights.h"
 #include "store/peft.h"
 
-/* The names as they are written into adapter_config.json, and what they choose. Zeros: none. */
+/* The names as adapter_config.json has them, and the tensors that they choose. Zeros: none. */
 typedef struct bl_saved_modules {
     bl_peft_saved_names names;
     bl_trained_set set;

@@ -83,7 +83,7 @@ struct adapter_units {
     bl_adamw_args update;
 };
 
-/* Whether compute cannot reach memory of the tier, and the host updates what is there. */
+/* Whether compute cannot reach memory of the tier, and the host updates it. */
 static inline bool adapter_units_is_apart(bool is_gpu, bl_tier tier)
 {
     return tier == BL_TIER_DISK || (is_gpu && tier == BL_TIER_HOST);

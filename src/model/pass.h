@@ -38,7 +38,7 @@ typedef struct bl_gradient_sink {
     void *user;
     bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
-    const bl_module_gradients *modules; /* added to, too; NULL: there are none */
+    const bl_module_gradients *modules; /* added to, too; NULL: none */
 } bl_gradient_sink;
 
 /* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives

@@ -66,11 +66,11 @@ BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint
 
 /* Whether this processor has instructions for it; otherwise the functions above compute the bits of
  * AVX512-BF16, slower than fp32. The environment variable BALLAST_CPU_BF16, read once, selects
- * "amx_bf16", "avx512_bf16" or "emulated"; what is not there is replaced, with a warning. */
+ * "amx_bf16", "avx512_bf16" or "emulated"; an unsupported one is replaced, with a warning. */
 BL_API bool bl_cpu_gemm_has_bf16(void);
 
-/* What computes them, as bl_cpu_gemm_describe: "ballast avx512_bf16", "ballast amx_bf16", which has
- * other bits, or "ballast emulated". */
+/* Their implementation, as bl_cpu_gemm_describe: "ballast avx512_bf16", "ballast amx_bf16", which
+ * has other bits, or "ballast emulated". */
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 BL_API void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
 

@@ -58,7 +58,7 @@ BL_HOST_DEVICE uint32_t bl_rounding_word(bl_philox_key key, uint32_t low)
 }
 
 /* value rounded up in magnitude if the 16 bits that it loses and the low 16 bits of `random`
- * together pass 2^16. Infinity and NaN stay what they are. */
+ * together pass 2^16. Infinity and NaN stay unchanged. */
 BL_HOST_DEVICE uint16_t bl_f32_to_bf16_random(float value, uint32_t random)
 {
     uint32_t bits, special;

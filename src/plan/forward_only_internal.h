@@ -22,8 +22,8 @@ typedef struct bl_plan_forward_only {
 bl_status bl_plan_estimate_forward_only(const bl_plan_input *input, const bl_plan *plan, int i,
                                         bl_plan_forward_only *out);
 
-/* Lines for what there is, of training i; `name`: of several, what it is called, or NULL. round_s:
- * the time of a round. */
+/* Prints the forward-only passes of training i. name: the training's, or NULL for the only one.
+ * round_s: the time of a round. */
 void bl_plan_forward_only_print(const bl_plan_input *input, int i, const char *name, double round_s,
                                 const bl_plan_forward_only *passes, FILE *out);
 /* The same as an object. The caller's to json_decref; NULL: out of memory. */

@@ -67,7 +67,7 @@ static bl_status check_rates(const bl_time_input *in)
 typedef struct plan_layers {
     int64_t n;
     int *run;       /* [n] */
-    bl_tier *tiers; /* [(n + 2) * BL_LAYER_MATRICES]: of what the ring gathers */
+    bl_tier *tiers; /* [(n + 2) * BL_LAYER_MATRICES]: of the gathered parts */
 } plan_layers;
 
 static void free_layers(plan_layers *layers)
@@ -135,7 +135,7 @@ static void set_capacities(const bl_time_input *in, bl_simulation *sim)
 
 /* ---- a pass ---- */
 
-/* What passes of the same input have in common. */
+/* Shared by the passes of one input. */
 typedef struct simulator {
     const bl_time_input *in;
     plan_round round;

@@ -47,7 +47,7 @@ typedef struct bl_time_habits {
     bool reduces_in_ring;
 } bl_time_habits;
 
-/* What losses of preferences add to the micro-batches of a step, all without gradients
+/* Micro-batches that losses of preferences add to a step, all without gradients
  * (train/rank/preference.h). */
 typedef struct bl_time_preference {
     bool is_weighed;     /* the head is run for log-probabilities, then with their weights */

@@ -117,7 +117,7 @@ typedef struct plan_state {
     bool is_paged;    /* some unit */
 } plan_state;
 
-/* amounts: of any micro-batch. What *out has is freed by plan_state_free, also after a failure. */
+/* amounts: of any micro-batch. plan_state_free frees *out, also after a failure. */
 bl_status plan_state_create(const bl_time_input *input, const plan_amounts *amounts,
                             const int *run_of_layer, int64_t n_layers, plan_state *out);
 void plan_state_free(plan_state *state);

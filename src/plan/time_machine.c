@@ -281,7 +281,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     }
 }
 
-/* Of the previous pass's last visit: what it has prefetched for this one, and released. */
+/* The previous pass's last visit: its prefetches for this pass, and its releases. */
 static bl_status carry_out_before(void *user, const bl_action *action)
 {
     machine *m = user;

@@ -29,7 +29,7 @@ static bool is_apart(const bl_time_input *in, bl_tier tier)
     return tier == BL_TIER_DISK || (in->kind == BL_DEVICE_CUDA && tier == BL_TIER_HOST);
 }
 
-/* What an update moves. */
+/* Bytes that an update moves. */
 typedef struct moved {
     double read, written; /* of the disk */
     double out, in;       /* of a GPU's memory */

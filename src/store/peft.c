@@ -330,7 +330,7 @@ static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, con
     return BL_OK;
 }
 
-/* What makes the values of a file. */
+/* The functions that make the values of a file. */
 typedef struct filler {
     bl_peft_fill_fn factor;
     bl_peft_fill_saved_fn saved;

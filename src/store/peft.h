@@ -71,8 +71,8 @@ typedef struct bl_peft_base {
     bl_peft_modules modules;
     int64_t n_layers;
     int64_t in_features[BL_PEFT_MAX_MODULES], out_features[BL_PEFT_MAX_MODULES];
-    /* Tensor i of the base, for modules_to_save; false: there are no more. NULL: they are not
-     * known, and not checked. */
+    /* Tensor i of the base, for modules_to_save; false: i is past the last. NULL: they are
+     * unknown, and not checked. */
     bool (*other)(const void *user, int64_t i, bl_peft_other *out);
     const void *other_user; /* borrowed */
 } bl_peft_base;
@@ -83,7 +83,7 @@ typedef struct bl_peft_saved_names {
     int n;
     char name[BL_PEFT_MAX_SAVED][BL_PEFT_SAVED_BYTES];
 } bl_peft_saved_names;
-/* False: there is no room for it. */
+/* False: the list is full. */
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
 
 typedef struct bl_peft_config {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* amx_emulated.h -- the tile instructions that src/ops/cpu/bf16_amx.c uses, in C: what Intel's
  * Software Developer's Manual, volume 2, says of LDTILECFG, TILELOADD, TILEZERO, TDPBF16PS,
- * TILESTORED and TILERELEASE. What a processor would refuse (#UD, #GP) ends the program; so do
+ * TILESTORED and TILERELEASE. Faults of a processor (#UD, #GP) end the program; so do
  * tiles that a thread still has when the program ends. amx_native.c replaces it in a program that
  * runs on the processor's tiles. */
 #ifndef BALLAST_TESTS_OPS_AMX_EMULATED_H

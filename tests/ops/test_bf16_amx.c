@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The AMX kernels: bit for bit the sums in the order that tdpbf16ps documents, for every number of
- * rows, columns and tail, with nothing read of what is not there and nothing written beside the
- * output; and the check that rejects a processor with other sums. Built twice: test_bf16_amx has
+ * rows, columns and tail, without reads or writes outside of the
+ * operands; and the check that rejects a processor with other sums. Built twice: test_bf16_amx has
  * emulated tiles (amx_emulated.c), test_bf16_amx_native the processor's. */
 #include <setjmp.h>
 #include <stdarg.h>

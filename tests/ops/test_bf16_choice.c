@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which bf16 kernels a process uses: what the processor has, what the system permits, what the
- * environment asks for; and the one line that says why AMX is not used where it is there. */
+/* The choice of bf16 kernels by processor, system and environment; and the one line with the
+ * reason why AMX is not used on a processor that has it. */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -191,7 +191,7 @@ static void splitting_changes_no_bit(void **state)
 }
 
 /* Of each element the gradient of all steps is g (1 + 0.5 (-1)^step). A moment is a sum of unbiased
- * roundings of what it was: its mean over the elements, each divided by its float64 value, is 1.
+ * roundings of its value: its mean over the elements, each divided by its float64 value, is 1.
  * The variance of such a quotient is measured; the mean of N has 1 / N of it. Rounding to nearest
  * is far outside: v's increments, a thousandth of it, are less than half a spacing and vanish. */
 static void moments_have_no_bias(void **state)

@@ -29,7 +29,7 @@ static int64_t plan_host_bytes(const golden_args *args, int n_ranks)
     return n_bytes;
 }
 
-/* Of a run, and what is planned for its ranks. */
+/* Pinned bytes of a run, and those planned for its ranks. */
 static void measure(const char *name, int n_ranks, const char *keys, int64_t *measured,
                     int64_t *planned)
 {

@@ -2,8 +2,8 @@
 /* The memory that `ballast train` predicts is the memory that it takes: on three grown models, of
  * 284 M parameters, of few wide layers and of many narrow ones and of 84 M, and rows of one length,
  * which max_seq_length may exceed, RssAnon at its peak is within 5 % of the prediction, whatever
- * the ranks, the format of the base, what layers keep, what of both is offloaded, and whether
- * evaluations ride in the visits.
+ * the ranks, the format of the base, saved activations, the offloaded part of both, and whether
+ * evaluations share the visits.
  *
  * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the
  * rest (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* LoRA with PEFT's modules_to_save: checkpoints and their resumption, the adapter read back by an
- * evaluation and by a merge, and what is rejected. test_train_golden compares with PEFT. */
+ * evaluation and by a merge, and rejected modules. test_train_golden compares with PEFT. */
 #include "runs.h"
 
 #include <math.h>
@@ -105,7 +105,7 @@ static double evaluate(const char *model, const char *adapter)
 
 /* ---- checkpoints ---- */
 
-/* What an interruption after step 8 leaves. */
+/* From the files that an interruption after step 8 leaves. */
 static void resume(const char *from, int n_ranks, const char *output, const char *modules)
 {
     const char *keys[] = {"resume_from_checkpoint", from, "allow_resume_mismatch", "true", NULL};

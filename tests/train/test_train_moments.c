@@ -229,7 +229,7 @@ static void test_lost_in_evaluation(void **state)
 }
 
 /* Where bases are not gathered nothing but the end of the grace stops a rank, and none begins
- * another pass: neither at LoRA's gathers, nor where there are none. Resumed, nothing shows. */
+ * another pass: neither at LoRA's gathers, nor without gathers. Resumed, nothing shows. */
 static void cut_in_evaluation(const char *name, int ranks, const char *const *keys)
 {
     const char *output = runs_path("cut-%s-%d", name, ranks),

@@ -35,7 +35,7 @@ _Static_assert((int)ROWS <= (int)OPS_BF16_ROWS && (int)DEPTH == (int)OPS_BF16_DE
                    (int)PANEL == 2 * TILE,
                "a block is two by two tiles of sums");
 
-/* What ldtilecfg reads: all eight tiles have 16 rows of 64 bytes (SDM, volume 1, TILECFG). */
+/* The operand of ldtilecfg: all eight tiles have 16 rows of 64 bytes (SDM, volume 1, TILECFG). */
 typedef struct tile_config {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];
@@ -95,7 +95,7 @@ INLINE_AMX void sum_tiles(const uint16_t *a, const uint16_t *b, int64_t n_pairs,
     if (is_high && is_wide) _tile_stored(3, sums + TILE * PANEL + TILE, sums_bytes);
 }
 
-/* Rows of A that are not there, up to whole tiles, are multiplied and dropped. */
+/* Missing rows of A, up to whole tiles, are multiplied, and their products dropped. */
 TARGET_AMX static void multiply(const ops_bf16_block *s)
 {
     _Alignas(64) float sums[ROWS * PANEL];

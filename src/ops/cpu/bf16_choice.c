@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16_choice.c -- which inner loops of bf16 products a process uses: by what its processor has,
- * what the system permits, and what the environment asks for. */
+/* bf16_choice.c -- chooses the inner loops of bf16 products: by the processor's instructions, the
+ * system's permission and the environment variable BALLAST_CPU_BF16. */
 #include <stddef.h>
 #include <string.h>
 

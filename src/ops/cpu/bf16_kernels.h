@@ -113,7 +113,7 @@ static inline void ops_bf16_end(const ops_bf16_kernels *kernels)
  * are no instructions. Never NULL; the same throughout the process. */
 const ops_bf16_kernels *ops_bf16_kernels_best(void);
 
-/* What the choice depends on. */
+/* Inputs of the choice. */
 typedef struct ops_bf16_host {
     const char *wish; /* the environment variable; NULL: unset */
     bool has_avx512, has_amx;

@@ -5,7 +5,7 @@
  * The file, in the byte order of the machine:
  *
  *   bytes 0..15    BL_REFERENCE_MARK, with zeros after it
- *   16..31         the key: XXH3-128 of the text that says what the sums are of
+ *   16..31         the key: XXH3-128 of the text that describes the inputs of the sums
  *   32..39         n, the number of sums
  *   40..47         XXH3-64 of the sums
  *   48..           n doubles */
@@ -43,7 +43,7 @@ void bl_reference_sums_destroy(bl_reference_sums *sums); /* NULL is fine */
 
 typedef enum bl_reference_found {
     BL_REFERENCE_READ,   /* the sums are those of the file */
-    BL_REFERENCE_ABSENT, /* there is no file */
+    BL_REFERENCE_ABSENT, /* no file */
     BL_REFERENCE_STALE,  /* it has another key */
     BL_REFERENCE_DAMAGED /* it is not such a file, or its checksum differs */
 } bl_reference_found;
