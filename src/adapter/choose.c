@@ -7,6 +7,19 @@
 
 #include "adapter/lora_io.h"
 
+/* modules_to_save as they are given. */
+static bl_status saved_names(const bl_train_config *c, bl_peft_saved_names *out)
+{
+    const bl_string_list *list = &c->modules_to_save;
+
+    *out = (bl_peft_saved_names){.n = 0};
+    for (int64_t i = 0; i < list->n_items; i++)
+        if (!bl_peft_add_saved(out, list->items[i]))
+            return BL_FAIL(BL_EUSAGE, "modules_to_save: at most %d names of less than %d bytes",
+                           BL_PEFT_MAX_SAVED, BL_PEFT_SAVED_BYTES);
+    return BL_OK;
+}
+
 /* all-linear, names, or one regular expression. */
 static bl_status targets_of_config(const bl_train_config *c, const bl_model_config *model,
                                    uint32_t *targets)
@@ -14,7 +27,10 @@ static bl_status targets_of_config(const bl_train_config *c, const bl_model_conf
     static const char where[] = "lora_target_modules";
     const bl_string_list *list = &c->lora_target_modules;
     bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+    bl_peft_saved_names saved;
 
+    BL_TRY(saved_names(c, &saved));
+    bl_peft_except_saved(&saved, &modules);
     *targets = bl_peft_all(&modules);
     if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
     if (!bl_train_config_targets_by_pattern(c))
@@ -105,10 +121,7 @@ static bl_status modules_of_config(const bl_train_config *c, const bl_model_conf
 
     *out = (bl_saved_modules){.names = {0}};
     if (list->n_items == 0) return BL_OK;
-    for (int64_t i = 0; i < list->n_items; i++)
-        if (!bl_peft_add_saved(&out->names, list->items[i]))
-            return BL_FAIL(BL_EUSAGE, "modules_to_save: at most %d names of less than %d bytes",
-                           BL_PEFT_MAX_SAVED, BL_PEFT_SAVED_BYTES);
+    BL_TRY(saved_names(c, &out->names));
     if (model->arch->peft_layers)
         return BL_FAIL(BL_EUSAGE, "modules_to_save is not supported for %s; leave it out",
                        model->arch->title);
@@ -134,8 +147,9 @@ static bl_status check_run(const bl_train_config *c)
 
     if (c->device == BL_CONFIG_DEVICE_CUDA)
         return BL_FAIL(BL_EUSAGE,
-                       "init_adapter %s: modules_to_save is not supported on GPUs yet; use device "
-                       "cpu, or merge the adapter first (ballast merge)",
+                       "init_adapter %s: modules_to_save: device cuda is not supported: a GPU has "
+                       "no modules of an adapter in place of the model's; use device cpu, or merge "
+                       "the adapter first (ballast merge)",
                        c->init_adapter);
     BL_TRY(bl_train_config_losses(c, &losses));
     if (!losses.has_reference) return BL_OK;

@@ -127,8 +127,9 @@ bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, boo
     *has = true;
     if (weights->dims.kind != BL_DEVICE_CPU)
         return BL_FAIL(BL_EUSAGE,
-                       "%s: modules_to_save is not supported on GPUs yet; use device cpu, or merge "
-                       "the adapter first (ballast merge)",
+                       "%s: modules_to_save: device cuda is not supported: a GPU has no modules of "
+                       "an adapter in place of the model's; use device cpu, or merge the adapter "
+                       "first (ballast merge)",
                        dir);
     BL_TRY(bl_saved_modules_of_peft(&peft, config, dir, &saved));
     bl_status st = bl_adapter_modules_prepare(weights, &saved.set);

@@ -93,7 +93,9 @@ bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 {
     bl_peft_modules modules = {.layers = arch->peft_layers ? arch->peft_layers : arch->layers,
                                .is_part = arch->skipped != NULL,
-                               .n = arch->n_projections};
+                               .n = arch->n_projections,
+                               .embedding = bl_peft_last_name(arch->embedding),
+                               .head = bl_peft_last_name(arch->head)};
 
     for (int p = 0; p < arch->n_projections; p++) modules.path[p] = arch->projections[p].module;
     return modules;

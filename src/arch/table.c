@@ -35,6 +35,17 @@ bool bl_arch_find_layer(const char *name, int64_t *layer)
     return false;
 }
 
+bool bl_arch_is_table(const char *name)
+{
+    const char *last = bl_peft_last_name(name);
+
+    for (size_t i = 0; i < BL_COUNT(table); i++)
+        if (strcmp(last, bl_peft_last_name(table[i]->embedding)) == 0 ||
+            strcmp(last, bl_peft_last_name(table[i]->head)) == 0)
+            return true;
+    return false;
+}
+
 size_t bl_arch_target_names(const char **names, size_t n_max)
 {
     size_t n = 0;

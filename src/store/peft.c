@@ -50,16 +50,19 @@ static void list_free(factor_list *list)
     free(list->names);
 }
 
-/* Whether the tensor's module is one of those. */
+bool bl_peft_is_saved(const bl_peft_saved_names *names, const char *module, size_t n_module)
+{
+    for (int i = 0; i < names->n; i++) {
+        size_t n = strlen(names->name[i]);
+        if (n <= n_module && strncmp(module + n_module - n, names->name[i], n) == 0) return true;
+    }
+    return false;
+}
+
 static bool is_saved(const bl_peft_saved_names *names, const char *tensor)
 {
     const char *point = strrchr(tensor, '.');
-
-    for (int i = 0; i < names->n && point; i++) {
-        size_t n = strlen(names->name[i]), n_module = (size_t)(point - tensor);
-        if (n <= n_module && strncmp(point - n, names->name[i], n) == 0) return true;
-    }
-    return false;
+    return point && bl_peft_is_saved(names, tensor, (size_t)(point - tensor));
 }
 
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name)

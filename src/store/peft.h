@@ -27,6 +27,9 @@ typedef struct bl_peft_modules {
     /* Of a larger model, whose other modules may have the same last names: target_modules is
      * written as a pattern of whole paths. */
     bool is_part;
+    /* Last names of the embedding and the head, which have no LoRA terms; NULL: not known, or
+     * modules_to_save has them. */
+    const char *embedding, *head;
 } bl_peft_modules; /* the texts are borrowed, by open adapters too */
 
 enum { BL_PEFT_NAME_BYTES = 128 };
@@ -51,7 +54,7 @@ bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t
 /* The modules that a list of such names selects, or a regular expression (matched as Python's
  * re.fullmatch does, by PCRE2, against each path): bit m of *targets, module m. Refused, with
  * `refusal` and "where: reason": a name that selects nothing, a module that is selected in some of
- * the n_layers layers only. */
+ * the n_layers layers only, the embedding or the head. */
 bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
                               const char *const *names, size_t n_names, int64_t n_layers,
                               uint32_t *targets);
@@ -85,6 +88,9 @@ typedef struct bl_peft_saved_names {
 } bl_peft_saved_names;
 /* False: the list is full. */
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
+/* modules' embedding and head become NULL where they are saved: such a module is no target, as in
+ * huggingface/peft inject_adapter. */
+void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules);
 
 typedef struct bl_peft_config {
     int64_t r;

@@ -158,6 +158,7 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
 {
     bl_status st = BL_OK;
     bl_peft_config config = {.dropout = 0};
+    bl_peft_modules targets = *modules;
     char *file = NULL;
     json_t *root = NULL;
 
@@ -176,8 +177,9 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
         bl_json_get_real(file, root, "lora_dropout", BL_JSON_OPTIONAL, 0, 1, &config.dropout));
     BL_TRY_GOTO(st, done,
                 bl_json_get_bool(file, root, "use_rslora", BL_JSON_OPTIONAL, &config.use_rslora));
-    BL_TRY_GOTO(st, done, parse_targets(file, modules, root, n_layers, &config.targets));
     BL_TRY_GOTO(st, done, parse_saved(file, root, &config.saved));
+    bl_peft_except_saved(&config.saved, &targets);
+    BL_TRY_GOTO(st, done, parse_targets(file, &targets, root, n_layers, &config.targets));
     *out = config;
 done:
     json_decref(root);

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peft_internal.h -- what peft.c (tensors) and peft_config.c (adapter_config.json) share. */
+/* peft_internal.h -- what peft.c (tensors), peft_config.c (adapter_config.json) and peft_targets.c
+ * share. */
 #ifndef BALLAST_STORE_PEFT_INTERNAL_H
 #define BALLAST_STORE_PEFT_INTERNAL_H
 
 #include "store/peft.h"
+
+/* Whether a path of n_module bytes ends in one of the names. */
+bool bl_peft_is_saved(const bl_peft_saved_names *names, const char *module, size_t n_module);
 
 /* Writes dir/adapter_config.json as PEFT does. */
 bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,

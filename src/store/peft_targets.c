@@ -78,6 +78,49 @@ bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int 
     return false;
 }
 
+static bl_status refuse_table(bl_status refusal, const char *where, const char *text,
+                              const char *path)
+{
+    return BL_FAIL(refusal,
+                   "%s: \"%.100s\" selects %s: LoRA terms of the embedding and the head are not "
+                   "supported; modules_to_save trains them whole",
+                   where, text, path);
+}
+
+/* The paths of the embedding, next to the layers, and of the head; "": not known. */
+static void table_paths(const bl_peft_modules *modules, char path[2][BL_PEFT_NAME_BYTES])
+{
+    int n_prefix = (int)(bl_peft_last_name(modules->layers) - modules->layers);
+
+    path[0][0] = '\0';
+    if (modules->embedding)
+        snprintf(path[0], BL_PEFT_NAME_BYTES, "%.*s%s", n_prefix, modules->layers,
+                 modules->embedding);
+    snprintf(path[1], BL_PEFT_NAME_BYTES, "%s", modules->head ? modules->head : "");
+}
+
+void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules)
+{
+    char path[2][BL_PEFT_NAME_BYTES];
+
+    table_paths(modules, path);
+    if (bl_peft_is_saved(names, path[0], strlen(path[0]))) modules->embedding = NULL;
+    if (bl_peft_is_saved(names, path[1], strlen(path[1]))) modules->head = NULL;
+}
+
+/* A path that is the name, or ends in "." and it; NULL: neither. */
+static const char *find_table(char path[2][BL_PEFT_NAME_BYTES], const char *name)
+{
+    size_t n = strlen(name);
+
+    for (int i = 0; i < 2; i++) {
+        size_t n_path = strlen(path[i]);
+        if (n == 0 || n > n_path || strcmp(path[i] + n_path - n, name) != 0) continue;
+        if (n == n_path || path[i][n_path - n - 1] == '.') return path[i];
+    }
+    return NULL;
+}
+
 /* Each module must be named in every layer or in none. */
 static bl_status check_every_layer(const bl_peft_modules *modules, bl_status refusal,
                                    const char *where, uint8_t everywhere, const uint8_t *named,
@@ -116,7 +159,13 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
         int module;
         int64_t layer;
         if (!bl_peft_target_parse(modules, names[i], &module, &layer) || layer >= n_layers) {
-            char known[256];
+            char known[256], tables[2][BL_PEFT_NAME_BYTES];
+            table_paths(modules, tables);
+            const char *table = find_table(tables, names[i]);
+            if (table) {
+                st = refuse_table(refusal, where, names[i], table);
+                goto done;
+            }
             list_names(modules, known, sizeof known);
             st = BL_FAIL(refusal,
                          "%s: expected names among %s, or their paths in %" PRId64
@@ -151,6 +200,21 @@ static bl_status match_layer(const bl_peft_modules *modules, const bl_name_patte
     return BL_OK;
 }
 
+static bl_status check_tables(const bl_peft_modules *modules, const bl_name_pattern *pattern,
+                              bl_status refusal, const char *where, const char *text)
+{
+    char path[2][BL_PEFT_NAME_BYTES];
+    bool matches;
+
+    table_paths(modules, path);
+    for (int i = 0; i < 2; i++) {
+        if (!path[i][0]) continue;
+        BL_TRY(bl_name_pattern_match(pattern, path[i], &matches));
+        if (matches) return refuse_table(refusal, where, text, path[i]);
+    }
+    return BL_OK;
+}
+
 bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusal,
                                 const char *where, const char *text, int64_t n_layers,
                                 uint32_t *targets)
@@ -160,6 +224,7 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
 
     *targets = 0;
     BL_TRY(bl_name_pattern_create(text, BL_PATTERN_WHOLE, refusal, where, &pattern));
+    BL_TRY_GOTO(st, done, check_tables(modules, pattern, refusal, where, text));
     for (int64_t layer = 0; layer < n_layers; layer++) {
         uint32_t of_layer;
         BL_TRY_GOTO(st, done, match_layer(modules, pattern, layer, &of_layer));

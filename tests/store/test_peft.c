@@ -16,7 +16,8 @@
 enum { Q, K, V, O, GATE, UP, DOWN, ALL = 127 };
 #define MODULES                                                                                    \
     {                                                                                              \
-        .layers = "model.layers", .n = 7, .path = {                                                \
+        .layers = "model.layers", .embedding = "embed_tokens", .head = "lm_head", .n = 7,          \
+        .path = {                                                                                  \
             "self_attn.q_proj",                                                                    \
             "self_attn.k_proj",                                                                    \
             "self_attn.v_proj",                                                                    \
@@ -281,7 +282,14 @@ static void test_target_modules(void **state)
     static const struct {
         const char *targets, *error;
     } refused[] = {
-        {"[\"q_proj\",\"lm_head\"]", "key target_modules: expected names among q_proj, k_proj"},
+        {"[\"q_proj\",\"head\"]", "key target_modules: expected names among q_proj, k_proj"},
+        {"[\"q_proj\",\"lm_head\"]", "key target_modules: \"lm_head\" selects lm_head: LoRA terms "
+                                     "of the embedding and the head "
+                                     "are not supported; modules_to_save trains them whole"},
+        {"[\"embed_tokens\"]", "\"embed_tokens\" selects model.embed_tokens: LoRA terms"},
+        {"[\"model.embed_tokens\"]", "selects model.embed_tokens: LoRA terms"},
+        {"\".*(q_proj|lm_head)\"", "\".*(q_proj|lm_head)\" selects lm_head: LoRA terms"},
+        {"\"model.*(q_proj|embed_tokens)\"", "selects model.embed_tokens: LoRA terms"},
         {"[\"model.layers.0.self_attn.q_proj\"]",
          "key target_modules: q_proj is named in 1 of 12 layers, not in layer 1; "
          "targets that differ by layer are not supported"},
@@ -330,6 +338,14 @@ static void test_saved_modules(void **state)
         BL_OK);
     assert_int_equal(config.saved.n, 2);
     assert_string_equal(config.saved.name[1], "norm");
+    /* A saved module is no target. */
+    assert_int_equal(load_config("\".*(q_proj|lm_head|embed_tokens)\"",
+                                 "\"modules_to_save\":[\"head\",\"model.embed_tokens\"]", &config),
+                     BL_OK);
+    assert_int_equal(config.targets, 1 << Q);
+    assert_int_equal(
+        load_config("\".*(q_proj|lm_head)\"", "\"modules_to_save\":[\"embed_tokens\"]", &config),
+        BL_EINPUT);
     assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":[]", &config), BL_OK);
     assert_int_equal(config.saved.n, 0);
     assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":null", &config), BL_OK);

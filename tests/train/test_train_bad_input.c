@@ -270,7 +270,8 @@ static void test_targets_by_path(void **state)
         {"q_proj,layers.2.mlp.up_proj", "their paths in 2 layers, got \"layers.2.mlp.up_proj\""},
         {".*\\.0\\..*",
          "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 than in layer 0"},
-        {".*lm_head", "lora_target_modules: \".*lm_head\" matches no projection"},
+        {".*lm", "lora_target_modules: \".*lm\" matches no projection"},
+        {".*lm_head", "lora_target_modules: \".*lm_head\" selects lm_head: LoRA terms of the"},
     };
     (void)state;
     run_targets(runs_path("plain"), "q_proj,up_proj");

@@ -231,6 +231,20 @@ static void in_bf16(void **state)
     assert_true(bf16 != fp32 && fabs(bf16 / fp32 - 1) < 5e-3);
 }
 
+/* An expression also matches a module that is trained whole: it is no target, as in PEFT. */
+static void saved_modules_are_no_targets(void **state)
+{
+    static const char *const by_name[] = {"lora_target_modules", "q_proj", NULL},
+                             *const by_pattern[] = {"lora_target_modules", ".*(q_proj|lm_head)",
+                                                    NULL};
+
+    (void)state;
+    assert_int_equal(train("tiny-gqa", "lm_head", 1, runs_path("by-name"), by_name), BL_OK);
+    if (train("tiny-gqa", "lm_head", 1, runs_path("by-pattern"), by_pattern) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    assert_same_adapter("by-name", "by-pattern");
+}
+
 /* ---- rejected keys ---- */
 
 static void unsuitable_modules_are_refused(void **state)
@@ -241,6 +255,10 @@ static void unsuitable_modules_are_refused(void **state)
         {"score", NULL, NULL, "no norm, embedding or head ends in \"score\""},
         {"q_proj", NULL, NULL, "\"q_proj\" is a projection"},
         {"proj", NULL, NULL, "\"proj\" is a projection"},
+        {"norm", "lora_target_modules", ".*(q_proj|lm_head)",
+         "selects lm_head: LoRA terms of the embedding and the head are not supported"},
+        {"embed_tokens", "lora_target_modules", ".*(q_proj|embed_tokens|lm_head)",
+         "selects lm_head: LoRA terms"},
         {"lm_head", "finetuning_type", "full", "modules_to_save is not supported: it is LoRA's"},
         {"lm_head", "loss_type", "sigmoid", "modules_to_save: loss_type sigmoid compares"},
     };
@@ -294,6 +312,7 @@ int main(void)
                                        cmocka_unit_test(a_merge_has_the_modules),
                                        cmocka_unit_test(a_run_goes_on_from_the_adapter),
                                        cmocka_unit_test(in_bf16),
+                                       cmocka_unit_test(saved_modules_are_no_targets),
                                        cmocka_unit_test(unsuitable_modules_are_refused),
                                        cmocka_unit_test(references_are_refused)};
     return cmocka_run_group_tests_name("modules", tests, runs_set_up, runs_tear_down);
