@@ -275,6 +275,7 @@ static bl_status update_vectors(bl_adapter_state *s, bl_adamw_args args)
     const adapter_full *f = s->trained;
 
     if (!f->vector_grad) return BL_OK;
+    BL_TRY(adapter_units_wait_for_file(f->units, -1, BL_LANE_DISK, s->compute));
     args.weight_decay = 0;
     float *m = f->vector_m, *v = f->vector_v;
     for (int64_t i = 0; i < f->set->n_ranges; i++, m += args.n, v += args.n) {
@@ -449,6 +450,7 @@ void adapter_full_free(bl_adapter_state *s)
 
     for (size_t i = 0; i < BL_COUNT(blocks); i++)
         bl_device_free(s->device, BL_SPACE_DEVICE, blocks[i]);
+    bl_adapter_full_drop_shard(s);
     adapter_units_destroy(f->units);
     adapter_spans_free(&f->spans);
     bl_event_destroy(f->opened);

@@ -45,7 +45,8 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 /* Bytes of one rank: moments and gradients in device memory, in pinned host memory, and on disk. If
  * some are outside of device memory: gradients during a visit (on a GPU device memory, and with the
  * disk tier host memory of the same size, too), and host memory for pieces during an update, with
- * the buffers of requests. dtype: the moments'. */
+ * the buffers of requests. For a checkpoint that is written behind the steps, host memory. dtype:
+ * the moments'. */
 typedef struct bl_adapter_units_bytes {
     bl_dtype dtype;
     int64_t moments, gradients; /* device memory */
@@ -53,6 +54,7 @@ typedef struct bl_adapter_units_bytes {
     int64_t disk;
     int64_t device_frames, host_frames;
     int64_t pieces; /* host memory */
+    int64_t behind; /* host memory */
 } bl_adapter_units_bytes;
 
 /* Bytes of one rank's part, in fp32, moments of rows in their dtype: moments and gradients of its
@@ -93,6 +95,22 @@ const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *state);
 /* As bl_adapter_checkpoint_bytes: trained weights and both moments of n_ranks ranks. BL_ENOMEM. */
 bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, const bl_trained_set *set,
                                            int n_ranks, bl_dtype moments, int64_t *n_bytes);
+
+/* With compute idle: begins to write the rank's file of a checkpoint, the state after the last
+ * update, while the next steps run: their updates wait, unit by unit, for what is not written yet.
+ * `then` runs behind it, on another thread, once the file is complete and durable; its failure is
+ * the file's. One file at a time. BL_EIO, BL_ELIMIT: the file cannot be made. */
+bl_status bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
+                                      bl_status (*then)(void *user), void *user);
+/* Whether `then` has run, or something has failed. */
+bool bl_adapter_full_shard_is_done(const bl_adapter_state *state);
+/* Makes updates of the checkpoint's step that wait, waits for the file and `then`, and returns
+ * their first failure. BL_OK if none was begun. */
+bl_status bl_adapter_full_end_shard(bl_adapter_state *state);
+/* Instead, after a failure of the run: leaves the file incomplete, or complete if it was. */
+void bl_adapter_full_drop_shard(bl_adapter_state *state);
+/* The stream of the host behind which it is written: calls on it run after `then`. */
+bl_stream *bl_adapter_full_behind(const bl_adapter_state *state);
 
 /* The weights in the files that n_ranks ranks have written into `dir`. */
 typedef struct bl_adapter_full_reader bl_adapter_full_reader;

@@ -57,16 +57,6 @@ bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, const 
     return st;
 }
 
-static bl_status append_rows(const bl_adapter_state *s, size_t which, bl_safetensors_writer *writer)
-{
-    const adapter_full *f = s->trained;
-
-    for (int64_t i = 0; i < f->spans.n; i++)
-        BL_TRY(adapter_units_append(f->units, &f->spans.span[i], (adapter_array)which, s->staging,
-                                    writer));
-    return BL_OK;
-}
-
 /* Array `which` of range i of the vectors, which has `before` trained ones before it. */
 static float *vector_array(const adapter_full *f, size_t which, int64_t i, int64_t before)
 {
@@ -74,45 +64,109 @@ static float *vector_array(const adapter_full *f, size_t which, int64_t i, int64
     return which == WEIGHTS ? f->vectors + f->set->range[i].begin : moments[which] + before;
 }
 
-static bl_status append_vectors(const bl_adapter_state *s, size_t which,
-                                bl_safetensors_writer *writer)
-{
-    const adapter_full *f = s->trained;
+/* ---- writing ---- */
 
-    for (int64_t i = 0, before = 0; i < f->set->n_ranges; before += f->set->range[i++].n)
-        BL_TRY(adapter_append_bytes(writer, s->staging, vector_array(f, which, i, before),
-                                    (size_t)(f->set->range[i].n * FLOAT)));
+/* adapter_units_file.first: all ranks have them alike, and each writes them. */
+static bl_status put_vectors(void *user, bl_staging *staging)
+{
+    const adapter_full *f = user;
+
+    for (size_t which = 0; which < N_ARRAYS; which++)
+        for (int64_t i = 0, before = 0; i < f->set->n_ranges; before += f->set->range[i++].n) {
+            const char *memory = (const char *)vector_array(f, which, i, before);
+            int64_t total = f->set->range[i].n * FLOAT;
+            for (int64_t at = 0, n; at < total; at += n) {
+                n = bl_min_i64((int64_t)staging->n_bytes, total - at);
+                BL_TRY(bl_staging_download(staging, staging->bytes, memory + at, (size_t)n));
+                BL_TRY(bl_safetensors_writer_put(f->writing.writer,
+                                                 f->writing.spec[VECTORS + which],
+                                                 before * FLOAT + at, staging->bytes, (size_t)n));
+            }
+        }
+    return BL_OK;
+}
+
+/* adapter_units_file.end */
+static bl_status end_shard(void *user)
+{
+    adapter_full *f = user;
+
+    bl_status st = bl_safetensors_writer_commit(f->writing.writer);
+    f->writing.writer = NULL;
+    return st == BL_OK ? f->writing.then(f->writing.user) : st;
+}
+
+static bl_status create_shard(adapter_full *f, const char *path)
+{
+    bl_stored_tensor_spec specs[N_TENSORS];
+    size_t n = 0;
+
+    for (int i = 0; i < N_TENSORS; i++) {
+        int64_t n_elements = elements_of(&f->spans, i);
+        bl_dtype dtype = i < WEIGHTS ? f->bytes.units.dtype : BL_F32;
+        f->writing.spec[i] = n;
+        if (n_elements == 0) continue;
+        specs[n++] = (bl_stored_tensor_spec){tensor_names[i], dtype, 1, {n_elements}};
+    }
+    return bl_safetensors_create(path, specs, n, NULL, 0, &f->writing.writer);
+}
+
+bl_status bl_adapter_full_begin_shard(bl_adapter_state *s, const char *path,
+                                      bl_status (*then)(void *user), void *user)
+{
+    adapter_full *f = s->trained;
+
+    _Static_assert(sizeof f->writing.spec / sizeof *f->writing.spec == N_TENSORS, "one per tensor");
+    BL_TRY(create_shard(f, path));
+    f->writing.then = then;
+    f->writing.user = user;
+    adapter_units_file file = {
+        .writer = f->writing.writer, .first = put_vectors, .end = end_shard, .user = f};
+    for (int i = 0; i < VECTORS; i++) file.tensor[i] = f->writing.spec[i];
+    bl_status st = adapter_units_begin_file(f->units, &file);
+    if (st != BL_OK) bl_adapter_full_drop_shard(s);
+    return st;
+}
+
+bool bl_adapter_full_shard_is_done(const bl_adapter_state *s)
+{
+    return adapter_units_file_is_done(s->trained->units);
+}
+
+static void abort_shard(adapter_full *f)
+{
+    bl_safetensors_writer_abort(f->writing.writer);
+    f->writing.writer = NULL;
+}
+
+bl_status bl_adapter_full_end_shard(bl_adapter_state *s)
+{
+    bl_status st = adapter_units_end_file(s->trained->units);
+    abort_shard(s->trained);
+    return st;
+}
+
+void bl_adapter_full_drop_shard(bl_adapter_state *s)
+{
+    if (s->trained->units) adapter_units_drop_file(s->trained->units);
+    abort_shard(s->trained);
+}
+
+bl_stream *bl_adapter_full_behind(const bl_adapter_state *s)
+{
+    return adapter_units_behind(s->trained->units);
+}
+
+static bl_status nothing_more(void *user)
+{
+    (void)user;
     return BL_OK;
 }
 
 bl_status adapter_full_write_shard(bl_adapter_state *s, const char *path)
 {
-    const adapter_full *f = s->trained;
-    bl_stored_tensor_spec specs[N_TENSORS];
-    bl_safetensors_writer *writer = NULL;
-    bl_status st = BL_OK;
-    size_t tensor[N_TENSORS], n = 0;
-
-    for (int i = 0; i < N_TENSORS; i++) {
-        int64_t n_elements = elements_of(&f->spans, i);
-        bl_dtype dtype = i < WEIGHTS ? f->bytes.units.dtype : BL_F32;
-        if (n_elements == 0) continue;
-        specs[n] = (bl_stored_tensor_spec){tensor_names[i], dtype, 1, {n_elements}};
-        tensor[n++] = (size_t)i;
-    }
-    BL_TRY(bl_adapter_full_flush(s));
-    BL_TRY(bl_safetensors_create(path, specs, n, NULL, 0, &writer));
-    for (size_t i = 0; i < n; i++) {
-        size_t which = tensor[bl_safetensors_writer_order(writer)[i]];
-        BL_TRY_GOTO(st, done,
-                    which < VECTORS ? append_rows(s, which, writer)
-                                    : append_vectors(s, which - VECTORS, writer));
-    }
-    st = bl_safetensors_writer_commit(writer);
-    writer = NULL;
-done:
-    bl_safetensors_writer_abort(writer);
-    return st;
+    BL_TRY(bl_adapter_full_begin_shard(s, path, nothing_more, NULL));
+    return bl_adapter_full_end_shard(s);
 }
 
 /* ---- the files of a checkpoint ---- */

@@ -116,7 +116,10 @@ static bl_status measure_units(const adapter_spans *spans, bool is_tied,
     if (!is_gpu || n.disk > 0) n.host_frames = frames;
     if (is_paged) n.pieces = UNITS_SLOTS * slot_bytes(placement->moments);
     if (is_paged && is_gpu) n.pieces += UNITS_SLOTS * (int64_t)UNITS_ROUNDED_BYTES;
-    n.pieces += ((n.disk > 0) + has_weights) * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
+    int n_files = (n.disk > 0) + has_weights;
+    n.pieces += n_files * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
+    n.behind = BL_STAGING_BYTES + n_files * UNITS_BEHIND_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
+    if (n_files > 0) n.behind += UNITS_PIECE_ELEMENTS * (int64_t)UNITS_FLOAT;
     *out = n;
     return BL_OK;
 }
@@ -210,11 +213,12 @@ static bl_status create_slots(adapter_units *units)
     return units->is_gpu ? create_copies(units) : BL_OK;
 }
 
-static bl_status create_reader(const adapter_units *units, bl_io_files *files, bl_reader **out)
+bl_status adapter_units_create_reader(const adapter_units *units, bl_io_files *files,
+                                      int queue_depth, bl_reader **out)
 {
     const bl_optimizer_placement *placement = &units->options.placement;
     bl_reader_options options = {.engine = placement->io_engine,
-                                 .queue_depth = UNITS_QUEUE_DEPTH,
+                                 .queue_depth = queue_depth,
                                  .chunk_bytes = UNITS_REQUEST_BYTES};
 
     if (placement->hooks) {
@@ -234,11 +238,12 @@ static bl_status create_paging(adapter_units *units, const bl_adapter_units_byte
     if (n->disk > 0) {
         snprintf(what, sizeof what, "optimizer state of rank %d", o->rank);
         BL_TRY(bl_scratch_open(o->placement.dir, what, n->disk, &units->files));
-        BL_TRY(create_reader(units, units->files, &units->reader));
+        BL_TRY(adapter_units_create_reader(units, units->files, UNITS_QUEUE_DEPTH, &units->reader));
     }
     if (n->device_frames + n->host_frames > 0) BL_TRY(adapter_units_create_frames(units, n));
     if (bl_pages_files(o->weights->pages))
-        BL_TRY(create_reader(units, bl_pages_files(o->weights->pages), &units->weights_reader));
+        BL_TRY(adapter_units_create_reader(units, bl_pages_files(o->weights->pages),
+                                           UNITS_QUEUE_DEPTH, &units->weights_reader));
     return adapter_units_list_pieces(units);
 }
 
@@ -259,7 +264,8 @@ static bl_status create(adapter_units *units)
                                  tiers, units->unit, &n);
     free(tiers);
     if (st == BL_OK) st = allocate_memory(units, &n);
-    return st == BL_OK && n.pieces > 0 ? create_paging(units, &n) : st;
+    if (st == BL_OK && n.pieces > 0) st = create_paging(units, &n);
+    return st == BL_OK ? adapter_units_create_behind(units, &n) : st;
 }
 
 bl_status adapter_units_create(const adapter_units_options *options, adapter_units **out)
@@ -288,6 +294,7 @@ void adapter_units_destroy(adapter_units *units)
     if (!units) return;
     bl_device *device = units->options.device;
     if (units->disk) (void)bl_stream_synchronize(units->disk);
+    adapter_units_destroy_behind(units);
     bl_stream *const streams[] = {units->disk, units->in, units->out, units->upload, units->fetch};
     for (size_t i = 0; i < BL_COUNT(streams); i++) bl_stream_destroy(streams[i]);
     bl_reader_destroy(units->reader);
@@ -413,6 +420,16 @@ static bl_status update_in_memory(adapter_units *units, const adapter_span *span
                                units->options.compute);
 }
 
+static bl_status update_unit_in_memory(adapter_units *units, int64_t unit)
+{
+    const adapter_spans *spans = units->spans;
+
+    BL_TRY(adapter_units_wait_for_file(units, unit, BL_LANE_DISK, units->options.compute));
+    for (int64_t i = spans->first[unit]; i < spans->first[unit + 1]; i++)
+        BL_TRY(update_in_memory(units, &spans->span[i]));
+    return BL_OK;
+}
+
 /* The clipping scale comes from compute, on a GPU the last gradients from `out`. */
 static bl_status let_host_update(adapter_units *units)
 {
@@ -433,12 +450,10 @@ bl_status adapter_units_update(adapter_units *units, const bl_adamw_args *args)
 {
     units->update = *args;
     units->n_read = units->n_updated = 0;
-    for (int64_t i = 0; i < units->spans->n; i++) {
-        const adapter_span *span = &units->spans->span[i];
-        if (!units->unit[span->at.idx_unit].is_paged) BL_TRY(update_in_memory(units, span));
-    }
-    for (int64_t u = 0; u < units->n_units; u++)
+    for (int64_t u = 0; u < units->n_units; u++) {
         units->unit[u].state = units->unit[u].is_paged ? UNIT_WAITING : UNIT_CLEAN;
+        if (!units->unit[u].is_paged) BL_TRY(update_unit_in_memory(units, u));
+    }
     return units->disk ? let_host_update(units) : BL_OK;
 }
 
@@ -491,12 +506,14 @@ bl_status adapter_units_update_unit(adapter_units *units, int64_t unit)
 
     if (unit >= units->n_units || units->unit[unit].state != UNIT_WAITING) return BL_OK;
     bl_lane lane = lane_of_update(units, unit, &n_bytes);
+    BL_TRY(adapter_units_wait_for_file(units, unit, BL_LANE_DISK, units->disk));
     BL_TRY(bl_timeline_begin(timeline, lane, "update", unit, -1, units->disk, &span));
     BL_TRY(adapter_units_queue_update(units, unit));
     BL_TRY(bl_timeline_end(timeline, span, units->disk, n_bytes));
     units->unit[unit].state = UNIT_CLEAN;
     BL_TRY(bl_base_shards_changed(units->options.base, units->disk));
     BL_TRY(bl_event_record(units->updated, units->disk));
+    BL_TRY(adapter_units_continue_file(units, unit));
     return bl_timeline_wait(timeline, lane, "update", unit, -1, units->options.compute,
                             units->updated);
 }

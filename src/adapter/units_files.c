@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_files.c -- copies the arrays of a span to and from checkpoint files, in pieces; reads a
- * span's gradients for a dump. */
+/* units_files.c -- reads the arrays of a span from checkpoint files, in pieces, and a span's
+ * gradients for a dump. units_behind.c writes such files. */
 #include <string.h>
 
 #include "adapter/internal.h"
@@ -16,22 +16,6 @@ static bl_status transfer(adapter_units *units, const adapter_span *span, adapte
 
     BL_TRY(is_write ? bl_reader_submit_write(reader, &io) : bl_reader_submit(reader, &io));
     return adapter_units_wait(units, reader, &io, span->at.idx_unit);
-}
-
-bl_status adapter_units_append(adapter_units *units, const adapter_span *span, adapter_array array,
-                               bl_staging *staging, bl_safetensors_writer *writer)
-{
-    int64_t total = span->file_n, element = adapter_units_element(units, array);
-    const char *memory = adapter_units_span_memory(units, span, array);
-
-    if (memory) return adapter_append_bytes(writer, staging, memory, (size_t)(total * element));
-    for (int64_t first = 0, n; first < total; first += n) {
-        char *piece = units->slot[0].memory[array];
-        n = bl_min_i64(UNITS_PIECE_ELEMENTS, total - first);
-        BL_TRY(transfer(units, span, array, first, n, piece, false));
-        BL_TRY(bl_safetensors_writer_append(writer, piece, (size_t)(n * element)));
-    }
-    return BL_OK;
 }
 
 /* ---- reading ---- */

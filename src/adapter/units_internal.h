@@ -23,6 +23,9 @@
  *              brings them again
  *   WAITING    PAGED, not updated yet           update                          update_unit, flush
  *
+ * A checkpoint's file is written behind the steps, unit by unit (units_behind.c): a unit after the
+ * update of the checkpoint's step and before the next one, which waits for it.
+ *
  * The host updates a PAGED unit, in pieces. It reads weights, moments and gradients, and writes
  * back weights and moments, each once per step.
  *
@@ -103,12 +106,38 @@ void adapter_units_forget(adapter_units *units);
  * compute, with no unit WAITING. Updates round the rows that they change. */
 bl_status adapter_units_round(adapter_units *units);
 
-/* With streams idle and no unit WAITING. append writes an array of a span to a file, file_n
- * elements. load reads elements [first, first + n) from element `source` on of a stored tensor, F32
- * or BF16: widened, or rounded to nearest, where the array has the other dtype. gradient: *rows are
- * the span's gradients, valid until the next call. */
-bl_status adapter_units_append(adapter_units *units, const adapter_span *span, adapter_array array,
-                               bl_staging *staging, bl_safetensors_writer *writer);
+/* ---- units_behind.c: a checkpoint's file ---- */
+
+typedef struct adapter_units_file {
+    bl_safetensors_writer *writer; /* borrowed until `end` runs */
+    size_t tensor[ADAPTER_GRAD];   /* of ADAPTER_M, ADAPTER_V, ADAPTER_W among the writer's specs */
+    /* On the stream behind, with memory for it: before the units, and after the last one, if all
+     * is written. */
+    bl_status (*first)(void *user, bl_staging *staging);
+    bl_status (*end)(void *user);
+    void *user;
+} adapter_units_file;
+
+/* With compute idle: begins to write moments and weights as they are after the last update, WAITING
+ * units after theirs. One file at a time. */
+bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_file *file);
+/* Whether `end` has run, or something has failed. */
+bool adapter_units_file_is_done(adapter_units *units);
+/* Updates units that are not in the file yet, waits for the file's end and returns its first
+ * failure. BL_OK without a file. */
+bl_status adapter_units_end_file(adapter_units *units);
+/* Instead: waits for what has begun, and writes no more. */
+void adapter_units_drop_file(adapter_units *units);
+/* Work queued on `stream` from now on may change the unit's moments and weights, with unit -1 what
+ * `first` reads. `lane` is that of the stall. */
+bl_status adapter_units_wait_for_file(adapter_units *units, int64_t unit, bl_lane lane,
+                                      bl_stream *stream);
+/* The host's stream of the file: later calls run after it. */
+bl_stream *adapter_units_behind(const adapter_units *units);
+
+/* With streams idle and no unit WAITING. load reads elements [first, first + n) from element
+ * `source` on of a stored tensor, F32 or BF16: widened, or rounded to nearest, where the array has
+ * the other dtype. gradient: *rows are the span's gradients, valid until the next call. */
 bl_status adapter_units_load(adapter_units *units, const adapter_span *span, adapter_array array,
                              int64_t first, int64_t n, const bl_stored_tensor *tensor,
                              int64_t source, bl_staging *staging);

@@ -3,6 +3,8 @@
 #ifndef BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 #define BALLAST_ADAPTER_UNITS_PAGED_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "adapter/units_internal.h"
 
 enum {
@@ -13,6 +15,7 @@ enum {
     UNITS_AHEAD = 4, /* pieces whose reads are submitted */
     UNITS_REQUEST_BYTES = 1 << 20,
     UNITS_QUEUE_DEPTH = 16,
+    UNITS_BEHIND_DEPTH = 2, /* requests of a checkpoint: a piece of 2 MiB */
 };
 
 typedef enum unit_state { UNIT_CLEAN, UNIT_SUMMED, UNIT_WAITING } unit_state;
@@ -54,6 +57,24 @@ typedef struct piece_slot {
     bl_event *copied;
 } piece_slot;
 
+/* Writes a checkpoint's file: units_behind.c. */
+typedef struct units_behind {
+    bl_stream *stream; /* of the host */
+    bl_staging *staging;
+    /* Of arrays on disk; NULL: there are none. The update's own are not shared: another thread
+     * reads. */
+    bl_reader *reader, *weights_reader;
+    char *piece; /* host memory */
+    bl_event *begun;
+    bl_event **written; /* [n_units + 1]: the last is of `first` */
+    bool *is_queued;    /* [n_units]: in the file under way */
+    bool is_active;
+    int64_t n_left; /* units that are not queued yet */
+    adapter_units_file file;
+    atomic_bool is_dropped, is_done;
+    bl_error error; /* of the tasks; others read it after is_done, or with the stream idle */
+} units_behind;
+
 struct adapter_units {
     adapter_units_options options;
     const bl_base_layout *layout;
@@ -65,6 +86,7 @@ struct adapter_units {
     bl_arena *arena;                              /* of BL_TIER_HOST */
     double *squares;                              /* [n_units]: of gradients; device memory */
     bl_event *updated;
+    units_behind behind;
 
     /* Unused if no unit is PAGED. */
     bl_stream *disk;    /* of the host: waits for disks and updates */
@@ -116,6 +138,16 @@ float *adapter_units_frame_rows(const adapter_units *units, int64_t unit); /* wh
 bl_status adapter_units_close_frame(adapter_units *units, int64_t unit, bl_stream *stream);
 /* Reads the gradients that the next visit adds to during this visit, into the other layer frame. */
 bl_status adapter_units_prefetch_next(adapter_units *units, int64_t unit);
+
+/* units_behind.c */
+bl_status adapter_units_create_behind(adapter_units *units, const bl_adapter_units_bytes *bytes);
+void adapter_units_destroy_behind(adapter_units *units); /* partly created is fine */
+/* After the update of a unit was queued on `disk` and `updated` recorded behind it. */
+bl_status adapter_units_continue_file(adapter_units *units, int64_t unit);
+
+/* units.c: of placement->io_engine and hooks. */
+bl_status adapter_units_create_reader(const adapter_units *units, bl_io_files *files,
+                                      int queue_depth, bl_reader **out);
 
 /* units_flow.c */
 bl_status adapter_units_list_pieces(adapter_units *units);

@@ -317,7 +317,7 @@ static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layo
     out->item[BL_MEMORY_GRADIENTS].device +=
         n.units.gradients + n.units.device_frames + n.vector_gradients + n.whole + n.part;
     out->item[BL_MEMORY_GRADIENTS].host += n.units.host_gradients + n.units.host_frames;
-    out->item[BL_MEMORY_STAGING].host += n.staging + n.units.pieces;
+    out->item[BL_MEMORY_STAGING].host += n.staging + n.units.pieces + n.units.behind;
     out->disk += n.units.disk;
     return st;
 }

@@ -128,6 +128,7 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
 
     /* A model is written from a checkpoint: of a run that had nothing left to do, another's. */
     if (job->model->is_trained && !takes_best) BL_TRY(bl_trainer_save(t, t->steps_done));
+    BL_TRY(bl_trainer_end_save(t));
     if (t->output) {
         bl_outcome *outcome = &t->output->outcome;
         BL_TRY(list_adapter(t));

@@ -435,6 +435,7 @@ bl_status bl_trainer_stop(bl_trainer *t)
     atomic_store(&t->is_saving, true);
     BL_TRY(verify_base(t));
     BL_TRY(bl_trainer_save(t, t->steps_done));
+    BL_TRY(bl_trainer_end_save(t));
     return BL_FAIL(BL_ESTOPPED,
                    "stopped on request after step %lld of %lld; resume with "
                    "--resume_from_checkpoint true",

@@ -26,12 +26,13 @@
 #include "train/rank/rungs.h"
 
 enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals */
+enum { STOPS, SAVED, N_SIGNS };            /* ranks that want to stop; with a save's part done */
 
 typedef struct bl_round {
     bl_trainer **trainers; /* of this rank, a run each */
     int n_trainers;
     const bl_round_source *source; /* NULL: the runs are those from the start */
-    int64_t *counts;               /* [N_COUNTS n_trainers + 1] */
+    int64_t *counts;               /* [N_COUNTS n_trainers + N_SIGNS] */
     bool *stepped;                 /* [n_trainers]: in the round under way */
     int64_t n_visits;              /* of the round under way, without those of riders alone */
 } bl_round;
@@ -69,7 +70,8 @@ static bool before_visit(void *user)
     return false;
 }
 
-/* Labels and tokens of each run's step over all ranks, and whether any rank wants to stop. */
+/* Labels and tokens of each run's step over all ranks, and whether any rank wants to stop; a
+ * checkpoint behind the steps goes on when all ranks have come as far. */
 static bl_status count_round(bl_round *r, bool *stops)
 {
     bl_trainer *lead = lead_of(r);
@@ -86,10 +88,12 @@ static bl_status count_round(bl_round *r, bool *stops)
         for (int m = 0; is_live && m < batches->n_micro; m++)
             counts[FILLED] += batches->micro[m].T > 0;
     }
-    r->counts[N_COUNTS * n] = atomic_load(&lead->control->stop);
-    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, N_COUNTS * n + 1));
-    *stops = r->counts[N_COUNTS * n] > 0;
-    return BL_OK;
+    int64_t *signs = r->counts + (int64_t)N_COUNTS * n;
+    signs[STOPS] = atomic_load(&lead->control->stop);
+    signs[SAVED] = bl_trainer_save_is_done(lead); /* of all weights: the only run */
+    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, N_COUNTS * n + N_SIGNS));
+    *stops = signs[STOPS] > 0;
+    return signs[SAVED] == lead->job->topology.n_ranks ? bl_trainer_advance_save(lead) : BL_OK;
 }
 
 static bl_round_totals totals_of(const bl_round *r, int i)
@@ -389,7 +393,7 @@ bl_status bl_round_run(bl_trainer **trainers, int n, const bl_round_source *sour
     bl_round r = {.trainers = trainers,
                   .n_trainers = n,
                   .source = source,
-                  .counts = calloc((size_t)(N_COUNTS * room + 1), sizeof *r.counts),
+                  .counts = calloc((size_t)(N_COUNTS * room + N_SIGNS), sizeof *r.counts),
                   .stepped = calloc((size_t)room, sizeof *r.stepped)};
 
     bl_status st =

@@ -11,6 +11,14 @@
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
  *
+ * Where all weights are trained, a checkpoint is written behind the steps (adapter/full.h), in two
+ * parts. The ranks agree in the sum that begins a round that all have done the first:
+ *
+ *   1  each rank: its file, durable, and its checksum
+ *   2  rank 0: the manifest, the name, and what bl_checkpoint_prune does
+ *
+ * The next save, the run's end and a stop wait for both.
+ *
  * Nothing else is state: the order of rows and dropout are functions of (seed, step, sample,
  * position). */
 #include <inttypes.h>
@@ -57,22 +65,29 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
     return state;
 }
 
-/* Writes the rank's file into the directory of the checkpoint of `step`, and describes it. */
-static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out)
+/* Where the rank's file is in the checkpoint under way; the caller frees it. */
+static bl_status find_path(const bl_trainer *t, int64_t step, char **path)
 {
-    char name[BL_SHARD_NAME_BYTES], *folder = NULL, *path = NULL;
-    bl_status st = BL_OK;
+    char name[BL_SHARD_NAME_BYTES], *folder = NULL;
 
     bl_adapter_shard_name(t->rank->index, t->job->topology.n_ranks, name);
-    BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
-    BL_TRY_GOTO(st, done, bl_path_join(folder, name, &path));
+    BL_TRY(bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
+    bl_status st = bl_path_join(folder, name, path);
     /* Another host has made the folder, perhaps after this one has looked for those above it. */
-    if (t->job->launch) (void)bl_dir_look_anew(folder);
-    BL_TRY_GOTO(st, done, bl_adapter_state_write_shard(t->rank->state, path));
-    st = bl_checkpoint_describe_file(path, out);
-done:
-    free(path);
+    if (st == BL_OK && t->job->launch) (void)bl_dir_look_anew(folder);
     free(folder);
+    return st;
+}
+
+/* Writes the rank's file, and describes it. */
+static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out)
+{
+    char *path = NULL;
+
+    bl_status st = find_path(t, step, &path);
+    if (st == BL_OK) st = bl_adapter_state_write_shard(t->rank->state, path);
+    if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
+    free(path);
     return bl_output_failure(t->folder, st);
 }
 
@@ -106,14 +121,29 @@ static bl_status list_step(const bl_trainer *t, int64_t step)
     return st;
 }
 
+/* What the manifest says besides files: of this moment. */
+static bl_status describe_all(const bl_trainer *t, int64_t step, json_t **out)
+{
+    int64_t metrics_bytes;
+
+    BL_TRY(bl_metrics_sync(t->output->metrics, &metrics_bytes));
+    json_t *state = describe(t, step, metrics_bytes);
+    bl_status st = state ? bl_job_describe_identity(t->job, t->rank->weights->checksum, state)
+                         : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
+    if (st == BL_OK) st = bl_products_record(t->job, state);
+    *out = state;
+    return st;
+}
+
 /* Begin and commit: rank 0's. */
-static bl_status begin_save(const bl_trainer *t, int64_t step)
+static bl_status begin_save(bl_trainer *t, int64_t step)
 {
     const bl_training *training = t->training;
     bl_output *output = t->output;
     char *path = NULL;
 
     BL_TRY(bl_output_check_lock(output));
+    BL_TRY(describe_all(t, step, &t->save.state));
     BL_TRY(list_step(t, step));
     BL_TRY(bl_checkpoint_begin(training->checkpoint_dir, step, bl_job_checkpoint_bytes(t->job),
                                &output->saving));
@@ -122,6 +152,24 @@ static bl_status begin_save(const bl_trainer *t, int64_t step)
     if (st == BL_OK) st = bl_checkpoint_add_file(output->saving, "config.yaml");
     free(path);
     return st;
+}
+
+/* Of any outcome. */
+static void clear_save(bl_trainer *t)
+{
+    json_decref(t->save.state);
+    free(t->save.path);
+    t->save.state = NULL;
+    t->save.path = NULL;
+    t->save.is_active = t->save.commits = false;
+}
+
+static bl_status start_save(bl_trainer *t, int64_t step)
+{
+    clear_save(t);
+    t->save.step = step;
+    t->save.best_step = t->job->config->load_best_model_at_end ? t->best.step : -1;
+    return t->output ? bl_output_failure(t->output, begin_save(t, step)) : BL_OK;
 }
 
 /* From the shards, which are complete: needs no rank. */
@@ -139,58 +187,153 @@ static bl_status add_adapter(const bl_job *job, bl_checkpoint *saving)
     return st;
 }
 
-/* files[n_ranks]: what write_rank said on each rank. */
-static bl_status commit_save(const bl_trainer *t, int64_t step, const bl_checkpoint_file *files)
+/* t->files[n_ranks]: what each rank has written. */
+static bl_status commit_save(const bl_trainer *t)
 {
     const bl_job *job = t->job;
+    const bl_saving *save = &t->save;
     bl_output *output = t->output;
-    int64_t metrics_bytes;
 
     BL_TRY(bl_output_check_lock(output));
     for (int i = 0; i < job->topology.n_ranks; i++) {
         char name[BL_SHARD_NAME_BYTES];
         bl_adapter_shard_name(i, job->topology.n_ranks, name);
-        BL_TRY(bl_checkpoint_add_described(output->saving, name, &files[i]));
+        BL_TRY(bl_checkpoint_add_described(output->saving, name, &t->files[i]));
     }
     if (!job->model->is_trained) BL_TRY(add_adapter(job, output->saving));
-    BL_TRY(bl_metrics_sync(output->metrics, &metrics_bytes));
-    json_t *state = describe(t, step, metrics_bytes);
-    bl_status st = state ? bl_job_describe_identity(job, t->rank->weights->checksum, state)
-                         : BL_FAIL(BL_ENOMEM, "description of a checkpoint");
-    if (st == BL_OK) st = bl_products_record(job, state);
-    if (st == BL_OK) {
-        st = bl_checkpoint_commit(output->saving, state);
-        output->saving = NULL;
-    }
-    json_decref(state);
+    bl_status st = bl_checkpoint_commit(output->saving, save->state);
+    output->saving = NULL;
     if (st != BL_OK) return st;
-    return bl_checkpoint_prune(t->training->checkpoint_dir, output->files, step,
-                               job->config->load_best_model_at_end ? t->best.step : -1,
-                               job->config->save_total_limit);
+    return bl_checkpoint_prune(t->training->checkpoint_dir, output->files, save->step,
+                               save->best_step, job->config->save_total_limit);
 }
+
+/* ---- behind the steps ---- */
+
+/* After the rank's file is complete, behind it. */
+static bl_status describe_rank(void *user)
+{
+    bl_trainer *t = user;
+    return bl_output_failure(t->folder,
+                             bl_checkpoint_describe_file(t->save.path, &t->files[t->rank->index]));
+}
+
+static bl_status begin_behind(bl_trainer *t)
+{
+    bl_status st = find_path(t, t->save.step, &t->save.path);
+
+    if (st == BL_OK)
+        st = bl_adapter_full_begin_shard(t->rank->state, t->save.path, describe_rank, t);
+    t->save.is_active = st == BL_OK;
+    return bl_output_failure(t->folder, st);
+}
+
+static bl_status commit_task(bl_stream *stream, const void *args)
+{
+    bl_trainer *const *t = args;
+    bl_saving *save = &(*t)->save;
+
+    (void)stream;
+    bl_error_save(&save->error, bl_output_failure((*t)->output, commit_save(*t)));
+    atomic_store(&save->is_committed, true);
+    return BL_OK;
+}
+
+/* Collective: part 1 has ended, or ends. */
+static bl_status collect(bl_trainer *t)
+{
+    bl_rank *r = t->rank;
+
+    BL_TRY(bl_adapter_full_end_shard(r->state));
+    BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
+    t->save.commits = true;
+    if (!t->output) return BL_OK;
+    atomic_store(&t->save.is_committed, false);
+    return bl_stream_call(bl_adapter_full_behind(r->state), commit_task, &t, sizeof t);
+}
+
+/* Part 2 has ended, or ends. */
+static bl_status finish(bl_trainer *t)
+{
+    bl_status st = BL_OK;
+
+    if (t->output) {
+        st = bl_stream_synchronize(bl_adapter_full_behind(t->rank->state));
+        if (st == BL_OK && t->save.error.status != BL_OK) st = bl_error_restore(&t->save.error);
+    }
+    if (st == BL_OK) t->saved_step = t->save.step;
+    clear_save(t);
+    return st;
+}
+
+bool bl_trainer_save_is_done(const bl_trainer *t)
+{
+    if (!t->save.is_active) return false;
+    if (!t->save.commits) return bl_adapter_full_shard_is_done(t->rank->state);
+    return !t->output || atomic_load(&t->save.is_committed) ||
+           bl_stream_status(bl_adapter_full_behind(t->rank->state)) != BL_OK;
+}
+
+bl_status bl_trainer_advance_save(bl_trainer *t)
+{
+    return t->save.commits ? finish(t) : collect(t);
+}
+
+bl_status bl_trainer_end_save(bl_trainer *t)
+{
+    if (!t->save.is_active) return BL_OK;
+    BL_TRY(bl_talk_meet(&t->rank->talk));
+    atomic_store(&t->is_saving, true);
+    if (!t->save.commits) BL_TRY(collect(t));
+    BL_TRY(finish(t));
+    return bl_talk_meet(&t->rank->talk);
+}
+
+void bl_trainer_drop_save(bl_trainer *t)
+{
+    if (t->save.is_active) {
+        bl_adapter_full_drop_shard(t->rank->state);
+        (void)bl_stream_synchronize(bl_adapter_full_behind(t->rank->state));
+    }
+    clear_save(t);
+}
+
+/* ---- all of it ---- */
 
 bl_status bl_trainer_save(bl_trainer *t, int64_t step)
 {
     bl_rank *r = t->rank;
+
+    BL_TRY(bl_trainer_end_save(t));
     if (t->saved_step == step) return BL_OK;
     BL_TRY(bl_stream_synchronize(r->compute));
-    if (t->output) BL_TRY(bl_output_failure(t->output, begin_save(t, step)));
+    BL_TRY(start_save(t, step));
     BL_TRY(bl_talk_meet(&r->talk));
     atomic_store(&t->is_saving, true);
+    if (t->job->model->is_trained) return begin_behind(t);
     BL_TRY(write_rank(t, step, &t->files[r->index]));
     BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
-    if (t->output) BL_TRY(bl_output_failure(t->output, commit_save(t, step, t->files)));
+    if (t->output) BL_TRY(bl_output_failure(t->output, commit_save(t)));
     t->saved_step = step;
     return bl_talk_meet(&r->talk);
+}
+
+void bl_trainers_settle_save(bl_trainer *trainers)
+{
+    bl_trainer *first = &trainers[0];
+    int n_ranks = first->job->topology.n_ranks;
+
+    /* A failure comes again in the next save. */
+    if (first->save.is_active && first->save.commits) (void)finish(first);
+    for (int i = 0; i < n_ranks; i++) bl_trainer_drop_save(&trainers[i]);
 }
 
 bl_status bl_trainers_save(bl_trainer *trainers, int64_t step)
 {
     bl_trainer *first = &trainers[0];
-    bl_checkpoint_file *files = first->files;
 
-    BL_TRY(bl_output_failure(first->output, begin_save(first, step)));
+    BL_TRY(start_save(first, step));
     for (int i = 0; i < first->job->topology.n_ranks; i++)
-        BL_TRY(write_rank(&trainers[i], step, &files[i]));
-    return bl_output_failure(first->output, commit_save(first, step, files));
+        BL_TRY(write_rank(&trainers[i], step, &first->files[i]));
+    return bl_output_failure(first->output, commit_save(first));
 }

@@ -109,6 +109,7 @@ bl_status bl_trainer_setup_beside(bl_trainer *t, const bl_trainer *lead, bl_agre
 
 void bl_trainer_free(bl_trainer *t)
 {
+    bl_trainer_drop_save(t);
     if (t->rank->lead) bl_rank_close_run(t->rank);
     for (int i = 0; i < 2; i++) {
         bl_batches_destroy(t->batches[i]);

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "base/json.h"
 #include "train/rank.h"
 #include "train/data/sampler.h"
 #include "train/training_internal.h"
@@ -21,6 +22,17 @@ typedef struct bl_fill {
         n_filled;   /* rows of this rank; n_filled = n_rows: nothing is left to do */
     bl_error error; /* of the row that could not be filled in */
 } bl_fill;
+
+/* A checkpoint that is written behind the steps; its parts are alike on all ranks. */
+typedef struct bl_saving {
+    bool is_active;
+    int64_t step, best_step;
+    bool commits;             /* the files of all ranks are complete: rank 0 commits */
+    char *path;               /* of the rank's file */
+    json_t *state;            /* rank 0's: of the manifest */
+    atomic_bool is_committed; /* rank 0's: or has failed */
+    bl_error error;           /* of that; with is_committed */
+} bl_saving;
 
 /* Its own thread's, while that runs. */
 typedef struct bl_trainer {
@@ -45,14 +57,15 @@ typedef struct bl_trainer {
     bool start_differs;        /* from the checkpoint that was resumed: in its weights */
     double started_s;          /* of the step under way */
     int64_t steps_done;        /* optimizer steps in the adapter's state */
-    int64_t saved_step;        /* of the newest checkpoint of this run; -1: none */
-    int64_t evaluated_step;    /* of the newest evaluation; -1: none */
-    bool evaluates;            /* one has begun and has not ended */
-    double evaluation_s;       /* time for it alone so far */
-    bl_best best;              /* of the evaluations so far; the same on all ranks */
-    bl_rungs rungs;            /* successive halving, rungs.h; the same on all ranks */
-    int n_decided;             /* decided rungs of its job */
-    bool has_ended;            /* its adapter is written */
+    int64_t saved_step;        /* of the newest complete checkpoint of this run; -1: none */
+    bl_saving save;
+    int64_t evaluated_step; /* of the newest evaluation; -1: none */
+    bool evaluates;         /* one has begun and has not ended */
+    double evaluation_s;    /* time for it alone so far */
+    bl_best best;           /* of the evaluations so far; the same on all ranks */
+    bl_rungs rungs;         /* successive halving, rungs.h; the same on all ranks */
+    int n_decided;          /* decided rungs of its job */
+    bool has_ended;         /* its adapter is written */
     /* Of a run of several that has failed alone, the same on all ranks; BL_OK: it has not. */
     bl_status status;
     bl_error error;
@@ -167,10 +180,23 @@ bl_status bl_trainer_check_weights(bl_trainer *trainer);
 
 /* save.c */
 
-/* Writes checkpoint step-`step`; collective over the ranks of the job. */
+/* Writes checkpoint step-`step`, after the end of the one before; collective over the ranks of the
+ * job. That of a run that trains the model's weights is written behind the steps, until end_save or
+ * advance_save. */
 bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);
-/* The same by one thread for all ranks, after their threads have ended, without communication.
+/* Waits for the checkpoint that is written behind, if there is one; collective. */
+bl_status bl_trainer_end_save(bl_trainer *trainer);
+/* Whether this rank's part of a checkpoint behind the steps has come as far as it does alone. Once
+ * all ranks' has, each calls advance_save: rank 0 begins to commit it, and then it is complete.
+ * Collective. */
+bool bl_trainer_save_is_done(const bl_trainer *trainer);
+bl_status bl_trainer_advance_save(bl_trainer *trainer);
+/* save by one thread for all ranks, after their threads have ended, without communication.
  * trainers[n_ranks]. */
 bl_status bl_trainers_save(bl_trainer *trainers, int64_t step);
+/* Before that: waits for a commit under way, and ends a checkpoint that is not so far. */
+void bl_trainers_settle_save(bl_trainer *trainers);
+/* Waits for the threads that write, after a failure of the run. */
+void bl_trainer_drop_save(bl_trainer *trainer);
 
 #endif

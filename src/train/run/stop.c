@@ -152,6 +152,7 @@ static bl_status save_abandoned_run(supervisor *s, int run)
                        "stopped on request inside a step, which is lost; resume with "
                        "--resume_from_checkpoint true from the newest checkpoint in %s",
                        training->checkpoint_dir);
+    bl_trainers_settle_save(trainers);
     bl_output_abort_saving(&s->runs[run].output); /* one that was under way when the grace ended */
     if (trainers->saved_step != step) BL_TRY(bl_trainers_save(trainers, step));
     return BL_FAIL(BL_ESTOPPED,

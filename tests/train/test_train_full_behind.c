@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checkpoints of all weights, written behind the steps: the next step runs while a file is held up,
+ * updates wait for what is not written, the bytes are those of a checkpoint that nothing follows,
+ * and a failure ends the run with the checkpoint before it. */
+#include "full_runs.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/files.h"
+#include "base/sizes.h"
+#include "store/checkpoint.h"
+#include "store/safetensors.h"
+
+enum { STEPS = 6, MIDDLE = 3, N_MODES = 3, WAIT_S = 60 };
+
+#define ON_DISK       "optimizer_tier", "disk", "offload_tier", "disk", "offload_ratio", "1"
+#define STATE_ON_DISK "optimizer_tier", "disk", "optimizer_ratio", "0.5"
+
+static const char *const modes[N_MODES][8] = {{NULL}, {ON_DISK}, {STATE_ON_DISK}};
+
+/* ---- a disk that is held up, slow or full ---- */
+
+static struct {
+    char log[512];          /* metrics of the run */
+    atomic_int held_until;  /* the first write waits for the log's line of this step; 0: no */
+    atomic_bool came;       /* that line */
+    atomic_int delay_us;    /* of each write */
+    atomic_int fails_after; /* writes that succeed; -1: all */
+} disk;
+
+static void pause_us(int n)
+{
+    nanosleep(&(struct timespec){n / 1000000, n % 1000000 * 1000L}, NULL);
+}
+
+static bool has_line(int step)
+{
+    char key[32], line[8192];
+    bool found = false;
+    FILE *log = fopen(disk.log, "r");
+
+    snprintf(key, sizeof key, "\"step\":%d,", step);
+    while (log && !found && fgets(line, sizeof line, log)) {
+        char *to = line;
+        for (const char *c = line; *c; c++)
+            if (*c != ' ') *to++ = *c;
+        *to = 0;
+        found = strstr(line, key) && strstr(line, "\"grad_norm\"");
+    }
+    if (log) fclose(log);
+    return found;
+}
+
+bl_status __real_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                           int64_t offset_bytes, const void *bytes, size_t n_bytes);
+bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                           int64_t offset_bytes, const void *bytes, size_t n_bytes);
+
+bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                           int64_t offset_bytes, const void *bytes, size_t n_bytes)
+{
+    int step = atomic_exchange(&disk.held_until, 0);
+
+    if (step > 0) {
+        double until = bl_now_s() + WAIT_S;
+        while (!has_line(step) && bl_now_s() < until) pause_us(2000);
+        atomic_store(&disk.came, has_line(step));
+    }
+    pause_us(atomic_load(&disk.delay_us));
+    if (atomic_load(&disk.fails_after) >= 0 && atomic_fetch_sub(&disk.fails_after, 1) == 0)
+        return BL_FAIL(BL_ELIMIT, "a full disk");
+    return __real_bl_safetensors_writer_put(writer, index, offset_bytes, bytes, n_bytes);
+}
+
+static void use_disk(const char *output, int held_until, int delay_us, int fails_after)
+{
+    snprintf(disk.log, sizeof disk.log, "%s", runs_path("%s/metrics.jsonl", output));
+    atomic_store(&disk.held_until, held_until);
+    atomic_store(&disk.came, false);
+    atomic_store(&disk.delay_us, delay_us);
+    atomic_store(&disk.fails_after, fails_after);
+}
+
+/* ---- runs ---- */
+
+/* Of a constant rate: checkpoints do not depend on the number of steps. */
+static bl_status train(const char *name, int n_ranks, const char *output, int mode, int steps,
+                       int save_steps)
+{
+    char total[16], every[16];
+    const char *args[24] = {"lr_scheduler_type", "constant", "max_steps",   total,
+                            "save_steps",        every,      "offload_dir", runs_path("pages"),
+                            "logging_steps",     "1"};
+
+    snprintf(total, sizeof total, "%d", steps);
+    snprintf(every, sizeof every, "%d", save_steps);
+    memcpy(args + 10, modes[mode], sizeof modes[mode]);
+    return full_runs_try(name, n_ranks, output, args, NULL);
+}
+
+static void the_step_goes_on(void **state)
+{
+    (void)state;
+    for (int mode = 0; mode < N_MODES; mode++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+            use_disk("goes-on", MIDDLE + 1, 0, -1);
+            assert_int_equal(train(full_runs_cases[0], n_ranks, "goes-on", mode, STEPS, MIDDLE),
+                             BL_OK);
+            assert_true(atomic_load(&disk.came));
+        }
+}
+
+/* Each write takes longer than a step of these models. */
+static void later_steps_change_no_byte(void **state)
+{
+    (void)state;
+    for (int mode = 0; mode < N_MODES; mode++)
+        for (int c = 0; c < FULL_RUNS_CASES; c++) {
+            int n_ranks = 1 + (c + mode) % 2;
+            use_disk("last", 0, 0, -1);
+            assert_int_equal(train(full_runs_cases[c], n_ranks, "last", 0, MIDDLE, 0), BL_OK);
+            use_disk("middle", MIDDLE + 1, 1000, -1);
+            assert_int_equal(train(full_runs_cases[c], n_ranks, "middle", mode, STEPS, MIDDLE),
+                             BL_OK);
+            full_runs_assert_same(MIDDLE, "last", "middle", n_ranks, full_runs_cases[c]);
+        }
+}
+
+static bool exists(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    if (file) fclose(file);
+    return file != NULL;
+}
+
+static void a_failure_ends_the_run(void **state)
+{
+    (void)state;
+    for (int mode = 0; mode < N_MODES; mode++) {
+        int n_ranks = 1 + mode % 2;
+        use_disk("fails", 0, 0, 7);
+        assert_int_equal(train(full_runs_cases[1], n_ranks, "fails", mode, STEPS, 2), BL_ELIMIT);
+        assert_non_null(strstr(bl_error_text(), "a full disk"));
+        assert_false(exists(runs_path("fails/checkpoints/step-2/manifest.json")));
+        assert_false(exists(runs_path("fails/checkpoints/step-2.tmp/config.yaml")));
+    }
+}
+
+/* Files of the first checkpoint, and some of the second one's. */
+static void an_earlier_checkpoint_stays(void **state)
+{
+    enum { FIRST = 2 };
+    json_t *verified = NULL;
+    int64_t step;
+
+    (void)state;
+    use_disk("stays", 0, 0, -1);
+    atomic_store(&disk.fails_after, 1 << 20);
+    assert_int_equal(train(full_runs_cases[1], 1, "stays", 0, FIRST, FIRST), BL_OK);
+    int of_one = (1 << 20) - atomic_load(&disk.fails_after);
+    use_disk("stays", 0, 0, of_one + 3);
+    assert_int_equal(train(full_runs_cases[1], 1, "stays", 0, STEPS, FIRST), BL_ELIMIT);
+    assert_int_equal(
+        bl_checkpoint_verify(runs_path("stays/checkpoints/step-%d", FIRST), &step, &verified),
+        BL_OK);
+    assert_int_equal(step, FIRST);
+    json_decref(verified);
+    assert_false(exists(runs_path("stays/checkpoints/step-%d/manifest.json", 2 * FIRST)));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_step_goes_on),
+        cmocka_unit_test(later_steps_change_no_byte),
+        cmocka_unit_test(a_failure_ends_the_run),
+        cmocka_unit_test(an_earlier_checkpoint_stays),
+    };
+    return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
+}
