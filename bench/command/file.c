@@ -54,6 +54,15 @@ done:
     return st;
 }
 
+/* Random bytes from the state *x, not 0, on: Marsaglia 2003, xorshift64. */
+static void fill_random(uint64_t *words, size_t n_bytes, uint64_t *x)
+{
+    for (size_t i = 0; i < n_bytes / sizeof *words; i++) {
+        *x ^= *x << 13, *x ^= *x >> 7, *x ^= *x << 17;
+        words[i] = *x;
+    }
+}
+
 static bl_status write_random(const bl_bench_file *file)
 {
     uint64_t *piece = malloc(BL_IO_CHUNK_BYTES), x = 88172645463325252u;
@@ -61,10 +70,7 @@ static bl_status write_random(const bl_bench_file *file)
 
     if (!piece) return BL_FAIL(BL_ENOMEM, "a piece of %s", file->path);
     for (int64_t at = 0; at < file->n_bytes; at += BL_IO_CHUNK_BYTES) {
-        for (size_t i = 0; i < BL_IO_CHUNK_BYTES / sizeof *piece; i++) {
-            x ^= x << 13, x ^= x >> 7, x ^= x << 17; /* Marsaglia 2003, xorshift64 */
-            piece[i] = x;
-        }
+        fill_random(piece, BL_IO_CHUNK_BYTES, &x);
         BL_TRY_GOTO(st, done,
                     bl_file_write_full(file->fd, file->path, piece, BL_IO_CHUNK_BYTES, at));
     }
@@ -144,5 +150,68 @@ bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options 
 done:
     bl_reader_destroy(reader);
     bl_io_files_close(files);
+    return st;
+}
+
+static bl_status open_to_write(const bl_bench_file *file, bl_io_files **out)
+{
+    int fd = open(file->path, O_RDWR | O_CLOEXEC);
+
+    *out = NULL;
+    if (fd < 0) return bl_fail_errno(BL_EIO, "%s: opening it to write", file->path);
+    return bl_io_files_adopt(file->path, fd, true, out);
+}
+
+/* pieces: memory of each request in flight. */
+static bl_status write_pieces(const bl_bench_file *file, bl_reader *reader,
+                              const bl_reader_options *options, char *pieces, bl_io_read *writes)
+{
+    int64_t chunk = (int64_t)options->chunk_bytes, n = bl_ceil_div(file->n_bytes, chunk);
+    int depth = options->queue_depth;
+
+    for (int64_t i = 0; i < n; i++) {
+        bl_io_read *w = &writes[i % depth];
+        if (i >= depth) BL_TRY(bl_reader_wait(reader, w));
+        *w = (bl_io_read){.offset_bytes = i * chunk,
+                          .n_bytes = (size_t)bl_min_i64(chunk, file->n_bytes - i * chunk),
+                          .dst = pieces + i % depth * chunk};
+        BL_TRY(bl_reader_submit_write(reader, w));
+    }
+    for (int64_t i = bl_max_i64(0, n - depth); i < n; i++)
+        BL_TRY(bl_reader_wait(reader, &writes[i % depth]));
+    return BL_OK;
+}
+
+bl_status bl_bench_file_write(const bl_bench_file *file, const bl_reader_options *options,
+                              double *seconds, const char **engine)
+{
+    size_t n_bytes = (size_t)options->queue_depth * options->chunk_bytes;
+    char *pieces = aligned_alloc(BL_IO_ALIGN_BYTES, n_bytes);
+    bl_io_read *writes = calloc((size_t)options->queue_depth, sizeof *writes);
+    uint64_t x = 0x2545f4914f6cdd1du;
+    bl_io_files *files = NULL;
+    bl_reader *reader = NULL;
+    bl_status st = BL_OK;
+
+    if (!pieces || !writes) {
+        st = BL_FAIL(BL_ENOMEM, "%d pieces of %s", options->queue_depth, file->path);
+        goto done;
+    }
+    fill_random((uint64_t *)pieces, n_bytes, &x);
+    BL_TRY_GOTO(st, done, open_to_write(file, &files));
+    BL_TRY_GOTO(st, done, bl_reader_create(options, files, &reader));
+    double start = bl_now_s();
+    BL_TRY_GOTO(st, done, write_pieces(file, reader, options, pieces, writes));
+    if (fdatasync(file->fd) != 0) {
+        st = bl_fail_errno(BL_EIO, "%s: fdatasync", file->path);
+        goto done;
+    }
+    *seconds = bl_now_s() - start;
+    *engine = bl_reader_engine_name(reader);
+done:
+    bl_reader_destroy(reader); /* waits for writes in flight */
+    bl_io_files_close(files);
+    free(writes);
+    free(pieces);
     return st;
 }

@@ -30,6 +30,12 @@ void bl_bench_file_close(bl_bench_file *file);
 bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
                              bool verify, double *seconds, const char **engine);
 
+/* Writes all of it again in order, with other bytes, past the page cache, through a new reader, as
+ * pages are written back: blocks that exist, options->queue_depth requests of chunk_bytes at a time
+ * (both given). *seconds: to the end of fdatasync. The digest is no longer that of the file. */
+bl_status bl_bench_file_write(const bl_bench_file *file, const bl_reader_options *options,
+                              double *seconds, const char **engine);
+
 /* Drops its pages from the page cache, for readers that would use them. */
 void bl_bench_file_drop_cache(const bl_bench_file *file);
 

@@ -130,7 +130,7 @@ static bl_status report_gpus(json_t *report)
 
 static bl_status report_host(hardware *h)
 {
-    static const char *const lists[] = {"memory_copy", "disk_read", "all_gather",
+    static const char *const lists[] = {"memory_copy", "disk_read", "disk_write", "all_gather",
                                         "device_copy", "gemm",      "fp8"};
     int64_t free_bytes = 0, node_count = 0, available = bl_memory_available_bytes();
     cpu_set_t allowed, cores;
@@ -262,31 +262,43 @@ done:
     return st;
 }
 
+static bl_status add_disk(hardware *h, const char *kind, const bl_bench_file *file,
+                          const char *engine, double *seconds)
+{
+    bl_bench_times times = bl_bench_summarize(seconds, h->options->runs);
+    double n_bytes = (double)h->disk_bytes;
+
+    return add_rate(h, kind,
+                    json_pack("{s:s, s:s, s:b, s:i, s:i, s:I}", "dir", h->options->dir, "engine",
+                              engine, "direct", file->is_direct, "queue_depth", BL_IO_QUEUE_DEPTH,
+                              "chunk_bytes", BL_IO_CHUNK_BYTES, "file_bytes",
+                              (json_int_t)h->disk_bytes),
+                    "bytes", (bl_rate){n_bytes / times.best_s, n_bytes / times.median_s});
+}
+
 static bl_status measure_disk(hardware *h)
 {
     const hardware_options *o = h->options;
-    const bl_reader_options reader = {.engine = BL_IO_AUTO};
-    double seconds[BL_BENCH_MAX_RUNS], ignored;
+    const bl_reader_options reader = {
+        .engine = BL_IO_AUTO, .queue_depth = BL_IO_QUEUE_DEPTH, .chunk_bytes = BL_IO_CHUNK_BYTES};
+    double reads[BL_BENCH_MAX_RUNS], writes[BL_BENCH_MAX_RUNS], ignored;
     const char *engine;
     bl_bench_file file;
     bl_status st;
 
     if (!o->dir) {
         if (!o->json) printf("%-14s skipped: no --dir\n", "disk_read");
+        if (!o->json) printf("%-14s skipped: no --dir\n", "disk_write");
         return BL_OK;
     }
     BL_TRY_GOTO(st, done, bl_bench_file_make(o->dir, h->disk_bytes, &file));
     BL_TRY_GOTO(st, done, bl_bench_file_read(&file, &reader, true, &ignored, &engine));
     for (int64_t run = 0; run < o->runs; run++)
-        BL_TRY_GOTO(st, done, bl_bench_file_read(&file, &reader, false, &seconds[run], &engine));
-    bl_bench_times times = bl_bench_summarize(seconds, o->runs);
-    double n_bytes = (double)h->disk_bytes;
-    st = add_rate(h, "disk_read",
-                  json_pack("{s:s, s:s, s:b, s:i, s:i, s:I}", "dir", o->dir, "engine", engine,
-                            "direct", file.is_direct, "queue_depth", BL_IO_QUEUE_DEPTH,
-                            "chunk_bytes", BL_IO_CHUNK_BYTES, "file_bytes",
-                            (json_int_t)h->disk_bytes),
-                  "bytes", (bl_rate){n_bytes / times.best_s, n_bytes / times.median_s});
+        BL_TRY_GOTO(st, done, bl_bench_file_read(&file, &reader, false, &reads[run], &engine));
+    BL_TRY_GOTO(st, done, add_disk(h, "disk_read", &file, engine, reads));
+    for (int64_t run = 0; run < o->runs; run++)
+        BL_TRY_GOTO(st, done, bl_bench_file_write(&file, &reader, &writes[run], &engine));
+    st = add_disk(h, "disk_write", &file, engine, writes);
 done:
     bl_bench_file_close(&file);
     return st;

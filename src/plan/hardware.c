@@ -168,6 +168,7 @@ static bl_status read_measured(reading *r)
     /* Bytes copied are read once and written once. */
     BL_TRY(read_rate(r, "memory_copy", "bytes", NULL, 2, &h->host_memory_bytes_per_s));
     BL_TRY(read_rate(r, "disk_read", "bytes", NULL, 1, &h->disk_read_bytes_per_s));
+    BL_TRY(read_rate(r, "disk_write", "bytes", NULL, 1, &h->disk_write_bytes_per_s));
     if (h->kind == BL_DEVICE_CPU) /* the list is of ranks that are threads */
         BL_TRY(read_rate(r, "all_gather", "bytes", NULL, 1, &h->gather_bytes_per_s));
     return read_device_rates(r);

@@ -189,6 +189,8 @@ static void test_gpu_file(void **state)
 
     load_text("{\"hardware_version\": 1, \"based_on\": \"4xh100\", \"memory_bytes\": 1000000000000,"
               "\"all_gather\": [{\"ranks\": 2, \"median_bytes_per_s\": 1e9}],"
+              "\"disk_read\": [{\"dir\": \".\", \"median_bytes_per_s\": 7e9}],"
+              "\"disk_write\": [{\"dir\": \".\", \"median_bytes_per_s\": 3e9}],"
               "\"device_copy\": [{\"device\": \"cuda\", \"direction\": \"host_to_device\","
               "                   \"median_bytes_per_s\": 5.4e10},"
               "                  {\"device\": \"cuda\", \"devices\": 4,"
@@ -201,6 +203,8 @@ static void test_gpu_file(void **state)
     assert_int_equal(bl_hardware_preset("4xh100", &preset), BL_OK);
     assert_int_equal(h.n_devices, 4);
     assert_true(h.host_memory_bytes.value == 1e12);
+    assert_true(h.disk_read_bytes_per_s.value == 7e9);
+    assert_true(h.disk_write_bytes_per_s.value == 3e9);
     assert_true(h.copy_in_bytes_per_s.value == 5e10);
     assert_true(h.copy_out_bytes_per_s.value == preset.copy_out_bytes_per_s.value);
     assert_true(h.gather_bytes_per_s.value == 3e11);
