@@ -184,7 +184,7 @@ static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weig
     return BL_OK;
 }
 
-/* In the order of ranks, and added to what earlier micro-batches have left. */
+/* Summed over the ranks, and added to what earlier micro-batches have left. */
 static bl_status reduce_part(bl_adapter_state *s, int64_t unit, int matrix, const float *whole)
 {
     const adapter_full *f = s->trained;
@@ -228,7 +228,7 @@ static bl_status sink_end(void *user, int64_t unit, bl_stream *stream)
     for (int m = 0; m < u->n_matrices; m++) {
         if (trained->matrix[m].n == 0) continue;
         BL_TRY(reduce_part(s, unit, m, whole));
-        received += (int64_t)u->matrix[m].part->shard_bytes * (bl_comm_size(s->world) - 1);
+        received += bl_comm_sum_received(s->world, (int64_t)u->matrix[m].part->shard_bytes);
     }
     for (int i = 0; i < 2; i++)
         if (is_table || i == turn) BL_TRY(bl_event_record(s->reduced[i], s->communication));

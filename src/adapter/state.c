@@ -46,7 +46,7 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
 {
     bl_adapter_state *s = user;
     int turn = s->turn, span;
-    int64_t received = s->chunk * (bl_comm_size(s->world) - 1);
+    int64_t received = bl_comm_sum_received(s->world, s->chunk * (int64_t)sizeof(float));
 
     s->turn ^= 1;
     BL_TRY(bl_event_record(s->written[turn], stream));
@@ -63,7 +63,7 @@ static bl_status sink_end(void *user, int64_t layer, bl_stream *stream)
                                                .x = bl_tensor_f32(s->partial),
                                                .y = bl_tensor_f32(s->grad + layer * s->chunk),
                                                .without_workers = true}));
-    return bl_timeline_end(s->timeline, span, s->communication, received * (int64_t)sizeof(float));
+    return bl_timeline_end(s->timeline, span, s->communication, received);
 }
 
 /* A separate copy only where activations are not fp32. */

@@ -40,11 +40,14 @@ typedef struct bl_comm_backend {
                        void **out);
     void (*free)(bl_comm *comm, bl_device *device, void *memory);
     bl_status (*trust_order)(bl_comm *comm); /* NULL: every call is compared anyway */
+    /* comm->sum_block has another value: takes the memory for it. NULL: needs none. */
+    bl_status (*resize)(bl_comm *comm);
 } bl_comm_backend;
 
 struct bl_comm {
     const bl_comm_backend *backend;
     int rank, size;
+    int sum_block;       /* ranks per block of a sum */
     bl_comm_label label; /* of the collectives to come: a backend copies it into each */
 };
 

@@ -62,6 +62,19 @@ int bl_comm_size(const bl_comm *comm)
     return comm->size;
 }
 
+bl_status bl_comm_set_sum_block(bl_comm *comm, int n_ranks)
+{
+    if (n_ranks < 1) return BL_FAIL(BL_EUSAGE, "sums in blocks of %d ranks", n_ranks);
+    comm->sum_block = n_ranks;
+    return comm->backend->resize ? comm->backend->resize(comm) : BL_OK;
+}
+
+int64_t bl_comm_sum_received(const bl_comm *comm, int64_t bytes)
+{
+    comm_blocks blocks = comm_blocks_of(comm->size, comm->sum_block);
+    return bytes * comm_blocks_received(&blocks, comm->rank);
+}
+
 /* Offsets up to factor * n * unit_bytes must be representable. */
 static bl_status check_count(const char *what, int64_t n, size_t unit_bytes, int factor)
 {

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* comm.h -- a group of ranks and their collectives. Every collective is a task on a stream of the
  * calling rank; all ranks of a group call the same collectives in the same order with the same
- * sizes. A communicator is used by one stream at a time. Reductions are an all-to-all and a sum in
- * rank order (((0 + x_0) + x_1) + ...), in the element type: the bits depend on the number of ranks
- * and never on timing. Buffers are memory that the stream's device reads and writes
+ * sizes. A communicator is used by one stream at a time. Reductions are sums in the element type,
+ * in rank order within blocks of ranks, then over the blocks (docs/design/0029):
+ *
+ *   (S_0 + S_1) + ...    S_0 = ((0 + x_0) + x_1) + ... + x_7, S_1 = ((0 + x_8) + x_9) + ...
+ *
+ * so the bits depend on the number of ranks and that of a block (bl_comm_set_sum_block), never on
+ * timing or on where ranks run. Buffers are memory that the stream's device reads and writes
  * (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream has passed the collective;
  * other ranks read them, too.
  *
@@ -31,6 +35,15 @@ typedef struct bl_comm bl_comm;
 BL_API int bl_comm_rank(const bl_comm *comm);
 BL_API int bl_comm_size(const bl_comm *comm);
 
+/* Ranks per block of the sums, from 1 on; unless set BL_COMM_SUM_BLOCK. Equal on all ranks.
+ * Communicators that are split from this one, and one for GPUs made over it, have its value. Set it
+ * before either, and before the first collective. BL_EUSAGE: less than 1; BL_ENOMEM. */
+enum { BL_COMM_SUM_BLOCK = 8 };
+BL_API bl_status bl_comm_set_sum_block(bl_comm *comm, int n_ranks);
+/* Bytes that a reduce-scatter brings this rank, of `bytes` per rank in its result. Where ranks are
+ * threads, which read each other's memory: as if they were processes. */
+BL_API int64_t bl_comm_sum_received(const bl_comm *comm, int64_t bytes);
+
 /* What later collectives of this rank are of: with ("layer", 17) a deadline says "rank 3 did not
  * reach all_gather of layer 17". The text (at most 47 characters) is copied; index < 0: no number;
  * what NULL: of nothing in particular. For the thread that calls the collectives; it costs some
@@ -43,12 +56,12 @@ BL_API void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
 BL_API bl_status bl_comm_all_gather(bl_comm *comm, bl_stream *stream, const void *send, void *recv,
                                     size_t bytes);
 
-/* recv[i] = sum over ranks r, in rank order, of send_r[rank * n + i]; send has size * n floats,
- * recv n floats. send is not changed. recv must not overlap send. */
+/* recv[i] = sum over ranks r, by blocks, of send_r[rank * n + i]; send has size * n floats, recv n
+ * floats. send is not changed. recv must not overlap send. */
 BL_API bl_status bl_comm_reduce_scatter_f32(bl_comm *comm, bl_stream *stream, const float *send,
                                             float *recv, int64_t n);
 
-/* values[i] = sum over ranks, in rank order, in place on every rank. */
+/* values[i] = sum over ranks, by blocks, in place on every rank. */
 BL_API bl_status bl_comm_all_reduce_f32(bl_comm *comm, bl_stream *stream, float *values, int64_t n);
 BL_API bl_status bl_comm_all_reduce_f64(bl_comm *comm, bl_stream *stream, double *values,
                                         int64_t n);

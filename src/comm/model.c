@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.c -- collectives as work of a model device. A reduction is an all-to-all, and a sum of what
+/* model.c -- collectives as work of a model device. A reduction is exchanges, and sums of what
  * has come. */
 #include "comm/model.h"
 
@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "comm/backend.h"
+#include "comm/blocks_internal.h"
 
 typedef struct model_comm {
     bl_comm comm;
@@ -14,33 +15,82 @@ typedef struct model_comm {
     bl_error error;
 } model_comm;
 
+/* ---- the bytes of an exchange, and its time ---- */
+
+/* One step: what a rank receives, and what its host receives by the network. */
+typedef struct step {
+    double received, into_host;
+} step;
+
+static double step_seconds(const step *s, const bl_rates *r)
+{
+    double seconds = 0;
+    if (s->received > 0) seconds = r->gather_latency_s + s->received / r->gather_bytes_per_s;
+    if (s->into_host > 0)
+        seconds = fmax(seconds, r->network_latency_s + s->into_host / r->network_bytes_per_s);
+    return seconds;
+}
+
+static comm_blocks_traffic traffic_of(const bl_exchange *e)
+{
+    comm_blocks blocks = comm_blocks_of((int)e->size, e->sum_block);
+    return comm_blocks_count(&blocks, (int)fmin(e->size, ceil(e->n_on_host)));
+}
+
+/* Returns their number. */
+static int steps_of(const bl_exchange *e, step out[2])
+{
+    double received = (e->size - 1) * e->bytes;
+
+    if (e->sum_block == 0) {
+        out[0] = (step){received, e->size > e->n_on_host ? received : 0};
+        return 1;
+    }
+    comm_blocks_traffic t = traffic_of(e);
+    out[0] = (step){(double)t.received_within * e->bytes, (double)t.into_host_within * e->bytes};
+    out[1] = (step){(double)t.received_between * e->bytes, (double)t.into_host_between * e->bytes};
+    return 2;
+}
+
+double bl_exchange_received(const bl_exchange *e)
+{
+    step steps[2];
+    double received = 0;
+    for (int i = steps_of(e, steps) - 1; i >= 0; i--) received += steps[i].received;
+    return received;
+}
+
+double bl_exchange_summed(const bl_exchange *e)
+{
+    return e->sum_block > 0 ? (double)traffic_of(e).summed * e->bytes : 0;
+}
+
 bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rates *r)
 {
-    double here = fmin(e->size, e->n_on_host), received = (e->size - 1) * e->bytes, seconds = 0;
+    step steps[2];
     bl_work work = {.seconds = 0};
 
-    if (e->size > 1) seconds = r->gather_latency_s + received / r->gather_bytes_per_s;
-    if (e->size > here) {
-        double into_host = e->is_all_to_all ? (e->size - here) * here * e->bytes : received;
-        seconds = fmax(seconds, r->network_latency_s + into_host / r->network_bytes_per_s);
-    }
-    work.seconds = seconds;
+    for (int i = steps_of(e, steps) - 1; i >= 0; i--) work.seconds += step_seconds(&steps[i], r);
     if (kind != BL_DEVICE_CUDA) work.use[BL_RESOURCE_CORES] = r->copy_cores;
-    if (seconds > 0) work.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * received / seconds;
+    if (work.seconds > 0)
+        work.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * bl_exchange_received(e) / work.seconds;
     return work;
 }
 
-/* Then a sum that reads and writes sum_bytes. */
-static bl_status exchange(bl_comm *comm, bl_stream *stream, double bytes, bool is_all_to_all,
-                          double sum_bytes)
+/* ---- the communicator ---- */
+
+static bl_status exchange(bl_comm *comm, bl_stream *stream, double bytes, bool is_sum)
 {
     const bl_model_device_options *o = bl_device_model(bl_stream_device(stream));
-    bl_exchange e = {comm->size, ((const model_comm *)comm)->n_on_host, bytes, is_all_to_all};
+    bl_exchange e = {.size = comm->size,
+                     .n_on_host = ((const model_comm *)comm)->n_on_host,
+                     .bytes = bytes,
+                     .sum_block = is_sum ? comm->sum_block : 0};
 
     if (!o) return BL_FAIL(BL_EINTERNAL, "a communicator made of rates on a device that computes");
     bl_work work = bl_exchange_work(&e, o->kind, &o->rates);
     BL_TRY(bl_model_stream_work(stream, &work));
-    work = bl_model_memory_work(bl_stream_device(stream), sum_bytes);
+    work = bl_model_memory_work(bl_stream_device(stream), bl_exchange_summed(&e));
     return bl_model_stream_work(stream, &work);
 }
 
@@ -50,14 +100,14 @@ static bl_status model_run(bl_stream *stream, const bl_comm_task *t)
 
     switch (t->call.kind) {
     case BL_COMM_ALL_GATHER:
-        return exchange(t->comm, stream, bytes, false, 0);
+        return exchange(t->comm, stream, bytes, false);
     case BL_COMM_REDUCE_SCATTER:
-        return exchange(t->comm, stream, bytes, true, (size + 1) * bytes);
+        return exchange(t->comm, stream, bytes, true);
     case BL_COMM_ALL_REDUCE:
-        BL_TRY(exchange(t->comm, stream, part, true, (size + 1) * part));
-        return exchange(t->comm, stream, part, false, 0);
+        BL_TRY(exchange(t->comm, stream, part, true));
+        return exchange(t->comm, stream, part, false);
     default: /* a broadcast, a barrier: each rank receives all */
-        return exchange(t->comm, stream, part, false, 0);
+        return exchange(t->comm, stream, part, false);
     }
 }
 
@@ -78,7 +128,9 @@ static bl_status model_split(bl_comm *comm, int color, bl_comm **out)
     int size = self->split_size;
 
     (void)color;
-    return bl_comm_create_model(comm->rank % size, size, self->n_on_host, size, out);
+    BL_TRY(bl_comm_create_model(comm->rank % size, size, self->n_on_host, size, out));
+    (*out)->sum_block = comm->sum_block;
+    return BL_OK;
 }
 
 static void model_destroy(bl_comm *comm)
@@ -97,7 +149,10 @@ bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_s
 
     *out = NULL;
     if (!self) return BL_FAIL(BL_ENOMEM, "a communicator");
-    *self = (model_comm){.comm = {.backend = &backend, .rank = rank, .size = n_ranks},
+    *self = (model_comm){.comm = {.backend = &backend,
+                                  .rank = rank,
+                                  .size = n_ranks,
+                                  .sum_block = BL_COMM_SUM_BLOCK},
                          .n_on_host = n_on_host,
                          .split_size = split_size};
     *out = &self->comm;

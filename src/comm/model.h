@@ -13,12 +13,17 @@
 bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
 
 /* The work of an all-gather in a group of `size` ranks that each bring `bytes`: a ring, through
- * which every host and every rank receives the others' bytes. An all-to-all is as much, and of a
- * host's bytes only what comes from other hosts. */
+ * which every host and every rank receives the others' bytes. Or of a sum in blocks of sum_block
+ * ranks, `bytes` of it for each rank: what comes to the busiest host by the network in one exchange
+ * within blocks and one between them, without the additions. */
 typedef struct bl_exchange {
     double size, n_on_host, bytes;
-    bool is_all_to_all;
+    int sum_block; /* 0: an all-gather */
 } bl_exchange;
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
+/* Bytes that rank 0 receives. */
+double bl_exchange_received(const bl_exchange *exchange);
+/* Bytes that rank 0's additions read and write. */
+double bl_exchange_summed(const bl_exchange *exchange);
 
 #endif

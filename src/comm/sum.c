@@ -2,6 +2,8 @@
 /* sum.c -- the additions of all reductions, by element type. */
 #include "comm/sum_internal.h"
 
+#include <string.h>
+
 #include "base/sizes.h"
 
 typedef void (*add_fn)(void *sum, const void *values, int64_t n);
@@ -41,9 +43,33 @@ size_t comm_sum_element_bytes(bl_comm_element element)
     return elements[element].bytes;
 }
 
-void comm_sum_add(bl_comm_element element, void *sum, const void *values, int64_t n)
+/* sum[0, n) = ((0 + x) + y) + ... of a block's ranks. 0 + -0 is +0: the zero counts. */
+static void sum_block(bl_comm_element element, const comm_blocks *blocks, int block,
+                      const void *const *values, size_t at_bytes, void *sum, int64_t n)
 {
-    elements[element].add(sum, values, n);
+    int first = comm_block_first(blocks, block);
+
+    memset(sum, 0, (size_t)n * elements[element].bytes);
+    for (int i = 0; i < comm_block_length(blocks, block); i++)
+        elements[element].add(sum, (const unsigned char *)values[first + i] + at_bytes, n);
+}
+
+void comm_sum_blocks(bl_comm_element element, const comm_blocks *blocks, const void *const *values,
+                     size_t offset_bytes, void *to, int64_t n)
+{
+    _Alignas(double) unsigned char one_block[COMM_SUM_BLOCK * sizeof(double)];
+    size_t unit_bytes = elements[element].bytes;
+
+    for (int64_t first = 0; first < n; first += COMM_SUM_BLOCK) {
+        int64_t n_now = bl_min_i64(COMM_SUM_BLOCK, n - first);
+        size_t at_bytes = (size_t)first * unit_bytes;
+        unsigned char *sum = (unsigned char *)to + at_bytes;
+        sum_block(element, blocks, 0, values, offset_bytes + at_bytes, sum, n_now);
+        for (int block = 1; block < blocks->n; block++) {
+            sum_block(element, blocks, block, values, offset_bytes + at_bytes, one_block, n_now);
+            elements[element].add(sum, one_block, n_now);
+        }
+    }
 }
 
 /* ---- parts of a piece ---- */

@@ -5,6 +5,7 @@
 #define BALLAST_COMM_SUM_INTERNAL_H
 
 #include "comm/backend.h"
+#include "comm/blocks_internal.h"
 
 enum {
     COMM_SUM_BLOCK = 4096
@@ -12,11 +13,14 @@ enum {
 
 size_t comm_sum_element_bytes(bl_comm_element element);
 
-/* sum[i] += values[i] for n elements; integers wrap. The two must not overlap. */
-void comm_sum_add(bl_comm_element element, void *sum, const void *values, int64_t n);
+/* to[i] = (S_0 + S_1) + ..., S_b = ((0 + x_r[i]) + x_r+1[i]) + ... over the ranks r of block b, for
+ * n elements; integers wrap. x_r begins offset_bytes behind values[r]. `to` overlaps none of
+ * them. */
+void comm_sum_blocks(bl_comm_element element, const comm_blocks *blocks, const void *const *values,
+                     size_t offset_bytes, void *to, int64_t n);
 
-/* A sum between processes goes in pieces, through a scratch with room for a part of each rank: part
- * p of a piece goes from every rank to rank p, which sums it. */
+/* A sum between processes goes in pieces, through a scratch: part p of a piece is summed for rank
+ * p, its owner (blocks_internal.h). */
 typedef struct comm_parts {
     unsigned char *values;
     int64_t first, stride, n_part, end; /* in elements: part p begins at first + p * stride */

@@ -172,6 +172,7 @@ typedef struct bl_train_config {
     bl_fast_accumulation fp8_fast_accumulation;
     bl_base_format base_format;
     int64_t ranks, threads /* a rank */, shard_size;
+    int64_t sum_block;                /* bl_comm_set_sum_block */
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */
     double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;

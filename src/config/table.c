@@ -289,6 +289,10 @@ const bl_option bl_train_options[] = {
     {KEY(shard_size, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
+    {KEY(sum_block, INT), RANGE(1, 4096), RESULT, .commands = BOTH, .default_text = "8",
+     .help = "ranks per block of a sum over ranks: gradients are added in rank order within each "
+             "block, then over the blocks; over several hosts, the ranks per host or a divisor of "
+             "them"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "fraction of the base outside device memory, prefetched before use; auto: on GPUs the "

@@ -431,8 +431,9 @@ static int64_t sums_bytes(const bl_plan_input *in)
     bl_adapter_bytes lora =
         bl_adapter_state_measure(bl_train_config_act(in->config), in->lora, in->model->n_layers,
                                  topology->n_ranks, (int)in->config->ring_depth);
-    return (int64_t)(bl_nccl_scratch_bytes(topology->n_ranks, (size_t)lora.whole) +
-                     bl_nccl_scratch_bytes(bl_plan_n_shards(in->config, topology), 0));
+    int block = (int)in->config->sum_block;
+    return (int64_t)(bl_nccl_scratch_bytes(topology->n_ranks, block, (size_t)lora.whole) +
+                     bl_nccl_scratch_bytes(bl_plan_n_shards(in->config, topology), block, 0));
 }
 
 static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)

@@ -81,7 +81,7 @@ bl_status bl_published_explain_full(bl_published_full *out)
     j.input.habits.recomputes_all = false;
     BL_TRY(add_row(&j, "what nobody reads is not computed again", out));
     j.input.habits.reduces_in_ring = false;
-    BL_TRY(add_row(&j, "gradients are added in the order of ranks, fp32", out));
+    BL_TRY(add_row(&j, "gradients are added in a fixed order, fp32", out));
     BL_TRY(open_job(&j));
     j.input.micro_tokens *= GPUS * HOSTS;
     return add_row(&j, "as published, with 16 rows per GPU", out);

@@ -97,6 +97,7 @@ typedef struct bl_time_input {
     bl_rates rates;
     int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */
     int n_shards;         /* ranks of a shard group */
+    int sum_block;        /* ranks per block of a sum; 0: BL_COMM_SUM_BLOCK */
     int ring_depth;
 
     int64_t micro_tokens;   /* of a micro-batch of one rank, those that are computed */

@@ -4,6 +4,7 @@
 #ifndef BALLAST_PLAN_TIME_INTERNAL_H
 #define BALLAST_PLAN_TIME_INTERNAL_H
 
+#include "comm/model.h"
 #include "device/simulation.h"
 #include "model/schedule.h"
 #include "plan/time.h"
@@ -87,8 +88,10 @@ void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
 /* Elements of a rank's rows of a matrix. */
 int64_t plan_trained_elements(const bl_time_input *input, const plan_item *item, bool is_layer);
 
-/* Where bytes travel: to or from this rank in a group of `size`. */
-bl_work plan_exchange(const bl_time_input *input, double size, double bytes, bool is_all_to_all);
+/* An all-gather of `bytes` of each rank of a group of `size`; a sum of `bytes` for each rank. */
+bl_exchange plan_gather_of(const bl_time_input *input, double size, double bytes);
+bl_exchange plan_sum_of(const bl_time_input *input, double bytes);
+bl_work plan_exchange(const bl_time_input *input, const bl_exchange *exchange);
 
 /* Of a step, all ranks: bl_time_estimate.model_flops. */
 double plan_model_flops(const bl_time_input *input);

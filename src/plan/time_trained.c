@@ -43,17 +43,22 @@ static int64_t shard_bytes_of(const unit_items *u)
     return n_bytes;
 }
 
-/* In rank order: n parts are read and one is written; then the sum is added to the shard. */
+/* By blocks of ranks (comm/model.h), or as a ring does, which reads n parts and writes one; then
+ * the sum is added to the shard. */
 static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
 {
     double n = in->n_ranks, rows = rows_of(u), sent = in->habits.reduces_in_ring ? 2 : FLOAT,
            rate = in->rates.memory_bytes_per_s > 0 ? in->rates.memory_bytes_per_s : INFINITY;
 
     if (in->n_ranks == 1 || rows == 0) return (plan_gradients){.n_bytes = 0};
+    bl_exchange sum = plan_sum_of(in, rows * sent), ring = plan_gather_of(in, n, rows * sent),
+                shards = plan_sum_of(in, (double)shard_bytes_of(u));
+    bool is_ring = in->habits.reduces_in_ring;
     plan_gradients g = {.zero = plan_work_of(in, n * rows * FLOAT / rate, n * rows * FLOAT),
-                        .n_bytes = (in->n_ranks - 1) * shard_bytes_of(u)};
-    g.reduce = plan_exchange(in, n, rows * sent, !in->habits.reduces_in_ring);
-    g.reduce.seconds += ((n + 1) * sent + 3 * FLOAT) * rows / rate;
+                        .n_bytes = (int64_t)bl_exchange_received(&shards)};
+    g.reduce = plan_exchange(in, is_ring ? &ring : &sum);
+    double summed = is_ring ? (n + 1) * sent * rows : bl_exchange_summed(&sum);
+    g.reduce.seconds += (summed + 3 * FLOAT * rows) / rate;
     return g;
 }
 

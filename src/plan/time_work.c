@@ -23,10 +23,27 @@ static bl_work transfer(const bl_time_input *in, double seconds)
                      .use = {[BL_RESOURCE_CORES] = is_cuda(in) ? 0 : in->rates.copy_cores}};
 }
 
-bl_work plan_exchange(const bl_time_input *in, double size, double bytes, bool is_all_to_all)
+bl_exchange plan_gather_of(const bl_time_input *in, double size, double bytes)
 {
-    bl_exchange e = {size, (double)in->n_ranks / in->n_hosts, bytes, is_all_to_all};
-    return bl_exchange_work(&e, in->kind, &in->rates);
+    return (bl_exchange){size, (double)in->n_ranks / in->n_hosts, bytes, 0};
+}
+
+bl_exchange plan_sum_of(const bl_time_input *in, double bytes)
+{
+    bl_exchange e = plan_gather_of(in, in->n_ranks, bytes);
+    e.sum_block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK;
+    return e;
+}
+
+bl_work plan_exchange(const bl_time_input *in, const bl_exchange *e)
+{
+    return bl_exchange_work(e, in->kind, &in->rates);
+}
+
+static bl_work gather(const bl_time_input *in, double size, double bytes)
+{
+    bl_exchange e = plan_gather_of(in, size, bytes);
+    return plan_exchange(in, &e);
 }
 
 bl_work plan_copy(const bl_time_input *in, double bytes, bool is_in)
@@ -75,7 +92,7 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
     pace(in, bytes, &item.copy);
     pace(in, bytes, &item.copy_read);
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
-    item.gather = item.gather_resident = plan_exchange(in, size, gathered, false);
+    item.gather = item.gather_resident = gather(in, size, gathered);
     if (in->habits.gathers_decoded && is_cuda(in)) {
         item.gather.seconds += ceil(rows / size) * cols / r->decode_weights_per_s;
         item.gather_resident.seconds = item.gather.seconds;
@@ -176,8 +193,9 @@ static double modules_s(const bl_time_input *in, double optimizer_rate)
 
     if (!in->modules) return 0;
     bytes = ceil((double)in->modules->n_weights / n) * sizeof(float);
+    bl_exchange sum = plan_sum_of(in, bytes);
     return optimizer_bytes(in, in->modules->n_weights) / optimizer_rate +
-           plan_exchange(in, n, bytes, true).seconds + plan_exchange(in, n, bytes, false).seconds;
+           plan_exchange(in, &sum).seconds + gather(in, n, bytes).seconds;
 }
 
 static void lora_amounts(const bl_time_input *in, plan_amounts *out)
@@ -190,12 +208,14 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     plan_tally t = plan_tally_of(in, NULL);
     bl_add_args sum = {.n = (int64_t)chunk, .y = bl_tensor_f32(NULL)};
 
-    out->lora_gather = plan_exchange(in, n, chunk * element, false);
+    bl_exchange reduce = plan_sum_of(in, chunk * 4);
+
+    out->lora_gather = gather(in, n, chunk * element);
     out->lora_gather.seconds += 2 * chunk * element / rate;
     out->lora_gather_bytes = (int64_t)((n - 1) * chunk * element);
-    out->lora_reduce = plan_exchange(in, n, chunk * 4, true);
-    out->lora_reduce.seconds += (n + 1) * chunk * 4 / rate;
-    out->lora_reduce_bytes = (int64_t)((n - 1) * chunk * 4);
+    out->lora_reduce = plan_exchange(in, &reduce);
+    out->lora_reduce.seconds += bl_exchange_summed(&reduce) / rate;
+    out->lora_reduce_bytes = (int64_t)bl_exchange_received(&reduce);
     out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
     /* Of trained weights: plan_trained_optimizer_s. */
     int64_t n_shard = (int64_t)chunk * in->model->n_layers;
@@ -242,8 +262,8 @@ bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
     }
     out->head_item = item_of(in, V, H, head_bytes);
     out->head_item.gather.seconds =
-        plan_exchange(in, in->n_shards,
-                      ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype), false)
+        gather(in, in->n_shards,
+               ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype))
             .seconds;
     out->head = head_work(in, true);
     out->head_forward = head_work(in, false);

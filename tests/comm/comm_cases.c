@@ -47,15 +47,7 @@ done:
     return st;
 }
 
-/* ((0 + x_0) + x_1) + ... as the header promises. */
-static float serial_sum(int size, int64_t index, uint64_t seed)
-{
-    float sum = 0.0f;
-    for (int r = 0; r < size; r++) sum += test_value(r, index, seed);
-    return sum;
-}
-
-static bl_status check_reduce_scatter(test_rank *self, bl_comm *comm, int64_t n)
+static bl_status check_reduce_scatter(test_rank *self, bl_comm *comm, int block, int64_t n)
 {
     int rank = bl_comm_rank(comm), size = bl_comm_size(comm);
     float *send = alloc_bytes((size_t)(n * size) * sizeof *send),
@@ -67,7 +59,7 @@ static bl_status check_reduce_scatter(test_rank *self, bl_comm *comm, int64_t n)
     BL_TRY_GOTO(st, done, bl_comm_reduce_scatter_f32(comm, self->stream, send, recv, n));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
     for (int64_t i = 0; i < n; i++) {
-        float expected = serial_sum(size, rank * n + i, 5);
+        float expected = test_sum(size, block, rank * n + i, 5);
         TEST_CHECK_GOTO(st, done, memcmp(&recv[i], &expected, sizeof expected) == 0);
     }
     for (int64_t i = 0; i < n * size; i++)
@@ -79,7 +71,7 @@ done:
     return st;
 }
 
-static bl_status check_all_reduce(test_rank *self, bl_comm *comm, int64_t n)
+static bl_status check_all_reduce(test_rank *self, bl_comm *comm, int block, int64_t n)
 {
     int rank = bl_comm_rank(comm), size = bl_comm_size(comm);
     float *f = alloc_bytes((size_t)n * sizeof *f);
@@ -97,12 +89,15 @@ static bl_status check_all_reduce(test_rank *self, bl_comm *comm, int64_t n)
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_i64(comm, self->stream, k, n));
     BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
     for (int64_t i = 0; i < n; i++) {
-        float expected_f = serial_sum(size, i, 6);
-        double expected_d = 0;
+        float expected_f = test_sum(size, block, i, 6);
+        double expected_d = 0, of_block = 0;
         uint64_t expected_k = 0;
         for (int r = 0; r < size; r++) {
-            expected_d += 1e-3 * (double)test_value(r, i, 7);
+            of_block += 1e-3 * (double)test_value(r, i, 7);
             expected_k += (uint64_t)(i * 1000 + r - (INT64_C(1) << 60));
+            if ((r + 1) % block > 0 && r + 1 < size) continue;
+            expected_d += of_block;
+            of_block = 0;
         }
         TEST_CHECK_GOTO(st, done, memcmp(&f[i], &expected_f, sizeof expected_f) == 0);
         TEST_CHECK_GOTO(st, done, memcmp(&d[i], &expected_d, sizeof expected_d) == 0);
@@ -138,8 +133,8 @@ static bl_status check_collectives(test_rank *self, bl_comm *comm)
     for (size_t i = 0; i < BL_COUNT(lengths); i++) {
         BL_TRY(check_all_gather(self, comm, (size_t)lengths[i], false));
         BL_TRY(check_all_gather(self, comm, (size_t)lengths[i], true));
-        BL_TRY(check_reduce_scatter(self, comm, lengths[i]));
-        BL_TRY(check_all_reduce(self, comm, lengths[i]));
+        BL_TRY(check_reduce_scatter(self, comm, BL_COMM_SUM_BLOCK, lengths[i]));
+        BL_TRY(check_all_reduce(self, comm, BL_COMM_SUM_BLOCK, lengths[i]));
         BL_TRY(check_broadcast(self, comm, (size_t)lengths[i]));
     }
     return bl_comm_barrier(comm, self->stream);
@@ -149,6 +144,40 @@ bl_status comm_case_world_values(test_rank *self)
 {
     TEST_CHECK(bl_comm_rank(self->comm) == self->rank && bl_comm_size(self->comm) == self->n_ranks);
     return check_collectives(self, self->comm);
+}
+
+static bl_status check_sums(test_rank *self, bl_comm *comm, int block)
+{
+    for (size_t i = 0; i < BL_COUNT(lengths); i++) {
+        BL_TRY(check_reduce_scatter(self, comm, block, lengths[i]));
+        BL_TRY(check_all_reduce(self, comm, block, lengths[i]));
+    }
+    return BL_OK;
+}
+
+/* A communicator and one that is split from it, the ranks in the same order. */
+static bl_status check_block(test_rank *self, int block)
+{
+    bl_comm *comm = NULL, *part = NULL;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_comm_split(self->comm, 0, &comm));
+    BL_TRY_GOTO(st, done, bl_comm_set_sum_block(comm, block));
+    BL_TRY_GOTO(st, done, bl_comm_split(comm, 0, &part));
+    BL_TRY_GOTO(st, done, check_sums(self, comm, block));
+    BL_TRY_GOTO(st, done, check_sums(self, part, block));
+    st = bl_stream_synchronize(self->stream);
+done:
+    bl_comm_destroy(part);
+    bl_comm_destroy(comm);
+    return st;
+}
+
+bl_status comm_case_sums_in_blocks(test_rank *self)
+{
+    for (int block = 1; block <= 5; block++) BL_TRY(check_block(self, block));
+    TEST_CHECK(bl_comm_set_sum_block(self->comm, 0) == BL_EUSAGE);
+    return BL_OK;
 }
 
 /* 0 + -0 is +0: the sum starts from zero, also with one rank. */
@@ -214,13 +243,13 @@ static bl_status consume_round(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-static bl_status check_sums(bl_stream *stream, const void *args)
+static bl_status check_round(bl_stream *stream, const void *args)
 {
     const round_args *a = args;
     (void)stream;
     pause_at_random(a, 1);
     for (int64_t i = 0; i < ROUND_FLOATS; i++)
-        TEST_CHECK(a->sums[i] == serial_sum(a->size, i, (uint64_t)a->round + 77));
+        TEST_CHECK(a->sums[i] == test_sum(a->size, BL_COMM_SUM_BLOCK, i, (uint64_t)a->round + 77));
     return BL_OK;
 }
 
@@ -262,7 +291,7 @@ static bl_status give_rounds(pipeline *p)
         BL_TRY(bl_event_record(p->consumed[s], p->compute));
         BL_TRY(bl_stream_wait(p->reduce, p->consumed[s]));
         BL_TRY(bl_comm_all_reduce_f32(p->reduce_comm, p->reduce, a.sums, ROUND_FLOATS));
-        BL_TRY(bl_stream_call(p->reduce, check_sums, &a, sizeof a));
+        BL_TRY(bl_stream_call(p->reduce, check_round, &a, sizeof a));
         BL_TRY(bl_event_record(p->reduced[s], p->reduce));
     }
     BL_TRY(bl_stream_synchronize(p->gather));

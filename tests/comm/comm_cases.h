@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* comm_cases.h -- a rank's part in the tests of any communicator: collectives against serial sums
- * in rank order, bit for bit, and failures. */
+/* comm_cases.h -- a rank's part in the tests of any communicator: collectives against serial sums,
+ * bit for bit, and failures. */
 #ifndef BALLAST_TESTS_COMM_COMM_CASES_H
 #define BALLAST_TESTS_COMM_COMM_CASES_H
 
 #include "test_ranks.h"
 
-bl_status comm_case_world_values(test_rank *self); /* every collective, many lengths */
+bl_status comm_case_world_values(test_rank *self);   /* every collective, many lengths */
+bl_status comm_case_sums_in_blocks(test_rank *self); /* of 1 to 5 ranks; also in splits */
 /* 0 + -0 is +0: the sum starts from zero, also with one rank. */
 bl_status comm_case_negative_zero(test_rank *self);
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */

@@ -77,12 +77,8 @@ done:
     return st;
 }
 
-static float serial_sum(int size, int64_t index, uint64_t seed)
-{
-    float sum = 0.0f;
-    for (int r = 0; r < size; r++) sum += test_value(r, index, seed);
-    return sum;
-}
+/* The ranks per block of the sums, on this rank's communicators. */
+static int sum_block = BL_COMM_SUM_BLOCK;
 
 static bl_status check_reduce_scatter(nccl_self *self, bl_comm *comm, int64_t n)
 {
@@ -102,7 +98,7 @@ static bl_status check_reduce_scatter(nccl_self *self, bl_comm *comm, int64_t n)
     BL_TRY_GOTO(st, done, down(self, &recv));
     BL_TRY_GOTO(st, done, down(self, &send));
     for (int64_t i = 0; i < n; i++) {
-        float expected = serial_sum(size, rank * n + i, 5);
+        float expected = test_sum(size, sum_block, rank * n + i, 5);
         TEST_CHECK_GOTO(st, done, memcmp(&y[i], &expected, sizeof expected) == 0);
     }
     for (int64_t i = 0; i < n * size; i++)
@@ -126,7 +122,7 @@ static bl_status check_all_reduce_f32(nccl_self *self, bl_comm *comm, int64_t n)
     BL_TRY_GOTO(st, done, bl_comm_all_reduce_f32(comm, self->stream, b.memory, n));
     BL_TRY_GOTO(st, done, down(self, &b));
     for (int64_t i = 0; i < n; i++) {
-        float expected = serial_sum(size, i, 6);
+        float expected = test_sum(size, sum_block, i, 6);
         TEST_CHECK_GOTO(st, done, memcmp(&x[i], &expected, sizeof expected) == 0);
     }
 done:
@@ -155,11 +151,14 @@ static bl_status check_all_reduce_wide(nccl_self *self, bl_comm *comm, int64_t n
     BL_TRY_GOTO(st, done, down(self, &d));
     BL_TRY_GOTO(st, done, down(self, &k));
     for (int64_t i = 0; i < n; i++) {
-        double expected = 0;
+        double expected = 0, of_block = 0;
         uint64_t sum = 0;
         for (int r = 0; r < size; r++) {
-            expected += 1e-3 * (double)test_value(r, i, 7);
+            of_block += 1e-3 * (double)test_value(r, i, 7);
             sum += (uint64_t)(i * 1000 + r - (INT64_C(1) << 60));
+            if ((r + 1) % sum_block > 0 && r + 1 < size) continue;
+            expected += of_block;
+            of_block = 0;
         }
         TEST_CHECK_GOTO(st, done, memcmp(&x[i], &expected, sizeof expected) == 0);
         TEST_CHECK_GOTO(st, done, (uint64_t)y[i] == sum);
@@ -219,6 +218,43 @@ static bl_status large(nccl_self *self)
 static bl_status sum(nccl_self *self)
 {
     return check_reduce_scatter(self, self->comm, LARGE / self->n_ranks);
+}
+
+static bl_status check_sums(nccl_self *self, bl_comm *comm)
+{
+    for (size_t i = 0; i < BL_COUNT(lengths); i++) {
+        BL_TRY(check_reduce_scatter(self, comm, lengths[i]));
+        BL_TRY(check_all_reduce_f32(self, comm, lengths[i]));
+        BL_TRY(check_all_reduce_wide(self, comm, lengths[i]));
+    }
+    return BL_OK;
+}
+
+/* Set for the ranks' first communicator, then inherited by its split. */
+static bl_status sums_in_blocks(nccl_self *self)
+{
+    bl_comm *part = NULL;
+    bl_status st = BL_OK;
+
+    for (int block = 1; block <= 5 && st == BL_OK; block += block < 3 ? 1 : 2) {
+        sum_block = block;
+        BL_TRY(bl_comm_set_sum_block(self->comm, block));
+        st = bl_comm_split(self->comm, 0, &part);
+        if (st == BL_OK) st = check_sums(self, self->comm);
+        if (st == BL_OK) st = check_sums(self, part);
+        bl_comm_destroy(part);
+        part = NULL;
+    }
+    if (st == BL_OK) st = check_reduce_scatter(self, self->comm, LARGE / self->n_ranks);
+    return st;
+}
+
+/* One sum of two blocks. */
+static bl_status one_sum(nccl_self *self)
+{
+    sum_block = 2;
+    BL_TRY(bl_comm_set_sum_block(self->comm, sum_block));
+    return check_reduce_scatter(self, self->comm, NCCL_ONE_SUM_FLOATS);
 }
 
 /* 0 + -0 is +0: the sum starts from zero, on every path and with one rank. */
@@ -384,7 +420,7 @@ static bl_status visit_layers(nccl_self *self)
             st = BL_FAIL(BL_EINTERNAL, "gathered float %lld differs", (long long)i);
     }
     for (int i = 0; st == BL_OK && i < N_SUMS; i++)
-        if (sums[i] != serial_sum(self->n_ranks, i, 12))
+        if (sums[i] != test_sum(self->n_ranks, sum_block, i, 12))
             st = BL_FAIL(BL_EINTERNAL, "sum %d differs", i);
     return visit_close(self, &v, st);
 }
@@ -457,6 +493,8 @@ const nccl_case nccl_cases[] = {
     {"large", large, 120, true, false, 0, 0},
     {"sum", sum, 60, true, false, 0, 0},
     {"sum_at_once", sum, 60, true, false, LARGE * sizeof(float), 0},
+    {"blocks", sums_in_blocks, 60, true, false, 0, 0},
+    {"one_sum", one_sum, 60, true, false, 0, 0},
     {"negative_zero", negative_zero, 60, true, false, 0, 0},
     {"split", split_values, 60, false, false, 0, 0},
     {"layers", visit_layers, 60, true, true, 0, 0},

@@ -30,6 +30,17 @@ static void test_values(void **state)
         assert_ok(test_ranks_run(rank_counts[i], 1, 60, comm_case_world_values, NULL, NULL));
 }
 
+/* More ranks than a block has by default, too. */
+static void test_blocks(void **state)
+{
+    static const int counts[] = {1, 2, 4, 7, 8};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(counts); i++)
+        assert_ok(test_ranks_run(counts[i], 1, 60, comm_case_sums_in_blocks, NULL, NULL));
+    assert_ok(test_ranks_run(16, 1, 60, comm_case_world_values, NULL, NULL));
+    assert_ok(test_ranks_run(9, 1, 60, comm_case_world_values, NULL, NULL));
+}
+
 static void test_negative_zero(void **state)
 {
     (void)state;
@@ -228,6 +239,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
+        cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_negative_zero),
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_pipeline),

@@ -64,6 +64,15 @@ static void collectives_take_their_time(void **state)
     assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9); /* a ring */
     assert_float_equal(seconds[1], 3 + 2 * 2 * 100 / 20.0 + 5 * 100 / 1000.0, 1e-9);
     bl_comm_destroy(comm);
+    must(bl_comm_create_model(0, 4, 2, 4, &comm)); /* and a block per host */
+    must(bl_comm_set_sum_block(comm, 2));
+    measure(comm, seconds);
+    assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9);
+    /* Two parts from the mate; one sum for each of the host's two ranks; both sums: of two parts
+     * twice, and of two blocks. */
+    assert_float_equal(
+        seconds[1], 1 + 2 * 100 / 100.0 + (3 + 2 * 100 / 20.0) + (2 * 3 + 3) * 100 / 1000.0, 1e-9);
+    bl_comm_destroy(comm);
     must(bl_comm_create_model(0, 1, 1, 1, &comm));
     measure(comm, seconds);
     assert_float_equal(seconds[0], 0, 0);

@@ -43,6 +43,14 @@ static void test_sums_of_several_pieces(void **state)
     nccl_run_fine("large", 3, NULL);
 }
 
+static void test_blocks(void **state)
+{
+    static const int counts[] = {1, 2, 4, 7, 8};
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(counts); i++) nccl_run_fine("blocks", counts[i], NULL);
+    nccl_run_fine("blocks", 3, SETTINGS("BALLAST_EMULATED=strict"));
+}
+
 static void test_negative_zero(void **state)
 {
     (void)state;
@@ -171,6 +179,37 @@ static void test_a_layers_sum_is_one_exchange(void **state)
     }
 }
 
+/* Bytes that a rank sent to ranks whose rank / n_on_host is its own, and to others. */
+static void count_sent(const nccl_log *log, int rank, int n_on_host, long sent[2])
+{
+    int peer;
+    long bytes;
+
+    sent[0] = sent[1] = 0;
+    for (const char *at = nccl_log_read(log, rank); (at = strstr(at, " send:")); at++)
+        if (sscanf(at, " send:%d:%ld", &peer, &bytes) == 2)
+            sent[peer / n_on_host != rank / n_on_host] += bytes;
+}
+
+/* Two hosts of two ranks, blocks of two: each rank sends its mate the values for it and for its
+ * place in the other block, and one sum to the other host, which would else get two parts. */
+static void test_one_sum_crosses_the_network(void **state)
+{
+    enum { PART = NCCL_ONE_SUM_FLOATS * sizeof(float) };
+    nccl_log log;
+    long sent[2];
+
+    (void)state;
+    nccl_log_open(&log);
+    nccl_run_fine("one_sum", 4, SETTINGS(log.setting));
+    for (int rank = 0; rank < 4; rank++) {
+        count_sent(&log, rank, 2, sent);
+        assert_int_equal(sent[0], 2 * PART);
+        assert_int_equal(sent[1], PART);
+    }
+    nccl_log_close(&log, 4);
+}
+
 /* ---- the library ---- */
 
 static void test_libraries_that_will_not_do(void **state)
@@ -245,6 +284,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_values_strictly),
         cmocka_unit_test(test_sums_of_several_pieces),
+        cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_negative_zero),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_gathers_beside_sums),
@@ -252,6 +292,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_the_ring_uses_copy_engines),
         cmocka_unit_test(test_what_nccl_is_asked_for),
         cmocka_unit_test(test_a_layers_sum_is_one_exchange),
+        cmocka_unit_test(test_one_sum_crosses_the_network),
         cmocka_unit_test(test_libraries_that_will_not_do),
         cmocka_unit_test(test_two_ranks_with_one_gpu),
         cmocka_unit_test(test_two_hosts_with_one_name),

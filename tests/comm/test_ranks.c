@@ -66,3 +66,15 @@ float test_value(int rank, int64_t index, uint64_t seed)
     z ^= z >> 31;
     return (float)((double)(z >> 11) * 0x1p-52 - 1.0);
 }
+
+float test_sum(int n_ranks, int block, int64_t index, uint64_t seed)
+{
+    float sum = 0.0f;
+    for (int first = 0; first < n_ranks; first += block) {
+        float of_block = 0.0f;
+        for (int r = first; r < first + block && r < n_ranks; r++)
+            of_block += test_value(r, index, seed);
+        sum = first == 0 ? of_block : sum + of_block;
+    }
+    return sum;
+}

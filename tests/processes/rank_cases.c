@@ -135,6 +135,7 @@ static const rank_case cases[] = {
     {"values", comm_case_world_values, 60},
     {"negative_zero", comm_case_negative_zero, 60},
     {"split", comm_case_split_values, 60},
+    {"blocks", comm_case_sums_in_blocks, 60},
     {"pipeline", comm_case_run_pipeline, 60},
     {"gather_is_held", comm_case_gather_is_held, 60},
     {"abort", comm_case_one_rank_fails, 0},

@@ -75,8 +75,8 @@ static void try_case(bool (*is_right)(int i), int i)
 
 static void test_values(void **state)
 {
-    static const char *const cases[] = {"values", "negative_zero", "split", "pipeline",
-                                        "gather_is_held"};
+    static const char *const cases[] = {"values",   "negative_zero",  "split",
+                                        "pipeline", "gather_is_held", "blocks"};
 
     (void)state;
     for (size_t i = 0; i < BL_COUNT(cases); i++)

@@ -106,20 +106,20 @@ static bl_status broadcast(comm_local_seat *seat, bl_stream *stream, const bl_co
     return leave(seat, stream, st);
 }
 
-/* sum = ((0 + x_0) + x_1) + ... of the ranks' `bytes` from `from` on, each rank's own; to all of
- * them. Parts twice. */
+/* The sum of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts twice. */
 static bl_status sum_piece(comm_local_seat *seat, bl_stream *stream, bl_comm_element element,
                            const void *from, size_t bytes, bl_status st)
 {
     comm_local_device *self = seat->device;
+    comm_blocks blocks = comm_blocks_of(seat->size, seat->sum_block);
 
     if (st == BL_OK) st = bl_stream_copy(stream, self->piece, from, bytes);
     if (st == BL_OK) st = bl_stream_synchronize(stream);
     comm_local_part(seat->meeting, seat->rank);
-    memset(self->sum, 0, bytes);
     for (int i = 0; i < seat->size; i++)
-        comm_sum_add(element, self->sum, comm_local_call_of(seat->meeting, i)->piece,
-                     (int64_t)(bytes / comm_sum_element_bytes(element)));
+        seat->pieces[i] = comm_local_call_of(seat->meeting, i)->piece;
+    comm_sum_blocks(element, &blocks, seat->pieces, 0, self->sum,
+                    (int64_t)(bytes / comm_sum_element_bytes(element)));
     comm_local_part(seat->meeting, seat->rank);
     return st;
 }

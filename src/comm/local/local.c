@@ -15,24 +15,19 @@ typedef struct local_comm {
     bl_comm base;
     comm_local_group *group;
     comm_local_seat seat; /* of ranks on CUDA */
+    const void **sends;   /* [size]: the ranks' values, in a sum */
 } local_comm;
 
-/* sum[0, n) = ((0 + x_0) + x_1) + ... where x_r starts `first` elements into rank r's send. */
-static void sum_in_rank_order(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
-                              void *sum)
+/* The sum of the ranks' n elements from `first` on. */
+static void sum_ranks(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
+                      void *sum)
 {
     comm_local_meeting *meeting = comm_local_collectives(comm->group);
-    size_t unit_bytes = comm_sum_element_bytes(element);
+    comm_blocks blocks = comm_blocks_of(comm->base.size, comm->base.sum_block);
 
-    for (int64_t done = 0; done < n; done += COMM_SUM_BLOCK) {
-        int64_t n_block = bl_min_i64(COMM_SUM_BLOCK, n - done);
-        unsigned char *block = (unsigned char *)sum + (size_t)done * unit_bytes;
-        memset(block, 0, (size_t)n_block * unit_bytes);
-        for (int r = 0; r < comm->base.size; r++) {
-            const unsigned char *send = comm_local_call_of(meeting, r)->send;
-            comm_sum_add(element, block, send + (size_t)(first + done) * unit_bytes, n_block);
-        }
-    }
+    for (int r = 0; r < comm->base.size; r++) comm->sends[r] = comm_local_call_of(meeting, r)->send;
+    comm_sum_blocks(element, &blocks, comm->sends, (size_t)first * comm_sum_element_bytes(element),
+                    sum, n);
 }
 
 /* ---- the tasks ---- */
@@ -78,7 +73,7 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
 
     (void)stream;
     BL_TRY(meet(t));
-    sum_in_rank_order((local_comm *)t->comm, BL_COMM_F32, t->comm->rank * t->n, t->n, t->recv);
+    sum_ranks((local_comm *)t->comm, BL_COMM_F32, t->comm->rank * t->n, t->n, t->recv);
     part(t);
     return BL_OK;
 }
@@ -103,8 +98,7 @@ static bl_status all_reduce_task(bl_stream *stream, const void *args)
         int64_t begin = bl_min_i64(c->base.rank * n_part, n_chunk),
                 end = bl_min_i64(begin + n_part, n_chunk);
         unsigned char *chunk = comm_local_group_scratch(c->group, half);
-        sum_in_rank_order(c, element, first + begin, end - begin,
-                          chunk + (size_t)begin * unit_bytes);
+        sum_ranks(c, element, first + begin, end - begin, chunk + (size_t)begin * unit_bytes);
         part(t);
         if (n_chunk > 0)
             memcpy((unsigned char *)t->recv + (size_t)first * unit_bytes, chunk,
@@ -150,7 +144,9 @@ static bl_status run_as_task(bl_stream *stream, const bl_comm_task *task)
 
 static bl_status run_between_devices(bl_stream *stream, const bl_comm_task *task)
 {
-    return comm_local_device_run(&((local_comm *)task->comm)->seat, stream, task);
+    local_comm *self = (local_comm *)task->comm;
+    self->seat.sum_block = self->base.sum_block;
+    return comm_local_device_run(&self->seat, stream, task);
 }
 
 /* The place that tells the kinds of device apart. */
@@ -171,7 +167,8 @@ static void local_first_error(bl_comm *comm, bl_error *out)
     comm_local_first_error(((local_comm *)comm)->group, out);
 }
 
-static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out);
+static bl_status comm_create(comm_local_group *group, int rank, int size, int sum_block,
+                             bl_comm **out);
 
 /* The first rank of each color makes the group and shows it to the others. `ranks` (of the old
  * group) has room for all. */
@@ -195,7 +192,7 @@ static bl_status split_group(local_comm *self, int color, int *ranks, bl_comm **
     comm_local_part(meeting, rank);
     if (!group) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", n_ranks);
 
-    bl_status st = comm_create(group, new_rank, n_ranks, out);
+    bl_status st = comm_create(group, new_rank, n_ranks, self->base.sum_block, out);
     if (st != BL_OK) comm_local_group_release(group);
     return st;
 }
@@ -214,6 +211,7 @@ static void local_destroy(bl_comm *comm)
     local_comm *self = (local_comm *)comm;
     comm_local_device_destroy(self->seat.device);
     comm_local_group_release(self->group);
+    free(self->sends);
     free(self);
 }
 
@@ -225,14 +223,22 @@ static const bl_comm_backend local_backend = {
     .destroy = local_destroy,
 };
 
-static bl_status comm_create(comm_local_group *group, int rank, int size, bl_comm **out)
+static bl_status comm_create(comm_local_group *group, int rank, int size, int sum_block,
+                             bl_comm **out)
 {
     local_comm *self = calloc(1, sizeof *self);
-    if (!self) return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
-    self->base = (bl_comm){.backend = &local_backend, .rank = rank, .size = size};
+    const void **sends = calloc((size_t)size, sizeof *sends);
+    if (!self || !sends) {
+        free(self);
+        free(sends);
+        return BL_FAIL(BL_ENOMEM, "rank %d of a communicator", rank);
+    }
+    self->base =
+        (bl_comm){.backend = &local_backend, .rank = rank, .size = size, .sum_block = sum_block};
+    self->sends = sends;
     self->group = group;
-    self->seat =
-        (comm_local_seat){.meeting = comm_local_collectives(group), .rank = rank, .size = size};
+    self->seat = (comm_local_seat){
+        .meeting = comm_local_collectives(group), .rank = rank, .size = size, .pieces = sends};
     *out = &self->base;
     return BL_OK;
 }
@@ -245,7 +251,7 @@ bl_status bl_comm_create_local(int n_ranks, double deadline_s, bl_comm **out)
     memset(out, 0, (size_t)n_ranks * sizeof *out);
     BL_TRY(comm_local_group_create_job(n_ranks, deadline_s, &group));
     for (int i = 0; i < n_ranks; i++) {
-        bl_status st = comm_create(group, i, n_ranks, &out[i]);
+        bl_status st = comm_create(group, i, n_ranks, BL_COMM_SUM_BLOCK, &out[i]);
         if (st == BL_OK) continue;
         for (int j = i; j < n_ranks; j++) comm_local_group_release(group);
         for (int j = 0; j < i; j++) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collectives of GPUs in processes. Sums: every rank sends every other its part of a piece, the
- * parts of all ranks arrive side by side in the scratch, and a kernel adds them up in rank order. A
- * piece's parts fit into the scratch; the stream orders pieces and calls, so the scratch is free
- * again when its turn comes. */
+/* The collectives of GPUs in processes. Sums (comm/blocks_internal.h): the members of a block send
+ * each other their values for their owners, which arrive side by side in the scratch, and a kernel
+ * adds them up in rank order; then the same between blocks. A piece's parts fit into the scratch;
+ * the stream orders pieces and calls, so the scratch is free again when its turn comes. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -15,64 +15,164 @@
 #define CHECK(c, call)                                                                             \
     comm_nccl_check(&(c)->job->library, (int)(c)->job->library.call, #call, (c)->name)
 
-/* Between all ranks at once: each sends every other `to`'s bytes and receives `from`'s. */
-typedef struct exchange {
-    const comm_parts *p;
-    unsigned char
-        *scratch; /* parts of the own piece arrive here; NULL: the others' parts in their places */
-    size_t part_bytes;
-} exchange;
+/* ---- the scratch: [member of the block][turn], whose own row takes the block's sums, and [block]
+ * ---- */
 
-static bl_status queue_peer(comm_nccl *c, const exchange *x, int i, void *stream)
+static int own_block(const comm_nccl *c)
 {
-    int rank = c->base.rank, size = c->base.size;
-    int to = (rank + i) % size, from = (rank + size - i) % size;
-    int sent = x->scratch ? to : rank, received = x->scratch ? rank : from;
-    unsigned char *at =
-        x->scratch ? x->scratch + (size_t)from * x->part_bytes : comm_part_of(x->p, from);
+    return comm_block_of(&c->sum_blocks, c->base.rank);
+}
 
-    if (comm_part_bytes(x->p, sent) > 0)
-        BL_TRY(CHECK(c, ncclSend(comm_part_of(x->p, sent), comm_part_bytes(x->p, sent), ncclUint8,
-                                 to, c->nccl, stream)));
-    if (comm_part_bytes(x->p, received) > 0)
-        BL_TRY(CHECK(
-            c, ncclRecv(at, comm_part_bytes(x->p, received), ncclUint8, from, c->nccl, stream)));
+static unsigned char *scratch_of(const comm_nccl *c, int member, int turn)
+{
+    int n_turns = comm_block_turns(&c->sum_blocks, own_block(c));
+    int place = member - comm_block_first(&c->sum_blocks, own_block(c));
+    return c->scratch + (size_t)(place * n_turns + turn) * c->part_bytes;
+}
+
+static unsigned char *scratch_of_block(const comm_nccl *c, int block)
+{
+    int n_rows = comm_block_length(&c->sum_blocks, own_block(c));
+    return scratch_of(c, comm_block_first(&c->sum_blocks, own_block(c)) + n_rows, block);
+}
+
+/* ---- exchanges: what goes from and to this rank ---- */
+
+static bl_status queue_send(comm_nccl *c, const void *from, size_t n_bytes, int peer, void *stream)
+{
+    return n_bytes > 0 ? CHECK(c, ncclSend(from, n_bytes, ncclUint8, peer, c->nccl, stream))
+                       : BL_OK;
+}
+
+static bl_status queue_receive(comm_nccl *c, void *to, size_t n_bytes, int peer, void *stream)
+{
+    return n_bytes > 0 ? CHECK(c, ncclRecv(to, n_bytes, ncclUint8, peer, c->nccl, stream)) : BL_OK;
+}
+
+/* Between the members of a block: the i-th ones before and behind this rank. */
+static bl_status queue_members(comm_nccl *c, const comm_parts *p, int i, void *stream)
+{
+    const comm_blocks *b = &c->sum_blocks;
+    int rank = c->base.rank, first = comm_block_first(b, own_block(c)),
+        n = comm_block_length(b, own_block(c));
+    int to = first + (rank - first + i) % n, from = first + (rank - first + n - i) % n;
+
+    for (int turn = 0; turn < comm_block_turns(b, own_block(c)); turn++) {
+        int given = comm_block_owner(b, to, turn), own = comm_block_owner(b, rank, turn);
+        if (given >= 0)
+            BL_TRY(queue_send(c, comm_part_of(p, given), comm_part_bytes(p, given), to, stream));
+        if (own >= 0)
+            BL_TRY(
+                queue_receive(c, scratch_of(c, from, turn), comm_part_bytes(p, own), from, stream));
+    }
     return BL_OK;
 }
 
-/* A group is closed also after a failure: it is the thread's. */
-static bl_status queue_exchange(comm_nccl *c, const exchange *x, bl_stream *stream)
+static bl_status queue_within_block(comm_nccl *c, const comm_parts *p, void *stream)
 {
-    void *handle = bl_cuda_stream_handle(stream);
-    bl_status st = BL_OK;
+    for (int i = 1; i < comm_block_length(&c->sum_blocks, own_block(c)); i++)
+        BL_TRY(queue_members(c, p, i, stream));
+    return BL_OK;
+}
+
+static bl_status queue_between_blocks(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    const comm_blocks *b = &c->sum_blocks;
+    int rank = c->base.rank;
+
+    for (int turn = 0; turn < comm_block_turns(b, own_block(c)); turn++) {
+        int owner = comm_block_owner(b, rank, turn);
+        if (owner >= 0 && owner != rank)
+            BL_TRY(
+                queue_send(c, scratch_of(c, rank, turn), comm_part_bytes(p, owner), owner, stream));
+    }
+    for (int block = 0; block < b->n; block++)
+        if (block != own_block(c))
+            BL_TRY(queue_receive(c, scratch_of_block(c, block), comm_part_bytes(p, rank),
+                                 comm_block_helper(b, block, rank), stream));
+    return BL_OK;
+}
+
+/* Every rank's sum to every other. */
+static bl_status queue_sums(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    int rank = c->base.rank, size = c->base.size;
+
+    for (int i = 1; i < size; i++) {
+        int to = (rank + i) % size, from = (rank + size - i) % size;
+        BL_TRY(queue_send(c, comm_part_of(p, rank), comm_part_bytes(p, rank), to, stream));
+        BL_TRY(queue_receive(c, comm_part_of(p, from), comm_part_bytes(p, from), from, stream));
+    }
+    return BL_OK;
+}
+
+typedef bl_status (*queue_fn)(comm_nccl *c, const comm_parts *p, void *stream);
+
+/* A group is closed also after a failure: it is the thread's. */
+static bl_status exchange(comm_nccl *c, queue_fn queue, const comm_parts *p, bl_stream *stream)
+{
     bl_error error;
 
     BL_TRY(CHECK(c, ncclGroupStart()));
-    for (int i = 1; i < c->base.size && st == BL_OK; i++) st = queue_peer(c, x, i, handle);
+    bl_status st = queue(c, p, bl_cuda_stream_handle(stream));
     bl_error_save(&error, st);
     bl_status end = CHECK(c, ncclGroupEnd());
     return st == BL_OK ? end : bl_error_restore(&error);
+}
+
+/* ---- sums ---- */
+
+/* To the rank's row of the scratch; of a single block to where the sum belongs. */
+static bl_status sum_within_block(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
+                                  const comm_parts *p)
+{
+    const comm_blocks *b = &c->sum_blocks;
+    int rank = c->base.rank, first = comm_block_first(b, own_block(c)),
+        n_turns = comm_block_turns(b, own_block(c));
+
+    for (int turn = 0; turn < n_turns; turn++) {
+        int owner = comm_block_owner(b, rank, turn);
+        if (owner < 0) continue;
+        comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,
+                             .rank = rank - first,
+                             .n_ranks = comm_block_length(b, own_block(c)),
+                             .own = comm_part_of(p, owner),
+                             .parts = scratch_of(c, first, turn),
+                             .stride_bytes = (size_t)n_turns * c->part_bytes,
+                             .to = b->n == 1 ? comm_part_target(t, p, rank)
+                                             : scratch_of(c, rank, turn),
+                             .n = comm_part_length(p, owner)};
+        BL_TRY(comm_cuda_sum(stream, &sum));
+    }
+    return BL_OK;
+}
+
+static bl_status sum_between_blocks(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
+                                    const comm_parts *p)
+{
+    int rank = c->base.rank;
+    comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,
+                         .rank = own_block(c),
+                         .n_ranks = c->sum_blocks.n,
+                         .own = scratch_of(c, rank, comm_block_own_turn(&c->sum_blocks, rank)),
+                         .parts = scratch_of_block(c, 0),
+                         .stride_bytes = c->part_bytes,
+                         .to = comm_part_target(t, p, rank),
+                         .n = comm_part_length(p, rank)};
+    return comm_cuda_sum(stream, &sum);
 }
 
 /* The own part of a piece, summed over all ranks; of an all-reduce then the others' sums. */
 static bl_status reduce_piece(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
                               const comm_parts *p)
 {
-    int rank = c->base.rank;
-    exchange to_owners = {.p = p, .scratch = c->scratch, .part_bytes = c->part_bytes};
-    comm_sum_args sum = {.element = (bl_comm_element)t->call.detail,
-                         .rank = rank,
-                         .n_ranks = c->base.size,
-                         .own = comm_part_of(p, rank),
-                         .parts = c->scratch,
-                         .stride_bytes = c->part_bytes,
-                         .to = comm_part_target(t, p, rank),
-                         .n = comm_part_length(p, rank)};
-
-    BL_TRY(queue_exchange(c, &to_owners, stream));
-    BL_TRY(comm_cuda_sum(stream, &sum));
-    if (t->call.kind != BL_COMM_ALL_REDUCE) return BL_OK;
-    return queue_exchange(c, &(exchange){.p = p}, stream);
+    if (c->sum_blocks.per_block > 1) BL_TRY(exchange(c, queue_within_block, p, stream));
+    BL_TRY(sum_within_block(c, stream, t, p));
+    if (c->sum_blocks.n > 1) {
+        BL_TRY(exchange(c, queue_between_blocks, p, stream));
+        BL_TRY(sum_between_blocks(c, stream, t, p));
+    }
+    return t->call.kind == BL_COMM_ALL_REDUCE ? exchange(c, queue_sums, p, stream) : BL_OK;
 }
 
 static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)

@@ -15,6 +15,7 @@
 #include <stdatomic.h>
 
 #include "comm/backend.h"
+#include "comm/blocks_internal.h"
 #include "comm/nccl/deadlines.h"
 #include "comm/nccl/library.h"
 #include "comm/nccl/nccl.h"
@@ -102,7 +103,8 @@ typedef struct comm_nccl {
     int number;                          /* on all ranks the same */
     char name[2 * COMM_NCCL_NAME_BYTES]; /* "nccl", "nccl#2" */
     int *job_ranks;                      /* [size]: ranks in the first communicator */
-    unsigned char *scratch;              /* [size][part_bytes] of device memory */
+    comm_blocks sum_blocks;
+    unsigned char *scratch; /* parts of part_bytes, of device memory */
     size_t part_bytes;
     void *staging; /* BL_NCCL_SMALL_BYTES, pinned */
     bl_event *down, *up;

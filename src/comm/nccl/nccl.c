@@ -154,15 +154,28 @@ static bl_status join(comm_nccl *c)
     return BL_OK;
 }
 
+/* Again for another sum_block. */
+static bl_status take_scratch(bl_comm *comm)
+{
+    comm_nccl *c = (comm_nccl *)comm;
+    size_t scratch_bytes = bl_nccl_scratch_bytes(comm->size, comm->sum_block,
+                                                 c->number == 0 ? c->job->options.sum_bytes : 0);
+
+    if (comm->size == 1) return BL_OK;
+    c->sum_blocks = comm_blocks_of(comm->size, comm->sum_block);
+    c->part_bytes = scratch_bytes / (size_t)comm_blocks_parts_at_once(&c->sum_blocks);
+    bl_device_free(c->job->device, BL_SPACE_DEVICE, c->scratch);
+    c->scratch = NULL;
+    BL_TRY(bl_comm_set_sum_block(c->host, comm->sum_block));
+    return bl_device_alloc(c->job->device, BL_SPACE_DEVICE, scratch_bytes, "a communicator's sums",
+                           (void **)&c->scratch);
+}
+
 static bl_status take_memory(comm_nccl *c)
 {
     bl_device *device = c->job->device;
 
-    size_t scratch_bytes =
-        bl_nccl_scratch_bytes(c->base.size, c->number == 0 ? c->job->options.sum_bytes : 0);
-    c->part_bytes = scratch_bytes / (size_t)c->base.size;
-    BL_TRY(bl_device_alloc(device, BL_SPACE_DEVICE, scratch_bytes, "a communicator's sums",
-                           (void **)&c->scratch));
+    BL_TRY(take_scratch(&c->base));
     BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, BL_NCCL_SMALL_BYTES, "a communicator's staging",
                            &c->staging));
     BL_TRY(bl_event_create(device, &c->down));
@@ -221,8 +234,8 @@ static bl_status comm_create(comm_nccl_job *job, bl_comm *host, int job_rank, co
     job->n_users++;
     c->job = job;
     c->host = host;
-    c->base =
-        (bl_comm){.backend = &backend, .rank = bl_comm_rank(host), .size = bl_comm_size(host)};
+    c->base = (bl_comm){
+        .backend = &backend, .rank = host->rank, .size = host->size, .sum_block = host->sum_block};
     c->number = job->n_made++;
     if (c->number == 0)
         snprintf(c->name, sizeof c->name, "%s", job->name);
@@ -271,6 +284,7 @@ static const bl_comm_backend backend = {
     .alloc = comm_nccl_alloc,
     .free = comm_nccl_free,
     .trust_order = comm_nccl_trust_order,
+    .resize = take_scratch,
 };
 
 static void log_version(const comm_nccl *c)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* nccl.h -- the communicator of GPUs in processes: one rank a process, one GPU a rank. Its
  * collectives are for device memory and are queued on CUDA streams; large ones are NCCL's, small
- * ones go over the host's communicator. Reductions are an all-to-all and a sum in rank order, so
- * results have the bits of every other communicator.
+ * ones go over the host's communicator. Reductions are exchanges and sums in the order of comm.h,
+ * so results have the bits of every other communicator.
  *
  *   collective                  goes
  *   all_gather, broadcast       through NCCL
- *   reduce_scatter_f32          through NCCL: all-to-all in pieces into a scratch, summed by a
- *                               kernel
+ *   reduce_scatter_f32          through NCCL: in pieces into a scratch, summed by a kernel; within
+ *                               blocks of ranks, then between them
  *   all_reduce, more than       the same, then the parts to all ranks
  *     BL_NCCL_SMALL_BYTES
  *   all_reduce, smaller         over the host: staged in pinned memory; the device's stream waits,
@@ -83,9 +83,9 @@ BL_API int bl_nccl_multiprocessors(const bl_comm *comm);
  * thread. */
 BL_API void bl_nccl_limit_deadline(bl_comm *comm, double most_s);
 
-/* Device memory for the sums of a communicator of n_ranks; sum_bytes: as in the options, 0 of a
- * split. One rank: 0. */
-BL_API size_t bl_nccl_scratch_bytes(int n_ranks, size_t sum_bytes);
+/* Device memory for the sums of a communicator of n_ranks, in blocks of sum_block; sum_bytes: as in
+ * the options, 0 of a split. One rank: 0. */
+BL_API size_t bl_nccl_scratch_bytes(int n_ranks, int sum_block, size_t sum_bytes);
 
 /* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the
  * user has set it. Before CUDA starts, and while there is one thread. */

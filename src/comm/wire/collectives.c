@@ -3,8 +3,8 @@
  * other, so that all know which ranks are missing and whether they agree, and no rank sends data to
  * one that is not ready. Then the bytes move directly from each rank to each other.
  *
- * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all, and a sum in
- * rank order. */
+ * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all and a sum within
+ * each block of ranks, turn by turn, then between blocks (comm/blocks_internal.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,9 +36,12 @@ typedef struct wire_comm {
     bool owns_wire;
     int *job_ranks; /* [size] */
     crossing collectives, splits;
+    comm_blocks blocks;
     size_t chunk_bytes;
-    /* [size][chunk_bytes]: what came from each rank; the own part takes the sum. */
+    /* Parts of chunk_bytes: what came from each member of the block (the own part takes the sum of
+     * a single block), the block's sum of each turn, what came from each block. */
     unsigned char *scratch;
+    const void **values; /* [size]: the terms of a sum */
 } wire_comm;
 
 static wire_comm *comm_of(const bl_comm_task *t)
@@ -99,25 +102,28 @@ static bl_status meet_for(const bl_comm_task *t)
     return meet(comm_of(t), &comm_of(t)->collectives, &own);
 }
 
-/* to[0, n) = ((0 + x_0) + x_1) + ..., x_r from the scratch, the own contribution from `own`. `to`
- * may be `own`. */
-static void sum_chunk(wire_comm *c, bl_comm_element element, const unsigned char *own, int64_t n,
-                      void *to)
-{
-    size_t unit_bytes = comm_sum_element_bytes(element);
-    unsigned char *sum = c->scratch + (size_t)c->base.rank * c->chunk_bytes;
+/* ---- parts of the scratch ---- */
 
-    for (int64_t first = 0; first < n; first += COMM_SUM_BLOCK) {
-        int64_t n_block = bl_min_i64(COMM_SUM_BLOCK, n - first);
-        size_t at = (size_t)first * unit_bytes;
-        memset(sum + at, 0, (size_t)n_block * unit_bytes);
-        for (int r = 0; r < c->base.size; r++) {
-            const unsigned char *from =
-                r == c->base.rank ? own : c->scratch + (size_t)r * c->chunk_bytes;
-            comm_sum_add(element, sum + at, from + at, n_block);
-        }
-    }
-    memcpy(to, sum, (size_t)n * unit_bytes);
+static unsigned char *scratch_at(const wire_comm *c, int idx)
+{
+    return c->scratch + (size_t)idx * c->chunk_bytes;
+}
+
+static unsigned char *from_member(const wire_comm *c, int place)
+{
+    return scratch_at(c, place);
+}
+
+static unsigned char *sum_of_turn(const wire_comm *c, int turn)
+{
+    if (c->blocks.n == 1) return from_member(c, c->base.rank);
+    return scratch_at(c, c->blocks.per_block + turn);
+}
+
+static unsigned char *from_block(const wire_comm *c, int block)
+{
+    int own = comm_block_of(&c->blocks, c->base.rank);
+    return scratch_at(c, c->blocks.per_block + comm_block_turns(&c->blocks, own) + block);
 }
 
 /* ---- the tasks ---- */
@@ -143,21 +149,68 @@ static bl_status all_gather_task(bl_stream *stream, const void *args)
     return exchange(x, &t->call, false);
 }
 
-/* Rank p gets part p of every rank, and sums it. */
-static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
+/* Every member of the block gets the others' values for its owner of this turn, and sums them. */
+static bl_status sum_within_block(const bl_comm_task *t, const comm_parts *s, int turn)
 {
     wire_comm *c = comm_of(t);
     crossing *x = &c->collectives;
-    int rank = c->base.rank, size = c->base.size;
+    int rank = c->base.rank, block = comm_block_of(&c->blocks, rank),
+        first = comm_block_first(&c->blocks, block), n = comm_block_length(&c->blocks, block);
+    int owner = comm_block_owner(&c->blocks, rank, turn);
+    comm_blocks members = comm_blocks_of(n, n);
 
-    for (int i = 1; i < size; i++) {
-        int peer = (rank + i) % size, from = (rank + size - i) % size;
-        give(x, peer, comm_part_of(s, peer), comm_part_bytes(s, peer));
-        take(x, from, c->scratch + (size_t)from * c->chunk_bytes, comm_part_bytes(s, rank));
+    for (int i = 1; i < n; i++) {
+        int to = first + (rank - first + i) % n, from = first + (rank - first + n - i) % n;
+        int of_to = comm_block_owner(&c->blocks, to, turn);
+        if (of_to >= 0) give(x, to, comm_part_of(s, of_to), comm_part_bytes(s, of_to));
+        if (owner >= 0) take(x, from, from_member(c, from - first), comm_part_bytes(s, owner));
     }
     BL_TRY(exchange(x, &t->call, false));
-    sum_chunk(c, (bl_comm_element)t->call.detail, comm_part_of(s, rank), comm_part_length(s, rank),
-              comm_part_target(t, s, rank));
+    if (owner < 0) return BL_OK;
+    for (int i = 0; i < n; i++)
+        c->values[i] = first + i == rank ? comm_part_of(s, owner) : from_member(c, i);
+    comm_sum_blocks((bl_comm_element)t->call.detail, &members, c->values, 0, sum_of_turn(c, turn),
+                    comm_part_length(s, owner));
+    return BL_OK;
+}
+
+/* Every rank gets its part's sums of the other blocks, and adds them up. */
+static bl_status sum_between_blocks(const bl_comm_task *t, const comm_parts *s)
+{
+    wire_comm *c = comm_of(t);
+    const comm_blocks *blocks = &c->blocks;
+    crossing *x = &c->collectives;
+    int rank = c->base.rank, own = comm_block_of(blocks, rank);
+    comm_blocks terms = comm_blocks_of(blocks->n, blocks->n);
+
+    for (int turn = 0; turn < comm_block_turns(blocks, own); turn++) {
+        int owner = comm_block_owner(blocks, rank, turn);
+        if (owner >= 0 && owner != rank)
+            give(x, owner, sum_of_turn(c, turn), comm_part_bytes(s, owner));
+    }
+    for (int block = 0; block < blocks->n; block++) {
+        c->values[block] =
+            block == own ? sum_of_turn(c, comm_block_own_turn(blocks, rank)) : from_block(c, block);
+        if (block != own)
+            take(x, comm_block_helper(blocks, block, rank), from_block(c, block),
+                 comm_part_bytes(s, rank));
+    }
+    BL_TRY(exchange(x, &t->call, false));
+    comm_sum_blocks((bl_comm_element)t->call.detail, &terms, c->values, 0,
+                    comm_part_target(t, s, rank), comm_part_length(s, rank));
+    return BL_OK;
+}
+
+static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
+{
+    wire_comm *c = comm_of(t);
+    int rank = c->base.rank,
+        n_turns = comm_block_turns(&c->blocks, comm_block_of(&c->blocks, rank));
+
+    for (int turn = 0; turn < n_turns; turn++) BL_TRY(sum_within_block(t, s, turn));
+    if (c->blocks.n > 1) return sum_between_blocks(t, s);
+    if (comm_part_bytes(s, rank) > 0)
+        memcpy(comm_part_target(t, s, rank), sum_of_turn(c, 0), comm_part_bytes(s, rank));
     return BL_OK;
 }
 
@@ -236,7 +289,7 @@ static void wire_first_error(bl_comm *comm, bl_error *out)
     bl_wire_first_error(((wire_comm *)comm)->wire, out);
 }
 
-static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,
+static bl_status comm_create(bl_wire *wire, int group, const bl_comm *base, const int *job_ranks,
                              bl_comm **out);
 
 /* The new group's number is the largest that any rank of the old one proposes: no member of it has
@@ -260,7 +313,8 @@ static bl_status wire_split(bl_comm *comm, int color, bl_comm **out)
         members[n_members++] = c->job_ranks[i];
     }
     bl_wire_take_group(c->wire, group);
-    bl_status st = comm_create(c->wire, group, rank, n_members, members, out);
+    bl_comm base = {.rank = rank, .size = n_members, .sum_block = comm->sum_block};
+    bl_status st = comm_create(c->wire, group, &base, members, out);
     free(members);
     return st;
 }
@@ -279,9 +333,24 @@ static void wire_destroy(bl_comm *comm)
     crossing_close(&c->collectives);
     crossing_close(&c->splits);
     free(c->scratch);
+    free(c->values);
     free(c->job_ranks);
     free(c);
     if (owned) (void)bl_wire_close(owned);
+}
+
+/* Again for another sum_block. */
+static bl_status wire_take_scratch(bl_comm *comm)
+{
+    wire_comm *c = (wire_comm *)comm;
+    c->blocks = comm_blocks_of(comm->size, comm->sum_block);
+    size_t n_parts = (size_t)comm_blocks_parts_by_turn(&c->blocks);
+
+    free(c->scratch);
+    c->chunk_bytes = (SCRATCH_BYTES / n_parts) & ~(size_t)63;
+    if (c->chunk_bytes < MIN_CHUNK_BYTES) c->chunk_bytes = MIN_CHUNK_BYTES;
+    c->scratch = aligned_alloc(64, c->chunk_bytes * n_parts);
+    return c->scratch ? BL_OK : BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", comm->size);
 }
 
 static const bl_comm_backend wire_backend = {
@@ -290,6 +359,7 @@ static const bl_comm_backend wire_backend = {
     .first_error = wire_first_error,
     .split = wire_split,
     .destroy = wire_destroy,
+    .resize = wire_take_scratch,
 };
 
 static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int channel_idx,
@@ -304,25 +374,27 @@ static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int channe
                                   &x->channel);
 }
 
-static bl_status comm_create(bl_wire *wire, int group, int rank, int size, const int *job_ranks,
+/* Of `base` rank, size and sum_block are read. */
+static bl_status comm_create(bl_wire *wire, int group, const bl_comm *base, const int *job_ranks,
                              bl_comm **out)
 {
     bl_status st = BL_OK;
     wire_comm *c = calloc(1, sizeof *c);
+    size_t size = (size_t)base->size;
 
     *out = NULL;
-    if (!c) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
-    c->base = (bl_comm){.backend = &wire_backend, .rank = rank, .size = size};
+    if (!c) return BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", base->size);
+    c->base = *base;
+    c->base.backend = &wire_backend;
     c->wire = wire;
-    c->chunk_bytes = (SCRATCH_BYTES / (size_t)size) & ~(size_t)63;
-    if (c->chunk_bytes < MIN_CHUNK_BYTES) c->chunk_bytes = MIN_CHUNK_BYTES;
-    c->scratch = aligned_alloc(64, c->chunk_bytes * (size_t)size);
-    c->job_ranks = calloc((size_t)size, sizeof *c->job_ranks);
-    if (!c->scratch || !c->job_ranks) {
-        st = BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", size);
+    c->values = calloc(size, sizeof *c->values);
+    c->job_ranks = calloc(size, sizeof *c->job_ranks);
+    if (!c->values || !c->job_ranks) {
+        st = BL_FAIL(BL_ENOMEM, "a communicator of %d ranks", base->size);
         goto done;
     }
-    memcpy(c->job_ranks, job_ranks, (size_t)size * sizeof *job_ranks);
+    memcpy(c->job_ranks, job_ranks, size * sizeof *job_ranks);
+    BL_TRY_GOTO(st, done, wire_take_scratch(&c->base));
     BL_TRY_GOTO(st, done, crossing_open(&c->collectives, wire, group, 0, c));
     BL_TRY_GOTO(st, done, crossing_open(&c->splits, wire, group, 1, c));
     *out = &c->base;
@@ -366,7 +438,8 @@ bl_status bl_comm_create_wire(bl_wire *wire, bl_comm **out)
     for (int i = 0; i < size; i++) ranks[i] = i;
     int group = bl_wire_propose_group(wire);
     bl_wire_take_group(wire, group);
-    bl_status st = comm_create(wire, group, bl_wire_rank(wire), size, ranks, out);
+    bl_comm base = {.rank = bl_wire_rank(wire), .size = size, .sum_block = BL_COMM_SUM_BLOCK};
+    bl_status st = comm_create(wire, group, &base, ranks, out);
     free(ranks);
     return st;
 }

@@ -28,10 +28,17 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
+static bl_status create_local(const bl_job *job, bl_comm **comms)
+{
+    BL_TRY(bl_comm_create_local(job->topology.n_ranks, job->config->step_deadline_s, comms));
+    for (int i = 0; i < job->topology.n_ranks; i++)
+        BL_TRY(bl_comm_set_sum_block(comms[i], (int)job->config->sum_block));
+    return BL_OK;
+}
+
 static bl_status create_comms(bl_job *job, bl_comm **comms)
 {
-    if (!job->launch)
-        return bl_comm_create_local(job->topology.n_ranks, job->config->step_deadline_s, comms);
+    if (!job->launch) return create_local(job, comms);
     comms[0] = job->host_world;
     job->host_world = NULL;
     return BL_OK;

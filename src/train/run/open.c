@@ -22,6 +22,16 @@ static bl_status open_host_memory(bl_job *job)
     return BL_OK;
 }
 
+/* A block whose ranks are on several hosts is summed through the network. */
+static void note_blocks(const bl_train_config *c, const bl_topology *t)
+{
+    bool spans = t->n_on_host < t->n_ranks && t->n_on_host % c->sum_block != 0;
+    if (spans && t->first_here == 0)
+        bl_log_info("sum_block %lld: sums over ranks need fewer bytes between hosts with the ranks "
+                    "per host, %d, or a divisor of them",
+                    (long long)c->sum_block, t->n_on_host);
+}
+
 bl_status bl_job_place_ranks(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -47,6 +57,8 @@ bl_status bl_job_place_ranks(bl_job *job)
     t->first_on_host = info.local_rank;
     t->n_on_host = info.n_local;
     BL_TRY(bl_launch_create_comm(job->launch, c->step_deadline_s, &job->host_world));
+    BL_TRY(bl_comm_set_sum_block(job->host_world, (int)c->sum_block));
+    note_blocks(c, t);
     return open_host_memory(job);
 }
 

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The blocks of a sum: who helps whom, by counting; the bytes between hosts, counted at the wire of
+ * ranks that are processes; the error of a sum against double. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/sizes.h"
+#include "comm/blocks_internal.h"
+#include "comm/wire.h"
+#include "host_ranks.h"
+
+/* ---- arithmetic ---- */
+
+/* Of every owner and block there is one helper, a member of the block, in one turn. */
+static void check_helpers(const comm_blocks *b)
+{
+    int *helps = calloc((size_t)b->n * (size_t)b->size, sizeof *helps);
+
+    assert_non_null(helps);
+    for (int rank = 0; rank < b->size; rank++) {
+        int block = comm_block_of(b, rank);
+        for (int turn = 0; turn < comm_block_turns(b, block); turn++) {
+            int owner = comm_block_owner(b, rank, turn);
+            if (owner < 0) continue;
+            assert_true(owner < b->size);
+            assert_int_equal(comm_block_helper(b, block, owner), rank);
+            helps[block * b->size + owner]++;
+        }
+        assert_int_equal(comm_block_owner(b, rank, comm_block_own_turn(b, rank)), rank);
+    }
+    for (int i = 0; i < b->n * b->size; i++) assert_int_equal(helps[i], 1);
+    free(helps);
+}
+
+/* Every part that is moved, one by one. */
+static comm_blocks_traffic count_all(const comm_blocks *b, int n_on_host, int64_t *received)
+{
+    int n_hosts = (int)bl_ceil_div(b->size, n_on_host);
+    int64_t within[64] = {0}, between[64] = {0};
+    comm_blocks_traffic t = {0};
+
+    memset(received, 0, (size_t)b->size * sizeof *received);
+    for (int owner = 0; owner < b->size; owner++)
+        for (int block = 0; block < b->n; block++) {
+            int helper = comm_block_helper(b, block, owner), host = helper / n_on_host;
+            for (int i = 0; i < comm_block_length(b, block); i++) {
+                int rank = comm_block_first(b, block) + i;
+                if (rank == helper) continue;
+                received[helper]++;
+                if (helper == 0) t.received_within++;
+                if (rank / n_on_host != host) within[host]++;
+            }
+            if (block == comm_block_of(b, owner)) continue;
+            received[owner]++;
+            if (owner == 0) t.received_between++;
+            if (host != owner / n_on_host) between[owner / n_on_host]++;
+        }
+    for (int host = 0; host < n_hosts; host++) {
+        t.into_host_within = bl_max_i64(t.into_host_within, within[host]);
+        t.into_host_between = bl_max_i64(t.into_host_between, between[host]);
+    }
+    return t;
+}
+
+static void check_traffic(const comm_blocks *b, int n_on_host)
+{
+    int64_t received[64];
+    comm_blocks_traffic t = comm_blocks_count(b, n_on_host),
+                        all = count_all(b, n_on_host, received);
+
+    assert_int_equal(t.received_within, all.received_within);
+    assert_int_equal(t.received_between, all.received_between);
+    assert_int_equal(t.into_host_within, all.into_host_within);
+    assert_int_equal(t.into_host_between, all.into_host_between);
+    for (int rank = 0; rank < b->size; rank++)
+        assert_int_equal(comm_blocks_received(b, rank), received[rank]);
+}
+
+static void test_helpers_and_traffic(void **state)
+{
+    (void)state;
+    for (int size = 1; size <= 33; size++)
+        for (int per_block = 1; per_block <= 12; per_block++) {
+            comm_blocks b = comm_blocks_of(size, per_block);
+            check_helpers(&b);
+            for (int n_on_host = 1; n_on_host <= size; n_on_host++) check_traffic(&b, n_on_host);
+        }
+}
+
+/* Of two hosts of eight, each gets an eighth of what it gets with a single block, and that is the
+ * least: every rank's sum of the other host. */
+static void test_an_eighth_between_hosts(void **state)
+{
+    comm_blocks one = comm_blocks_of(16, 16), two = comm_blocks_of(16, 8);
+    comm_blocks_traffic t = comm_blocks_count(&one, 8);
+
+    (void)state;
+    assert_int_equal(t.into_host_within + t.into_host_between, 64);
+    assert_int_equal(t.summed, 17);
+    t = comm_blocks_count(&two, 8);
+    assert_int_equal(t.into_host_within, 0);
+    assert_int_equal(t.into_host_between, 8);
+    assert_int_equal(t.summed, 2 * 9 + 3);
+}
+
+/* ---- bytes, as processes send them ---- */
+
+static int n_on_host_counted;
+static int64_t sent_to_other_hosts;
+static int own_rank;
+
+bl_status __real_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
+                                          bool is_meeting, const bl_transfer *transfers, int n);
+bl_status __wrap_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
+                                          bool is_meeting, const bl_transfer *transfers, int n);
+
+bl_status __wrap_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
+                                          bool is_meeting, const bl_transfer *transfers, int n)
+{
+    for (int i = 0; i < n && !is_meeting; i++)
+        if (transfers[i].is_send &&
+            transfers[i].peer / n_on_host_counted != own_rank / n_on_host_counted)
+            sent_to_other_hosts += (int64_t)transfers[i].n_bytes;
+    return __real_bl_wire_channel_exchange(channel, call, is_meeting, transfers, n);
+}
+
+enum { FLOATS = 70001 }; /* several pieces */
+
+typedef struct layout {
+    int n_ranks, n_on_host, block;
+    int64_t parts_sent; /* by each rank, to other hosts */
+} layout;
+
+/* On every rank: the sum's bits, and what it sent. */
+static bl_status sum_once(test_rank *self)
+{
+    const layout *l = self->arg;
+    size_t n = (size_t)FLOATS * (size_t)self->n_ranks;
+    float *send = malloc(n * sizeof *send), *recv = malloc(FLOATS * sizeof *recv);
+    bl_status st = send && recv ? BL_OK : BL_FAIL(BL_ENOMEM, "a test's values");
+
+    own_rank = self->rank;
+    n_on_host_counted = l->n_on_host;
+    for (size_t i = 0; i < n && st == BL_OK; i++) send[i] = test_value(self->rank, (int64_t)i, 9);
+    BL_TRY_GOTO(st, done, st);
+    BL_TRY_GOTO(st, done, bl_comm_set_sum_block(self->comm, l->block));
+    BL_TRY_GOTO(st, done, bl_comm_reduce_scatter_f32(self->comm, self->stream, send, recv, FLOATS));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    for (int64_t i = 0; i < FLOATS; i++) {
+        int64_t index = self->rank * (int64_t)FLOATS + i;
+        float expected = test_sum(self->n_ranks, l->block, index, 9);
+        TEST_CHECK_GOTO(st, done, memcmp(&recv[i], &expected, sizeof expected) == 0);
+    }
+    host_rank_say(self, 0, sent_to_other_hosts);
+done:
+    (void)bl_stream_synchronize(self->stream);
+    free(recv);
+    free(send);
+    return st;
+}
+
+/* Places change traffic and no bit: layouts of equal blocks are compared with one serial sum. A
+ * single block sends one part to each rank of the other hosts. */
+static void test_bytes_between_hosts(void **state)
+{
+    layout layouts[] = {{4, 2, 2, 1}, {4, 1, 1, 3}, {4, 2, 8, 2}, {8, 4, 4, 1},
+                        {8, 4, 8, 4}, {8, 2, 2, 3}, {8, 8, 2, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(layouts); i++) {
+        const layout *l = &layouts[i];
+        host_rank_end ends[HOST_RANKS_MAX];
+        host_ranks_run(l->n_ranks, 60, sum_once, &layouts[i], ends);
+        for (int r = 0; r < l->n_ranks; r++) {
+            if (ends[r].error.status != BL_OK) fail_msg("rank %d: %s", r, ends[r].error.text);
+            assert_int_equal(ends[r].values[0], l->parts_sent * FLOATS * (int64_t)sizeof(float));
+        }
+    }
+}
+
+/* ---- against double ---- */
+
+/* n - 1 additions of n values, in any order, each rounded: |error| <= (n - 1) u sum |x|, to first
+ * order (Higham, Accuracy and Stability of Numerical Algorithms, 4.2). u is FLT_EPSILON / 2; twice
+ * the bound allows for the second order. */
+static void test_error_of_a_sum(void **state)
+{
+    enum { RANKS = 16, N = 2000 };
+
+    (void)state;
+    for (int block = 1; block <= RANKS; block++)
+        for (int64_t i = 0; i < N; i++) {
+            double exact = 0, magnitude = 0;
+            for (int r = 0; r < RANKS; r++) {
+                exact += (double)test_value(r, i, 3);
+                magnitude += fabs((double)test_value(r, i, 3));
+            }
+            double error = fabs((double)test_sum(RANKS, block, i, 3) - exact);
+            assert_true(error <= (RANKS - 1) * (double)FLT_EPSILON * magnitude);
+        }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_helpers_and_traffic),
+        cmocka_unit_test(test_an_eighth_between_hosts),
+        cmocka_unit_test(test_bytes_between_hosts),
+        cmocka_unit_test(test_error_of_a_sum),
+    };
+    return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
+}
