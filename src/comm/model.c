@@ -22,13 +22,15 @@ typedef struct step {
     double received, into_host;
 } step;
 
-static double step_seconds(const step *s, const bl_rates *r)
+/* Adds a step to its exchange's work, whose use of the network is its time so far. */
+static void add_step(const step *s, const bl_rates *r, bl_work *work)
 {
-    double seconds = 0;
+    double seconds = 0, network_s = s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
+
     if (s->received > 0) seconds = r->gather_latency_s + s->received / r->gather_bytes_per_s;
-    if (s->into_host > 0)
-        seconds = fmax(seconds, r->network_latency_s + s->into_host / r->network_bytes_per_s);
-    return seconds;
+    if (network_s > 0) seconds = fmax(seconds, r->network_latency_s + network_s);
+    work->seconds += seconds;
+    work->use[BL_RESOURCE_NETWORK] += network_s;
 }
 
 static comm_blocks_traffic traffic_of(const bl_exchange *e)
@@ -70,10 +72,12 @@ bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rat
     step steps[2];
     bl_work work = {.seconds = 0};
 
-    for (int i = steps_of(e, steps) - 1; i >= 0; i--) work.seconds += step_seconds(&steps[i], r);
+    for (int i = steps_of(e, steps) - 1; i >= 0; i--) add_step(&steps[i], r, &work);
     if (kind != BL_DEVICE_CUDA) work.use[BL_RESOURCE_CORES] = r->copy_cores;
-    if (work.seconds > 0)
+    if (work.seconds > 0) {
+        work.use[BL_RESOURCE_NETWORK] /= work.seconds;
         work.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * bl_exchange_received(e) / work.seconds;
+    }
     return work;
 }
 

@@ -124,7 +124,7 @@ static void set_capacities(const bl_time_input *in, bl_simulation *sim)
     const bl_rates *r = &in->rates;
 
     sim->capacity[BL_RESOURCE_CORES] = r->cores;
-    sim->capacity[BL_RESOURCE_DISK] = 1;
+    sim->capacity[BL_RESOURCE_DISK] = sim->capacity[BL_RESOURCE_NETWORK] = 1;
     if (in->kind != BL_DEVICE_CUDA) return;
     sim->capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
     sim->capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;

@@ -92,6 +92,8 @@ int64_t plan_trained_elements(const bl_time_input *input, const plan_item *item,
 bl_exchange plan_gather_of(const bl_time_input *input, double size, double bytes);
 bl_exchange plan_sum_of(const bl_time_input *input, double bytes);
 bl_work plan_exchange(const bl_time_input *input, const bl_exchange *exchange);
+/* Further work of its stream, which leaves the network to others. */
+void plan_add_without_network(bl_work *work, double seconds);
 
 /* Of a step, all ranks: bl_time_estimate.model_flops. */
 double plan_model_flops(const bl_time_input *input);

@@ -58,7 +58,7 @@ static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
                         .n_bytes = (int64_t)bl_exchange_received(&shards)};
     g.reduce = plan_exchange(in, is_ring ? &ring : &sum);
     double summed = is_ring ? (n + 1) * sent * rows : bl_exchange_summed(&sum);
-    g.reduce.seconds += (summed + 3 * FLOAT * rows) / rate;
+    plan_add_without_network(&g.reduce, (summed + 3 * FLOAT * rows) / rate);
     return g;
 }
 

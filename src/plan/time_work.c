@@ -40,6 +40,13 @@ bl_work plan_exchange(const bl_time_input *in, const bl_exchange *e)
     return bl_exchange_work(e, in->kind, &in->rates);
 }
 
+void plan_add_without_network(bl_work *work, double seconds)
+{
+    double all = work->seconds + seconds;
+    if (all > 0) work->use[BL_RESOURCE_NETWORK] *= work->seconds / all;
+    work->seconds = all;
+}
+
 static bl_work gather(const bl_time_input *in, double size, double bytes)
 {
     bl_exchange e = plan_gather_of(in, size, bytes);
@@ -94,10 +101,10 @@ static plan_item item_of(const bl_time_input *in, double rows, double cols, doub
     if (in->habits.gathers_decoded) gathered = 2 * ceil(rows / size) * cols;
     item.gather = item.gather_resident = gather(in, size, gathered);
     if (in->habits.gathers_decoded && is_cuda(in)) {
-        item.gather.seconds += ceil(rows / size) * cols / r->decode_weights_per_s;
-        item.gather_resident.seconds = item.gather.seconds;
+        plan_add_without_network(&item.gather, ceil(rows / size) * cols / r->decode_weights_per_s);
+        item.gather_resident = item.gather;
     } else if (size > 1 && r->memory_bytes_per_s > 0) { /* to its place in the slot */
-        item.gather_resident.seconds += 2 * bytes / r->memory_bytes_per_s;
+        plan_add_without_network(&item.gather_resident, 2 * bytes / r->memory_bytes_per_s);
     }
     return item;
 }
@@ -211,10 +218,10 @@ static void lora_amounts(const bl_time_input *in, plan_amounts *out)
     bl_exchange reduce = plan_sum_of(in, chunk * 4);
 
     out->lora_gather = gather(in, n, chunk * element);
-    out->lora_gather.seconds += 2 * chunk * element / rate;
+    plan_add_without_network(&out->lora_gather, 2 * chunk * element / rate);
     out->lora_gather_bytes = (int64_t)((n - 1) * chunk * element);
     out->lora_reduce = plan_exchange(in, &reduce);
-    out->lora_reduce.seconds += bl_exchange_summed(&reduce) / rate;
+    plan_add_without_network(&out->lora_reduce, bl_exchange_summed(&reduce) / rate);
     out->lora_reduce_bytes = (int64_t)bl_exchange_received(&reduce);
     out->lora_add = transfer(in, bytes_of(bl_cost_add(&t.setting, &sum)) / rate);
     /* Of trained weights: plan_trained_optimizer_s. */
@@ -261,10 +268,8 @@ bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
             layer_amounts(in, &in->runs[r], &out->layers[r]);
     }
     out->head_item = item_of(in, V, H, head_bytes);
-    out->head_item.gather.seconds =
-        gather(in, in->n_shards,
-               ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype))
-            .seconds;
+    out->head_item.gather = gather(
+        in, in->n_shards, ceil(V / in->n_shards) * H * (double)bl_dtype_bytes(in->head_dtype));
     out->head = head_work(in, true);
     out->head_forward = head_work(in, false);
     out->embed = embed_work(in);

@@ -404,6 +404,7 @@ static void set_capacities(model_device *self)
     double *capacity = self->sim.capacity;
 
     capacity[BL_RESOURCE_CORES] = r->cores;
+    capacity[BL_RESOURCE_NETWORK] = 1;
     if (!is_cuda(self)) return;
     capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
     capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;
