@@ -88,8 +88,8 @@ typedef struct bl_peft_saved_names {
 } bl_peft_saved_names;
 /* False: the list is full. */
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
-/* modules' embedding and head become NULL where they are saved: such a module is no target, as in
- * huggingface/peft inject_adapter. */
+/* modules' embedding and head become NULL where they are saved: an expression may match such a
+ * module, which is no target, as in huggingface/peft inject_adapter. Its name stays rejected. */
 void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules);
 
 typedef struct bl_peft_config {
