@@ -9,6 +9,9 @@
  *   between blocks   every owner gets a sum from its helper in each other block, and adds the sums
  *                    in the blocks' order
  *
+ * A gather goes the same ways backwards: every owner sends its part to its helper in each other
+ * block, and helpers send what they have to their block.
+ *
  * A helper has one owner, or none, in each of its turns; turns are numbered alike in a block. */
 #ifndef BALLAST_COMM_BLOCKS_INTERNAL_H
 #define BALLAST_COMM_BLOCKS_INTERNAL_H

@@ -146,9 +146,11 @@ bl_status comm_case_world_values(test_rank *self)
     return check_collectives(self, self->comm);
 }
 
+/* And gathers, which go the same ways. */
 static bl_status check_sums(test_rank *self, bl_comm *comm, int block)
 {
     for (size_t i = 0; i < BL_COUNT(lengths); i++) {
+        BL_TRY(check_all_gather(self, comm, (size_t)lengths[i], i % 2 == 0));
         BL_TRY(check_reduce_scatter(self, comm, block, lengths[i]));
         BL_TRY(check_all_reduce(self, comm, block, lengths[i]));
     }

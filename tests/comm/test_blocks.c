@@ -139,7 +139,20 @@ typedef struct layout {
     int64_t parts_sent; /* by each rank, to other hosts */
 } layout;
 
-/* On every rank: the sum's bits, and what it sent. */
+static bl_status gather_once(test_rank *self, float *all)
+{
+    float *own = all + (size_t)self->rank * FLOATS;
+
+    for (int64_t i = 0; i < FLOATS; i++) own[i] = test_value(self->rank, i, 10);
+    BL_TRY(bl_comm_all_gather(self->comm, self->stream, own, all, FLOATS * sizeof *all));
+    BL_TRY(bl_stream_synchronize(self->stream));
+    for (int r = 0; r < self->n_ranks; r++)
+        for (int64_t i = 0; i < FLOATS; i++)
+            TEST_CHECK(all[r * (int64_t)FLOATS + i] == test_value(r, i, 10));
+    return BL_OK;
+}
+
+/* On every rank: the sum's bits, and what it sent; then the same of a gather. */
 static bl_status sum_once(test_rank *self)
 {
     const layout *l = self->arg;
@@ -160,6 +173,9 @@ static bl_status sum_once(test_rank *self)
         TEST_CHECK_GOTO(st, done, memcmp(&recv[i], &expected, sizeof expected) == 0);
     }
     host_rank_say(self, 0, sent_to_other_hosts);
+    sent_to_other_hosts = 0;
+    BL_TRY_GOTO(st, done, gather_once(self, send));
+    host_rank_say(self, 1, sent_to_other_hosts);
 done:
     (void)bl_stream_synchronize(self->stream);
     free(recv);
@@ -168,7 +184,8 @@ done:
 }
 
 /* Places change traffic and no bit: layouts of equal blocks are compared with one serial sum. A
- * single block sends one part to each rank of the other hosts. */
+ * single block sends one part to each rank of the other hosts. A gather goes the ways of a sum
+ * backwards. */
 static void test_bytes_between_hosts(void **state)
 {
     layout layouts[] = {{4, 2, 2, 1}, {4, 1, 1, 3}, {4, 2, 8, 2}, {8, 4, 4, 1},
@@ -181,7 +198,9 @@ static void test_bytes_between_hosts(void **state)
         host_ranks_run(l->n_ranks, 60, sum_once, &layouts[i], ends);
         for (int r = 0; r < l->n_ranks; r++) {
             if (ends[r].error.status != BL_OK) fail_msg("rank %d: %s", r, ends[r].error.text);
-            assert_int_equal(ends[r].values[0], l->parts_sent * FLOATS * (int64_t)sizeof(float));
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(ends[r].values[i],
+                                 l->parts_sent * FLOATS * (int64_t)sizeof(float));
         }
     }
 }

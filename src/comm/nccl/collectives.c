@@ -93,16 +93,47 @@ static bl_status queue_between_blocks(comm_nccl *c, const comm_parts *p, void *s
     return BL_OK;
 }
 
-/* Every rank's sum to every other. */
-static bl_status queue_sums(comm_nccl *c, const comm_parts *p, void *stream)
-{
-    int rank = c->base.rank, size = c->base.size;
+/* ---- sums on their way back: from every owner to its helpers, and within their blocks ---- */
 
-    for (int i = 1; i < size; i++) {
-        int to = (rank + i) % size, from = (rank + size - i) % size;
-        BL_TRY(queue_send(c, comm_part_of(p, rank), comm_part_bytes(p, rank), to, stream));
-        BL_TRY(queue_receive(c, comm_part_of(p, from), comm_part_bytes(p, from), from, stream));
+static bl_status queue_back_between(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    const comm_blocks *b = &c->sum_blocks;
+    int rank = c->base.rank, own = own_block(c);
+
+    for (int i = 1; i < b->n; i++)
+        BL_TRY(queue_send(c, comm_part_of(p, rank), comm_part_bytes(p, rank),
+                          comm_block_helper(b, (own + i) % b->n, rank), stream));
+    for (int turn = 0; turn < comm_block_turns(b, own); turn++) {
+        int owner = comm_block_owner(b, rank, turn);
+        if (owner >= 0 && owner != rank)
+            BL_TRY(
+                queue_receive(c, comm_part_of(p, owner), comm_part_bytes(p, owner), owner, stream));
     }
+    return BL_OK;
+}
+
+static bl_status queue_back_members(comm_nccl *c, const comm_parts *p, int i, void *stream)
+{
+    const comm_blocks *b = &c->sum_blocks;
+    int rank = c->base.rank, first = comm_block_first(b, own_block(c)),
+        n = comm_block_length(b, own_block(c));
+    int to = first + (rank - first + i) % n, from = first + (rank - first + n - i) % n;
+
+    for (int turn = 0; turn < comm_block_turns(b, own_block(c)); turn++) {
+        int own = comm_block_owner(b, rank, turn), theirs = comm_block_owner(b, from, turn);
+        if (own >= 0)
+            BL_TRY(queue_send(c, comm_part_of(p, own), comm_part_bytes(p, own), to, stream));
+        if (theirs >= 0)
+            BL_TRY(queue_receive(c, comm_part_of(p, theirs), comm_part_bytes(p, theirs), from,
+                                 stream));
+    }
+    return BL_OK;
+}
+
+static bl_status queue_back_within(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    for (int i = 1; i < comm_block_length(&c->sum_blocks, own_block(c)); i++)
+        BL_TRY(queue_back_members(c, p, i, stream));
     return BL_OK;
 }
 
@@ -172,7 +203,9 @@ static bl_status reduce_piece(comm_nccl *c, bl_stream *stream, const bl_comm_tas
         BL_TRY(exchange(c, queue_between_blocks, p, stream));
         BL_TRY(sum_between_blocks(c, stream, t, p));
     }
-    return t->call.kind == BL_COMM_ALL_REDUCE ? exchange(c, queue_sums, p, stream) : BL_OK;
+    if (t->call.kind != BL_COMM_ALL_REDUCE) return BL_OK;
+    if (c->sum_blocks.n > 1) BL_TRY(exchange(c, queue_back_between, p, stream));
+    return c->sum_blocks.per_block > 1 ? exchange(c, queue_back_within, p, stream) : BL_OK;
 }
 
 static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)

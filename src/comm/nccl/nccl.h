@@ -8,7 +8,7 @@
  *   all_gather, broadcast       through NCCL
  *   reduce_scatter_f32          through NCCL: in pieces into a scratch, summed by a kernel; within
  *                               blocks of ranks, then between them
- *   all_reduce, more than       the same, then the parts to all ranks
+ *   all_reduce, more than       the same, then the sums back the same ways
  *     BL_NCCL_SMALL_BYTES
  *   all_reduce, smaller         over the host: staged in pinned memory; the device's stream waits,
  *                               no thread does

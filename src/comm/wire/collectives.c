@@ -128,27 +128,6 @@ static unsigned char *from_block(const wire_comm *c, int block)
 
 /* ---- the tasks ---- */
 
-/* Each rank sends to its neighbors in another order, so that they do not all load the same one. */
-static bl_status all_gather_task(bl_stream *stream, const void *args)
-{
-    const bl_comm_task *t = args;
-    crossing *x = &comm_of(t)->collectives;
-    int rank = t->comm->rank, size = t->comm->size;
-    size_t bytes = t->call.bytes;
-    unsigned char *recv = t->recv;
-
-    (void)stream;
-    BL_TRY(meet_for(t));
-    if (bytes > 0 && recv + (size_t)rank * bytes != t->send)
-        memcpy(recv + (size_t)rank * bytes, t->send, bytes);
-    for (int i = 1; i < size; i++) {
-        int from = (rank + size - i) % size;
-        give(x, (rank + i) % size, t->send, bytes);
-        take(x, from, recv + (size_t)from * bytes, bytes);
-    }
-    return exchange(x, &t->call, false);
-}
-
 /* Every member of the block gets the others' values for its owner of this turn, and sums them. */
 static bl_status sum_within_block(const bl_comm_task *t, const comm_parts *s, int turn)
 {
@@ -214,18 +193,71 @@ static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
     return BL_OK;
 }
 
-/* Every rank gets the summed parts of the others. */
-static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
+/* The way of a sum backwards: every owner's part to its helper in each other block, whose members
+ * then get it from there. */
+static bl_status gather_between_blocks(const bl_comm_task *t, const comm_parts *s)
 {
-    crossing *x = &comm_of(t)->collectives;
-    int rank = t->comm->rank, size = t->comm->size;
+    wire_comm *c = comm_of(t);
+    const comm_blocks *blocks = &c->blocks;
+    crossing *x = &c->collectives;
+    int rank = c->base.rank, own = comm_block_of(blocks, rank);
 
-    for (int i = 1; i < size; i++) {
-        int from = (rank + size - i) % size;
-        give(x, (rank + i) % size, comm_part_of(s, rank), comm_part_bytes(s, rank));
-        take(x, from, comm_part_of(s, from), comm_part_bytes(s, from));
+    for (int i = 1; i < blocks->n; i++)
+        give(x, comm_block_helper(blocks, (own + i) % blocks->n, rank), comm_part_of(s, rank),
+             comm_part_bytes(s, rank));
+    for (int turn = 0; turn < comm_block_turns(blocks, own); turn++) {
+        int owner = comm_block_owner(blocks, rank, turn);
+        if (owner >= 0 && owner != rank)
+            take(x, owner, comm_part_of(s, owner), comm_part_bytes(s, owner));
     }
     return exchange(x, &t->call, false);
+}
+
+/* Each member sends to its neighbors in another order, so that they do not all load the same
+ * one. */
+static bl_status gather_within_block(const bl_comm_task *t, const comm_parts *s, int turn)
+{
+    wire_comm *c = comm_of(t);
+    crossing *x = &c->collectives;
+    int rank = c->base.rank, block = comm_block_of(&c->blocks, rank),
+        first = comm_block_first(&c->blocks, block), n = comm_block_length(&c->blocks, block);
+    int owner = comm_block_owner(&c->blocks, rank, turn);
+
+    for (int i = 1; i < n; i++) {
+        int to = first + (rank - first + i) % n, from = first + (rank - first + n - i) % n;
+        int theirs = comm_block_owner(&c->blocks, from, turn);
+        if (owner >= 0) give(x, to, comm_part_of(s, owner), comm_part_bytes(s, owner));
+        if (theirs >= 0) take(x, from, comm_part_of(s, theirs), comm_part_bytes(s, theirs));
+    }
+    return exchange(x, &t->call, false);
+}
+
+/* Every rank gets the parts of the others. */
+static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
+{
+    wire_comm *c = comm_of(t);
+    int n_turns = comm_block_turns(&c->blocks, comm_block_of(&c->blocks, c->base.rank));
+
+    if (c->blocks.n > 1) BL_TRY(gather_between_blocks(t, s));
+    for (int turn = 0; turn < n_turns; turn++) BL_TRY(gather_within_block(t, s, turn));
+    return BL_OK;
+}
+
+static bl_status all_gather_task(bl_stream *stream, const void *args)
+{
+    const bl_comm_task *t = args;
+    int64_t bytes = (int64_t)t->call.bytes;
+    comm_parts s = {.values = t->recv,
+                    .stride = bytes,
+                    .n_part = bytes,
+                    .end = bytes * t->comm->size,
+                    .unit_bytes = 1};
+
+    (void)stream;
+    BL_TRY(meet_for(t));
+    if (bytes > 0 && comm_part_of(&s, t->comm->rank) != t->send)
+        memcpy(comm_part_of(&s, t->comm->rank), t->send, t->call.bytes);
+    return gather_parts(t, &s);
 }
 
 /* An all-reduce is in place: a part is overwritten by its sum after all its old values have been
