@@ -83,7 +83,10 @@ static void every_weight_of_70b(void **state)
     assert_int_equal(p.n_rows, 5);
     /* 6 P FLOPs per token, and attention; 16 GPUs of 312 TFLOP/s */
     assert_within(p.mfu, 500.0 * 16 * 2048 * 6 * 68.98e9 / (13.5 * 3600 * 16 * 312e12), 0.03);
+    assert_within(p.tokens_per_s, 500.0 * 16 * 2048 / (13.5 * 3600), 1e-9);
     assert_true(rows[0].time.step_s * p.n_steps < p.hours * 3600 / 8);
+    /* 16 rows take 16 times the products, and the network once. */
+    assert_within(last->time.model_flops, 16 * rows[0].time.model_flops, 1e-9);
     assert_within(last->time.step_s * p.n_steps / 3600, p.hours, 0.15);
     assert_within(last->time.mfu, 16 * p.mfu, 0.15);
     for (int i = 1; i < 3; i++)
