@@ -79,6 +79,7 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
         .ratio = config->optimizer_ratio,
         .tier = kind == BL_DEVICE_CPU && tier == BL_TIER_HOST ? BL_TIER_DEVICE : tier,
         .dir = config->offload_dir,
+        .places_copy = config->offload_compute_copy,
         .io_engine = config->io_engine};
 }
 

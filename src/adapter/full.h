@@ -34,12 +34,13 @@ typedef struct bl_optimizer_placement {
     double ratio;          /* 0..1 */
     bl_tier tier;          /* on a CPU not BL_TIER_HOST, which is its device memory */
     const char *dir;       /* with BL_TIER_DISK: must exist */
+    bool places_copy;      /* bl_placement's */
     bl_io_engine io_engine;
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* Of the keys optimizer_*, seed, embedding_learning_rate, offload_dir and device; borrows dir from
- * them. */
+/* Of the keys optimizer_*, offload_compute_copy, seed, embedding_learning_rate, offload_dir and
+ * device; borrows dir from them. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
 /* Bytes of one rank: moments and gradients in device memory, in pinned host memory, and on disk. If

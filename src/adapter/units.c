@@ -115,9 +115,10 @@ static bl_status measure_units(const adapter_spans *spans, bool is_tied,
     if (is_gpu) n.device_frames = frames;
     if (!is_gpu || n.disk > 0) n.host_frames = frames;
     if (is_paged) n.pieces = UNITS_SLOTS * slot_bytes(placement->moments);
-    if (is_paged && is_gpu) n.pieces += UNITS_SLOTS * (int64_t)UNITS_ROUNDED_BYTES;
+    bool has_copy = has_weights && placement->places_copy; /* on disk */
+    if (is_paged && (is_gpu || has_copy)) n.pieces += UNITS_SLOTS * (int64_t)UNITS_ROUNDED_BYTES;
     int n_files = (n.disk > 0) + has_weights;
-    n.pieces += n_files * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
+    n.pieces += (n_files + has_copy) * UNITS_QUEUE_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
     n.behind = BL_STAGING_BYTES + n_files * UNITS_BEHIND_DEPTH * (int64_t)UNITS_REQUEST_BYTES;
     if (n_files > 0) n.behind += UNITS_PIECE_ELEMENTS * (int64_t)UNITS_FLOAT;
     *out = n;
@@ -187,12 +188,25 @@ static bl_status create_copies(adapter_units *units)
     BL_TRY(bl_stream_create_urgent(device, "state out", &units->fetch));
     BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, sizeof *units->grad_scale, "the clipping scale",
                            (void **)&units->grad_scale));
-    BL_TRY(bl_device_alloc(device, BL_SPACE_HOST, (size_t)UNITS_SLOTS * UNITS_ROUNDED_BYTES,
-                           "rounded pieces of weights", (void **)&units->rounded));
-    for (int i = 0; i < UNITS_SLOTS; i++) {
+    for (int i = 0; i < UNITS_SLOTS; i++) BL_TRY(bl_event_create(device, &units->slot[i].copied));
+    return BL_OK;
+}
+
+/* Whether rows of the copy are on disk. */
+static bool writes_copy(const adapter_units *units)
+{
+    const bl_model_weights *weights = units->options.weights;
+    return weights->copy && bl_pages_files(weights->copy);
+}
+
+/* On their way to the copy, where the host cannot write it. */
+static bl_status create_rounded(adapter_units *units)
+{
+    BL_TRY(bl_device_alloc(units->options.device, BL_SPACE_HOST,
+                           (size_t)UNITS_SLOTS * UNITS_ROUNDED_BYTES, "rounded pieces of weights",
+                           (void **)&units->rounded));
+    for (int i = 0; i < UNITS_SLOTS; i++)
         units->slot[i].rounded = units->rounded + (size_t)i * UNITS_ROUNDED_BYTES;
-        BL_TRY(bl_event_create(device, &units->slot[i].copied));
-    }
     return BL_OK;
 }
 
@@ -210,6 +224,7 @@ static bl_status create_slots(adapter_units *units)
             units->slot[s].memory[i] = memory;
             memory += piece_bytes(moments, (adapter_array)i);
         }
+    if (units->is_gpu || writes_copy(units)) BL_TRY(create_rounded(units));
     return units->is_gpu ? create_copies(units) : BL_OK;
 }
 
@@ -244,6 +259,9 @@ static bl_status create_paging(adapter_units *units, const bl_adapter_units_byte
     if (bl_pages_files(o->weights->pages))
         BL_TRY(adapter_units_create_reader(units, bl_pages_files(o->weights->pages),
                                            UNITS_QUEUE_DEPTH, &units->weights_reader));
+    if (writes_copy(units))
+        BL_TRY(adapter_units_create_reader(units, bl_pages_files(o->weights->copy),
+                                           UNITS_QUEUE_DEPTH, &units->copy_reader));
     return adapter_units_list_pieces(units);
 }
 
@@ -299,6 +317,7 @@ void adapter_units_destroy(adapter_units *units)
     for (size_t i = 0; i < BL_COUNT(streams); i++) bl_stream_destroy(streams[i]);
     bl_reader_destroy(units->reader);
     bl_reader_destroy(units->weights_reader);
+    bl_reader_destroy(units->copy_reader);
     bl_io_files_close(units->files);
     adapter_units_destroy_frames(units);
     for (int i = 0; i < UNITS_SLOTS; i++) bl_event_destroy(units->slot[i].copied);
@@ -481,6 +500,7 @@ void adapter_units_forget(adapter_units *units)
 /* Which lane an update keeps waiting, and the bytes that it moves there. */
 static bl_lane lane_of_update(const adapter_units *units, int64_t unit, int64_t *n_bytes)
 {
+    enum { BF16 = 2 }; /* bytes */
     int64_t on_disk = 0, copied = 0;
 
     for (int64_t s = units->spans->first[unit]; s < units->spans->first[unit + 1]; s++) {
@@ -492,7 +512,10 @@ static bl_lane lane_of_update(const adapter_units *units, int64_t unit, int64_t 
             on_disk += place == BL_TIER_DISK ? both_ways : 0;
             copied += place == BL_TIER_DEVICE ? both_ways : 0;
         }
-        if (units->is_gpu) copied += 2 * span->n; /* in bf16 */
+        if (!units->options.weights->copy) continue;
+        bl_tier place = adapter_units_copy_place(units, &span->at);
+        on_disk += place == BL_TIER_DISK ? BF16 * span->n : 0;
+        copied += place == BL_TIER_DEVICE ? BF16 * span->n : 0;
     }
     *n_bytes = on_disk > 0 ? on_disk : copied;
     return on_disk > 0 ? BL_LANE_DISK : BL_LANE_COPY;

@@ -3,7 +3,7 @@
  * through a ring of pieces. While one piece is updated, later pieces are read and earlier pieces
  * are written, so the disk reads and writes all the time, for units of any size. Arrays in host
  * memory are updated in place; those in a GPU's memory are copied to the piece and back. The
- * weights' copy on a GPU gets its rounded rows the same way.
+ * weights' bf16 copy gets its rounded rows the same way.
  *
  *   slot       entered by                              left by
  *   READING    read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for the read
@@ -126,6 +126,11 @@ static bl_status end_transfers(adapter_units *units, piece_slot *slot, int64_t u
 
     if (slot->is_copying) st = bl_event_synchronize(slot->copied);
     slot->is_copying = false;
+    if (slot->rounded_flies) {
+        slot->rounded_flies = false;
+        bl_status ended = adapter_units_wait(units, units->copy_reader, &slot->rounded_io, unit);
+        if (st == BL_OK) st = ended;
+    }
     for (int i = 0; i < ADAPTER_N_ARRAYS; i++) {
         if (!slot->flies[i]) continue;
         slot->flies[i] = false;
@@ -164,6 +169,21 @@ static char *piece_memory(const adapter_units *units, const unit_piece *p, const
            p->first * adapter_units_element(units, array);
 }
 
+/* Of rows in slot->rounded; whole blocks: a page ends with one. */
+static bl_status write_rounded(adapter_units *units, const bl_base_walk *at, int64_t first,
+                               int64_t n, piece_slot *slot)
+{
+    int64_t element = (int64_t)bl_dtype_bytes(BL_BF16),
+            page = bl_pages_offset(units->options.weights->copy, at->index);
+
+    slot->rounded_io = (bl_io_read){.offset_bytes = page + first * element,
+                                    .n_bytes = (size_t)bl_round_up(n * element, BL_IO_ALIGN_BYTES),
+                                    .dst = slot->rounded};
+    BL_TRY(bl_reader_submit_write(units->copy_reader, &slot->rounded_io));
+    slot->rounded_flies = true;
+    return BL_OK;
+}
+
 /* Rounds floats [first, first + n) of a part into the copy, if there is one. */
 static bl_status round_rows(adapter_units *units, const bl_base_walk *at, int64_t first, int64_t n,
                             const float *rows, piece_slot *slot)
@@ -171,12 +191,14 @@ static bl_status round_rows(adapter_units *units, const bl_base_walk *at, int64_
     const bl_model_weights *weights = units->options.weights;
 
     if (!weights->copy) return BL_OK;
-    bl_tensor copy = bl_model_copy_rows(weights, at, first),
-              rounded = units->is_gpu ? bl_tensor_of(slot->rounded, copy.dtype) : copy;
+    bl_tensor copy = bl_model_copy_rows(weights, at, first);
+    bl_tier place = adapter_units_copy_place(units, at);
+    bl_tensor rounded = place == BL_TIER_HOST ? copy : bl_tensor_of(slot->rounded, copy.dtype);
     BL_TRY(bl_cast_on_host(
         units->disk,
         &(bl_cast_args){.n = n, .x = bl_tensor_f32((float *)(uintptr_t)rows), .y = rounded}));
-    if (!units->is_gpu) return BL_OK;
+    if (place == BL_TIER_HOST) return BL_OK;
+    if (place == BL_TIER_DISK) return write_rounded(units, at, first, n, slot);
     slot->is_copying = true;
     return bl_stream_copy(units->upload, copy.data, rounded.data, bl_tensor_bytes(copy, n));
 }

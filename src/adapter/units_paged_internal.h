@@ -50,10 +50,11 @@ typedef struct piece_slot {
     char *memory[ADAPTER_N_ARRAYS];
     bl_io_read io[ADAPTER_N_ARRAYS];
     bool flies[ADAPTER_N_ARRAYS]; /* io is in flight */
-    /* Of a GPU: the weights rounded for their copy; copies between host and device are queued,
-     * `copied` after them. */
+    /* The weights rounded for their copy, where that is not in host memory, and their write to its
+     * file. Of a GPU: copies between host and device are queued, `copied` after them. */
     char *rounded;
-    bool is_copying;
+    bl_io_read rounded_io;
+    bool rounded_flies, is_copying;
     bl_event *copied;
 } piece_slot;
 
@@ -91,7 +92,7 @@ struct adapter_units {
     /* Unused if no unit is PAGED. */
     bl_stream *disk;    /* of the host: waits for disks and updates */
     bl_io_files *files; /* moments and gradients on disk; NULL: none are */
-    bl_reader *reader, *weights_reader;
+    bl_reader *reader, *weights_reader, *copy_reader;
     char *device_frames, *host_frames, *slots, *rounded; /* memory */
     held_frame frame[N_FRAMES];
     /* Of a GPU: copies of gradients, queued by the rank's thread, and of pieces, queued by tasks on
@@ -122,6 +123,8 @@ char *adapter_units_span_memory(const adapter_units *units, const adapter_span *
  * copies. */
 bl_tier adapter_units_place(const adapter_units *units, const adapter_span *span,
                             adapter_array array);
+/* The same of a part's rows in the bf16 copy, which there is. */
+bl_tier adapter_units_copy_place(const adapter_units *units, const bl_base_walk *at);
 /* `update` of elements [first, first + n) of a span. */
 bl_adamw_args adapter_units_adamw(const adapter_units *units, const adapter_span *span,
                                   int64_t first, int64_t n, char *const memory[ADAPTER_N_ARRAYS]);

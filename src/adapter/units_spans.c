@@ -40,6 +40,12 @@ bl_tier adapter_units_place(const adapter_units *units, const adapter_span *span
     return tier == BL_TIER_DEVICE && !units->is_gpu ? BL_TIER_HOST : tier;
 }
 
+bl_tier adapter_units_copy_place(const adapter_units *units, const bl_base_walk *at)
+{
+    bl_tier tier = bl_pages_spec(units->options.weights->copy, at->index)->tier;
+    return tier == BL_TIER_DEVICE && !units->is_gpu ? BL_TIER_HOST : tier;
+}
+
 bl_adamw_args adapter_units_adamw(const adapter_units *units, const adapter_span *span,
                                   int64_t first, int64_t n, char *const memory[ADAPTER_N_ARRAYS])
 {

@@ -176,7 +176,8 @@ typedef struct bl_train_config {
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */
     double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
-    double offload_host_part; /* with BL_OFFLOAD_DISK */
+    double offload_host_part;  /* with BL_OFFLOAD_DISK */
+    bool offload_compute_copy; /* with full fine-tuning in bf16 */
     char *offload_dir;
     bl_optimizer_tier optimizer_tier;
     double optimizer_ratio; /* 0..1 */

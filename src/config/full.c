@@ -56,6 +56,9 @@ static bl_status check_lora(const bl_train_config *c)
                            "%s: LoRA's optimizer state is small and stays in memory, in fp32; it "
                            "is for finetuning_type full, leave it out",
                            keys[i]);
+    if (c->offload_compute_copy)
+        return BL_FAIL(BL_EUSAGE, "offload_compute_copy: finetuning_type lora has no copy of the "
+                                  "weights; leave it out");
     if (config_differs(c, "embedding_learning_rate"))
         return BL_FAIL(BL_EUSAGE, "embedding_learning_rate: finetuning_type lora has one learning "
                                   "rate, also for modules_to_save; leave it out, or use "
@@ -81,6 +84,19 @@ static bl_status check_saved(const bl_train_config *c)
                        "modules_to_save replaces a part; leave it out, or use a loss without "
                        "reference",
                        bl_loss_name(losses.term[0].loss));
+    return BL_OK;
+}
+
+/* Of the bf16 copy of the weights. */
+static bl_status check_copy(const bl_train_config *c)
+{
+    if (!c->offload_compute_copy) return BL_OK;
+    if (bl_train_config_act(c) == BL_F32)
+        return BL_FAIL(BL_EUSAGE, "offload_compute_copy: products in fp32 take the weights "
+                                  "themselves; leave it out, or use compute_dtype bf16");
+    if (c->offload_ratio == 0)
+        return BL_FAIL(BL_EUSAGE, "offload_compute_copy: no weights are outside of device memory; "
+                                  "set offload_ratio, 1 for all of them, or leave it out");
     return BL_OK;
 }
 
@@ -110,6 +126,7 @@ bl_status config_check_full(const bl_train_config *c)
                        "embedding_learning_rate %g with learning_rate 0: both follow one schedule, "
                        "relative to learning_rate; give a positive one",
                        c->embedding_learning_rate);
+    BL_TRY(check_copy(c));
     BL_TRY(bl_train_config_losses(c, &losses));
     if (losses.is_preference)
         return BL_FAIL(BL_EUSAGE,

@@ -302,6 +302,9 @@ const bl_option bl_train_options[] = {
     {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH, .default_text = "0",
      .help = "with offload_tier disk: the part of that fraction in pinned host memory; the rest is "
              "in page files"},
+    {KEY(offload_compute_copy, BOOL), .commands = TRAIN, .default_text = "false",
+     .help = "with finetuning_type full and bf16 products, store the bf16 copy of the weights in "
+             "the same tiers as the fp32 weights; false: in device memory"},
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},

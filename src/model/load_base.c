@@ -128,11 +128,10 @@ static void name_page(void *user, const bl_base_walk *at, char name[BL_PAGE_NAME
     bl_model_page_name(user, at, name);
 }
 
-static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
+static bl_pages_options options_of(const bl_model_weights *w, int shard,
+                                   const bl_placement *placement)
 {
-    const bl_base_layout *layout = &w->layout;
-    bl_model_config config = w->model->config;
-    bl_pages_options options = {
+    return (bl_pages_options){
         .device = w->device,
         .pin = placement->pin,
         .node = placement->n > 0
@@ -140,9 +139,16 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
                     : -1,
         .dir = placement->dir,
         .shard = shard,
-        .n_shards = layout->n_shards,
+        .n_shards = w->layout.n_shards,
         .n_on_host = placement->n,
         .is_rewritten = w->model->is_trained};
+}
+
+static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement *placement)
+{
+    const bl_base_layout *layout = &w->layout;
+    bl_model_config config = w->model->config;
+    bl_pages_options options = options_of(w, shard, placement);
     bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
 
@@ -156,6 +162,26 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
         report_others(placement->dir, options.key);
     free(tiers);
     return st;
+}
+
+/* The adapter's state rounds the weights into it (adapter/full.h). The file of the weights has no
+ * name any more, so that this one may have it. */
+static bl_status create_copy(bl_model_weights *w, int shard, const bl_placement *placement)
+{
+    bl_model_config config = w->model->config;
+    bl_pages_options options = options_of(w, shard, placement);
+    bl_tier *tiers = calloc((size_t)bl_base_part_count(&w->layout) + 1, sizeof *tiers);
+    bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
+
+    options.is_blank = true;
+    if (st == BL_OK) st = bl_model_layout_copy(&config, w->layout.n_shards, &w->copy_layout);
+    if (st == BL_OK) st = bl_placement_assign_copy(&w->layout, placement, tiers);
+    if (st == BL_OK && bl_base_has_disk(&w->copy_layout, tiers)) st = choose_key(w, &options.key);
+    if (st == BL_OK)
+        st =
+            bl_base_create_pages(&w->copy_layout, tiers, 0, &options, name_page, &config, &w->copy);
+    free(tiers);
+    return st == BL_OK ? bl_pages_seal(w->copy) : st;
 }
 
 static bl_status load(bl_model_weights *w, bl_comm *shard_group, const bl_placement *placement,
@@ -198,6 +224,8 @@ bl_status bl_model_load_base(bl_model_weights *w, bl_comm *shard_group,
         bl_log_info("%s: page files of this model are there; what they hold is not read again",
                     placement->dir);
     BL_TRY(load(w, shard_group, placement, staging));
+    if (w->model->is_trained && w->dims.act != BL_F32)
+        BL_TRY(create_copy(w, bl_comm_rank(shard_group), placement));
     for (int64_t page = 0; page < bl_pages_count(w->pages); page++)
         w->checksum += bl_pages_tag(w->pages, page);
     bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 &&

@@ -19,6 +19,16 @@ bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *
                                 tiers);
 }
 
+bl_status bl_placement_assign_copy(const bl_base_layout *weights, const bl_placement *placement,
+                                   bl_tier *tiers)
+{
+    int64_t n_parts = bl_base_part_count(weights);
+
+    if (placement->places_copy) return bl_placement_assign(weights, placement, tiers);
+    for (int64_t i = 0; i < n_parts; i++) tiers[i] = BL_TIER_DEVICE;
+    return BL_OK;
+}
+
 /* Bytes of a ring that are written without gathers (one shard): the places of pages in device
  * memory are not written. Passes go up and down the layers, so that layer l uses slot l modulo
  * ring_depth; an offloaded head, which takes the whole ring, mixes them, and reads from a disk run
@@ -44,33 +54,53 @@ static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int
     return used < ring_bytes ? used : ring_bytes;
 }
 
+/* tiers: of the layout's pages. */
+static bl_status measure(const bl_base_layout *layout, const bl_tier *tiers,
+                         const bl_placement *placement, bool host_writes, int ring_depth,
+                         bl_placed_bytes *out)
+{
+    bl_base_paged_bytes n;
+
+    BL_TRY(bl_base_paged_measure(layout, tiers, ring_depth, !host_writes,
+                                 bl_model_pager_queue_depth(placement->n), &n));
+    size_t staged = n.disk + (host_writes ? 0 : n.device);
+    *out = (bl_placed_bytes){
+        .device = n.device,
+        .host = n.host,
+        .disk = n.disk,
+        .ring = n.ring,
+        .reader = n.reader,
+        .ring_used = used_bytes(layout, tiers, ring_depth, n.ring),
+        .writing =
+            (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_model_staging_bytes(placement)) +
+                     bl_min_i64((int64_t)n.disk, (int64_t)bl_pages_writing_bytes(placement->n)))};
+    return BL_OK;
+}
+
 bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out)
 {
-    bool host_writes = kind == BL_DEVICE_CPU;
-    bl_base_paged_bytes n;
     bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
 
     *out = (bl_placed_bytes){0};
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
-    if (st == BL_OK)
-        st = bl_base_paged_measure(layout, tiers, ring_depth, !host_writes,
-                                   bl_model_pager_queue_depth(placement->n), &n);
-    if (st == BL_OK) {
-        size_t staged = n.disk + (host_writes ? 0 : n.device);
-        *out = (bl_placed_bytes){
-            .device = n.device,
-            .host = n.host,
-            .disk = n.disk,
-            .ring = n.ring,
-            .reader = n.reader,
-            .ring_used = used_bytes(layout, tiers, ring_depth, n.ring),
-            .writing =
-                (size_t)(bl_min_i64((int64_t)staged, (int64_t)bl_model_staging_bytes(placement)) +
-                         bl_min_i64((int64_t)n.disk,
-                                    (int64_t)bl_pages_writing_bytes(placement->n)))};
-    }
+    if (st == BL_OK) st = measure(layout, tiers, placement, kind == BL_DEVICE_CPU, ring_depth, out);
+    free(tiers);
+    return st;
+}
+
+bl_status bl_placement_measure_copy(const bl_base_layout *weights, const bl_base_layout *copy,
+                                    const bl_placement *placement, bl_device_kind kind,
+                                    int ring_depth, bl_placed_bytes *out)
+{
+    bl_tier *tiers = calloc((size_t)bl_base_part_count(weights) + 1, sizeof *tiers);
+    bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
+
+    *out = (bl_placed_bytes){0};
+    if (st == BL_OK) st = bl_placement_assign_copy(weights, placement, tiers);
+    if (st == BL_OK) st = measure(copy, tiers, placement, kind == BL_DEVICE_CPU, ring_depth, out);
+    out->writing = 0;
     free(tiers);
     return st;
 }

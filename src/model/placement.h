@@ -14,6 +14,7 @@ typedef struct bl_placement {
     double ratio;
     bl_tier tier;
     double host_part;       /* with BL_TIER_DISK: fraction of that part in host memory; 0..1 */
+    bool places_copy;       /* of trained weights: their bf16 copy is in their tiers, too */
     const char *dir;        /* of page files; for BL_TIER_DISK */
     bool pin;               /* the host tier's memory */
     const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
@@ -38,6 +39,10 @@ size_t bl_model_staging_bytes(const bl_placement *placement);
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
                               bl_tier *tiers);
 
+/* Of trained weights: the tier of each page of their bf16 copy, which has as many. */
+bl_status bl_placement_assign_copy(const bl_base_layout *weights, const bl_placement *placement,
+                                   bl_tier *tiers);
+
 /* The sizes of a rank's pages, for plans; of the ring of ring_depth slots that they are loaded
  * through (device memory, 0 when nothing has to be loaded); of the buffers of the reader that loads
  * disk pages (host memory), which depend on placement->n; and of the buffer for pages that the host
@@ -49,6 +54,10 @@ typedef struct bl_placed_bytes {
 } bl_placed_bytes;
 bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out);
+/* Of the copy, whose pages are not written while the model is loaded. */
+bl_status bl_placement_measure_copy(const bl_base_layout *weights, const bl_base_layout *copy,
+                                    const bl_placement *placement, bl_device_kind kind,
+                                    int ring_depth, bl_placed_bytes *out);
 
 /* Requests that a rank's reader of pages keeps in the kernel: the n ranks of a host share one deep
  * queue. */

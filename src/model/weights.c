@@ -10,7 +10,6 @@
 #include "base/sizes.h"
 #include "base/xxh3.h"
 #include "device/staging.h"
-#include "linear/base_gathered.h"
 #include "linear/base_paged.h"
 #include "model/rows.h"
 #include "ops/elementwise.h"
@@ -94,10 +93,9 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
 
 bl_tensor bl_model_copy_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first)
 {
-    const bl_base_unit *to = &w->copy_layout.units[at->idx_unit];
-    char *part = (char *)w->copy + to->offset + to->matrix[at->idx_matrix].part->shard_offset;
+    void *page = bl_pages_memory(w->copy, at->index);
 
-    return bl_tensor_at(bl_tensor_of(part, BL_BF16), first);
+    return page ? bl_tensor_at(bl_tensor_of(page, BL_BF16), first) : bl_tensor_of(NULL, BL_BF16);
 }
 
 bl_status bl_model_round_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first,
@@ -267,10 +265,7 @@ static bl_status allocate(bl_model_weights *w)
     BL_TRY(bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)n.rope_tables, "RoPE tables",
                            (void **)&w->rope_tables));
     place_scales(&w->layout, w->scales);
-    if (!w->model->is_trained || w->dims.act == BL_F32) return BL_OK;
-    BL_TRY(bl_model_layout_copy(&w->model->config, w->layout.n_shards, &w->copy_layout));
-    return bl_device_alloc(w->device, BL_SPACE_DEVICE, w->copy_layout.shard_bytes,
-                           "weights to compute with", &w->copy);
+    return BL_OK;
 }
 
 /* What the ranks have read of the base, together; then what each reads whole. */
@@ -403,10 +398,10 @@ void bl_model_weights_free(bl_model_weights *w)
 {
     if (!w) return;
     bl_pages_destroy(w->pages);
+    bl_pages_destroy(w->copy);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->scales);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->vectors);
     bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
-    bl_device_free(w->device, BL_SPACE_DEVICE, w->copy);
     for (int t = 0; t < BL_MODEL_TABLES; t++)
         bl_device_free(w->device, BL_SPACE_DEVICE, w->tables[t]);
     bl_base_layout_free(&w->layout);
@@ -418,11 +413,6 @@ bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_op
                                bl_base **out)
 {
     bl_comm *comm = bl_comm_size(o->shard_group) > 1 ? o->shard_group : NULL;
-    bl_base_gathered_options gathered = {.device = w->device,
-                                         .comm = comm,
-                                         .gather = o->gather,
-                                         .ring_depth = o->ring_depth,
-                                         .timeline = o->timeline};
     bl_pager_options options = {.device = w->device,
                                 .comm = comm,
                                 .copy = o->copy,
@@ -433,8 +423,10 @@ bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_op
                                 .verify_always = o->verify_always,
                                 .timeline = o->timeline,
                                 .hooks = o->hooks};
-    if (w->copy) return bl_base_create_gathered(&w->copy_layout, w->copy, &gathered, out);
-    if (bl_pages_files(w->pages))
-        bl_io_files_warn_with(bl_pages_files(w->pages), w->model->io_files); /* and all ranks' */
-    return bl_base_create_paged(&w->layout, w->pages, &options, out);
+    bl_pages *pages = w->copy ? w->copy : w->pages;
+    const bl_base_layout *layout = w->copy ? &w->copy_layout : &w->layout;
+
+    if (bl_pages_files(pages))
+        bl_io_files_warn_with(bl_pages_files(pages), w->model->io_files); /* and all ranks' */
+    return bl_base_create_paged(layout, pages, &options, out);
 }

@@ -139,10 +139,10 @@ typedef struct bl_model_weights {
      * in `vectors`. */
     float *tables[BL_MODEL_TABLES];
     /* With trained weights and bf16 activations, layers compute with `copy`: this rank's rows
-     * rounded to bf16 (device memory, copy_layout.shard_bytes). The pages hold the fp32 weights.
-     * NULL: layers compute with the pages. */
+     * rounded to bf16, with the same pages, in device memory or the tiers of the weights. `pages`
+     * holds the fp32 weights. NULL: layers compute with `pages`. */
     bl_base_layout copy_layout;
-    void *copy;
+    bl_pages *copy;
     float *scales; /* of all matrices, device memory: n_scales */
     int64_t n_scales;
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
@@ -232,11 +232,12 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
 /* The layout of the bf16 copy: the same parts and rows. */
 bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out);
-/* Queues on `stream`: rounds `rows` (fp32), which are floats [first, first + n) of this rank's rows
- * of a part of weights->layout, to nearest even into the copy. Without a copy does nothing. */
+/* Queues on `stream`: rounds `rows` (fp32), which are floats [first, first + n) of this rank's
+ * rows of a part of weights->layout, to nearest even into the copy, in device memory. Without a
+ * copy does nothing. */
 bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
                               int64_t first, int64_t n, const float *rows, bl_stream *stream);
-/* The place of the same rows in the copy, which there is: device memory. */
+/* The place of the same rows in the copy, which there is: device or host memory; NULL: on disk. */
 bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
                              int64_t first);
 /* weights->tables[table] = the model's, widened to fp32, to be changed; before there is a pass over

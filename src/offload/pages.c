@@ -211,6 +211,7 @@ bl_status bl_pages_create(const bl_pages_options *options, int64_t n_pages,
         goto done;
     }
     BL_TRY_GOTO(st, done, copy_specs(pages, specs));
+    for (int64_t i = 0; options->is_blank && i < n_pages; i++) pages->page[i].is_whole = true;
     BL_TRY_GOTO(st, done, open_disk(pages, options)); /* first: it rejects bad input at once */
     BL_TRY_GOTO(st, done, take_device(pages));
     BL_TRY_GOTO(st, done, take_host(pages, options));

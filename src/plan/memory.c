@@ -7,7 +7,6 @@
 #include "adapter/full.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
-#include "linear/base_gathered.h"
 #include "model/batch.h"
 
 /* Measured, docs/memory.md: what no function of ours allocates. */
@@ -323,18 +322,25 @@ static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layo
 }
 
 /* The copy that layers compute with, which the ring gathers in place of the weights. */
-static bl_status add_copy(const bl_plan_input *in, bl_memory_ledger *out)
+static bl_status add_copy(const bl_plan_input *in, const bl_base_layout *weights,
+                          const bl_placement *placement, bl_memory_ledger *out)
 {
+    bl_device_kind kind = bl_train_config_device_kind(in->config);
     bl_base_layout layout;
+    bl_placed_bytes placed;
 
     if (!has_copy(in)) return BL_OK;
-    BL_TRY(bl_model_layout_copy(in->model, bl_plan_n_shards(in->config, &in->topology), &layout));
-    out->item[BL_MEMORY_BASE].device += (int64_t)layout.shard_bytes;
+    BL_TRY(bl_model_layout_copy(in->model, weights->n_shards, &layout));
+    bl_status st = bl_placement_measure_copy(weights, &layout, placement, kind,
+                                             (int)in->config->ring_depth, &placed);
+    out->item[BL_MEMORY_BASE].device += (int64_t)placed.device;
+    out->item[BL_MEMORY_BASE].host += (int64_t)placed.host;
+    out->disk += (int64_t)placed.disk;
     out->item[BL_MEMORY_RING].device =
-        (int64_t)bl_base_gathered_ring_bytes(&layout, (int)in->config->ring_depth);
-    out->item[BL_MEMORY_READER].host = 0; /* of the ring's pages */
+        (int64_t)(kind == BL_DEVICE_CPU ? placed.ring_used : placed.ring);
+    out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
     bl_base_layout_free(&layout);
-    return BL_OK;
+    return st;
 }
 
 static bl_status add_base(const bl_plan_input *in, const bl_placement *placement,
@@ -352,8 +358,6 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     out->disk = (int64_t)placed.disk;
     if (st == BL_OK && in->is_training && bl_train_config_is_full(c))
         st = add_trained(in, &layout, placement, out);
-    bl_base_layout_free(&layout);
-    BL_TRY(st);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
     out->item[BL_MEMORY_SCALES].device = whole.scales;
     out->item[BL_MEMORY_NORMS].device = whole.vectors + whole.rope_tables;
@@ -361,7 +365,9 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     out->item[BL_MEMORY_RING].device = (int64_t)(is_cpu ? placed.ring_used : placed.ring);
     out->item[BL_MEMORY_READER].host = (int64_t)placed.reader;
     *writing = (int64_t)placed.writing;
-    return add_copy(in, out);
+    if (st == BL_OK) st = add_copy(in, &layout, placement, out);
+    bl_base_layout_free(&layout);
+    return st;
 }
 
 static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_dtype act,

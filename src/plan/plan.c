@@ -120,6 +120,7 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
         (bl_placement){.ratio = is_auto ? 0.0 : c->offload_ratio,
                        .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
                        .host_part = c->offload_host_part,
+                       .places_copy = c->offload_compute_copy,
                        .dir = c->offload_dir,
                        .pin = true,
                        .n = in->topology.n_on_host};
@@ -282,10 +283,13 @@ static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
 {
     bool has_base = plan->placement.ratio < 1.0,
          has_saved = in->is_training && !in->config->activation_offload;
-    if (bl_train_config_is_full(in->config) && in->config->optimizer_tier == BL_OPTIMIZER_DEVICE)
+    bool is_full = bl_train_config_is_full(in->config);
+    if (is_full && in->config->optimizer_tier == BL_OPTIMIZER_DEVICE)
         return has_saved
                    ? ", or with optimizer_tier host, offload_ratio 1 or activation_offload true"
                    : ", or with optimizer_tier host or offload_ratio 1";
+    if (is_full && !has_base && !in->config->offload_compute_copy)
+        return ", or with offload_compute_copy true";
     return has_base && has_saved ? ", or with offload_ratio 1 or activation_offload true"
            : has_base            ? ", or with offload_ratio 1"
            : has_saved           ? ", or with activation_offload true"

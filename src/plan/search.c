@@ -92,6 +92,7 @@ static bl_status predict(const search *s, bl_plan_option *o)
         .ratio = o->config.offload_ratio,
         .tier = o->config.offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
         .host_part = o->config.offload_host_part,
+        .places_copy = o->config.offload_compute_copy,
         .dir = o->config.offload_dir,
         .pin = true,
         .n = in.topology.n_on_host};

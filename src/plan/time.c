@@ -143,11 +143,12 @@ typedef struct simulator {
     plan_state state; /* where all weights are trained */
 } simulator;
 
-/* Trained weights: the ring gathers them, or their copy in device memory. */
+/* Trained weights: the ring gathers them, or their copy in device memory or the same tiers. */
 static bl_status place_trained(simulator *s)
 {
     BL_TRY(plan_state_create(s->in, &s->round.amounts[0], s->layers.run, s->layers.n, &s->state));
-    if (s->in->act == BL_F32) plan_state_copy_weights(&s->state, s->layers.tiers);
+    if (s->in->act == BL_F32 || s->in->places_copy)
+        plan_state_copy_weights(&s->state, s->layers.tiers);
     return BL_OK;
 }
 

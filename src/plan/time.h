@@ -80,8 +80,9 @@ typedef struct bl_time_input {
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
     /* Full fine-tuning, without an adapter: each rank has its rows of every matrix and of the
      * tables, with gradients and moments; n_shards is n_ranks. offload_ratio of the fp32 weights is
-     * in `tier`; with bf16 activations the ring gathers their copy from device memory. */
-    bool is_trained;
+     * in `tier`; with bf16 activations the ring gathers their copy, from device memory or, with
+     * places_copy, from the same tiers. */
+    bool is_trained, places_copy;
     bl_dtype moments;       /* with is_trained: AdamW's, of matrices */
     double optimizer_ratio; /* of moments and gradients, in whole layers, in optimizer_tier */
     bl_tier optimizer_tier; /* BL_TIER_DEVICE: all are in device memory */

@@ -187,7 +187,9 @@ static void price_update(const plan_state *s, const bl_tier *weights, plan_unit 
             add_array(in, a, a == WEIGHTS ? weights[i] : u->tier, (double)u->n_trained[i], &m);
         if (in->act == BL_F32) continue; /* the copy in bf16 */
         m.host += 6 * (double)u->n_trained[i];
-        if (in->kind == BL_DEVICE_CUDA) m.in += 2 * (double)u->n_trained[i];
+        bl_tier copy = place_of(in, in->places_copy ? weights[i] : BL_TIER_DEVICE);
+        if (copy == BL_TIER_DEVICE) m.in += 2 * (double)u->n_trained[i];
+        if (copy == BL_TIER_DISK) m.written += 2 * (double)u->n_trained[i];
     }
     u->lane = m.read > 0 ? BL_LANE_DISK : BL_LANE_COPY;
     u->update_bytes = (int64_t)(m.read > 0 ? m.read + m.written : m.in + m.out);

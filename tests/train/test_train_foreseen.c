@@ -17,7 +17,7 @@ enum { ROW_TOKENS = 24, LAYERS = 5, HIDDEN = 64, STEPS = 2 };
 
 typedef struct job {
     bool is_untied; /* another model: two layers and a separate head */
-    bool is_cuda;
+    bool is_cuda, places_copy;
     bool is_full;                                 /* every weight is trained */
     const char *trainable;                        /* or those of this pattern */
     const char *optimizer_tier, *optimizer_ratio; /* NULL: none is outside of device memory */
@@ -74,6 +74,7 @@ static void train(const job *j, spans *out)
     if (j->modules) runs_set(&args, "modules_to_save", "%s", j->modules);
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
+    if (j->places_copy) runs_set(&args, "offload_compute_copy", "true");
     if (j->host_part) runs_set(&args, "offload_host_part", "%s", j->host_part);
     if (strcmp(j->tier, "disk") == 0) runs_set(&args, "offload_dir", "%s", runs_path("pages"));
     runs_set(&args, "activation_checkpointing", "%s", j->checkpointing);
@@ -124,6 +125,7 @@ static void foresee(const job *j, spans *out)
         .model = &model,
         .lora = &lora,
         .is_trained = j->is_full,
+        .places_copy = j->places_copy,
         .trained = j->is_full ? &set : NULL,
         .modules = j->modules ? &modules : NULL,
         .runs = runs,
@@ -289,8 +291,10 @@ static void every_weight_in_tiers(void **state)
     (void)state;
     for (size_t i = 0; i < 4 * BL_COUNT(places); i++) {
         size_t p = i / 4;
+        bool has_weights = strtod(places[p].ratio, NULL) > 0;
         compare(&(job){.is_full = true,
                        .is_cuda = has_gpu,
+                       .places_copy = has_gpu && has_weights && i / 2 % 2,
                        .is_untied = i % 2,
                        .has_bf16_moments = i % 3 == 1,
                        .ranks = has_gpu ? 1 : 1 + (int)(i / 2) % 2,

@@ -113,21 +113,28 @@ static const char *const bf16[] = {"compute_dtype", "bf16", NULL};
 
 static void train_with(const char *name, int n_ranks, const char *output, const char *const *more)
 {
-    const char *keys[16] = {bf16[0], bf16[1]};
+    char *pages = strdup(runs_path("pages"));
+    const char *keys[16] = {bf16[0], bf16[1], "offload_dir", pages};
 
-    for (int i = 0; more && more[i]; i++) keys[i + 2] = more[i];
+    for (int i = 0; more && more[i]; i++) keys[i + 4] = more[i];
     full_runs_train(name, n_ranks, output, keys);
+    free(pages);
 }
 
 static void nothing_else_changes_a_bit(void **state)
 {
     static const struct {
-        const char *what, *args[8]; /* with a NULL behind them */
+        const char *what, *args[9]; /* with a NULL behind them */
     } variants[] = {
         {"one micro-batch per visit", {"visit_tokens", "1", "ring_depth", "1"}},
         {"nothing recomputed", {"activation_checkpointing", "none", "threads", "3"}},
         {"all recomputed", {"activation_checkpointing", "full", "ring_depth", "4"}},
         {"activations in host memory", {"activation_offload", "true", "visit_tokens", "1000000"}},
+        {"weights, their copy and the state on disk",
+         {"optimizer_tier", "disk", "offload_tier", "disk", "offload_ratio", "1",
+          "offload_compute_copy", "true"}},
+        {"half of the weights and their copy on disk",
+         {"offload_tier", "disk", "offload_ratio", "0.5", "offload_compute_copy", "true"}},
     };
 
     (void)state;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pinned host memory of full fine-tuning on a GPU: what weights, moments, gradients and pieces of
- * updates take there, as the emulated GPU counts it, is what `ballast plan` says. */
+ * updates take there, as the emulated GPU counts it, is what `ballast plan` says. A model that is
+ * larger than the GPU's memory trains with its bf16 copy in host memory. */
 #include "full_cuda_runs.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/files.h"
 #include "base/sizes.h"
+#include "bench/command/model.h"
 #include "emulator/emulated.h"
 #include "plan/case.h"
 #include "plan/plan.h"
@@ -54,6 +57,7 @@ static void pinned_memory_is_as_planned(void **state)
         {FULL_CUDA_CASE("tiny-gqa"), FULL_CUDA_ON_HOST " optimizer_state_dtype bf16"},
         {FULL_CUDA_CASE("tiny-mha-tied"), FULL_CUDA_ON_HOST},
         {FULL_CUDA_CASE("tiny-mha-tied"), "optimizer_tier host optimizer_ratio 0.5"},
+        {FULL_CUDA_CASE("qwen3-tied"), FULL_CUDA_ON_HOST " offload_compute_copy true"},
         {FULL_CUDA_CASE("frozen-all-but-q-v"), FULL_CUDA_ON_HOST},
     };
 
@@ -71,8 +75,55 @@ static void pinned_memory_is_as_planned(void **state)
         }
 }
 
+/* ---- a model larger than the GPU's memory ---- */
+
+static bool have_small_gpu(const int *mib)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", *mib);
+    return setenv("BALLAST_EMULATED_MEMORY_MIB", text, 1) == 0;
+}
+
+static int train_large(const char *places_copy, runs_child *child)
+{
+    static const int mib = 94;
+    golden_args args = {0};
+
+    full_cuda_runs_fill(FULL_CUDA_CASE("tiny-mha-tied"), 1, "large", FULL_CUDA_ON_HOST, &args);
+    runs_set(&args, "model_name_or_path", "%s", runs_path("large_model/model"));
+    runs_set(&args, "train_file", "%s", runs_path("large_model/train.jsonl"));
+    runs_set(&args, "offload_compute_copy", "%s", places_copy);
+    runs_set(&args, "gradient_accumulation_steps", "1");
+    runs_set(&args, "max_steps", "2");
+    runs_set(&args, "activation_checkpointing", "full");
+    *child = (runs_child){.prepare = have_small_gpu, .arg = &mib};
+    runs_start(child, "train", &args);
+    golden_args_free(&args);
+    return runs_wait(child, 600);
+}
+
+/* 50 M weights: 99.8 MB in bf16, on a GPU of 98.6 MB. */
+static void a_model_may_be_larger_than_the_gpu(void **state)
+{
+    const bl_bench_model model = {
+        .layers = 26, .hidden = 384, .inter = 3 * 384, .vocab = 256, .rows = 8, .row_tokens = 24};
+    runs_child child;
+
+    (void)state;
+    assert_int_equal(bl_dir_create(runs_path("large_model")), BL_OK);
+    assert_int_equal(bl_bench_model_write(&model, runs_path("large_model")), BL_OK);
+    assert_int_equal(train_large("false", &child), bl_status_exit_code(BL_ENOMEM));
+    runs_assert_error(&child, "or with offload_compute_copy true");
+    int code = train_large("true", &child);
+    char *log = runs_read(child.log, NULL);
+    if (code != 0) fail_msg("exit code %d\n%s", code, log);
+    printf("%s", strstr(log, "GPU memory measured"));
+    free(log);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(pinned_memory_is_as_planned)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(pinned_memory_is_as_planned),
+                                       cmocka_unit_test(a_model_may_be_larger_than_the_gpu)};
     return cmocka_run_group_tests_name("full cuda pinned", tests, runs_set_up, runs_tear_down);
 }
