@@ -198,8 +198,8 @@ static void test_bytes_between_hosts(void **state)
         host_ranks_run(l->n_ranks, 60, sum_once, &layouts[i], ends);
         for (int r = 0; r < l->n_ranks; r++) {
             if (ends[r].error.status != BL_OK) fail_msg("rank %d: %s", r, ends[r].error.text);
-            for (int i = 0; i < 2; i++)
-                assert_int_equal(ends[r].values[i],
+            for (int v = 0; v < 2; v++)
+                assert_int_equal(ends[r].values[v],
                                  l->parts_sent * FLOATS * (int64_t)sizeof(float));
         }
     }
