@@ -66,10 +66,12 @@ static void fill(place *p, bl_comm_element element, int64_t n, uint64_t seed)
 
 static void expect_sum(place *p, bl_comm_element element, int n_ranks, int64_t stride, int64_t n)
 {
-    size_t unit = comm_sum_element_bytes(element);
-    memset(p->sums, 0, (size_t)n * unit);
+    comm_blocks one = comm_blocks_of(n_ranks, n_ranks);
+    const void *values[MAX_RANKS];
+
     for (int r = 0; r < n_ranks; r++)
-        comm_sum_add(element, p->sums, p->host + (size_t)(r * stride) * unit, n);
+        values[r] = p->host + (size_t)(r * stride) * comm_sum_element_bytes(element);
+    comm_sum_blocks(element, &one, values, 0, p->sums, n);
 }
 
 /* The own part is stored apart from the others; its place among them holds garbage. */
