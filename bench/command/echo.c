@@ -157,7 +157,10 @@ bl_status bl_echo_create(int rank, int n_ranks, double bytes_per_s, bl_comm **ou
 
     *out = NULL;
     if (!self) return BL_FAIL(BL_ENOMEM, "a communicator");
-    *self = (echo){.comm = {.backend = &backend, .rank = rank, .size = n_ranks},
+    *self = (echo){.comm = {.backend = &backend,
+                            .rank = rank,
+                            .size = n_ranks,
+                            .sum_block = BL_COMM_SUM_BLOCK},
                    .bytes_per_s = bytes_per_s};
     pthread_mutex_init(&self->lock, NULL);
     *out = &self->comm;
