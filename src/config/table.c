@@ -145,8 +145,9 @@ const bl_option bl_train_options[] = {
              "o_proj, gate_proj, up_proj, down_proj, their paths in every layer, or a "
              "regular expression without comma"},
     {KEY(modules_to_save, LIST), RESULT, .commands = TRAIN,
-     .help = "modules that are trained whole beside LoRA and written into the adapter, as PEFT's: "
-             "endings of their paths: norm, embed_tokens, lm_head; on CPUs"},
+     .help = "modules to train whole beside LoRA and to write into the adapter, as in PEFT: norms, "
+             "embedding or head, named by the ends of their paths (norm, embed_tokens, lm_head); "
+             "on CPUs only"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
@@ -291,8 +292,8 @@ const bl_option bl_train_options[] = {
      .help = "ranks that share one copy of the base; divides ranks; auto: all"},
     {KEY(sum_block, INT), RANGE(1, 4096), RESULT, .commands = BOTH, .default_text = "8",
      .help = "ranks per block of a sum over ranks: gradients are added in rank order within each "
-             "block, then over the blocks; over several hosts, the ranks per host or a divisor of "
-             "them"},
+             "block, then over the blocks; on several hosts use the number of ranks per host or a "
+             "divisor of it"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "fraction of the base outside device memory, prefetched before use; auto: on GPUs the "
@@ -303,8 +304,8 @@ const bl_option bl_train_options[] = {
      .help = "with offload_tier disk: the part of that fraction in pinned host memory; the rest is "
              "in page files"},
     {KEY(offload_compute_copy, BOOL), .commands = TRAIN, .default_text = "false",
-     .help = "with finetuning_type full and bf16 products, store the bf16 copy of the weights in "
-             "the same tiers as the fp32 weights; false: in device memory"},
+     .help = "with finetuning_type full, bf16 products and offload_ratio above 0, store the bf16 "
+             "copy of the weights in the tiers of the fp32 weights; false: in device memory"},
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},
