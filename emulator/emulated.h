@@ -13,7 +13,7 @@ void emulated_cuda_break(void); /* from now on every call fails, and no host fun
 void emulated_cuda_mend(void);
 void emulated_cuda_set_machine(int driver_version, int n_devices);
 int emulated_cuda_registrations(void); /* of host memory, alive */
-/* The most bytes of host memory that were registered at a time, since the last call. */
+/* Peak of registered host memory in bytes since the last call. */
 size_t emulated_cuda_registered_peak(void);
 /* Said in a stream's order: what was queued before took so much longer. */
 void emulated_cuda_pretend_ms(int ms);

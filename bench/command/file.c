@@ -54,7 +54,7 @@ done:
     return st;
 }
 
-/* Random bytes from the state *x, not 0, on: Marsaglia 2003, xorshift64. */
+/* Random bytes: Marsaglia 2003, xorshift64. *x: its state, not 0. */
 static void fill_random(uint64_t *words, size_t n_bytes, uint64_t *x)
 {
     for (size_t i = 0; i < n_bytes / sizeof *words; i++) {
@@ -162,7 +162,7 @@ static bl_status open_to_write(const bl_bench_file *file, bl_io_files **out)
     return bl_io_files_adopt(file->path, fd, true, out);
 }
 
-/* pieces: memory of each request in flight. */
+/* pieces: queue_depth chunks, one per request in flight. */
 static bl_status write_pieces(const bl_bench_file *file, bl_reader *reader,
                               const bl_reader_options *options, char *pieces, bl_io_read *writes)
 {

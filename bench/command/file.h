@@ -30,9 +30,10 @@ void bl_bench_file_close(bl_bench_file *file);
 bl_status bl_bench_file_read(const bl_bench_file *file, const bl_reader_options *options,
                              bool verify, double *seconds, const char **engine);
 
-/* Writes all of it again in order, with other bytes, past the page cache, through a new reader, as
- * pages are written back: blocks that exist, options->queue_depth requests of chunk_bytes at a time
- * (both given). *seconds: to the end of fdatasync. The digest is no longer that of the file. */
+/* Overwrites the whole file in order with other bytes, bypassing the page cache, through a new
+ * reader, like pages that are written back: existing blocks, options->queue_depth requests of
+ * chunk_bytes in flight (both must be set). *seconds: up to the end of fdatasync. Afterwards
+ * file->digest does not match. */
 bl_status bl_bench_file_write(const bl_bench_file *file, const bl_reader_options *options,
                               double *seconds, const char **engine);
 

@@ -7,7 +7,7 @@
 
 #include "adapter/lora_io.h"
 
-/* modules_to_save as they are given. */
+/* The key modules_to_save. */
 static bl_status saved_names(const bl_train_config *c, bl_peft_saved_names *out)
 {
     const bl_string_list *list = &c->modules_to_save;
@@ -129,7 +129,7 @@ static bl_status modules_of_config(const bl_train_config *c, const bl_model_conf
                                      BL_EUSAGE, "modules_to_save", &out->set);
 }
 
-/* A norm that is divided by logits_scaling when it is loaded cannot be trained as it is stored. */
+/* Loading divides the final norm by logits_scaling, so it cannot be trained as stored. */
 static bl_status check_scaling(const bl_model_config *model, const bl_saved_modules *modules)
 {
     if (modules->names.n == 0 || model->logits_scaling == 0 ||
@@ -140,7 +140,7 @@ static bl_status check_scaling(const bl_model_config *model, const bl_saved_modu
                    "supported; leave it out");
 }
 
-/* Of those that init_adapter has: the configuration's check knows only the key. */
+/* For modules of init_adapter: the check of the configuration sees the key alone. */
 static bl_status check_run(const bl_train_config *c)
 {
     bl_losses losses;

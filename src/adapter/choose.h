@@ -16,8 +16,9 @@
 bl_status bl_adapter_choose_lora(const bl_train_config *config, const bl_model_config *model,
                                  bool is_training, bl_lora_layout *out);
 
-/* PEFT's modules_to_save: of init_adapter, else in a training of the key. The caller frees *out.
- * BL_EUSAGE, BL_EINPUT: a module that cannot be one; a key that contradicts init_adapter. */
+/* PEFT's modules_to_save: those of init_adapter, or in a training without init_adapter those of the
+ * key. The caller frees *out. BL_EUSAGE, BL_EINPUT: an unsupported module or run; a key that
+ * contradicts init_adapter. */
 bl_status bl_adapter_choose_modules(const bl_train_config *config, const bl_model_config *model,
                                     bool is_training, bl_saved_modules *out);
 

@@ -185,7 +185,7 @@ static bl_status sink_begin(void *user, int64_t unit, bl_stream *stream, bl_weig
     return BL_OK;
 }
 
-/* Summed over the ranks, and added to what earlier micro-batches have left. */
+/* Sums over the ranks, and adds the result to the sum of earlier micro-batches. */
 static bl_status reduce_part(bl_adapter_state *s, int64_t unit, int matrix, const float *whole)
 {
     const adapter_full *f = s->trained;

@@ -8,11 +8,10 @@
  * gradients, and makes the same update of them.
  *
  * One rank: backward adds gradients to the rank's rows themselves. Several: backward fills a unit's
- * whole gradient, which is reduce-scattered in the order of ranks and added to the shard, micro-
- * batch by micro-batch, as LoRA's is: bits depend on the number of ranks, never on the grouping of
- * micro-batches. Norms' and biases' are summed over the micro-batches of each rank and once per
- * step over the ranks. A tied embedding's is summed apart from the head's, and added to it at the
- * step's end.
+ * whole gradient, which is reduce-scattered in the order of comm.h and added to the shard,
+ * micro-batch by micro-batch, as LoRA's is: the grouping of micro-batches changes no bit. Norms'
+ * and biases' are summed over the micro-batches of each rank and once per step over the ranks. A
+ * tied embedding's is summed apart from the head's, and added to it at the step's end.
  *
  * The state is a bl_adapter_state: its step, sums, update and checkpoints are those of state.h. */
 #ifndef BALLAST_ADAPTER_FULL_H
@@ -34,20 +33,20 @@ typedef struct bl_optimizer_placement {
     double ratio;          /* 0..1 */
     bl_tier tier;          /* on a CPU not BL_TIER_HOST, which is its device memory */
     const char *dir;       /* with BL_TIER_DISK: must exist */
-    bool places_copy;      /* bl_placement's */
+    bool places_copy;      /* as in bl_placement */
     bl_io_engine io_engine;
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* Of the keys optimizer_*, offload_compute_copy, seed, embedding_learning_rate, offload_dir and
- * device; borrows dir from them. */
+/* From the keys optimizer_*, offload_compute_copy, seed, embedding_learning_rate, offload_dir and
+ * device. Borrows dir from config. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
 /* Bytes of one rank: moments and gradients in device memory, in pinned host memory, and on disk. If
- * some are outside of device memory: gradients during a visit (on a GPU device memory, and with the
- * disk tier host memory of the same size, too), and host memory for pieces during an update, with
- * the buffers of requests. For a checkpoint that is written behind the steps, host memory. dtype:
- * the moments'. */
+ * some are outside of device memory: frames for gradients during a visit (on a GPU in device
+ * memory, and with the disk tier also in host memory), and pieces during an update, with the
+ * buffers of requests. behind: for a checkpoint that is written behind the steps. dtype: of the
+ * moments. */
 typedef struct bl_adapter_units_bytes {
     bl_dtype dtype;
     int64_t moments, gradients; /* device memory */
@@ -97,20 +96,20 @@ const bl_weight_sink *bl_adapter_full_sink(const bl_adapter_state *state);
 bl_status bl_adapter_full_checkpoint_bytes(const bl_model_config *config, const bl_trained_set *set,
                                            int n_ranks, bl_dtype moments, int64_t *n_bytes);
 
-/* With compute idle: begins to write the rank's file of a checkpoint, the state after the last
- * update, while the next steps run: their updates wait, unit by unit, for what is not written yet.
- * `then` runs behind it, on another thread, once the file is complete and durable; its failure is
- * the file's. One file at a time. BL_EIO, BL_ELIMIT: the file cannot be made. */
+/* With compute idle: begins to write the rank's checkpoint file, with the state after the last
+ * update, and returns. The next steps run meanwhile; each unit's next update waits until the unit
+ * is written. When the file is complete and durable, `then` runs on another thread; its failure
+ * counts as one of the file. One file at a time. BL_EIO, BL_ELIMIT: the file cannot be created. */
 bl_status bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
                                       bl_status (*then)(void *user), void *user);
 /* Whether `then` has run, or something has failed. */
 bool bl_adapter_full_shard_is_done(const bl_adapter_state *state);
-/* Makes updates of the checkpoint's step that wait, waits for the file and `then`, and returns
- * their first failure. BL_OK if none was begun. */
+/* Makes the pending updates of the checkpoint's step, waits for the file and `then`, and returns
+ * their first failure. BL_OK if no file was begun. */
 bl_status bl_adapter_full_end_shard(bl_adapter_state *state);
-/* Instead, after a failure of the run: leaves the file incomplete, or complete if it was. */
+/* In place of end_shard after a failure of the run: stops writing. The file may be incomplete. */
 void bl_adapter_full_drop_shard(bl_adapter_state *state);
-/* The stream of the host behind which it is written: calls on it run after `then`. */
+/* The host stream that writes the file: later calls on the stream run after `then`. */
 bl_stream *bl_adapter_full_behind(const bl_adapter_state *state);
 
 /* The weights in the files that n_ranks ranks have written into `dir`. */

@@ -25,7 +25,7 @@ static int64_t vector_floats(const bl_trained_set *set)
     return n;
 }
 
-/* Of tensor i in the file of the rank of the spans; 0: the file lacks it. */
+/* Elements of tensor i in the file of the spans' rank; 0: the file does not have the tensor. */
 static int64_t elements_of(const adapter_spans *spans, int i)
 {
     return i < VECTORS ? spans->file_n : vector_floats(spans->set);
@@ -66,7 +66,7 @@ static float *vector_array(const adapter_full *f, size_t which, int64_t i, int64
 
 /* ---- writing ---- */
 
-/* adapter_units_file.first: all ranks have them alike, and each writes them. */
+/* adapter_units_file.first: norms and biases. All ranks have and write the same ones. */
 static bl_status put_vectors(void *user, bl_staging *staging)
 {
     const adapter_full *f = user;

@@ -31,9 +31,9 @@ typedef struct adapter_full {
     float *whole; /* a whole unit's gradients; two layers'; NULL: no matrix is trained */
     bl_weight_sink sink;
     bl_weight_updates updates;
-    /* A checkpoint's file that is being written: full_shards.c. */
+    /* The checkpoint file that is being written: full_shards.c. */
     struct {
-        bl_safetensors_writer *writer; /* NULL: none, or it is complete */
+        bl_safetensors_writer *writer; /* NULL: no file, or complete */
         size_t spec[6];                /* of the file's tensors; of rows and of vectors */
         bl_status (*then)(void *user);
         void *user;

@@ -123,7 +123,7 @@ bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_saved_module
 }
 
 typedef struct named_factor {
-    int64_t layer; /* -1: `values`, of modules_to_save */
+    int64_t layer; /* -1: a tensor of modules_to_save, in `values` */
     int module;
     bl_peft_factor factor;
     const float *values;
@@ -164,7 +164,7 @@ done:
     return st;
 }
 
-/* Adds the gradients of modules_to_save. */
+/* Appends the gradients of modules_to_save to the list. */
 static size_t list_modules(const bl_adapter_state *s, named_factor *list,
                            bl_stored_tensor_spec *specs, size_t n)
 {

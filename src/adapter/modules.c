@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* modules.c -- the state of modules that are trained whole beside LoRA: a list of parts, ranges of
- * the model's vectors and tables. */
+/* modules.c -- the state of modules that are trained whole beside LoRA: a list of parts. A part is
+ * a range of the model's vectors, or a table. */
 #include "adapter/modules_internal.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ enum { FLOAT = sizeof(float) };
 const char *const adapter_module_names[MODULES_ARRAYS] = {"m_modules", "v_modules", "w_modules"};
 
 typedef struct module_part {
-    int64_t n, before; /* floats; of all parts before it */
+    int64_t n, before; /* floats; those of all earlier parts */
     float *w, *grad;
     bool decays;
 } module_part;
@@ -140,7 +140,7 @@ bl_status adapter_modules_reduce(adapter_modules *m, bl_comm *world, bl_stream *
     for (int64_t i = 0; i < m->n_parts && bl_comm_size(world) > 1; i++)
         BL_TRY(bl_comm_all_reduce_f32(world, stream, m->part[i].grad, m->part[i].n));
     bl_comm_set_label(world, NULL, 0);
-    for (int64_t i = 0; i < m->n_parts && bl_comm_rank(world) == 0; i++) /* alike on every rank */
+    for (int64_t i = 0; i < m->n_parts && bl_comm_rank(world) == 0; i++) /* equal on all ranks */
         BL_TRY(bl_sum_squares(stream, &(bl_sum_squares_args){m->part[i].n, m->part[i].grad, sum}));
     return BL_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* modules_internal.h -- modules that are trained whole beside LoRA (PEFT's modules_to_save): norms,
  * the embedding, the head. Every rank has them whole, in fp32, with AdamW's moments and gradients,
- * and makes the same update. The weights are those of the pass: vectors and tables of
+ * and makes the same update. The pass reads the trained weights in place: vectors and tables of
  * bl_model_weights.
  *
  * Gradients are summed over the micro-batches of each rank, and once per step over the ranks. Norms
@@ -27,8 +27,8 @@ typedef enum adapter_module_array {
 } adapter_module_array;
 extern const char *const adapter_module_names[MODULES_ARRAYS];
 
-/* Moments and gradients are zero. weights, whose tables have been replaced, and set are
- * borrowed. */
+/* Moments and gradients begin as zeros. Borrowed: set, and weights, whose tables must have been
+ * replaced (bl_adapter_modules_prepare). */
 bl_status adapter_modules_create(bl_model_weights *weights, const bl_trained_set *set,
                                  adapter_modules **out);
 void adapter_modules_destroy(adapter_modules *modules); /* NULL is fine */
@@ -38,21 +38,21 @@ const bl_module_gradients *adapter_modules_gradients(const adapter_modules *modu
 /* On `stream`, after a step's backward passes: sums over the ranks; on rank 0 *sum += squares. */
 bl_status adapter_modules_reduce(adapter_modules *modules, bl_comm *world, bl_stream *stream,
                                  double *sum);
-/* args: as of bl_adamw, without arrays. Gradients are zero after it. */
+/* args: as for bl_adamw, without arrays. Then clears the gradients. */
 bl_status adapter_modules_update(adapter_modules *modules, bl_stream *stream,
                                  const bl_adamw_args *args);
 
-/* Floats of an array: vectors in their order, the embedding, the head. */
+/* Floats of each array: vectors in their order, then the embedding, then the head. */
 int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_set *set);
-int64_t adapter_modules_count(const adapter_modules *modules); /* the same of a state */
+int64_t adapter_modules_count(const adapter_modules *modules); /* the same, from a state */
 /* Floats [begin, begin + n) of the weights of a trained tensor to dst (host memory). */
 bl_status adapter_modules_read_weights(const adapter_modules *modules, const char *tensor,
                                        int64_t begin, int64_t n, bl_staging *staging, float *dst);
-/* The model's tensors; the gradient of tensor i, or NULL: it is frozen. */
+/* The number of the model's tensors; the gradient of tensor i, NULL: tensor i is frozen. */
 int64_t adapter_modules_tensors(const adapter_modules *modules);
 const float *adapter_modules_gradient(const adapter_modules *modules, int64_t i,
                                       bl_arch_tensor *tensor);
-/* Floats before a trained tensor. */
+/* Floats of an array before a trained tensor. */
 int64_t adapter_modules_before(const bl_model_config *config, const bl_trained_set *set,
                                const bl_arch_tensor *tensor);
 bl_status adapter_modules_append(const adapter_modules *modules, adapter_module_array array,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* modules_io.c -- modules_to_save of an adapter: from its configuration to a choice of tensors,
- * from its file into the weights. */
+/* modules_io.c -- modules_to_save of an adapter: selects their tensors by its configuration, and
+ * reads their values from its file into the weights. */
 #include <stdlib.h>
 
 #include "adapter/lora_io.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's holds
- * floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). Of a stacked layout the tensors are
- * m_stacked, v_stacked, w_stacked. Those of modules_to_save are in rank 0's: m_modules, v_modules,
- * w_modules, F32 [n]. Another number of ranks, and ranks with the other layout, read their parts
- * out of them; so does the writer of the checkpoint's PEFT adapter. */
+/* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's file
+ * holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). In a stacked layout the
+ * tensors are m_stacked, v_stacked, w_stacked. Rank 0's file also has the state of modules_to_save:
+ * m_modules, v_modules, w_modules, F32 [n]. Runs with another number of ranks or the other layout
+ * read their parts from all files, as does the writer of the checkpoint's PEFT adapter. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -50,7 +50,7 @@ bl_status adapter_append_bytes(bl_safetensors_writer *writer, bl_staging *stagin
     return BL_OK;
 }
 
-/* Array i of the file: the rank's LoRA floats, or behind them those of modules. */
+/* Array i of the file: first the arrays of LoRA, then those of modules_to_save. */
 static bl_status append_array(const bl_adapter_state *s, size_t i, bl_safetensors_writer *writer)
 {
     if (i < N_ARRAYS)
@@ -212,14 +212,14 @@ bl_status bl_adapter_state_read_shards(bl_adapter_state *s, const char *dir, int
 
 /* ---- the adapter in a checkpoint ---- */
 
-/* The files of a checkpoint. */
+/* The checkpoint files that an adapter is made from. */
 typedef struct export_sources {
     source *ranks;
     const bl_model_config *config;
     const bl_trained_set *modules; /* may be empty */
 } export_sources;
 
-/* A factor from the shards that hold its floats. */
+/* Reads a factor from the shards that hold its floats. */
 static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_factor factor,
                              float *dst)
 {

@@ -192,14 +192,14 @@ static bl_status create_copies(adapter_units *units)
     return BL_OK;
 }
 
-/* Whether rows of the copy are on disk. */
+/* Whether updates write rows of the bf16 copy to disk. */
 static bool writes_copy(const adapter_units *units)
 {
     const bl_model_weights *weights = units->options.weights;
     return weights->copy && bl_pages_files(weights->copy);
 }
 
-/* On their way to the copy, where the host cannot write it. */
+/* Memory of rounded pieces, used where the host cannot write the copy itself. */
 static bl_status create_rounded(adapter_units *units)
 {
     BL_TRY(bl_device_alloc(units->options.device, BL_SPACE_HOST,

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_behind.c -- a checkpoint's file, written while the next steps run. A task per unit, on a
- * stream of the host, copies the unit's moments and weights into the file; a unit is written
+/* units_behind.c -- writes a checkpoint file while the next steps run. One task per unit, on a host
+ * stream, copies the unit's moments and weights into the file. A unit is written
  *
- *   after    the update of the checkpoint's step: at once, or where the unit is WAITING, behind its
+ *   after    the update of the checkpoint's step: at once, or if the unit is WAITING, after its
  *            update
- *   before   the next update, which waits for the event `written` of the unit
+ *   before   the next update, which waits for the unit's event `written`
  *
- * so the file is the state after one step, and no copy of the state is made. From one update of a
- * unit to its next is a whole step. The file's place of each array is known, so units need no
+ * So the file has the state after one step, without a copy of the state. A whole step is between
+ * two updates of a unit. Each array has a fixed place in the file, so units can be written in any
  * order.
  *
- * A task that fails keeps its error for end_file, and the tasks behind it do nothing: training
- * streams that wait for them do not fail. */
+ * A failed task saves its error for end_file. Later tasks then do nothing, and training streams
+ * that wait for them do not fail. */
 #include <stdlib.h>
 
 #include "adapter/units_paged_internal.h"
@@ -110,7 +110,7 @@ static bl_status queue_task(adapter_units *units, int64_t task)
     return bl_stream_call(units->behind.stream, behind_task, &args, sizeof args);
 }
 
-/* The last unit takes the file's end with it. */
+/* After the last unit also queues the end of the file. */
 static bl_status queue_unit(adapter_units *units, int64_t unit)
 {
     units_behind *b = &units->behind;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* units_files.c -- reads the arrays of a span from checkpoint files, in pieces, and a span's
- * gradients for a dump. units_behind.c writes such files. */
+/* units_files.c -- reads the arrays of a span from checkpoint files, in pieces, and the gradients
+ * of a span for a dump. units_behind.c writes checkpoint files. */
 #include <string.h>
 
 #include "adapter/internal.h"

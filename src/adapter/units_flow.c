@@ -3,7 +3,7 @@
  * through a ring of pieces. While one piece is updated, later pieces are read and earlier pieces
  * are written, so the disk reads and writes all the time, for units of any size. Arrays in host
  * memory are updated in place; those in a GPU's memory are copied to the piece and back. The
- * weights' bf16 copy gets its rounded rows the same way.
+ * rounded rows of the bf16 copy are written in the same way.
  *
  *   slot       entered by                              left by
  *   READING    read_ahead: up to UNITS_AHEAD pieces    update_piece, which waits for the read
@@ -169,7 +169,7 @@ static char *piece_memory(const adapter_units *units, const unit_piece *p, const
            p->first * adapter_units_element(units, array);
 }
 
-/* Of rows in slot->rounded; whole blocks: a page ends with one. */
+/* Writes the rows in slot->rounded, in whole blocks: a page ends at the end of a block. */
 static bl_status write_rounded(adapter_units *units, const bl_base_walk *at, int64_t first,
                                int64_t n, piece_slot *slot)
 {

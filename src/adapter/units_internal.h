@@ -23,8 +23,8 @@
  *              brings them again
  *   WAITING    PAGED, not updated yet           update                          update_unit, flush
  *
- * A checkpoint's file is written behind the steps, unit by unit (units_behind.c): a unit after the
- * update of the checkpoint's step and before the next one, which waits for it.
+ * A checkpoint file is written behind the steps, unit by unit (units_behind.c): each unit after the
+ * update of the checkpoint's step and before its next update, which waits for the write.
  *
  * The host updates a PAGED unit, in pieces. It reads weights, moments and gradients, and writes
  * back weights and moments, each once per step.
@@ -106,33 +106,33 @@ void adapter_units_forget(adapter_units *units);
  * compute, with no unit WAITING. Updates round the rows that they change. */
 bl_status adapter_units_round(adapter_units *units);
 
-/* ---- units_behind.c: a checkpoint's file ---- */
+/* ---- units_behind.c: a checkpoint file ---- */
 
 typedef struct adapter_units_file {
     bl_safetensors_writer *writer; /* borrowed until `end` runs */
     size_t tensor[ADAPTER_GRAD];   /* of ADAPTER_M, ADAPTER_V, ADAPTER_W among the writer's specs */
-    /* On the stream behind, with memory for it: before the units, and after the last one, if all
-     * is written. */
+    /* Both run on the file's stream. first: before the units, with memory to use. end: after the
+     * last unit, if nothing has failed. */
     bl_status (*first)(void *user, bl_staging *staging);
     bl_status (*end)(void *user);
     void *user;
 } adapter_units_file;
 
-/* With compute idle: begins to write moments and weights as they are after the last update, WAITING
- * units after theirs. One file at a time. */
+/* With compute idle: begins to write moments and weights as after the last update; WAITING units
+ * are written after that update. One file at a time. */
 bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_file *file);
 /* Whether `end` has run, or something has failed. */
 bool adapter_units_file_is_done(adapter_units *units);
 /* Updates units that are not in the file yet, waits for the file's end and returns its first
  * failure. BL_OK without a file. */
 bl_status adapter_units_end_file(adapter_units *units);
-/* Instead: waits for what has begun, and writes no more. */
+/* In place of end_file: waits for the task that runs, and skips the others. */
 void adapter_units_drop_file(adapter_units *units);
-/* Work queued on `stream` from now on may change the unit's moments and weights, with unit -1 what
- * `first` reads. `lane` is that of the stall. */
+/* Makes `stream` wait until the unit is written, so that work queued later may change its moments
+ * and weights; unit -1: the data that `first` reads. `lane`: of the stall in the trace. */
 bl_status adapter_units_wait_for_file(adapter_units *units, int64_t unit, bl_lane lane,
                                       bl_stream *stream);
-/* The host's stream of the file: later calls run after it. */
+/* The host stream that writes the file: later calls on the stream run after the file's end. */
 bl_stream *adapter_units_behind(const adapter_units *units);
 
 /* With streams idle and no unit WAITING. load reads elements [first, first + n) from element

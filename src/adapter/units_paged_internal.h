@@ -15,7 +15,7 @@ enum {
     UNITS_AHEAD = 4, /* pieces whose reads are submitted */
     UNITS_REQUEST_BYTES = 1 << 20,
     UNITS_QUEUE_DEPTH = 16,
-    UNITS_BEHIND_DEPTH = 2, /* requests of a checkpoint: a piece of 2 MiB */
+    UNITS_BEHIND_DEPTH = 2, /* requests of a checkpoint, for a piece of 2 MiB */
 };
 
 typedef enum unit_state { UNIT_CLEAN, UNIT_SUMMED, UNIT_WAITING } unit_state;
@@ -50,30 +50,31 @@ typedef struct piece_slot {
     char *memory[ADAPTER_N_ARRAYS];
     bl_io_read io[ADAPTER_N_ARRAYS];
     bool flies[ADAPTER_N_ARRAYS]; /* io is in flight */
-    /* The weights rounded for their copy, where that is not in host memory, and their write to its
-     * file. Of a GPU: copies between host and device are queued, `copied` after them. */
+    /* Weights rounded for the bf16 copy, if the copy is not in host memory, and their write to the
+     * copy's file. On a GPU, is_copying: copies between host and device are queued, and `copied` is
+     * recorded after them. */
     char *rounded;
     bl_io_read rounded_io;
     bool rounded_flies, is_copying;
     bl_event *copied;
 } piece_slot;
 
-/* Writes a checkpoint's file: units_behind.c. */
+/* Writes a checkpoint file: units_behind.c. */
 typedef struct units_behind {
     bl_stream *stream; /* of the host */
     bl_staging *staging;
-    /* Of arrays on disk; NULL: there are none. The update's own are not shared: another thread
-     * reads. */
+    /* For arrays on disk; NULL: none are. Separate from the readers of updates, which another
+     * thread uses. */
     bl_reader *reader, *weights_reader;
     char *piece; /* host memory */
     bl_event *begun;
-    bl_event **written; /* [n_units + 1]: the last is of `first` */
-    bool *is_queued;    /* [n_units]: in the file under way */
+    bl_event **written; /* [n_units + 1]: the last one for `first` */
+    bool *is_queued;    /* [n_units]: its task is queued */
     bool is_active;
-    int64_t n_left; /* units that are not queued yet */
+    int64_t n_left; /* units without a queued task */
     adapter_units_file file;
     atomic_bool is_dropped, is_done;
-    bl_error error; /* of the tasks; others read it after is_done, or with the stream idle */
+    bl_error error; /* of the tasks; read it after is_done, or with the stream idle */
 } units_behind;
 
 struct adapter_units {
@@ -123,7 +124,7 @@ char *adapter_units_span_memory(const adapter_units *units, const adapter_span *
  * copies. */
 bl_tier adapter_units_place(const adapter_units *units, const adapter_span *span,
                             adapter_array array);
-/* The same of a part's rows in the bf16 copy, which there is. */
+/* The same for a part's rows in the bf16 copy, which must exist. */
 bl_tier adapter_units_copy_place(const adapter_units *units, const bl_base_walk *at);
 /* `update` of elements [first, first + n) of a span. */
 bl_adamw_args adapter_units_adamw(const adapter_units *units, const adapter_span *span,
@@ -145,7 +146,7 @@ bl_status adapter_units_prefetch_next(adapter_units *units, int64_t unit);
 /* units_behind.c */
 bl_status adapter_units_create_behind(adapter_units *units, const bl_adapter_units_bytes *bytes);
 void adapter_units_destroy_behind(adapter_units *units); /* partly created is fine */
-/* After the update of a unit was queued on `disk` and `updated` recorded behind it. */
+/* Call it after the update of a unit is queued on `disk` and `updated` is recorded after it. */
 bl_status adapter_units_continue_file(adapter_units *units, int64_t unit);
 
 /* units.c: of placement->io_engine and hooks. */

@@ -222,7 +222,7 @@ typedef struct bl_arch_tensor {
 int64_t bl_arch_tensor_count(const bl_model_config *config);
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *config, int64_t i);
 
-/* Whether it is the bias of a projection. */
+/* Whether the tensor is the bias of a projection. */
 bool bl_arch_is_bias(const bl_model_config *config, const bl_arch_tensor *tensor);
 
 /* "model.layers.3.self_attn.q_proj.weight" */

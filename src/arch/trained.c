@@ -100,7 +100,7 @@ static bool has_any(const bl_trained_unit *unit)
     return unit->vectors != 0 || bl_trained_has_matrices(unit);
 }
 
-/* From set->tensor. is_apart: a tied head is a separate weight. */
+/* Fills the other members from set->tensor. is_apart: a tied head is a separate weight. */
 static void derive(const bl_model_config *c, bool is_apart, bl_trained_set *set)
 {
     int64_t n = bl_arch_tensor_count(c);
@@ -207,7 +207,7 @@ bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patt
     return st;
 }
 
-/* The tensor's module, "model.norm", ends in the name. */
+/* Whether the path of the tensor's module, "model.norm", ends in the name. */
 static bool is_of_module(const bl_arch_tensor *t, const char *name)
 {
     size_t n = strlen(name), n_module = (size_t)(strrchr(t->name, '.') - t->name);

@@ -58,10 +58,10 @@ typedef struct bl_trained_patterns {
 bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
                             bl_trained_set *out);
 bl_status bl_trained_all(const bl_model_config *config, bl_trained_set *out);
-/* The modules that are trained whole beside LoRA, as PEFT chooses them (modules_to_save): those
- * whose path ends in one of the names, as Python's str.endswith. Norms, the embedding and the head
- * can be; a tied embedding and head are two weights then. Status `refusal`, with `where`: a name
- * that ends no such module's path, or a projection's. */
+/* The modules that are trained whole beside LoRA, selected as by PEFT's modules_to_save: norms,
+ * embedding and head whose path ends in one of the names (Python's str.endswith). A tied embedding
+ * and head are two weights. Status `refusal`, with `where` in the text: a name that selects no such
+ * module, or a projection. */
 bl_status bl_trained_choose_modules(const bl_model_config *config, const char *const *names,
                                     int64_t n_names, bl_status refusal, const char *where,
                                     bl_trained_set *out);

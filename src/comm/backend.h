@@ -40,7 +40,7 @@ typedef struct bl_comm_backend {
                        void **out);
     void (*free)(bl_comm *comm, bl_device *device, void *memory);
     bl_status (*trust_order)(bl_comm *comm); /* NULL: every call is compared anyway */
-    /* comm->sum_block has another value: takes the memory for it. NULL: needs none. */
+    /* comm->sum_block has changed: allocates the memory for its value. NULL: no memory needed. */
     bl_status (*resize)(bl_comm *comm);
 } bl_comm_backend;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks.c -- arithmetic of the blocks of a sum. All blocks but the last have per_block ranks, so a
- * rank's place in its block is rank % per_block. */
+/* blocks.c -- arithmetic of the blocks of a sum. All blocks except the last have per_block ranks,
+ * so a rank's place in its block is rank % per_block. */
 #include "comm/blocks_internal.h"
 
 #include "base/sizes.h"
@@ -42,7 +42,7 @@ int comm_block_helper(const comm_blocks *b, int block, int owner)
     return comm_block_first(b, block) + owner % b->per_block % comm_block_length(b, block);
 }
 
-/* Rounds over the places of one block of owners that a helper of `block` makes. */
+/* Turns that a helper of `block` needs for the places of one block of owners. */
 static int turns_per_block(const comm_blocks *b, int block)
 {
     return ceil_div(b->per_block, comm_block_length(b, block));
@@ -71,7 +71,7 @@ int comm_blocks_parts_at_once(const comm_blocks *b)
 {
     int most = 0;
     if (b->n == 1) return b->size;
-    for (int block = b->n - 2; block < b->n; block++) /* a full one, and the last */
+    for (int block = b->n - 2; block < b->n; block++) /* a full block, and the last */
         most = (int)bl_max_i64(most, comm_block_length(b, block) * comm_block_turns(b, block));
     return most + b->n;
 }
@@ -79,7 +79,7 @@ int comm_blocks_parts_at_once(const comm_blocks *b)
 int comm_blocks_parts_by_turn(const comm_blocks *b)
 {
     if (b->n == 1) return b->size;
-    return b->per_block + comm_block_turns(b, b->n - 1) + b->n; /* the last block's are the most */
+    return b->per_block + comm_block_turns(b, b->n - 1) + b->n; /* the last has the most turns */
 }
 
 /* ---- what is moved ---- */
@@ -105,7 +105,7 @@ int comm_blocks_received(const comm_blocks *b, int rank)
     return mates_of(b, rank) * owners_of(b, rank) + b->n - 1;
 }
 
-/* Of [first, end) outside of the host. */
+/* The ranks of [first, end) that are not on the host. */
 static int outside(int first, int end, int host_first, int host_end)
 {
     int from = first > host_first ? first : host_first, to = min(end, host_end);
@@ -132,7 +132,8 @@ static void count_host(const comm_blocks *b, int first, int end, comm_blocks_tra
     out->into_host_between = bl_max_i64(out->into_host_between, between);
 }
 
-/* Hosts and blocks meet alike after at most per_block hosts; the last block may be shorter. */
+/* Alignments of hosts and blocks repeat after at most per_block hosts; the last block may be
+ * shorter. */
 comm_blocks_traffic comm_blocks_count(const comm_blocks *b, int n_on_host)
 {
     int n_hosts = ceil_div(b->size, n_on_host), owners = owners_of(b, 0);

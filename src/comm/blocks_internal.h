@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* blocks_internal.h -- the blocks of ranks in which sums are made (docs/design/0029), and who sends
- * what to whom. Blocks have per_block ranks, the last one may have fewer. A sum reaches its owner
- * in two exchanges:
+/* blocks_internal.h -- the blocks of ranks in which sums are made (docs/design/0029), and the
+ * transfers between their ranks. Blocks have per_block ranks; the last one may have fewer. The
+ * owner of a sum is the rank that stores it. A sum reaches its owner in two exchanges:
  *
- *   within a block   every member gets the block's values for some owners, and sums them in rank
- *                    order: the helper of these owners. Owners that have the helper's place in
- *                    their own block; a shorter block's members have more. An owner helps itself.
- *   between blocks   every owner gets a sum from its helper in each other block, and adds the sums
- *                    in the blocks' order
+ *   within a block   every rank is the helper of some owners. It receives the values that its block
+ *                    has for them, and sums these in rank order. It helps the owners with the same
+ *                    place in their blocks, itself among them. In a shorter block a rank helps
+ *                    more owners.
+ *   between blocks   every owner receives one sum from its helper in each other block, and adds
+ *                    the sums in the order of the blocks
  *
- * A gather goes the same ways backwards: every owner sends its part to its helper in each other
- * block, and helpers send what they have to their block.
+ * A gather takes the same paths in reverse: every owner sends its part to its helper in each other
+ * block, and helpers send all their parts to the ranks of their block.
  *
- * A helper has one owner, or none, in each of its turns; turns are numbered alike in a block. */
+ * A helper has at most one owner in each of its turns. All ranks of a block number turns alike. */
 #ifndef BALLAST_COMM_BLOCKS_INTERNAL_H
 #define BALLAST_COMM_BLOCKS_INTERNAL_H
 
 #include <stdint.h>
 
 typedef struct comm_blocks {
-    int size, per_block, n; /* ranks; of them in a block, at most `size`; blocks */
+    int size, per_block, n; /* ranks; ranks per block, at most `size`; blocks */
 } comm_blocks;
 
 comm_blocks comm_blocks_of(int size, int per_block);
@@ -33,18 +34,17 @@ int comm_block_owner(const comm_blocks *blocks, int helper, int turn); /* -1: no
 /* The turn in which a rank helps itself. */
 int comm_block_own_turn(const comm_blocks *blocks, int rank);
 
-/* The largest scratch of any rank, in parts: with all turns at once
- * [member of the block][turn] and [block], or turn by turn [member], [turn] and [block]. One block
- * has no more than [member]. */
+/* The largest scratch of any rank, in parts. With all turns at once: [member of the block][turn]
+ * and [block]. Turn by turn: [member], [turn] and [block]. A single block: [member]. */
 int comm_blocks_parts_at_once(const comm_blocks *blocks);
 int comm_blocks_parts_by_turn(const comm_blocks *blocks);
 
-/* Parts that a reduce-scatter brings a rank. */
+/* Parts that a rank receives in a reduce-scatter. */
 int comm_blocks_received(const comm_blocks *blocks, int rank);
 
-/* Parts that a reduce-scatter moves: `received` by rank 0, `summed` read and written by it in sums;
- * through the network, into the host that receives most, by the two exchanges. Hosts have n_on_host
- * ranks, numbered host by host. */
+/* Parts that a reduce-scatter moves. received: by rank 0. summed: read and written by the additions
+ * of rank 0. into_host: over the network, into the host that receives most. within, between: the
+ * two exchanges. Hosts have n_on_host ranks, numbered host by host. */
 typedef struct comm_blocks_traffic {
     int64_t received_within, received_between, summed, into_host_within, into_host_between;
 } comm_blocks_traffic;

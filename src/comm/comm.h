@@ -6,10 +6,10 @@
  *
  *   (S_0 + S_1) + ...    S_0 = ((0 + x_0) + x_1) + ... + x_7, S_1 = ((0 + x_8) + x_9) + ...
  *
- * so the bits depend on the number of ranks and that of a block (bl_comm_set_sum_block), never on
- * timing or on where ranks run. Buffers are memory that the stream's device reads and writes
- * (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream has passed the collective;
- * other ranks read them, too.
+ * so the bits depend on the number of ranks and on the ranks per block (bl_comm_set_sum_block), not
+ * on timing or on the hosts of the ranks. Buffers are memory that the stream's device reads and
+ * writes (BL_SPACE_DEVICE; on the CPU any), and stay valid until the stream has passed the
+ * collective; other ranks read them, too.
  *
  * Errors: when a rank fails or leaves, it calls bl_comm_abort; every collective that still waits
  * for a rank, and every later one, on any rank of the job then ends with BL_ECANCELED (sticky on
@@ -35,13 +35,14 @@ typedef struct bl_comm bl_comm;
 BL_API int bl_comm_rank(const bl_comm *comm);
 BL_API int bl_comm_size(const bl_comm *comm);
 
-/* Ranks per block of the sums, from 1 on; unless set BL_COMM_SUM_BLOCK. Equal on all ranks.
- * Communicators that are split from this one, and one for GPUs made over it, have its value. Set it
- * before either, and before the first collective. BL_EUSAGE: less than 1; BL_ENOMEM. */
+/* Ranks per block of the sums, at least 1; default BL_COMM_SUM_BLOCK. Must be equal on all ranks.
+ * Communicators that are split from this one, and the one for GPUs made over it, inherit the value:
+ * set it before they are made, and before the first collective. BL_EUSAGE: less than 1;
+ * BL_ENOMEM. */
 enum { BL_COMM_SUM_BLOCK = 8 };
 BL_API bl_status bl_comm_set_sum_block(bl_comm *comm, int n_ranks);
-/* Bytes that a reduce-scatter brings this rank, of `bytes` per rank in its result. Where ranks are
- * threads, which read each other's memory: as if they were processes. */
+/* Bytes that this rank receives in a reduce-scatter with `bytes` per rank in the result. Ranks that
+ * are threads read each other's memory: for them the bytes that processes would receive. */
 BL_API int64_t bl_comm_sum_received(const bl_comm *comm, int64_t bytes);
 
 /* What later collectives of this rank are of: with ("layer", 17) a deadline says "rank 3 did not

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.c -- collectives as work of a model device. A reduction is exchanges, and sums of what
- * has come. */
+/* model.c -- collectives as work of a model device. A reduction is exchanges, and then the sums of
+ * the received parts. */
 #include "comm/model.h"
 
 #include <math.h>
@@ -17,12 +17,13 @@ typedef struct model_comm {
 
 /* ---- the bytes of an exchange, and its time ---- */
 
-/* One step: what a rank receives, and what its host receives by the network. */
+/* One step: bytes that a rank receives, and that its host receives over the network. */
 typedef struct step {
     double received, into_host;
 } step;
 
-/* Adds a step to its exchange's work, whose use of the network is its time so far. */
+/* Adds a step to the work of its exchange. Until all steps are added, use[] holds the seconds of
+ * the network. */
 static void add_step(const step *s, const bl_rates *r, bl_work *work)
 {
     double seconds = 0, network_s = s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
@@ -39,7 +40,7 @@ static comm_blocks_traffic traffic_of(const bl_exchange *e)
     return comm_blocks_count(&blocks, (int)fmin(e->size, ceil(e->n_on_host)));
 }
 
-/* Returns their number. */
+/* Returns the number of steps. */
 static int steps_of(const bl_exchange *e, step out[2])
 {
     double received = (e->size - 1) * e->bytes;

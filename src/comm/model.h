@@ -12,10 +12,10 @@
  * bl_comm_split makes. */
 bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
 
-/* The work of an all-gather in a group of `size` ranks that each bring `bytes`: a ring, through
- * which every host and every rank receives the others' bytes. Or of a sum in blocks of sum_block
- * ranks, `bytes` of it for each rank: what comes to the busiest host by the network in one exchange
- * within blocks and one between them, without the additions. */
+/* The work of an all-gather in a group of `size` ranks with `bytes` each: a ring, by which every
+ * host and every rank receives the bytes of all others. Or of a sum in blocks of sum_block ranks
+ * with `bytes` for each rank in the result: one exchange within blocks and one between them, with
+ * the network bytes of the host that receives most, without the additions. */
 typedef struct bl_exchange {
     double size, n_on_host, bytes;
     int sum_block; /* 0: an all-gather */
@@ -23,7 +23,7 @@ typedef struct bl_exchange {
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
 /* Bytes that rank 0 receives. */
 double bl_exchange_received(const bl_exchange *exchange);
-/* Bytes that rank 0's additions read and write. */
+/* Bytes that the additions of rank 0 read and write. */
 double bl_exchange_summed(const bl_exchange *exchange);
 
 #endif

@@ -43,7 +43,7 @@ size_t comm_sum_element_bytes(bl_comm_element element)
     return elements[element].bytes;
 }
 
-/* sum[0, n) = ((0 + x) + y) + ... of a block's ranks. 0 + -0 is +0: the zero counts. */
+/* sum[0, n) = ((0 + x) + y) + ... over the ranks of a block. The zero matters: 0 + -0 is +0. */
 static void sum_block(bl_comm_element element, const comm_blocks *blocks, int block,
                       const void *const *values, size_t at_bytes, void *sum, int64_t n)
 {

@@ -14,13 +14,12 @@ enum {
 size_t comm_sum_element_bytes(bl_comm_element element);
 
 /* to[i] = (S_0 + S_1) + ..., S_b = ((0 + x_r[i]) + x_r+1[i]) + ... over the ranks r of block b, for
- * n elements; integers wrap. x_r begins offset_bytes behind values[r]. `to` overlaps none of
- * them. */
+ * n elements; integers wrap. x_r begins at values[r] + offset_bytes. `to` must not overlap them. */
 void comm_sum_blocks(bl_comm_element element, const comm_blocks *blocks, const void *const *values,
                      size_t offset_bytes, void *to, int64_t n);
 
-/* A sum between processes goes in pieces, through a scratch: part p of a piece is summed for rank
- * p, its owner (blocks_internal.h). */
+/* A sum between processes is made in pieces, with a scratch. Part p of a piece is summed for its
+ * owner, rank p (blocks_internal.h). */
 typedef struct comm_parts {
     unsigned char *values;
     int64_t first, stride, n_part, end; /* in elements: part p begins at first + p * stride */

@@ -66,8 +66,8 @@ static bl_status check_lora(const bl_train_config *c)
     return BL_OK;
 }
 
-/* The reference of a preference loss, and other runs, see the frozen base, whose modules these
- * replace. */
+/* modules_to_save replaces modules of the frozen base, which is the reference of a preference loss
+ * and the base of other runs. */
 static bl_status check_saved(const bl_train_config *c)
 {
     bl_losses losses;
@@ -87,7 +87,7 @@ static bl_status check_saved(const bl_train_config *c)
     return BL_OK;
 }
 
-/* Of the bf16 copy of the weights. */
+/* The keys of the bf16 copy of the weights. */
 static bl_status check_copy(const bl_train_config *c)
 {
     if (!c->offload_compute_copy) return BL_OK;

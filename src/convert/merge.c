@@ -17,7 +17,7 @@
 
 /* ---- the adapters ---- */
 
-/* Modules that an adapter has whole replace the model's: a weight or a sum has no meaning. */
+/* Whole modules of an adapter replace the model's: they cannot be weighted or summed. */
 static bl_status choose_modules(bl_merge *m, size_t i)
 {
     const bl_merge_adapter *adapter = &m->options->adapters[i];

@@ -21,7 +21,7 @@ void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
 typedef struct bl_merge_term {
     bl_peft_adapter *adapter;
     double scale;             /* weight alpha / r, or weight alpha / sqrt(r) */
-    bl_saved_modules modules; /* that replace the model's */
+    bl_saved_modules modules; /* replace those of the model */
 } bl_merge_term;
 
 typedef struct bl_merge {

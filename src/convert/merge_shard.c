@@ -376,7 +376,7 @@ static bool is_merged(const shard *s, size_t spec)
     return false;
 }
 
-/* Rounded to nearest to the model's dtype. */
+/* Writes a tensor of modules_to_save, rounded to nearest to the model's dtype. */
 static bl_status write_values(const shard *s, const bl_peft_adapter *adapter, size_t i)
 {
     enum { PIECE = 1 << 12 };
@@ -398,7 +398,7 @@ static bl_status write_values(const shard *s, const bl_peft_adapter *adapter, si
     return BL_OK;
 }
 
-/* A tensor that is not a merged matrix: an adapter's own, or as it is. */
+/* Writes a tensor that is not a merged matrix: from an adapter's modules, or copied unchanged. */
 static bl_status write_other(const shard *s, size_t i)
 {
     const bl_merge *m = s->m;

@@ -23,8 +23,8 @@ typedef enum bl_resource {
     BL_RESOURCE_LINK_OUT,
     BL_RESOURCE_LINK_BOTH, /* the sum of both ways */
     BL_RESOURCE_HOST_MEMORY,
-    BL_RESOURCE_NETWORK, /* into the host: its time, 1 is all of it */
-    BL_RESOURCE_DISK,    /* as well */
+    BL_RESOURCE_NETWORK, /* into the host: fraction of its time */
+    BL_RESOURCE_DISK,    /* the same */
     BL_RESOURCES
 } bl_resource;
 

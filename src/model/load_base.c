@@ -164,8 +164,9 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
     return st;
 }
 
-/* The adapter's state rounds the weights into it (adapter/full.h). The file of the weights has no
- * name any more, so that this one may have it. */
+/* Creates the pages of the bf16 copy; the adapter's state rounds the weights into them
+ * (adapter/full.h). The file of the weights is unlinked already, so the copy's file can have the
+ * same name. */
 static bl_status create_copy(bl_model_weights *w, int shard, const bl_placement *placement)
 {
     bl_model_config config = w->model->config;

@@ -402,8 +402,8 @@ static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
     return BL_OK;
 }
 
-/* table += the rows of the micro-batch's tokens, without padding, of the gradient that backward has
- * brought to layer 0. */
+/* Adds the gradient of layer 0's input to the rows of `table` for the micro-batch's tokens, without
+ * padding. */
 static bl_status add_embedding_rows(bl_pass *pass, const bl_pass_input *input, int m, float *table)
 {
     double multiplier = pass->weights->model->config.embedding_multiplier;

@@ -23,8 +23,8 @@
 #include "arch/lora.h"
 #include "model/weights.h"
 
-/* Gradients of modules that are trained whole beside LoRA, of all micro-batches of a step: fp32,
- * device memory, added to. */
+/* Gradients of modules that are trained whole beside LoRA, summed over all micro-batches of a step:
+ * fp32, device memory. */
 typedef struct bl_module_gradients {
     const bl_trained_set *set;      /* norms and tables */
     float *vectors;                 /* bl_arch_vector_floats */
@@ -38,7 +38,7 @@ typedef struct bl_gradient_sink {
     void *user;
     bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
     bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
-    const bl_module_gradients *modules; /* added to, too; NULL: none */
+    const bl_module_gradients *modules; /* also receives gradients; NULL: none */
 } bl_gradient_sink;
 
 /* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives

@@ -69,7 +69,7 @@ static inline bl_tensor model_boundary(const bl_pass *pass, const bl_pass_micro 
     return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
 }
 
-/* Of a layer, or of the head: n_layers. modules may be NULL: none. */
+/* For a layer, or n_layers: the head. modules may be NULL: none. */
 static inline bl_weight_gradients
 model_module_gradients(const bl_pass *pass, const bl_module_gradients *modules, int64_t layer)
 {

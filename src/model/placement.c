@@ -54,7 +54,7 @@ static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int
     return used < ring_bytes ? used : ring_bytes;
 }
 
-/* tiers: of the layout's pages. */
+/* tiers: one per page of the layout. */
 static bl_status measure(const bl_base_layout *layout, const bl_tier *tiers,
                          const bl_placement *placement, bool host_writes, int ring_depth,
                          bl_placed_bytes *out)

@@ -14,7 +14,7 @@ typedef struct bl_placement {
     double ratio;
     bl_tier tier;
     double host_part;       /* with BL_TIER_DISK: fraction of that part in host memory; 0..1 */
-    bool places_copy;       /* of trained weights: their bf16 copy is in their tiers, too */
+    bool places_copy;       /* trained weights: the bf16 copy is in the same tiers */
     const char *dir;        /* of page files; for BL_TIER_DISK */
     bool pin;               /* the host tier's memory */
     const char *gpu_bus_id; /* of the rank's GPU, whose NUMA node is the rank's; NULL: none */
@@ -39,7 +39,7 @@ size_t bl_model_staging_bytes(const bl_placement *placement);
 bl_status bl_placement_assign(const bl_base_layout *layout, const bl_placement *placement,
                               bl_tier *tiers);
 
-/* Of trained weights: the tier of each page of their bf16 copy, which has as many. */
+/* The tier of each page of the bf16 copy of trained weights, one page per page of `weights`. */
 bl_status bl_placement_assign_copy(const bl_base_layout *weights, const bl_placement *placement,
                                    bl_tier *tiers);
 
@@ -54,7 +54,7 @@ typedef struct bl_placed_bytes {
 } bl_placed_bytes;
 bl_status bl_placement_measure(const bl_base_layout *layout, const bl_placement *placement,
                                bl_device_kind kind, int ring_depth, bl_placed_bytes *out);
-/* Of the copy, whose pages are not written while the model is loaded. */
+/* The same for the bf16 copy, whose pages are not written while the model is loaded. */
 bl_status bl_placement_measure_copy(const bl_base_layout *weights, const bl_base_layout *copy,
                                     const bl_placement *placement, bl_device_kind kind,
                                     int ring_depth, bl_placed_bytes *out);

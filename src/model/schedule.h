@@ -66,8 +66,8 @@ typedef struct bl_schedule {
      * the next one. The embedding is a unit, too, and has a gradient. */
     bool is_trained;
     int64_t embedding; /* with is_trained: its unit; that of the head where both are one */
-    /* Backward ends with layer first (n_layers: with the head); after layer 0 comes the embedding's
-     * gradient, where it is trained, also beside LoRA. */
+    /* Backward ends with layer first (n_layers: with the head). If the embedding is trained, also
+     * beside LoRA, its gradient follows layer 0. */
     int64_t first;
     bool embedding_has_gradient;
 } bl_schedule;

@@ -315,7 +315,7 @@ bl_status bl_model_replace_table(bl_model_weights *w, bl_model_table which)
                              which == BL_TABLE_HEAD ? c->arch->embedding : c->arch->head};
     char name[BL_TENSOR_NAME_BYTES];
 
-    /* A tied one may be stored under either name. */
+    /* A tied table may be stored under either name. */
     bl_arch_module_tensor(modules[0], name);
     if (!bl_hf_find(w->model->files, name)) bl_arch_module_tensor(modules[1], name);
     BL_TRY(bl_device_alloc(
@@ -427,6 +427,6 @@ bl_status bl_model_base_create(const bl_model_weights *w, const bl_model_base_op
     const bl_base_layout *layout = w->copy ? &w->copy_layout : &w->layout;
 
     if (bl_pages_files(pages))
-        bl_io_files_warn_with(bl_pages_files(pages), w->model->io_files); /* and all ranks' */
+        bl_io_files_warn_with(bl_pages_files(pages), w->model->io_files); /* and all ranks' files */
     return bl_base_create_paged(layout, pages, &options, out);
 }

@@ -134,13 +134,13 @@ typedef struct bl_model_weights {
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
-    /* In place of the model's, where an adapter has its own (PEFT's modules_to_save): (vocab,
-     * hidden), fp32, device memory, whole on this rank; NULL: the model's. Such norms replace those
-     * in `vectors`. */
+    /* Tables of an adapter (PEFT's modules_to_save) that replace the model's: (vocab, hidden),
+     * fp32, device memory, whole on this rank; NULL: the model's table is used. Norms of an adapter
+     * replace those in `vectors`. */
     float *tables[BL_MODEL_TABLES];
-    /* With trained weights and bf16 activations, layers compute with `copy`: this rank's rows
-     * rounded to bf16, with the same pages, in device memory or the tiers of the weights. `pages`
-     * holds the fp32 weights. NULL: layers compute with `pages`. */
+    /* With trained weights and bf16 activations `pages` has the fp32 weights, and layers compute
+     * with `copy`: this rank's rows rounded to bf16, one page per page of the weights, in device
+     * memory or in the tiers of the weights. NULL: layers compute with `pages`. */
     bl_base_layout copy_layout;
     bl_pages *copy;
     float *scales; /* of all matrices, device memory: n_scales */
@@ -232,16 +232,16 @@ bl_status bl_model_layout(const bl_model_config *config, const bl_format *format
 bl_status bl_model_layout_trained(const bl_model_config *config, int n_shards, bl_base_layout *out);
 /* The layout of the bf16 copy: the same parts and rows. */
 bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_base_layout *out);
-/* Queues on `stream`: rounds `rows` (fp32), which are floats [first, first + n) of this rank's
- * rows of a part of weights->layout, to nearest even into the copy, in device memory. Without a
- * copy does nothing. */
+/* Queues on `stream`: rounds `rows` (fp32, floats [first, first + n) of this rank's rows of a part
+ * of weights->layout) to nearest even into the copy, whose rows must be in device memory. Does
+ * nothing without a copy. */
 bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
                               int64_t first, int64_t n, const float *rows, bl_stream *stream);
-/* The place of the same rows in the copy, which there is: device or host memory; NULL: on disk. */
+/* Where the copy, which must exist, has these rows: device or host memory; NULL: on disk. */
 bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
                              int64_t first);
-/* weights->tables[table] = the model's, widened to fp32, to be changed; before there is a pass over
- * the weights. On a CPU. The base's own head, if it is a unit, is not used then. */
+/* weights->tables[table] = the model's table, widened to fp32, to be changed. On a CPU, before a
+ * pass over the weights is created. A head that is a unit of the base is no longer used. */
 bl_status bl_model_replace_table(bl_model_weights *weights, bl_model_table table);
 void bl_base_layout_free(bl_base_layout *layout);
 

@@ -42,7 +42,7 @@ typedef struct bl_pages_options {
     /* The owner rewrites the disk pages after seal (bl_pages_files). Their file is not shared with
      * other runs and has no name once it is sealed; no checksums are compared. */
     bool is_rewritten;
-    bool is_blank; /* with is_rewritten: pages are not written before seal */
+    bool is_blank; /* with is_rewritten: no page is written before seal */
 } bl_pages_options;
 
 /* Memory for writing a page file, besides the pages, until they are sealed: of one of n_on_host. */

@@ -109,7 +109,8 @@ static int64_t row_tokens_of(const bl_train_config *c, int64_t row_tokens)
     return row_tokens > 0 ? row_tokens : (is_pair ? 2 : 1) * c->max_seq_length;
 }
 
-/* The key is rejected where configurations are read; an adapter has its own. */
+/* Configurations with the key are rejected when they are read; an init_adapter may have modules,
+ * too. */
 static bl_status check_shared(const bl_plan_case *c, const bl_train_config *config)
 {
     bl_saved_modules modules;

@@ -86,7 +86,7 @@ static bl_status queue_product(rank_rates *m, int i, bool forward, const uint8_t
         m->stream,
         &(bl_matmul_weight_args){
             .forward = forward,
-            .beta = m->options->is_trained ? 0 : 1, /* else onto LoRA's term */
+            .beta = m->options->is_trained ? 0 : 1, /* else added to the LoRA term */
             .T = m->T,
             .in = at(m, 0),
             .out = at(m, 1),

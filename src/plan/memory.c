@@ -383,7 +383,7 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
 
-/* Whole on every rank; moments and gradients in training. */
+/* modules_to_save: whole on every rank; moments and gradients only in training. */
 static void add_modules(const bl_plan_input *in, bl_memory_ledger *out)
 {
     if (!in->modules) return;

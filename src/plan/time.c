@@ -143,7 +143,7 @@ typedef struct simulator {
     plan_state state; /* where all weights are trained */
 } simulator;
 
-/* Trained weights: the ring gathers them, or their copy in device memory or the same tiers. */
+/* Trained weights: the ring gathers them or their bf16 copy, in device memory or in their tiers. */
 static bl_status place_trained(simulator *s)
 {
     BL_TRY(plan_state_create(s->in, &s->round.amounts[0], s->layers.run, s->layers.n, &s->state));

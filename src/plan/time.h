@@ -43,7 +43,7 @@ typedef struct bl_time_habits {
     bool decodes_each_use; /* a weight is decoded for each product, not once per visit */
     bool recomputes_all;   /* of a layer whose input alone is kept, unused outputs too */
     bool is_eager;         /* one kernel for each operation of transformers' modeling code */
-    /* Gradients of all weights are reduced in bf16 by a ring, not in fp32 in rank order. */
+    /* Gradients of all weights are reduced in bf16 by a ring; else in fp32 as comm.h does. */
     bool reduces_in_ring;
 } bl_time_habits;
 
@@ -79,9 +79,9 @@ typedef struct bl_time_input {
     const bl_model_config *model;
     const bl_lora_layout *lora; /* n_floats 0: no adapter */
     /* Full fine-tuning, without an adapter: each rank has its rows of every matrix and of the
-     * tables, with gradients and moments; n_shards is n_ranks. offload_ratio of the fp32 weights is
-     * in `tier`; with bf16 activations the ring gathers their copy, from device memory or, with
-     * places_copy, from the same tiers. */
+     * tables, with gradients and moments; n_shards is n_ranks. The part offload_ratio of the fp32
+     * weights is in `tier`. With bf16 activations the ring gathers the bf16 copy: from device
+     * memory, or with places_copy from the tiers of the weights. */
     bool is_trained, places_copy;
     bl_dtype moments;       /* with is_trained: AdamW's, of matrices */
     double optimizer_ratio; /* of moments and gradients, in whole layers, in optimizer_tier */

@@ -64,7 +64,7 @@ typedef struct plan_amounts {
     plan_item head_item;
     bl_work head, embed;         /* of one micro-batch */
     bl_work head_forward;        /* without a gradient */
-    bl_work embed_backward;      /* where the embedding is trained */
+    bl_work embed_backward;      /* if the embedding is trained */
     plan_gradients gradients[2]; /* of the head, of the embedding */
     bl_work lora_gather, lora_reduce, lora_add;
     int64_t lora_gather_bytes, lora_reduce_bytes;
@@ -72,7 +72,7 @@ typedef struct plan_amounts {
     double optimizer_s;
 } plan_amounts;
 
-/* Whether modules_to_save have the head: the base's is not gathered then. */
+/* Whether modules_to_save include the head; then the base's head is not gathered. */
 bool plan_has_own_head(const bl_time_input *input);
 
 /* Of the input's own micro-batches. */
@@ -88,11 +88,12 @@ void plan_trained_amounts(const bl_time_input *input, plan_amounts *amounts);
 /* Elements of a rank's rows of a matrix. */
 int64_t plan_trained_elements(const bl_time_input *input, const plan_item *item, bool is_layer);
 
-/* An all-gather of `bytes` of each rank of a group of `size`; a sum of `bytes` for each rank. */
+/* An all-gather of `bytes` from each rank of a group of `size`; a sum over all ranks with `bytes`
+ * for each rank. */
 bl_exchange plan_gather_of(const bl_time_input *input, double size, double bytes);
 bl_exchange plan_sum_of(const bl_time_input *input, double bytes);
 bl_work plan_exchange(const bl_time_input *input, const bl_exchange *exchange);
-/* Further work of its stream, which leaves the network to others. */
+/* Adds work on the same stream that does not use the network. */
 void plan_add_without_network(bl_work *work, double seconds);
 
 /* Of a step, all ranks: bl_time_estimate.model_flops. */

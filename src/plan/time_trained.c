@@ -43,7 +43,7 @@ static int64_t shard_bytes_of(const unit_items *u)
     return n_bytes;
 }
 
-/* By blocks of ranks (comm/model.h), or as a ring does, which reads n parts and writes one; then
+/* A sum by blocks of ranks (comm/model.h), or by a ring, which reads n parts and writes one. Then
  * the sum is added to the shard. */
 static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
 {

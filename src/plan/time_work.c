@@ -193,7 +193,7 @@ static double optimizer_bytes(const bl_time_input *in, int64_t n)
            (double)sizeof(float) * (double)n;
 }
 
-/* modules_to_save: gradients are summed on every rank, and every rank updates them whole. */
+/* modules_to_save: gradients are summed over the ranks, and every rank updates all modules. */
 static double modules_s(const bl_time_input *in, double optimizer_rate)
 {
     double n = in->n_ranks, bytes;

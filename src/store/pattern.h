@@ -10,7 +10,7 @@
 /* How much of a name the expression must match. */
 typedef enum bl_name_pattern_extent {
     BL_PATTERN_WHOLE,     /* all of it, as re.fullmatch */
-    BL_PATTERN_COMPONENTS /* one or several neighboring components, which dots separate */
+    BL_PATTERN_COMPONENTS /* one or more neighboring components between dots */
 } bl_name_pattern_extent;
 
 typedef struct bl_name_pattern bl_name_pattern;

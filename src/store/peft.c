@@ -20,8 +20,8 @@ static const char MODEL_PREFIX[] = "base_model.model.";
 
 static const char MODEL_NAME[] = "adapter_model.safetensors";
 
-/* One factor of the adapter, or a tensor of modules_to_save; the file must hold exactly the list of
- * all. */
+/* A factor of the adapter, or a tensor of modules_to_save. The file must hold exactly those in the
+ * list. */
 typedef struct factor_id {
     int64_t layer;
     int module;
@@ -174,7 +174,7 @@ static int compare_specs(const void *a, const void *b)
                   ((const bl_stored_tensor_spec *)b)->name);
 }
 
-/* Of a base whose other tensors are not known. */
+/* For a base whose other tensors are unknown. */
 static bool may_be_saved(const bl_peft_base *base, const bl_peft_config *config, const char *name)
 {
     size_t n = sizeof MODEL_PREFIX - 1;
@@ -333,7 +333,7 @@ static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, con
     return BL_OK;
 }
 
-/* The functions that make the values of a file. */
+/* The functions that provide the values of a file. */
 typedef struct filler {
     bl_peft_fill_fn factor;
     bl_peft_fill_saved_fn saved;
@@ -345,7 +345,7 @@ static size_t count_values(const bl_stored_tensor_spec *spec)
     return (size_t)(spec->shape[0] * (spec->n_dims > 1 ? spec->shape[1] : 1));
 }
 
-/* Piece by piece. */
+/* Writes a tensor of modules_to_save, piece by piece. */
 static bl_status write_saved(bl_safetensors_writer *writer, bl_dtype dtype,
                              const bl_stored_tensor_spec *spec, const filler *fill, float *values)
 {

@@ -5,7 +5,7 @@
  *   y = base(x) + scale * B (A x)     Hu et al. 2021, arXiv:2106.09685, eq. 3
  *   scale = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023, arXiv:2312.03732)
  * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight
- * [out, r]; and of modules_to_save, which are whole: base_model.model.{tensor}. */
+ * [out, r]. Whole tensors of modules_to_save: base_model.model.{tensor}. */
 #ifndef BALLAST_STORE_PEFT_H
 #define BALLAST_STORE_PEFT_H
 
@@ -27,8 +27,8 @@ typedef struct bl_peft_modules {
     /* Of a larger model, whose other modules may have the same last names: target_modules is
      * written as a pattern of whole paths. */
     bool is_part;
-    /* Last names of the embedding and the head, which have no LoRA terms; NULL: not known, or
-     * modules_to_save has them. */
+    /* Last names of the embedding and the head, which cannot have LoRA terms; NULL: unknown, or in
+     * modules_to_save. */
     const char *embedding, *head;
 } bl_peft_modules; /* the texts are borrowed, by open adapters too */
 
@@ -62,9 +62,9 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
                                 const char *where, const char *pattern, int64_t n_layers,
                                 uint32_t *targets);
 
-/* A tensor of the base that is not a target's: "model.norm.weight". */
+/* A tensor of the base that does not belong to a target module: "model.norm.weight". */
 typedef struct bl_peft_other {
-    char name[BL_PEFT_NAME_BYTES]; /* "": a target's */
+    char name[BL_PEFT_NAME_BYTES]; /* "": it belongs to a target */
     int n_dims;
     int64_t shape[2];
 } bl_peft_other;
@@ -74,13 +74,13 @@ typedef struct bl_peft_base {
     bl_peft_modules modules;
     int64_t n_layers;
     int64_t in_features[BL_PEFT_MAX_MODULES], out_features[BL_PEFT_MAX_MODULES];
-    /* Tensor i of the base, for modules_to_save; false: i is past the last. NULL: they are
-     * unknown, and not checked. */
+    /* Describes tensor i of the base, for modules_to_save; false: i is past the last. NULL: the
+     * tensors are unknown, and not checked. */
     bool (*other)(const void *user, int64_t i, bl_peft_other *out);
     const void *other_user; /* borrowed */
 } bl_peft_base;
 
-/* modules_to_save: a module is one if its path ends in a name, as Python's str.endswith. */
+/* modules_to_save: names select the modules whose path ends in one of them (str.endswith). */
 enum { BL_PEFT_MAX_SAVED = 16, BL_PEFT_SAVED_BYTES = 64 };
 typedef struct bl_peft_saved_names {
     int n;
@@ -88,8 +88,9 @@ typedef struct bl_peft_saved_names {
 } bl_peft_saved_names;
 /* False: the list is full. */
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
-/* modules' embedding and head become NULL where they are saved: an expression may match such a
- * module, which is no target, as in huggingface/peft inject_adapter. Its name stays rejected. */
+/* Sets modules->embedding and head to NULL if the names select them. An expression may then match
+ * such a module, which does not become a target, as in huggingface/peft inject_adapter. Its name as
+ * a target is still rejected. */
 void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules);
 
 typedef struct bl_peft_config {
@@ -128,7 +129,7 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
                        bl_peft_factor factor, float *dst);
 
 /* Elements [begin, begin + n) of a tensor of modules_to_save, "model.norm.weight", as float.
- * BL_EINPUT: the adapter does not have it, or fewer. */
+ * BL_EINPUT: the adapter lacks the tensor, or has fewer elements. */
 bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
                              int64_t n, float *dst);
 

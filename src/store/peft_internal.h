@@ -6,7 +6,7 @@
 
 #include "store/peft.h"
 
-/* Whether a path of n_module bytes ends in one of the names. */
+/* Whether the path `module` of n_module bytes ends in one of the names. */
 bool bl_peft_is_saved(const bl_peft_saved_names *names, const char *module, size_t n_module);
 
 /* Writes dir/adapter_config.json as PEFT does. */

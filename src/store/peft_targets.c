@@ -87,7 +87,7 @@ static bl_status refuse_table(bl_status refusal, const char *where, const char *
                    where, text, path);
 }
 
-/* The paths of the embedding, next to the layers, and of the head; "": not known. */
+/* The paths of the embedding, a sibling of the layers, and of the head; "": unknown. */
 static void table_paths(const bl_peft_modules *modules, char path[2][BL_PEFT_NAME_BYTES])
 {
     int n_prefix = (int)(bl_peft_last_name(modules->layers) - modules->layers);
@@ -108,7 +108,7 @@ void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *mod
     if (bl_peft_is_saved(names, path[1], strlen(path[1]))) modules->head = NULL;
 }
 
-/* A path that is the name, or ends in "." and it; NULL: neither. */
+/* The path that equals the name or ends in ".name"; NULL: neither does. */
 static const char *find_table(char path[2][BL_PEFT_NAME_BYTES], const char *name)
 {
     size_t n = strlen(name);

@@ -38,7 +38,7 @@ typedef struct bl_job {
     bl_base_formats base_formats; /* of the base that the ranks load */
     bl_run_data data;
     bl_lora_layout lora;      /* n_floats 0: no adapter */
-    bl_saved_modules modules; /* of the adapter, too; zeros: none */
+    bl_saved_modules modules; /* modules_to_save of the adapter; zeros: none */
     bl_identity identity;
     bl_plan plan;
     bl_memory_ledger expected; /* by it: with the micro-batches that a training's rows make */

@@ -106,7 +106,8 @@ static bl_status broadcast(comm_local_seat *seat, bl_stream *stream, const bl_co
     return leave(seat, stream, st);
 }
 
-/* The sum of the ranks' `bytes` from `from` on, each rank's own; to all of them. Parts twice. */
+/* Sums `bytes` over the ranks, from each rank's `from` into self->sum on every rank. Calls
+ * comm_local_part twice. */
 static bl_status sum_piece(comm_local_seat *seat, bl_stream *stream, bl_comm_element element,
                            const void *from, size_t bytes, bl_status st)
 {

@@ -20,7 +20,7 @@ typedef struct comm_local_device comm_local_device;
 typedef struct comm_local_seat {
     comm_local_meeting *meeting;
     int rank, size, sum_block;
-    const void **pieces; /* [size]: the ranks', in a sum */
+    const void **pieces; /* [size]: of the ranks, in a sum */
     comm_local_device *device;
 } comm_local_seat;
 

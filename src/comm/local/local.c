@@ -15,10 +15,10 @@ typedef struct local_comm {
     bl_comm base;
     comm_local_group *group;
     comm_local_seat seat; /* of ranks on CUDA */
-    const void **sends;   /* [size]: the ranks' values, in a sum */
+    const void **sends;   /* [size]: values of the ranks, in a sum */
 } local_comm;
 
-/* The sum of the ranks' n elements from `first` on. */
+/* Sums elements [first, first + n) of the ranks' values. */
 static void sum_ranks(local_comm *comm, bl_comm_element element, int64_t first, int64_t n,
                       void *sum)
 {

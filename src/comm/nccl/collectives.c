@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The collectives of GPUs in processes. Sums (comm/blocks_internal.h): the members of a block send
- * each other their values for their owners, which arrive side by side in the scratch, and a kernel
- * adds them up in rank order; then the same between blocks. A piece's parts fit into the scratch;
- * the stream orders pieces and calls, so the scratch is free again when its turn comes. */
+/* The collectives of GPUs in processes. Sums (comm/blocks_internal.h): the ranks of a block send
+ * each other the values for their owners. A kernel adds the received values in the scratch in rank
+ * order. Then the same between blocks. The parts of a piece fit into the scratch. The stream orders
+ * pieces and calls, so each piece may overwrite the scratch of the piece before it. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -15,8 +15,8 @@
 #define CHECK(c, call)                                                                             \
     comm_nccl_check(&(c)->job->library, (int)(c)->job->library.call, #call, (c)->name)
 
-/* ---- the scratch: [member of the block][turn], whose own row takes the block's sums, and [block]
- * ---- */
+/* ---- the scratch: [member of the block][turn], with the block's sums in the row of the rank
+ * itself, and [block] ---- */
 
 static int own_block(const comm_nccl *c)
 {
@@ -36,7 +36,7 @@ static unsigned char *scratch_of_block(const comm_nccl *c, int block)
     return scratch_of(c, comm_block_first(&c->sum_blocks, own_block(c)) + n_rows, block);
 }
 
-/* ---- exchanges: what goes from and to this rank ---- */
+/* ---- exchanges: sends and receives of this rank ---- */
 
 static bl_status queue_send(comm_nccl *c, const void *from, size_t n_bytes, int peer, void *stream)
 {
@@ -49,7 +49,7 @@ static bl_status queue_receive(comm_nccl *c, void *to, size_t n_bytes, int peer,
     return n_bytes > 0 ? CHECK(c, ncclRecv(to, n_bytes, ncclUint8, peer, c->nccl, stream)) : BL_OK;
 }
 
-/* Between the members of a block: the i-th ones before and behind this rank. */
+/* Between the members of a block: to the i-th member after this rank, from the i-th before it. */
 static bl_status queue_members(comm_nccl *c, const comm_parts *p, int i, void *stream)
 {
     const comm_blocks *b = &c->sum_blocks;
@@ -93,7 +93,7 @@ static bl_status queue_between_blocks(comm_nccl *c, const comm_parts *p, void *s
     return BL_OK;
 }
 
-/* ---- sums on their way back: from every owner to its helpers, and within their blocks ---- */
+/* ---- sums to all ranks: from every owner to its helpers, and within their blocks ---- */
 
 static bl_status queue_back_between(comm_nccl *c, const comm_parts *p, void *stream)
 {
@@ -153,7 +153,7 @@ static bl_status exchange(comm_nccl *c, queue_fn queue, const comm_parts *p, bl_
 
 /* ---- sums ---- */
 
-/* To the rank's row of the scratch; of a single block to where the sum belongs. */
+/* Into the rank's row of the scratch; with a single block into the result. */
 static bl_status sum_within_block(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
                                   const comm_parts *p)
 {
@@ -193,7 +193,7 @@ static bl_status sum_between_blocks(comm_nccl *c, bl_stream *stream, const bl_co
     return comm_cuda_sum(stream, &sum);
 }
 
-/* The own part of a piece, summed over all ranks; of an all-reduce then the others' sums. */
+/* Sums the rank's part of a piece over all ranks; in an all-reduce also distributes the sums. */
 static bl_status reduce_piece(comm_nccl *c, bl_stream *stream, const bl_comm_task *t,
                               const comm_parts *p)
 {

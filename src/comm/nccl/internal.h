@@ -104,7 +104,7 @@ typedef struct comm_nccl {
     char name[2 * COMM_NCCL_NAME_BYTES]; /* "nccl", "nccl#2" */
     int *job_ranks;                      /* [size]: ranks in the first communicator */
     comm_blocks sum_blocks;
-    unsigned char *scratch; /* parts of part_bytes, of device memory */
+    unsigned char *scratch; /* parts of part_bytes, in device memory */
     size_t part_bytes;
     void *staging; /* BL_NCCL_SMALL_BYTES, pinned */
     bl_event *down, *up;

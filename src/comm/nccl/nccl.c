@@ -154,7 +154,7 @@ static bl_status join(comm_nccl *c)
     return BL_OK;
 }
 
-/* Again for another sum_block. */
+/* Called again after sum_block changes. */
 static bl_status take_scratch(bl_comm *comm)
 {
     comm_nccl *c = (comm_nccl *)comm;

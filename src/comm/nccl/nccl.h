@@ -2,13 +2,13 @@
 /* nccl.h -- the communicator of GPUs in processes: one rank a process, one GPU a rank. Its
  * collectives are for device memory and are queued on CUDA streams; large ones are NCCL's, small
  * ones go over the host's communicator. Reductions are exchanges and sums in the order of comm.h,
- * so results have the bits of every other communicator.
+ * so results have the same bits as with any other communicator.
  *
  *   collective                  goes
  *   all_gather, broadcast       through NCCL
  *   reduce_scatter_f32          through NCCL: in pieces into a scratch, summed by a kernel; within
  *                               blocks of ranks, then between them
- *   all_reduce, more than       the same, then the sums back the same ways
+ *   all_reduce, more than       the same, then the sums on the same paths in reverse
  *     BL_NCCL_SMALL_BYTES
  *   all_reduce, smaller         over the host: staged in pinned memory; the device's stream waits,
  *                               no thread does
@@ -83,8 +83,8 @@ BL_API int bl_nccl_multiprocessors(const bl_comm *comm);
  * thread. */
 BL_API void bl_nccl_limit_deadline(bl_comm *comm, double most_s);
 
-/* Device memory for the sums of a communicator of n_ranks, in blocks of sum_block; sum_bytes: as in
- * the options, 0 of a split. One rank: 0. */
+/* Device memory for the sums of a communicator of n_ranks in blocks of sum_block. sum_bytes: as in
+ * the options; 0 for a split communicator. Returns 0 for one rank. */
 BL_API size_t bl_nccl_scratch_bytes(int n_ranks, int sum_block, size_t sum_bytes);
 
 /* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the

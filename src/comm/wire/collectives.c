@@ -3,8 +3,9 @@
  * other, so that all know which ranks are missing and whether they agree, and no rank sends data to
  * one that is not ready. Then the bytes move directly from each rank to each other.
  *
- * Reductions go chunk by chunk through a scratch of some megabytes: an all-to-all and a sum within
- * each block of ranks, turn by turn, then between blocks (comm/blocks_internal.h). */
+ * Reductions are made chunk by chunk with a scratch of some megabytes: an all-to-all and a sum
+ * within each block of ranks, turn by turn, then the same between blocks
+ * (comm/blocks_internal.h). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,8 +39,8 @@ typedef struct wire_comm {
     crossing collectives, splits;
     comm_blocks blocks;
     size_t chunk_bytes;
-    /* Parts of chunk_bytes: what came from each member of the block (the own part takes the sum of
-     * a single block), the block's sum of each turn, what came from each block. */
+    /* Parts of chunk_bytes: received from each member of the block (with a single block the rank's
+     * own part holds the sum), the block's sum of each turn, received from each block. */
     unsigned char *scratch;
     const void **values; /* [size]: the terms of a sum */
 } wire_comm;
@@ -128,7 +129,7 @@ static unsigned char *from_block(const wire_comm *c, int block)
 
 /* ---- the tasks ---- */
 
-/* Every member of the block gets the others' values for its owner of this turn, and sums them. */
+/* Every rank receives its block's values for its owner of this turn, and sums them. */
 static bl_status sum_within_block(const bl_comm_task *t, const comm_parts *s, int turn)
 {
     wire_comm *c = comm_of(t);
@@ -153,7 +154,7 @@ static bl_status sum_within_block(const bl_comm_task *t, const comm_parts *s, in
     return BL_OK;
 }
 
-/* Every rank gets its part's sums of the other blocks, and adds them up. */
+/* Every rank receives the other blocks' sums of its part, and adds them. */
 static bl_status sum_between_blocks(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
@@ -193,8 +194,8 @@ static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
     return BL_OK;
 }
 
-/* The way of a sum backwards: every owner's part to its helper in each other block, whose members
- * then get it from there. */
+/* The paths of a sum in reverse: every owner sends its part to its helper in each other block. The
+ * ranks of the block then receive the part from the helper. */
 static bl_status gather_between_blocks(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
@@ -213,8 +214,8 @@ static bl_status gather_between_blocks(const bl_comm_task *t, const comm_parts *
     return exchange(x, &t->call, false);
 }
 
-/* Each member sends to its neighbors in another order, so that they do not all load the same
- * one. */
+/* Each rank sends to the members of its block in a different order, so that not all send to the
+ * same one. */
 static bl_status gather_within_block(const bl_comm_task *t, const comm_parts *s, int turn)
 {
     wire_comm *c = comm_of(t);
@@ -232,7 +233,7 @@ static bl_status gather_within_block(const bl_comm_task *t, const comm_parts *s,
     return exchange(x, &t->call, false);
 }
 
-/* Every rank gets the parts of the others. */
+/* Every rank receives all parts. */
 static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
@@ -371,7 +372,7 @@ static void wire_destroy(bl_comm *comm)
     if (owned) (void)bl_wire_close(owned);
 }
 
-/* Again for another sum_block. */
+/* Called again after sum_block changes. */
 static bl_status wire_take_scratch(bl_comm *comm)
 {
     wire_comm *c = (wire_comm *)comm;
@@ -406,7 +407,7 @@ static bl_status crossing_open(crossing *x, bl_wire *wire, int group, int channe
                                   &x->channel);
 }
 
-/* Of `base` rank, size and sum_block are read. */
+/* Reads rank, size and sum_block of `base`. */
 static bl_status comm_create(bl_wire *wire, int group, const bl_comm *base, const int *job_ranks,
                              bl_comm **out)
 {

@@ -39,7 +39,7 @@ int64_t bl_evaluation_left(const bl_evaluation *evaluation);
 bl_status bl_evaluation_join(bl_evaluation *evaluation, int n, bl_group *group);
 /* Runs the remaining micro-batches in separate passes. Collective. */
 bl_status bl_evaluation_run(bl_evaluation *evaluation);
-/* After begin and all passes: runs the rest. Collective, the same result on
+/* After begin and all passes: runs the remaining micro-batches. Collective, with the same result on
  * every rank. BL_ENUMERIC: the loss is not finite; BL_EINPUT: no label carries loss. */
 bl_status bl_evaluation_end(bl_evaluation *evaluation, bl_eval_result *out);
 

@@ -26,7 +26,7 @@
 #include "train/rank/rungs.h"
 
 enum { LABELS, TOKENS, FILLED, N_COUNTS }; /* of a run's step: bl_round_totals */
-enum { STOPS, SAVED, N_SIGNS };            /* ranks that want to stop; with a save's part done */
+enum { STOPS, SAVED, N_SIGNS };            /* ranks that stop; with a done part of a save */
 
 typedef struct bl_round {
     bl_trainer **trainers; /* of this rank, a run each */
@@ -70,8 +70,8 @@ static bool before_visit(void *user)
     return false;
 }
 
-/* Labels and tokens of each run's step over all ranks, and whether any rank wants to stop; a
- * checkpoint behind the steps goes on when all ranks have come as far. */
+/* Sums labels and tokens of each run's step over all ranks, and asks whether any rank wants to
+ * stop. Advances a checkpoint behind the steps when all ranks have done their part. */
 static bl_status count_round(bl_round *r, bool *stops)
 {
     bl_trainer *lead = lead_of(r);
@@ -90,7 +90,7 @@ static bl_status count_round(bl_round *r, bool *stops)
     }
     int64_t *signs = r->counts + (int64_t)N_COUNTS * n;
     signs[STOPS] = atomic_load(&lead->control->stop);
-    signs[SAVED] = bl_trainer_save_is_done(lead); /* of all weights: the only run */
+    signs[SAVED] = bl_trainer_save_is_done(lead); /* full fine-tuning: the only run */
     BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, N_COUNTS * n + N_SIGNS));
     *stops = signs[STOPS] > 0;
     return signs[SAVED] == lead->job->topology.n_ranks ? bl_trainer_advance_save(lead) : BL_OK;

@@ -11,13 +11,14 @@
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
  *
- * Where all weights are trained, a checkpoint is written behind the steps (adapter/full.h), in two
- * parts. The ranks agree in the sum that begins a round that all have done the first:
+ * In full fine-tuning a checkpoint is written behind the steps (adapter/full.h), in two parts. The
+ * sum over ranks that begins each round counts the ranks that have done part 1; part 2 begins when
+ * all have:
  *
- *   1  each rank: its file, durable, and its checksum
- *   2  rank 0: the manifest, the name, and what bl_checkpoint_prune does
+ *   1  each rank: its file, durable, and the file's checksum
+ *   2  rank 0: the manifest, the rename, and bl_checkpoint_prune
  *
- * The next save, the run's end and a stop wait for both.
+ * The next save, the end of the run and a stop wait for both.
  *
  * Nothing else is state: the order of rows and dropout are functions of (seed, step, sample,
  * position). */
@@ -65,7 +66,7 @@ static json_t *describe(const bl_trainer *t, int64_t step, int64_t metrics_bytes
     return state;
 }
 
-/* Where the rank's file is in the checkpoint under way; the caller frees it. */
+/* The path of the rank's file in the checkpoint that is written; the caller frees it. */
 static bl_status find_path(const bl_trainer *t, int64_t step, char **path)
 {
     char name[BL_SHARD_NAME_BYTES], *folder = NULL;
@@ -121,7 +122,7 @@ static bl_status list_step(const bl_trainer *t, int64_t step)
     return st;
 }
 
-/* What the manifest says besides files: of this moment. */
+/* The manifest's state, without the files, as of now. */
 static bl_status describe_all(const bl_trainer *t, int64_t step, json_t **out)
 {
     int64_t metrics_bytes;
@@ -154,7 +155,7 @@ static bl_status begin_save(bl_trainer *t, int64_t step)
     return st;
 }
 
-/* Of any outcome. */
+/* After any outcome. */
 static void clear_save(bl_trainer *t)
 {
     json_decref(t->save.state);
@@ -187,7 +188,7 @@ static bl_status add_adapter(const bl_job *job, bl_checkpoint *saving)
     return st;
 }
 
-/* t->files[n_ranks]: what each rank has written. */
+/* t->files[n_ranks]: the files that the ranks have written. */
 static bl_status commit_save(const bl_trainer *t)
 {
     const bl_job *job = t->job;
@@ -210,7 +211,7 @@ static bl_status commit_save(const bl_trainer *t)
 
 /* ---- behind the steps ---- */
 
-/* After the rank's file is complete, behind it. */
+/* Runs on the file's stream when the rank's file is complete. */
 static bl_status describe_rank(void *user)
 {
     bl_trainer *t = user;
@@ -239,7 +240,7 @@ static bl_status commit_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
-/* Collective: part 1 has ended, or ends. */
+/* Collective: waits for part 1, and begins part 2. */
 static bl_status collect(bl_trainer *t)
 {
     bl_rank *r = t->rank;
@@ -252,7 +253,7 @@ static bl_status collect(bl_trainer *t)
     return bl_stream_call(bl_adapter_full_behind(r->state), commit_task, &t, sizeof t);
 }
 
-/* Part 2 has ended, or ends. */
+/* Waits for part 2. */
 static bl_status finish(bl_trainer *t)
 {
     bl_status st = BL_OK;
@@ -298,7 +299,7 @@ void bl_trainer_drop_save(bl_trainer *t)
     clear_save(t);
 }
 
-/* ---- all of it ---- */
+/* ---- a whole save ---- */
 
 bl_status bl_trainer_save(bl_trainer *t, int64_t step)
 {
@@ -323,7 +324,7 @@ void bl_trainers_settle_save(bl_trainer *trainers)
     bl_trainer *first = &trainers[0];
     int n_ranks = first->job->topology.n_ranks;
 
-    /* A failure comes again in the next save. */
+    /* The next save reports a failure again. */
     if (first->save.is_active && first->save.commits) (void)finish(first);
     for (int i = 0; i < n_ranks; i++) bl_trainer_drop_save(&trainers[i]);
 }

@@ -23,15 +23,15 @@ typedef struct bl_fill {
     bl_error error; /* of the row that could not be filled in */
 } bl_fill;
 
-/* A checkpoint that is written behind the steps; its parts are alike on all ranks. */
+/* A checkpoint that is written behind the steps. All ranks are in the same part of it. */
 typedef struct bl_saving {
     bool is_active;
     int64_t step, best_step;
-    bool commits;             /* the files of all ranks are complete: rank 0 commits */
+    bool commits;             /* all ranks' files are complete; rank 0 commits */
     char *path;               /* of the rank's file */
-    json_t *state;            /* rank 0's: of the manifest */
-    atomic_bool is_committed; /* rank 0's: or has failed */
-    bl_error error;           /* of that; with is_committed */
+    json_t *state;            /* rank 0's, for the manifest */
+    atomic_bool is_committed; /* rank 0's; also after a failure */
+    bl_error error;           /* of the commit; read it after is_committed */
 } bl_saving;
 
 /* Its own thread's, while that runs. */
@@ -180,23 +180,24 @@ bl_status bl_trainer_check_weights(bl_trainer *trainer);
 
 /* save.c */
 
-/* Writes checkpoint step-`step`, after the end of the one before; collective over the ranks of the
- * job. That of a run that trains the model's weights is written behind the steps, until end_save or
- * advance_save. */
+/* Writes checkpoint step-`step`, after the previous one has ended; collective over the ranks of the
+ * job. In full fine-tuning only begins it: the checkpoint is written behind the steps, and
+ * completed by advance_save or end_save. */
 bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);
-/* Waits for the checkpoint that is written behind, if there is one; collective. */
+/* Waits for the checkpoint that is written behind the steps, if there is one; collective. */
 bl_status bl_trainer_end_save(bl_trainer *trainer);
-/* Whether this rank's part of a checkpoint behind the steps has come as far as it does alone. Once
- * all ranks' has, each calls advance_save: rank 0 begins to commit it, and then it is complete.
- * Collective. */
+/* Whether this rank has done its current part of a checkpoint behind the steps. When all ranks
+ * have, each calls advance_save, which is collective: the first call makes rank 0 commit the
+ * checkpoint, the second call completes it. */
 bool bl_trainer_save_is_done(const bl_trainer *trainer);
 bl_status bl_trainer_advance_save(bl_trainer *trainer);
 /* save by one thread for all ranks, after their threads have ended, without communication.
  * trainers[n_ranks]. */
 bl_status bl_trainers_save(bl_trainer *trainers, int64_t step);
-/* Before that: waits for a commit under way, and ends a checkpoint that is not so far. */
+/* Call it before bl_trainers_save: waits for a commit that has begun, and drops a checkpoint
+ * without one. */
 void bl_trainers_settle_save(bl_trainer *trainers);
-/* Waits for the threads that write, after a failure of the run. */
+/* After a failure of the run: stops writing, and waits for the writing thread. */
 void bl_trainer_drop_save(bl_trainer *trainer);
 
 #endif

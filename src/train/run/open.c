@@ -22,7 +22,7 @@ static bl_status open_host_memory(bl_job *job)
     return BL_OK;
 }
 
-/* A block whose ranks are on several hosts is summed through the network. */
+/* A block with ranks on several hosts is summed over the network: logs it. */
 static void note_blocks(const bl_train_config *c, const bl_topology *t)
 {
     bool spans = t->n_on_host < t->n_ranks && t->n_on_host % c->sum_block != 0;

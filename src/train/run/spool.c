@@ -57,7 +57,7 @@ static bool is_job(const char *name)
     return name[0] != '.' && (bl_text_ends_with(name, ".yaml") || bl_text_ends_with(name, ".yml"));
 }
 
-/* Removes DIR/end/name, if it is the reason of a job whose file is missing. */
+/* Removes DIR/end/name if it is the .error file of a job whose own file is missing. */
 static bl_status drop_reason(const bl_spool *s, const char *end, const char *name)
 {
     static const char ENDING[] = ".error";
