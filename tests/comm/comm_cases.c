@@ -146,7 +146,7 @@ bl_status comm_case_world_values(test_rank *self)
     return check_collectives(self, self->comm);
 }
 
-/* And gathers, which go the same ways. */
+/* Sums, and gathers, which take the same paths. */
 static bl_status check_sums(test_rank *self, bl_comm *comm, int block)
 {
     for (size_t i = 0; i < BL_COUNT(lengths); i++) {
@@ -157,7 +157,7 @@ static bl_status check_sums(test_rank *self, bl_comm *comm, int block)
     return BL_OK;
 }
 
-/* A communicator and one that is split from it, the ranks in the same order. */
+/* In a communicator and in one split from it, with the ranks in the same order. */
 static bl_status check_block(test_rank *self, int block)
 {
     bl_comm *comm = NULL, *part = NULL;

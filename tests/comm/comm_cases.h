@@ -7,7 +7,7 @@
 #include "test_ranks.h"
 
 bl_status comm_case_world_values(test_rank *self);   /* every collective, many lengths */
-bl_status comm_case_sums_in_blocks(test_rank *self); /* of 1 to 5 ranks; also in splits */
+bl_status comm_case_sums_in_blocks(test_rank *self); /* blocks of 1 to 5 ranks; also in splits */
 /* 0 + -0 is +0: the sum starts from zero, also with one rank. */
 bl_status comm_case_negative_zero(test_rank *self);
 bl_status comm_case_split_values(test_rank *self); /* the same in groups */

@@ -77,7 +77,7 @@ done:
     return st;
 }
 
-/* The ranks per block of the sums, on this rank's communicators. */
+/* Ranks per block of a sum, in all communicators of this rank. */
 static int sum_block = BL_COMM_SUM_BLOCK;
 
 static bl_status check_reduce_scatter(nccl_self *self, bl_comm *comm, int64_t n)
@@ -230,7 +230,7 @@ static bl_status check_sums(nccl_self *self, bl_comm *comm)
     return BL_OK;
 }
 
-/* Set for the ranks' first communicator, then inherited by its split. */
+/* The block is set for the first communicator; its split inherits the value. */
 static bl_status sums_in_blocks(nccl_self *self)
 {
     bl_comm *part = NULL;
@@ -249,7 +249,7 @@ static bl_status sums_in_blocks(nccl_self *self)
     return st;
 }
 
-/* One sum of two blocks. */
+/* One sum over two blocks. */
 static bl_status one_sum(nccl_self *self)
 {
     sum_block = 2;

@@ -14,7 +14,7 @@
  * others on another one. All that wait are more than twice as many as a watch has room for at its
  * start. The pauses take longer than the deadline. */
 enum {
-    NCCL_ONE_SUM_FLOATS = 1000, /* of each rank, in the sum of "one_sum" */
+    NCCL_ONE_SUM_FLOATS = 1000, /* per rank, in the sum of "one_sum" */
     NCCL_CROWD_FIRST = 30,
     NCCL_CROWD_HELD = 70,
     NCCL_CROWD = 170,

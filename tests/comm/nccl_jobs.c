@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_jobs.c -- jobs that end well, jobs that fail, and the fake NCCL's logs. */
+/* nccl_jobs.c -- jobs that succeed, jobs that fail, and logs of the fake NCCL. */
 #include "nccl_jobs.h"
 
 #include <setjmp.h>
@@ -48,7 +48,7 @@ static bool fails(const void *arg)
 
     nccl_start(&job, f->name, f->n_ranks, f->settings);
     nccl_wait(&job);
-    assert_int_equal(atomic_load(&job.board->marks[2]), 0); /* nothing that was lost ended well */
+    assert_int_equal(atomic_load(&job.board->marks[2]), 0); /* no lost collective ended well */
     return nccl_has_failed(&job, f->code, f->text);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl_jobs.h -- jobs of the tests of the GPU communicator: that end well, that fail as they
- * should, and the logs of the fake NCCL (emulator/). */
+/* nccl_jobs.h -- jobs for tests of the GPU communicator: jobs that succeed, jobs that fail as
+ * expected, and logs of the fake NCCL (emulator/). */
 #ifndef BALLAST_TESTS_NCCL_JOBS_H
 #define BALLAST_TESTS_NCCL_JOBS_H
 
@@ -11,14 +11,15 @@
 /* Runs a case; fails unless all ranks end with 0. */
 void nccl_run_fine(const char *name, int n_ranks, const char *const *settings);
 
-/* Whether the job fails as it should. */
+/* Returns whether the job failed as expected. */
 typedef bool (*nccl_attempt)(const void *arg);
 
-/* A rank that the machine holds up for some seconds may end a job in another way, and rightly: it
- * is tried again, visibly. What is wrong with the communicator is wrong each time. */
+/* Repeats a failed attempt, and prints that it does: if a busy machine stops a rank for some
+ * seconds, the job may correctly end in another way. A defect of the communicator fails in every
+ * attempt. */
 void nccl_try_again(const char *name, nccl_attempt attempt, const void *arg);
 
-/* Runs a case that ends with `code` and one line of error with `text` in it. */
+/* Runs a case that must end with `code` and one error line that contains `text`. */
 void nccl_run_failing(const char *name, int n_ranks, const char *const *settings, int code,
                       const char *text);
 
@@ -28,8 +29,8 @@ typedef struct nccl_log {
 } nccl_log;
 
 void nccl_log_open(nccl_log *log);
-const char *nccl_log_read(const nccl_log *log, int rank);             /* a static text */
-void nccl_log_await(const nccl_log *log, int rank, const char *line); /* for a minute */
+const char *nccl_log_read(const nccl_log *log, int rank);             /* a static buffer */
+void nccl_log_await(const nccl_log *log, int rank, const char *line); /* at most a minute */
 void nccl_log_close(const nccl_log *log, int n_ranks);
 
 #endif

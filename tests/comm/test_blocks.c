@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The blocks of a sum: who helps whom, by counting; the bytes between hosts, counted at the wire of
- * ranks that are processes; the error of a sum against double. */
+/* The blocks of a sum: helpers and traffic by counting; the bytes between hosts, counted at the
+ * wire of ranks that are processes; the error of a sum against double. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 
 /* ---- arithmetic ---- */
 
-/* Of every owner and block there is one helper, a member of the block, in one turn. */
+/* Every owner has one helper in each block, in one turn. */
 static void check_helpers(const comm_blocks *b)
 {
     int *helps = calloc((size_t)b->n * (size_t)b->size, sizeof *helps);
@@ -40,7 +40,7 @@ static void check_helpers(const comm_blocks *b)
     free(helps);
 }
 
-/* Every part that is moved, one by one. */
+/* Counts every moved part, one by one. */
 static comm_blocks_traffic count_all(const comm_blocks *b, int n_on_host, int64_t *received)
 {
     int n_hosts = (int)bl_ceil_div(b->size, n_on_host);
@@ -95,8 +95,9 @@ static void test_helpers_and_traffic(void **state)
         }
 }
 
-/* Of two hosts of eight, each gets an eighth of what it gets with a single block, and that is the
- * least: every rank's sum of the other host. */
+/* With two hosts of eight ranks and a block per host, each host receives an eighth of the parts
+ * that it receives with a single block. This is the minimum: one sum of the other host for each
+ * rank. */
 static void test_an_eighth_between_hosts(void **state)
 {
     comm_blocks one = comm_blocks_of(16, 16), two = comm_blocks_of(16, 8);
@@ -152,7 +153,8 @@ static bl_status gather_once(test_rank *self, float *all)
     return BL_OK;
 }
 
-/* On every rank: the sum's bits, and what it sent; then the same of a gather. */
+/* On every rank: checks the bits of a sum, and reports the bytes sent to other hosts; then the same
+ * for a gather. */
 static bl_status sum_once(test_rank *self)
 {
     const layout *l = self->arg;
@@ -183,9 +185,9 @@ done:
     return st;
 }
 
-/* Places change traffic and no bit: layouts of equal blocks are compared with one serial sum. A
- * single block sends one part to each rank of the other hosts. A gather goes the ways of a sum
- * backwards. */
+/* The hosts of ranks change traffic, and no bit: layouts with equal blocks are compared with the
+ * same serial sum. With a single block a rank sends one part to each rank of the other hosts. A
+ * gather takes the paths of a sum in reverse. */
 static void test_bytes_between_hosts(void **state)
 {
     layout layouts[] = {{4, 2, 2, 1}, {4, 1, 1, 3}, {4, 2, 8, 2}, {8, 4, 4, 1},

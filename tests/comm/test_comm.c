@@ -30,7 +30,7 @@ static void test_values(void **state)
         assert_ok(test_ranks_run(rank_counts[i], 1, 60, comm_case_world_values, NULL, NULL));
 }
 
-/* More ranks than a block has by default, too. */
+/* Also with more ranks than BL_COMM_SUM_BLOCK. */
 static void test_blocks(void **state)
 {
     static const int counts[] = {1, 2, 4, 7, 8};

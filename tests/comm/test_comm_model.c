@@ -68,8 +68,8 @@ static void collectives_take_their_time(void **state)
     must(bl_comm_set_sum_block(comm, 2));
     measure(comm, seconds);
     assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9);
-    /* Two parts from the mate; one sum for each of the host's two ranks; both sums: of two parts
-     * twice, and of two blocks. */
+    /* Two parts from the other member of the block; over the network one sum for each of the host's
+     * two ranks; the additions: two sums of two parts, and one of two blocks. */
     assert_float_equal(
         seconds[1], 1 + 2 * 100 / 100.0 + (3 + 2 * 100 / 20.0) + (2 * 3 + 3) * 100 / 1000.0, 1e-9);
     bl_comm_destroy(comm);

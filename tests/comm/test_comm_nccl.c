@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The communicator of GPUs between processes: on the emulated GPU with the fake NCCL (emulator/),
- * whose faults these tests ask for. Values are compared with serial sums in rank order bit for bit,
- * as those of every other communicator are. Ranks that are missing, die or hang:
+ * whose faults these tests ask for. Values are compared bit for bit with serial sums in the order
+ * of comm.h, like those of every other communicator. Ranks that are missing, die or hang:
  * test_comm_nccl_failures.c. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -179,7 +179,7 @@ static void test_a_layers_sum_is_one_exchange(void **state)
     }
 }
 
-/* Bytes that a rank sent to ranks whose rank / n_on_host is its own, and to others. */
+/* Bytes that a rank sent to ranks of its host, and to other hosts. */
 static void count_sent(const nccl_log *log, int rank, int n_on_host, long sent[2])
 {
     int peer;
@@ -191,8 +191,9 @@ static void count_sent(const nccl_log *log, int rank, int n_on_host, long sent[2
             sent[peer / n_on_host != rank / n_on_host] += bytes;
 }
 
-/* Two hosts of two ranks, blocks of two: each rank sends its mate the values for it and for its
- * place in the other block, and one sum to the other host, which would else get two parts. */
+/* Two hosts of two ranks, blocks of two. Each rank sends two parts to the other rank of its block:
+ * the values for that rank and for the rank with the same place in the other block. It sends one
+ * sum to the other host, in place of two parts. */
 static void test_one_sum_crosses_the_network(void **state)
 {
     enum { PART = NCCL_ONE_SUM_FLOATS * sizeof(float) };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The communicator of GPUs between processes where a rank is missing, dies, fails, is stopped or
- * hangs: every other rank ends within the deadline, and one names the cause. On the emulated GPU
- * with the fake NCCL (emulator/), whose faults these tests ask for. */
+/* The communicator of GPUs between processes when a rank is missing, dies, fails, is stopped or
+ * hangs: every other rank ends within the deadline, and one reports the cause. On the emulated GPU
+ * with the fake NCCL (emulator/), whose faults these tests request. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 
 /* ---- calls that hang ---- */
 
-/* The comparison of calls is off: the deadline ends it. */
+/* Calls are not compared: the deadline ends the job. */
 static void test_an_order_that_hangs(void **state)
 {
     (void)state;
@@ -50,7 +50,7 @@ static void test_a_missing_rank(void **state)
                      "rank 1 did not reach all_gather of layer 7 within " NCCL_DEADLINE_S_TEXT);
 }
 
-/* Of two waits the earlier call is reported: ranks wait for rank 2 because it waits for rank 3. */
+/* The earlier of two waits is reported: other ranks wait for rank 2, which waits for rank 3. */
 static void test_a_missing_rank_of_a_pair(void **state)
 {
     (void)state;
@@ -58,8 +58,8 @@ static void test_a_missing_rank_of_a_pair(void **state)
                      "rank 3 did not reach all_gather of layer 7 within " NCCL_DEADLINE_S_TEXT);
 }
 
-/* However many launches are under way, the last one is watched, and none has to answer for those
- * before it. */
+/* With many launches in flight the last one is watched, and a launch is not reported while those
+ * before it run. */
 static void test_a_crowd_of_launches(void **state)
 {
     char what[128];
@@ -94,7 +94,7 @@ static void test_a_rank_dies(void **state)
     nccl_run_failing(
         "rounds", 3,
         SETTINGS("BALLAST_EMULATED_FAULT=1:5:kill", "BALLAST_EMULATED_NCCL_ERRORS=report"), 7,
-        "rank "); /* has died, or, of another, "NCCL lost a rank" */
+        "rank "); /* has died, or on another rank: "NCCL lost a rank" */
     nccl_run_failing("rounds", 2, SETTINGS("BALLAST_EMULATED_FAULT=1:init:kill"), 7,
                      "rank 1 has died");
 }
@@ -108,7 +108,7 @@ static void test_a_call_of_nccl_fails(void **state)
                      "rank 1: ncclCommInitRankConfig of test");
 }
 
-/* Nothing that it says of another rank. */
+/* The error names the rank whose NCCL failed, and no other rank. */
 static void test_nccl_reports_an_error(void **state)
 {
     char text[160], host[64] = "";
@@ -131,8 +131,8 @@ static void test_an_abort_that_hangs(void **state)
     nccl_run_failing("away", 3, SETTINGS("BALLAST_EMULATED_NCCL_ABORT=hang"), 7, "did not come");
 }
 
-/* NCCL's abort frees memory that a thread in a call still uses: a communicator whose rank hangs in
- * a call is not aborted, the process ends. */
+/* NCCL's abort frees memory that a thread inside a call still uses. If a rank hangs in a call, its
+ * communicator is not aborted: the process ends. */
 static bool is_not_aborted(const void *arg)
 {
     nccl_job job;
@@ -164,7 +164,7 @@ typedef struct hanging {
     const char *text;
 } hanging;
 
-/* The watch of `rank` hangs in its first question; then mark 1 is made. */
+/* The watch of `rank` hangs in its first query of NCCL; then mark 1 is set. */
 static bool fails_with_hanging_watch(const void *arg)
 {
     const hanging *h = arg;
@@ -187,7 +187,7 @@ static void run_with_hanging_watch(const char *name, int rank, int code, const c
     nccl_try_again(name, fails_with_hanging_watch, &(hanging){name, rank, code, text});
 }
 
-/* The guard checks the watch: nothing else does, and the rank itself may be well. */
+/* Only the guard detects it: the rank itself may be fine. */
 static void test_a_watch_that_hangs(void **state)
 {
     char text[160], host[64] = "";
@@ -195,13 +195,13 @@ static void test_a_watch_that_hangs(void **state)
     (void)gethostname(host, sizeof host - 1);
     snprintf(text, sizeof text, "rank 1 on %s hangs in CUDA or NCCL: the watch of test", host);
     run_with_hanging_watch("idle", 1, 7, text);
-    snprintf(text, sizeof text, "rank 1 on %s", host); /* or another's, which waits for it */
+    snprintf(text, sizeof text, "rank 1 on %s", host); /* or of a rank that waits for it */
     run_with_hanging_watch("rounds_late", 1, 7, text);
     run_with_hanging_watch("own_failure_idle", 2, 6, "rank 1: a loss of nan");
 }
 
-/* Each question to NCCL takes longer than a pause that is pardoned: the deadline comes all the
- * same. */
+/* Each query of NCCL takes longer than a pause that restarts deadlines. The deadline still ends the
+ * job. */
 static void test_a_watch_that_is_slow(void **state)
 {
     (void)state;
@@ -214,7 +214,7 @@ static void test_a_watch_that_is_slow(void **state)
 static bool is_found_stopped(const void *arg)
 {
     const char *fault = arg;
-    bool ends = strstr(fault, ":6:"); /* else a gather may hold rank 0 until its guard leaves */
+    bool ends = strstr(fault, ":6:"); /* else a gather may block rank 0 until its guard ends it */
     nccl_job job;
 
     nccl_start(&job, "rounds", 3, SETTINGS(fault, ends ? "BALLAST_EMULATED_NCCL_ABORT=all" : NULL));
@@ -252,7 +252,7 @@ static void test_a_pause_of_all_blames_nobody(void **state)
     nccl_assert_fine(&job);
 }
 
-/* Processes wait for deadlines of seconds and hardly compute: ctest runs the groups in parallel. */
+/* The processes mostly wait for deadlines of seconds: ctest runs the groups in parallel. */
 int main(int argc, char **argv)
 {
     nccl_become(argc, argv, nccl_cases);

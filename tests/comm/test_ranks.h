@@ -34,7 +34,7 @@ bool test_ranks_miss(int n_ranks, double deadline_s, test_rank_fn fn, void *arg,
 /* The same on every machine and in every run: a number in [-1, 1) that depends on all three. */
 float test_value(int rank, int64_t index, uint64_t seed);
 
-/* The sum over the ranks of test_value, as comm.h defines it for blocks of `block` ranks. */
+/* The sum of test_value over the ranks, in the order of comm.h with blocks of `block` ranks. */
 float test_sum(int n_ranks, int block, int64_t index, uint64_t seed);
 
 #define TEST_CHECK(condition)                                                                      \

@@ -372,8 +372,8 @@ static void plan_of_lora(const char *modules, bl_plan *plan, bl_time_estimate *t
     bl_plan_case_close(&c);
 }
 
-/* Beside LoRA a table takes 4, 8 and 4 bytes per weight on every rank, and a norm the moments and
- * gradients; the head's gradient is a third product. */
+/* Beside LoRA, weights, moments and gradients of a table take 4, 8 and 4 bytes per weight on every
+ * rank. A norm takes moments and gradients. The gradient of the head is a third product. */
 static void modules_are_whole(void **state)
 {
     enum { VOCABULARY = 128256, HIDDEN = 4096, LAYERS = 32 };

@@ -85,17 +85,17 @@ static void every_weight_of_70b(void **state)
     assert_within(p.mfu, 500.0 * 16 * 2048 * 6 * 68.98e9 / (13.5 * 3600 * 16 * 312e12), 0.03);
     assert_within(p.tokens_per_s, 500.0 * 16 * 2048 / (13.5 * 3600), 1e-9);
     assert_true(rows[0].time.step_s * p.n_steps < p.hours * 3600 / 8);
-    /* 16 rows take 16 times the products, and the network once. */
+    /* 16 rows need 16 times the products, and the same network time. */
     assert_within(last->time.model_flops, 16 * rows[0].time.model_flops, 1e-9);
     assert_within(last->time.step_s * p.n_steps / 3600, p.hours, 0.15);
     assert_within(last->time.mfu, 16 * p.mfu, 0.15);
     for (int i = 1; i < 3; i++)
         assert_true(rows[i].time.tokens_per_s > rows[i - 1].time.tokens_per_s);
     /* In a fixed order each of a host's eight ranks receives one sum of its rows from the other
-     * host: four bytes of half the weights. */
+     * host: four bytes for half of the weights. */
     double network_s = 4 * 68.98e9 / 2 / (0.85 * 50e9);
     assert_within(rows[3].time.step_s, network_s + 2 * 129e9 / (0.85 * 50e9), 0.08);
-    /* As a ring moves them, two bytes: what gathers and sums share is the network. */
+    /* By a ring two bytes per weight: gathers and sums share the network. */
     assert_within(rows[2].time.step_s, 3 * 129e9 / (0.85 * 50e9), 0.05);
 }
 

@@ -327,7 +327,7 @@ static void test_target_modules(void **state)
     }
 }
 
-/* Beside the targets: names as endings of modules' paths. */
+/* modules_to_save: names are endings of modules' paths. */
 static void test_saved_modules(void **state)
 {
     bl_peft_config config;
@@ -338,7 +338,7 @@ static void test_saved_modules(void **state)
         BL_OK);
     assert_int_equal(config.saved.n, 2);
     assert_string_equal(config.saved.name[1], "norm");
-    /* A saved module is no target. */
+    /* A saved module is not a target. */
     assert_int_equal(load_config("\".*(q_proj|lm_head|embed_tokens)\"",
                                  "\"modules_to_save\":[\"head\",\"model.embed_tokens\"]", &config),
                      BL_OK);

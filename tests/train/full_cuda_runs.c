@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* full_cuda_runs.c -- trainings of weights on a GPU, on cases of tests/golden/full. */
+/* full_cuda_runs.c -- full fine-tuning on a GPU, on cases of tests/golden/full. */
 #include "full_cuda_runs.h"
 
 #include <stdio.h>

@@ -28,7 +28,7 @@ static const char *const differences[QUEUE_N_JOBS][8][2] = {
     {{"max_steps", "20"}, {"seed", "7"}, {"eval_steps", "5"}, {"eval_overlap", "true"}},
 };
 
-/* Keys of the base: what runs have in common, and no others. */
+/* Keys of the base, which all runs have in common. */
 static bool is_of_base(const char *key)
 {
     static const char *const keys[] = {"model_name_or_path", "device", "ranks", "threads",
@@ -38,7 +38,7 @@ static bool is_of_base(const char *key)
     return false;
 }
 
-/* The arguments of that kind as a file, which appears whole. */
+/* By one rename, so that the queue reads complete files. */
 void queue_write_keys(const golden_args *args, const char *path, queue_keys keys)
 {
     char temporary[GOLDEN_PATH_BYTES + 8];

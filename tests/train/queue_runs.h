@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* queue_runs.h -- a queue as a child that runs the program, its jobs, and the same jobs alone.
+/* queue_runs.h -- a queue in a child process that runs the program, its jobs, and the same jobs
+ * trained alone.
  *
  * Paths are in the scratch directory of runs.h. Errors end the test. */
 #ifndef BALLAST_TESTS_TRAIN_QUEUE_RUNS_H
@@ -21,7 +22,7 @@ typedef struct queue {
     runs_child child;
 } queue;
 
-/* Writes those of the arguments as a YAML file, which appears whole. */
+/* Writes the arguments of this kind as a YAML file, by one rename. */
 void queue_write_keys(const golden_args *args, const char *path, queue_keys keys);
 
 /* The keys of one of the jobs, 0 <= job < QUEUE_N_JOBS; output_dir is NAME-PLACE-JOB. */
@@ -33,7 +34,7 @@ void queue_train_alone(const char *name, int job, int ranks, const char *process
 /* Waits for the child's end; prints its log unless it ends with this exit code. */
 void queue_expect_code(runs_child *child, int code);
 
-/* A path in the queue's directory, like runs_path's; whether it exists. */
+/* A path in the queue's directory, in a static buffer as from runs_path; whether it exists. */
 const char *queue_path(const queue *q, const char *format, const char *name);
 bool queue_has(const queue *q, const char *format, const char *name);
 
@@ -44,16 +45,16 @@ void queue_stop(queue *q);
 /* Writes jobJOB.yaml into the directory; its output_dir is NAME-queued-JOB. */
 void queue_put(queue *q, int job);
 
-/* Wait until the file exists, the run has logged that many steps, jobJOB.yaml is in the directory
- * `end` (done, failed, rejected); the program must be alive. */
+/* Wait until the file exists; until the run has logged `step` steps; until jobJOB.yaml is in the
+ * directory `end` (done, failed, rejected). The program must be alive. */
 void queue_await(queue *q, const char *path);
 void queue_await_step(queue *q, const char *output, int64_t step);
 void queue_await_end(queue *q, const char *end, int job);
 
-/* The queued job has the bits of the one alone (runs_are_same). */
+/* Fails unless the queued job has the same bits as the job trained alone (runs_are_same). */
 void queue_assert_same(const queue *q, int job);
 
-/* The file below the directory is one line that contains the text. */
+/* Fails unless the file in the queue's directory is one line that contains the text. */
 void queue_assert_line(const queue *q, const char *path, const char *text);
 
 #endif

@@ -332,8 +332,7 @@ static void some_weights(void **state)
                        .offloads_activations = i % 4 < 2});
 }
 
-/* Whole beside LoRA: a head that is trained is not gathered; the embedding's gradient ends the
- * pass. */
+/* modules_to_save: a trained head is not gathered; the embedding's gradient ends the pass. */
 static void saved_modules(void **state)
 {
     static const char *const modules[] = {"lm_head", "embed_tokens", "norm"};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checkpoints of all weights, written behind the steps: the next step runs while a file is held up,
- * updates wait for what is not written, the bytes are those of a checkpoint that nothing follows,
- * and a failure ends the run with the checkpoint before it. */
+/* Checkpoints of full fine-tuning, written behind the steps: the next step runs while a write is
+ * blocked; updates wait until their unit is written; the bytes are those of a checkpoint after the
+ * last step; a failed write ends the run, and the previous checkpoint stays. */
 #include "full_runs.h"
 
 #include <stdatomic.h>
@@ -23,12 +23,12 @@ enum { STEPS = 6, MIDDLE = 3, N_MODES = 3, WAIT_S = 60 };
 
 static const char *const modes[N_MODES][8] = {{NULL}, {ON_DISK}, {STATE_ON_DISK}};
 
-/* ---- a disk that is held up, slow or full ---- */
+/* ---- a blocked, slow or full disk ---- */
 
 static struct {
     char log[512];          /* metrics of the run */
-    atomic_int held_until;  /* the first write waits for the log's line of this step; 0: no */
-    atomic_bool came;       /* that line */
+    atomic_int held_until;  /* the first write waits for the log's line of this step; 0: none */
+    atomic_bool came;       /* the line was logged */
     atomic_int delay_us;    /* of each write */
     atomic_int fails_after; /* writes that succeed; -1: all */
 } disk;
@@ -88,7 +88,7 @@ static void use_disk(const char *output, int held_until, int delay_us, int fails
 
 /* ---- runs ---- */
 
-/* Of a constant rate: checkpoints do not depend on the number of steps. */
+/* With a constant learning rate: checkpoints do not depend on the number of steps. */
 static bl_status train(const char *name, int n_ranks, const char *output, int mode, int steps,
                        int save_steps)
 {
@@ -115,7 +115,7 @@ static void the_step_goes_on(void **state)
         }
 }
 
-/* Each write takes longer than a step of these models. */
+/* Each write takes longer than a step of these models, so updates wait. */
 static void later_steps_change_no_byte(void **state)
 {
     (void)state;
@@ -151,7 +151,7 @@ static void a_failure_ends_the_run(void **state)
     }
 }
 
-/* Files of the first checkpoint, and some of the second one's. */
+/* The disk is full after the first checkpoint and a part of the second one. */
 static void an_earlier_checkpoint_stays(void **state)
 {
     enum { FIRST = 2 };

@@ -124,7 +124,7 @@ static void train_with(const char *name, int n_ranks, const char *output, const 
 static void nothing_else_changes_a_bit(void **state)
 {
     static const struct {
-        const char *what, *args[9]; /* with a NULL behind them */
+        const char *what, *args[9]; /* NULL-terminated */
     } variants[] = {
         {"one micro-batch per visit", {"visit_tokens", "1", "ring_depth", "1"}},
         {"nothing recomputed", {"activation_checkpointing", "none", "threads", "3"}},

@@ -16,7 +16,7 @@
 
 /* ---- losses ---- */
 
-/* Clipping, accumulation and a head apart; a tied one on two ranks that share the GPU; norms of
+/* Clipping, accumulation and an untied head; a tied head on two ranks that share the GPU; norms of
  * heads; LayerNorm and a parallel layer. */
 static const struct {
     const char *name;
@@ -158,7 +158,7 @@ static void processes_and_a_resumption_change_no_bit(void **state)
 
 /* ---- memory ---- */
 
-/* Two ranks have bf16 moments. */
+/* On two ranks the moments are bf16. */
 static void memory_is_as_predicted(void **state)
 {
     static const char *const places[] = {"", " " FULL_CUDA_ON_HOST, " " FULL_CUDA_ON_DISK};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* offload_compute_copy on a GPU, real or emulated: the bf16 copy of trained weights in host memory
- * and on disk. The same bits as in GPU memory, also of processes with NCCL, after kills and a
- * resumption; memory as predicted, and less than the model's; rejected keys. */
+ * and on disk. The bits are the same as with the copy in GPU memory, also with processes and NCCL,
+ * after a kill and a resumption. GPU memory equals the prediction. Keys that are rejected. */
 #include "full_cuda_runs.h"
 
 #include <signal.h>
@@ -18,8 +18,8 @@ enum { STEPS = FULL_CUDA_STEPS };
 #define COPY_ON_HOST FULL_CUDA_ON_HOST " offload_compute_copy true"
 #define COPY_ON_DISK FULL_CUDA_ON_DISK " offload_compute_copy true"
 
-/* All in a tier; in parts of two tiers; without the state; a ring of one. Of a tied head, norms of
- * heads, a LayerNorm, partly trained matrices, and a frozen table. */
+/* Variants: all in one tier; parts in two tiers; weights without the state; a ring of one. Models:
+ * a tied head, norms of heads, a LayerNorm, partly trained matrices, a frozen table. */
 static void places_change_no_bit(void **state)
 {
     static const char *const variants[] = {
@@ -50,8 +50,8 @@ static void places_change_no_bit(void **state)
         }
 }
 
-/* After its first checkpoint, in the middle of a step; resumed in another tier, in which two more
- * processes with NCCL take the last step. */
+/* Two processes with NCCL are killed after the first checkpoint, in the middle of a step. Two
+ * others resume the run with the copy in another tier. */
 static void kills_and_processes_change_no_bit(void **state)
 {
     char *manifest = strdup(runs_path("killed/checkpoints/step-1/manifest.json"));
@@ -62,7 +62,7 @@ static void kills_and_processes_change_no_bit(void **state)
     (void)state;
     full_cuda_runs_train(full_runs_cases[0], 2, "whole", "save_steps 1 model_dtype f32");
     setenv("BALLAST_EMULATED_DEVICES", "2", 1);
-    while (code == 0) { /* it may end first */
+    while (code == 0) { /* the run may end before the kill */
         assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
         full_cuda_runs_fill(full_runs_cases[0], 2, "killed",
                             "save_steps 1 model_dtype f32 rank_processes true " COPY_ON_DISK,

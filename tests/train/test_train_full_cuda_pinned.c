@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinned host memory of full fine-tuning on a GPU: what weights, moments, gradients and pieces of
- * updates take there, as the emulated GPU counts it, is what `ballast plan` says. A model that is
- * larger than the GPU's memory trains with its bf16 copy in host memory. */
+/* Pinned host memory of full fine-tuning on a GPU: the bytes of weights, moments, gradients and
+ * pieces of updates, counted by the emulated GPU, equal those of `ballast plan`. A model larger
+ * than the GPU's memory trains with its bf16 copy in host memory. */
 #include "full_cuda_runs.h"
 
 #include <stdio.h>
@@ -14,8 +14,8 @@
 #include "plan/case.h"
 #include "plan/plan.h"
 
-/* Host memory of a rank, on a machine with a GPU for each. Buffers of readers are not pinned:
- * nothing here is on disk. */
+/* Planned host memory of a rank, on a machine with a GPU per rank. Nothing is on disk here, because
+ * buffers of readers are not pinned. */
 static int64_t plan_host_bytes(const golden_args *args, int n_ranks)
 {
     char hardware[16];
@@ -32,7 +32,7 @@ static int64_t plan_host_bytes(const golden_args *args, int n_ranks)
     return n_bytes;
 }
 
-/* Pinned bytes of a run, and those planned for its ranks. */
+/* Pinned bytes of a run, and the plan's host memory for its ranks. */
 static void measure(const char *name, int n_ranks, const char *keys, int64_t *measured,
                     int64_t *planned)
 {
@@ -46,8 +46,8 @@ static void measure(const char *name, int n_ranks, const char *keys, int64_t *me
     golden_args_free(&args);
 }
 
-/* Above a run with everything in GPU memory: tokens, staging and communicators are the same. Except
- * the clipping scale, which takes a page per rank. */
+/* Compares the increase over a run with everything in GPU memory, which has the same tokens,
+ * staging and communicators. The plan lacks the clipping scale, which takes a page per rank. */
 static void pinned_memory_is_as_planned(void **state)
 {
     static const struct {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Trainings of some tensors (trainable_modules, freeze) and with embedding_learning_rate on a GPU,
- * real or emulated, with weights and state in tiers: losses beside float64 references, bits, memory
- * as predicted. */
+/* Full fine-tuning of some tensors (trainable_modules, freeze) and with embedding_learning_rate on
+ * a GPU, real or emulated, with weights and state in tiers: losses compared with float64, bits,
+ * memory compared with the prediction. */
 #include "full_cuda_runs.h"
 
 #include <stdio.h>
@@ -14,9 +14,9 @@
     "optimizer_tier host optimizer_ratio 0.5 offload_tier host offload_ratio 0.5 visit_tokens 1"
 #define STATE_ON_DISK "optimizer_tier disk offload_dir %s/pages visit_tokens 1"
 
-/* Rows of fused matrices, which cannot be on disk; the last layer, where backward ends early; no
- * matrix at all; tables; a tied table, frozen and alone; all but tables and a projection. The
- * moments of every other one are in bf16. */
+/* Trained: rows of fused matrices, which cannot be on disk; the last layer, where backward ends
+ * early; no matrix; tables; all but a tied table, and a tied table alone; all but tables and a
+ * projection. The moments of every other case are bf16. */
 static const struct {
     const char *name;
     bool has_partial_rows;
@@ -63,7 +63,7 @@ static void tiers_change_no_bit(void **state)
         }
 }
 
-/* All steps, in a tier. */
+/* All steps of a case, in a tier. */
 static void losses_follow_float64(void **state)
 {
     static const char *const places[] = {FULL_CUDA_ON_HOST, STATE_ON_DISK};

@@ -25,8 +25,8 @@ static const char *const cases[N_CASES] = {"../../full/cases/tiny-mha-tied",
 
 /* ---- bits ---- */
 
-/* Of each case on one rank and on two, half of the variants and "all": each variant meets both
- * cases, one of them on one rank, the other on two. */
+/* Each case on one rank and on two has half of the variants and "all": each variant is tried with
+ * both cases, with one of them on one rank, with the other on two. */
 static void placement_changes_no_bit(void **state)
 {
     static const struct {
@@ -151,8 +151,8 @@ static int64_t slow_write(void *user, const bl_io_completion *c)
     return c->result;
 }
 
-/* Slow writes make each step take long: the dump is the first step's, and an update that a read
- * overtakes shows in the step after it. */
+/* Slow writes make each step long, so runs are short. The dump is of the first step. A read that
+ * overtakes an update changes the next step. */
 #define FEW_STEPS "max_steps", "3"
 enum { N_STEPS = 3 };
 
@@ -212,7 +212,7 @@ static int64_t fail_one(void *user, const bl_io_completion *c)
     return faults->result;
 }
 
-/* Each at every point of a run on one rank or on two, in turn. */
+/* Each failure at every point of a run, alternately on one rank and on two. */
 static void failures_end_the_run(void **state)
 {
     static const struct {

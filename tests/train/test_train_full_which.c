@@ -15,8 +15,8 @@
 
 #define CASE(name) "../../full/cases/frozen-" name
 
-/* A case, and that of the same model and rows that trains everything; those of a model follow each
- * other. */
+/* A case, and the case with the same model and rows that trains everything. Cases of one model are
+ * neighbors. */
 static const struct {
     const char *name, *all;
 } cases[] = {{CASE("all-but-last-layer"), "tiny-gqa"},
@@ -79,8 +79,8 @@ enum { FEWEST_RANKS = 2, MOST_RANKS = 2 };
 enum { FEWEST_RANKS = 1, MOST_RANKS = 4 };
 #endif
 
-/* Freezing takes gradients away, and changes none of the others. On one rank all rows are its own,
- * on four some ranks have none of a tensor. */
+/* Freezing removes gradients, and changes no other gradient. One rank has all rows; of four, some
+ * have no row of a tensor. */
 static void first_gradients_are_those_of_training_all(void **state)
 {
     char *some = strdup(runs_path("some.safetensors")), *all = strdup(runs_path("all.safetensors"));
@@ -97,14 +97,14 @@ static void first_gradients_are_those_of_training_all(void **state)
     free(some), free(all);
 }
 
-/* Parts of a fused matrix, matrices without their vectors, and a table that is used twice. */
+/* Parts of a fused matrix; matrices without their vectors; a table that is used twice. */
 static bool has_all_variants(const char *name)
 {
     return strstr(name, "q-v") || strstr(name, "tables-and-down") || strstr(name, "tied-table");
 }
 
-/* A run costs its start, not its steps: so the other cases have every third variant each, any three
- * neighbors all of them, and cases alternate between one rank and two. */
+/* Starts of runs take most of the time. So the other cases have every third variant each, with all
+ * variants in any three neighbors, and cases alternate between one rank and two. */
 static void nothing_else_changes_a_bit(void **state)
 {
     static const struct {
@@ -366,7 +366,7 @@ static void a_pattern_matches_whole_parts(void **state)
     }
 }
 
-/* A checkpoint of other tensors is rejected, whatever is allowed, also where sizes are the same.
+/* A checkpoint of other tensors is rejected, also with allow_resume_mismatch and with equal sizes.
  * Another expression for the same tensors can be allowed. */
 static void a_run_resumes_with_its_own_choice(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LoRA with PEFT's modules_to_save: checkpoints and their resumption, the adapter read back by an
- * evaluation and by a merge, and rejected modules. test_train_golden compares with PEFT. */
+/* LoRA with PEFT's modules_to_save: checkpoints and resumption; the adapter read by an evaluation,
+ * a merge and another training; rejected keys. test_train_golden compares with PEFT. */
 #include "runs.h"
 
 #include <math.h>
@@ -105,7 +105,7 @@ static double evaluate(const char *model, const char *adapter)
 
 /* ---- checkpoints ---- */
 
-/* From the files that an interruption after step 8 leaves. */
+/* Resumes from a checkpoint of step 8. */
 static void resume(const char *from, int n_ranks, const char *output, const char *modules)
 {
     const char *keys[] = {"resume_from_checkpoint", from, "allow_resume_mismatch", "true", NULL};
@@ -128,7 +128,7 @@ static void a_resumed_run_has_the_same_bits(void **state)
     }
 }
 
-/* Modules are whole in rank 0's file. */
+/* Only rank 0's file has the modules. */
 static void another_number_of_ranks_resumes(void **state)
 {
     static const int orders[][2] = {{4, 1}, {1, 2}};
@@ -149,7 +149,7 @@ static void another_number_of_ranks_resumes(void **state)
 
 /* ---- the adapter ---- */
 
-/* By an evaluation, which begins with the base's modules, and by a training without steps. */
+/* An evaluation of the adapter has the loss that the training reported, unlike the base alone. */
 static void the_adapter_is_read_back(void **state)
 {
     static const char *const cases[][2] = {{"tiny-gqa", "embed_tokens,lm_head,norm"},
@@ -170,7 +170,7 @@ static void the_adapter_is_read_back(void **state)
     }
 }
 
-/* In fp32: tensors keep the checkpoint's dtype, which is F32. */
+/* In fp32: the model's tensors are F32, and keep their dtype. */
 static void a_merge_has_the_modules(void **state)
 {
     bl_merge_adapter adapter = {.dir = runs_path("merged-from"), .weight = 1};
@@ -214,7 +214,7 @@ static void a_run_goes_on_from_the_adapter(void **state)
     assert_non_null(strstr(bl_error_text(), "modules_to_save: differs from that of init_adapter"));
 }
 
-/* Activations are bf16, the tables and their products with them fp32. */
+/* Activations are bf16; trained tables and their products are fp32. */
 static void in_bf16(void **state)
 {
     const char *keys[] = {"compute_dtype", "bf16", NULL};
@@ -231,7 +231,7 @@ static void in_bf16(void **state)
     assert_true(bf16 != fp32 && fabs(bf16 / fp32 - 1) < 5e-3);
 }
 
-/* An expression also matches a module that is trained whole: it is no target, as in PEFT. */
+/* An expression may match a module that is trained whole: as in PEFT, it is not a target. */
 static void saved_modules_are_no_targets(void **state)
 {
     static const char *const by_name[] = {"lora_target_modules", "q_proj", NULL},
@@ -272,7 +272,7 @@ static void unsuitable_modules_are_refused(void **state)
     }
 }
 
-/* The frozen model is the reference, in an evaluation, too. */
+/* The reference is the frozen model, in training and in an evaluation. */
 static void references_are_refused(void **state)
 {
     static const char pairs[] = "tests/golden/preference/tokens/pairs.jsonl";

@@ -228,8 +228,8 @@ static void test_lost_in_evaluation(void **state)
     golden_args_free(&args);
 }
 
-/* Where bases are not gathered nothing but the end of the grace stops a rank, and none begins
- * another pass: neither at LoRA's gathers, nor without gathers. Resumed, nothing shows. */
+/* If the base is not gathered, only the end of the grace stops a rank. No rank begins another pass,
+ * with LoRA's gathers or without gathers. A resumed run has the same bits. */
 static void cut_in_evaluation(const char *name, int ranks, const char *const *keys)
 {
     const char *output = runs_path("cut-%s-%d", name, ranks),

@@ -125,8 +125,8 @@ static void test_no_placement_changes_a_bit(void **state)
                                                .ratio = 0,
                                                .tier = "host",
                                                .is_disturbed = (r + d) % 2});
-            /* Every way and depth on up to four ranks; every ratio with each pair of the three.
-             * Page files of one ratio are found by runs of another, larger and smaller. */
+            /* Every way and depth on up to four ranks; every ratio with each pair of ranks, way and
+             * depth. Runs find the page files of other ratios, larger and smaller. */
             for (size_t w = 0; w < BL_COUNT(ways); w++)
                 assert_same_bits(&(placement_case){.ranks = ranks[r],
                                                    .depth = depths[d],
@@ -152,7 +152,7 @@ static void test_no_overlap_changes_no_bit(void **state)
                                            .is_synchronous = true});
 }
 
-/* On several ranks each way to keep them has one of the two sizes of visits. */
+/* On several ranks each kind of checkpointing has one of the two sizes of visits. */
 static void test_offloaded_activations_change_no_bit(void **state)
 {
     static const char *const keeps[] = {"none", "mlp", "selective", "full"}, *const visits[] = {

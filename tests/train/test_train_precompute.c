@@ -2,7 +2,7 @@
 /* precompute_ref_log_probs: losses, metrics, checkpoints and adapters are those of a reference that
  * goes through the layers beside the policy, bit for bit, for each loss with a reference, at 1 or 2
  * ranks, after a resume, in evaluations; the steps' passes have the policy's micro-batches only;
- * the sums are read again, or computed again where the file is of something else or damaged.
+ * the sums are read again, or recomputed if the file has another key or is damaged.
  *
  * Bits are compared where products of a row do not depend on other rows: in the first epoch, with
  * one row per micro-batch, and in bf16. */
@@ -145,7 +145,7 @@ enum { FEWEST_RANKS = 2 };
 enum { FEWEST_RANKS = 1 };
 #endif
 
-/* One loss of each kind on one rank and on two, the other cases on one of them in turn. */
+/* One loss of each kind on one rank and on two; other cases alternately on one or on two. */
 static void test_same_bits(void **state)
 {
     (void)state;

@@ -56,8 +56,8 @@ static void put_failing(queue *q)
     golden_args_free(&args);
 }
 
-/* Jobs that cannot be read, have another value of a common key, share an output_dir, train modules
- * of the base, or have a loss that is not finite end alone. */
+/* Jobs that cannot be read, have another value of a common key, share an output_dir, have
+ * modules_to_save, or have a loss that is not finite end without the others. */
 static void test_bad_jobs(void **state)
 {
     static const queue cases[] = {
@@ -179,7 +179,7 @@ static void test_stopped(void **state)
     end_in_the_middle(&one, SIGTERM, 75);
 }
 
-/* A job that began from the checkpoint of another run starts there again until it has its own. */
+/* A job that resumed the checkpoint of another run starts from it again until it has one itself. */
 static void test_continued(void **state)
 {
     queue q = {.name = "continued", .ranks = 1, .processes = "false"};
@@ -192,7 +192,7 @@ static void test_continued(void **state)
     queue_train_alone(q.name, 0, q.ranks, q.processes);
     queue_start(&q);
     queue_await(&q, queue_path(&q, "%s", "running"));
-    for (int job = 0; job < 2; job++) { /* checkpoints each 10 steps, and none before the end */
+    for (int job = 0; job < 2; job++) { /* a checkpoint every 10 steps; none before the end */
         queue_job_keys(&args, q.name, "queued", 0, q.ranks);
         runs_set(&args, "output_dir", "%s", runs_path("%s", outputs[1 + job]));
         runs_set(&args, "save_steps", job == 0 ? "10" : "60");

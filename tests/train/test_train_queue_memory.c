@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A queue with little memory, in this process, which plants how much there is: jobs wait for each
- * other, are withdrawn or left while they wait, and are rejected when too large alone. */
+/* A queue with little memory, in this process, which sets the available memory: jobs wait for each
+ * other, are withdrawn or left in the queue while they wait, and are rejected if they are too large
+ * alone. */
 #include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
@@ -30,14 +31,14 @@ static void *serve(void *user)
     return (void *)(intptr_t)bl_train_run_queue(user, NULL, NULL);
 }
 
-/* A queue in this process with this much memory, to its end; its log, the caller's. put_jobs gives
- * it work. */
+/* Runs a queue in this process with this much memory to its end. put_jobs submits its jobs. Returns
+ * the log, which the caller frees. */
 static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queue *q))
 {
     golden_args keys = {0}, args = {0};
     bl_train_config *config;
     const char *base = runs_path("%s-base.yaml", q->name), *path = runs_path("%s-log", q->name);
-    char log[GOLDEN_PATH_BYTES]; /* the path outlives many others */
+    char log[GOLDEN_PATH_BYTES]; /* runs_path reuses its buffers */
     pthread_t thread;
     void *status;
 
@@ -46,10 +47,10 @@ static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queu
     queue_write_keys(&keys, base, QUEUE_BASE_KEYS);
     args.text[args.n++] = strdup(base);
     runs_set(&args, "queue", "%s", q->dir);
-    runs_set(&args, "per_device_train_batch_size", "1"); /* of a base that jobs are larger than */
+    runs_set(&args, "per_device_train_batch_size", "1"); /* a base that is smaller than the jobs */
     runs_set(&args, "per_device_eval_batch_size", "1");
     runs_set(&args, "lora_r", "1");
-    runs_set(&args, "activation_checkpointing", "full"); /* auto would save less where both join */
+    runs_set(&args, "activation_checkpointing", "full"); /* auto would save less with both jobs */
     snprintf(log, sizeof log, "%s", path);
     fflush(stderr);
     int saved = dup(STDERR_FILENO), file = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
@@ -76,7 +77,7 @@ static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queu
     return text;
 }
 
-/* The second job comes while the first one trains. */
+/* The second job is submitted while the first one trains. */
 static void put_both(queue *q)
 {
     queue_put(q, 0);
@@ -85,7 +86,7 @@ static void put_both(queue *q)
     while (!queue_has(q, "%s", "done/job1.yaml")) runs_sleep_s(0.001);
 }
 
-/* Until the log says that a job waits for memory. */
+/* Waits until the log says that a job waits for memory. */
 static void await_wait(const queue *q)
 {
     bool waits = false;
@@ -109,7 +110,7 @@ static void put_and_withdraw(queue *q)
     while (!queue_has(q, "%s", "done/job0.yaml")) runs_sleep_s(0.001);
 }
 
-/* The queue is stopped while the second job waits for memory: it stays, for the next queue. */
+/* The queue is stopped while the second job waits for memory: the job stays in the directory. */
 static void put_and_stop(queue *q)
 {
     golden_args args = {0};
@@ -123,7 +124,7 @@ static void put_and_stop(queue *q)
     await_wait(q);
 }
 
-/* Larger than the base foresees. */
+/* Submits a job that is larger than the base allows. */
 static void put_large(queue *q)
 {
     golden_args args = {0};
@@ -147,11 +148,11 @@ static double predicted_gb(const char *log, int plan)
     return strtod(log, NULL);
 }
 
-/* The base, the base with a job, with both. */
+/* Predictions in the log: for the base, with one job, with both. */
 enum { OF_BASE, OF_ONE, OF_BOTH };
 
-/* With memory for one job the other waits, which is logged once; a job that is too large alone is
- * rejected. */
+/* With memory for one job the other one waits, which is logged once. A job that is too large alone
+ * is rejected. */
 static void test_memory(void **state)
 {
     queue ample = {.name = "ample", .ranks = 1}, little = {.name = "little", .ranks = 1},
