@@ -66,8 +66,7 @@ typedef struct units_behind {
     /* For arrays on disk; NULL: none are. Separate from the readers of updates, which another
      * thread uses. */
     bl_reader *reader, *weights_reader;
-    char *piece; /* host memory */
-    bl_event *begun;
+    char *piece;        /* host memory */
     bl_event **written; /* [n_units + 1]: the last one for `first` */
     bool *is_queued;    /* [n_units]: its task is queued */
     bool is_active;

@@ -134,7 +134,7 @@ static bl_status write_serving_base(const bl_job *job, const char *dir, char **t
     return bl_text_format(text,
                           "\nBoth then add the adapter to the base as stored. To serve the "
                           "base as trained, write its FP8 "
-                          "codes to a folder of their own:\n\n"
+                          "codes to another folder:\n\n"
                           "```\nballast quantize %s base-FP8 --base_format %s\n"
                           "vllm serve base-FP8 --enable-lora --max-lora-rank %lld "
                           "--lora-modules tuned=%s\n```\n\n"
