@@ -30,7 +30,8 @@ int comm_block_first(const comm_blocks *blocks, int block); /* its lowest rank *
 int comm_block_length(const comm_blocks *blocks, int block);
 int comm_block_helper(const comm_blocks *blocks, int block, int owner); /* a rank of `block` */
 int comm_block_turns(const comm_blocks *blocks, int block);
-int comm_block_owner(const comm_blocks *blocks, int helper, int turn); /* -1: none */
+/* -1: none, as in turns from comm_block_turns on. */
+int comm_block_owner(const comm_blocks *blocks, int helper, int turn);
 /* The turn in which a rank helps itself. */
 int comm_block_own_turn(const comm_blocks *blocks, int rank);
 

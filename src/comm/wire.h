@@ -88,10 +88,11 @@ bl_status bl_wire_channel_create(bl_wire *wire, int group, int channel_idx, int 
                                  const int *job_ranks, bl_wire_channel **out);
 void bl_wire_channel_destroy(bl_wire_channel *channel); /* NULL is fine */
 
-/* At most one transfer a peer and direction. `call` names the collective in errors. A meeting fails
- * with BL_ERANK, naming the peers not heard from, a deadline after its start; another exchange, a
- * deadline after the last transfer (or piece of 1 GiB) that was completed. BL_ECANCELED:
- * aborted. */
+/* At most one transfer a peer and direction. In a call all ranks make the same number of exchanges,
+ * also ones without transfers: their numbers tell which of several waits is the earliest. `call`
+ * names the collective in errors. A meeting fails with BL_ERANK, naming the peers not heard from, a
+ * deadline after its start; another exchange, a deadline after the last transfer (or piece of
+ * 1 GiB) that was completed. BL_ECANCELED: aborted. */
 bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
                                    bool is_meeting, const bl_transfer *transfers, int n_transfers);
 

@@ -25,9 +25,11 @@ void host_rank_say(const test_rank *self, int idx, int64_t value)
     all_ends[self->rank].values[idx] = value;
 }
 
-static void report_nothing(const bl_error *error)
+static int own_rank; /* of this process */
+
+static void report(const bl_error *error)
 {
-    (void)error;
+    all_ends[own_rank].reported = *error;
 }
 
 static bl_status run_rank(bl_comm *comm, test_rank_fn fn, void *arg)
@@ -54,8 +56,9 @@ static void be_rank(const bl_wire_links *links, double deadline_s, test_rank_fn 
     bl_comm *comm;
     host_rank_end *end = &all_ends[links->rank];
 
+    own_rank = links->rank;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    bl_status st = bl_wire_open_sockets(links, report_nothing, &wire);
+    bl_status st = bl_wire_open_sockets(links, report, &wire);
     if (st == BL_OK) {
         bl_wire_set_deadline(wire, deadline_s);
         st = bl_comm_create_wire(wire, &comm);

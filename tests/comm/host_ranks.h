@@ -13,6 +13,7 @@ enum { HOST_RANKS_MAX = 8, HOST_RANKS_VALUES = 4 };
 /* How a rank's process ended. */
 typedef struct host_rank_end {
     bl_error error;    /* the function's result; of a process that was killed, nothing */
+    bl_error reported; /* what it tells the user; BL_OK: nothing */
     int signal_number; /* that killed it; 0: none */
     int64_t values[HOST_RANKS_VALUES]; /* set by host_rank_say */
 } host_rank_end;

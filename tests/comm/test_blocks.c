@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The blocks of a sum: helpers and traffic by counting; the bytes between hosts, counted at the
- * wire of ranks that are processes; the error of a sum against double. */
+ * wire of ranks that are processes; the rank that errors name when one stops; the error of a sum
+ * against double. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,12 +10,14 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/sizes.h"
 #include "comm/blocks_internal.h"
-#include "comm/wire.h"
+#include "comm/wire/internal.h"
 #include "host_ranks.h"
 
 /* ---- arithmetic ---- */
@@ -117,6 +120,16 @@ static void test_an_eighth_between_hosts(void **state)
 static int n_on_host_counted;
 static int64_t sent_to_other_hosts;
 static int own_rank;
+static int last_step; /* of the collective under way: how the wire orders waits */
+static int stops_at;  /* the exchange before which this rank stops until the job fails; 0: none */
+static bl_comm *own_comm;
+
+static void stop_until_failure(void)
+{
+    bl_error error = {.status = BL_OK};
+
+    for (; error.status == BL_OK; bl_comm_first_error(own_comm, &error)) usleep(1000);
+}
 
 bl_status __real_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
                                           bool is_meeting, const bl_transfer *transfers, int n);
@@ -126,11 +139,14 @@ bl_status __wrap_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_com
 bl_status __wrap_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call *call,
                                           bool is_meeting, const bl_transfer *transfers, int n)
 {
-    for (int i = 0; i < n && !is_meeting; i++)
+    if (!is_meeting && stops_at > 0 && --stops_at == 0) stop_until_failure();
+    for (int i = 0; i < n && !is_meeting && n_on_host_counted > 0; i++)
         if (transfers[i].is_send &&
             transfers[i].peer / n_on_host_counted != own_rank / n_on_host_counted)
             sent_to_other_hosts += (int64_t)transfers[i].n_bytes;
-    return __real_bl_wire_channel_exchange(channel, call, is_meeting, transfers, n);
+    bl_status st = __real_bl_wire_channel_exchange(channel, call, is_meeting, transfers, n);
+    last_step = channel->step;
+    return st;
 }
 
 enum { FLOATS = 70001 }; /* several pieces */
@@ -207,6 +223,94 @@ static void test_bytes_between_hosts(void **state)
     }
 }
 
+/* ---- a rank that stops ---- */
+
+typedef struct blocks {
+    int n_ranks, block;
+} blocks;
+
+/* The step that the rank was in at the end of each collective. */
+static bl_status note_steps(test_rank *self)
+{
+    const blocks *b = self->arg;
+    size_t n = (size_t)FLOATS * (size_t)self->n_ranks;
+    float *values = calloc(n, sizeof *values), *recv = calloc(FLOATS, sizeof *recv);
+    double one = 1;
+    bl_status st = values && recv ? BL_OK : BL_FAIL(BL_ENOMEM, "a test's values");
+
+    BL_TRY_GOTO(st, done, st);
+    BL_TRY_GOTO(st, done, bl_comm_set_sum_block(self->comm, b->block));
+    BL_TRY_GOTO(st, done,
+                bl_comm_reduce_scatter_f32(self->comm, self->stream, values, recv, FLOATS));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    host_rank_say(self, 0, last_step);
+    BL_TRY_GOTO(st, done, bl_comm_all_reduce_f64(self->comm, self->stream, &one, 1));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    host_rank_say(self, 1, last_step);
+    BL_TRY_GOTO(st, done, bl_comm_all_gather(self->comm, self->stream, recv, values, FLOATS));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+    host_rank_say(self, 2, last_step);
+done:
+    (void)bl_stream_synchronize(self->stream);
+    free(recv);
+    free(values);
+    return st;
+}
+
+/* A block with fewer ranks has more turns, and a rank may have nothing to send or to receive. */
+static void test_steps_are_alike(void **state)
+{
+    blocks all[] = {{4, 2}, {8, 6}, {7, 3}, {5, 4}, {3, 1}, {4, 8}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(all); i++) {
+        host_rank_end ends[HOST_RANKS_MAX];
+        host_ranks_run(all[i].n_ranks, 60, note_steps, &all[i], ends);
+        for (int r = 0; r < all[i].n_ranks; r++) {
+            if (ends[r].error.status != BL_OK) fail_msg("rank %d: %s", r, ends[r].error.text);
+            for (int v = 0; v < 3; v++) assert_int_equal(ends[r].values[v], ends[0].values[v]);
+        }
+    }
+}
+
+enum { WIDE = 6, NARROW = 2, STOPPED = WIDE + 1, TURN = 4 }; /* ranks of two blocks; turns from 1 */
+static const double DEADLINE_S = 2;
+
+static bl_status stop_once(test_rank *self)
+{
+    float *values = calloc((size_t)FLOATS * (size_t)self->n_ranks, sizeof *values), sum[FLOATS];
+    bl_status st = values ? BL_OK : BL_FAIL(BL_ENOMEM, "a test's values");
+
+    own_comm = self->comm;
+    if (self->rank == STOPPED) stops_at = TURN;
+    if (st == BL_OK) st = bl_comm_set_sum_block(self->comm, WIDE);
+    if (st == BL_OK) st = bl_comm_reduce_scatter_f32(self->comm, self->stream, values, sum, FLOATS);
+    bl_status ended = bl_stream_synchronize(self->stream);
+    free(values);
+    return st == BL_OK ? ended : st;
+}
+
+/* The other rank of its block waits for it, and the wide block's ranks wait for both. On a loaded
+ * machine another rank may stall for as long. */
+static void test_who_is_to_blame(void **state)
+{
+    char expected[64];
+    host_rank_end ends[HOST_RANKS_MAX];
+
+    (void)state;
+    snprintf(expected, sizeof expected, "rank %d moved no byte", STOPPED);
+    for (int attempt = 0; attempt < 3; attempt++) {
+        host_ranks_run(WIDE + NARROW, DEADLINE_S, stop_once, NULL, ends);
+        for (int r = 0; r < WIDE + NARROW; r++) {
+            const bl_error *reported = &ends[r].reported;
+            if (reported->status == BL_OK) continue;
+            if (strncmp(reported->text, expected, strlen(expected)) == 0) return;
+            print_message("rank %d: %s\n", r, reported->text);
+        }
+    }
+    fail_msg("expected: %s", expected);
+}
+
 /* ---- against double ---- */
 
 /* n - 1 additions of n values, in any order, each rounded: |error| <= (n - 1) u sum |x|, to first
@@ -232,10 +336,9 @@ static void test_error_of_a_sum(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_helpers_and_traffic),
-        cmocka_unit_test(test_an_eighth_between_hosts),
-        cmocka_unit_test(test_bytes_between_hosts),
-        cmocka_unit_test(test_error_of_a_sum),
+        cmocka_unit_test(test_helpers_and_traffic), cmocka_unit_test(test_an_eighth_between_hosts),
+        cmocka_unit_test(test_bytes_between_hosts), cmocka_unit_test(test_steps_are_alike),
+        cmocka_unit_test(test_who_is_to_blame),     cmocka_unit_test(test_error_of_a_sum),
     };
     return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
 }

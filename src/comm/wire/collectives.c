@@ -181,13 +181,18 @@ static bl_status sum_between_blocks(const bl_comm_task *t, const comm_parts *s)
     return BL_OK;
 }
 
+/* Of the last block, which has the most: all ranks make the same number of exchanges. */
+static int most_turns(const wire_comm *c)
+{
+    return comm_block_turns(&c->blocks, c->blocks.n - 1);
+}
+
 static bl_status reduce_parts(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
-    int rank = c->base.rank,
-        n_turns = comm_block_turns(&c->blocks, comm_block_of(&c->blocks, rank));
+    int rank = c->base.rank;
 
-    for (int turn = 0; turn < n_turns; turn++) BL_TRY(sum_within_block(t, s, turn));
+    for (int turn = 0; turn < most_turns(c); turn++) BL_TRY(sum_within_block(t, s, turn));
     if (c->blocks.n > 1) return sum_between_blocks(t, s);
     if (comm_part_bytes(s, rank) > 0)
         memcpy(comm_part_target(t, s, rank), sum_of_turn(c, 0), comm_part_bytes(s, rank));
@@ -237,10 +242,9 @@ static bl_status gather_within_block(const bl_comm_task *t, const comm_parts *s,
 static bl_status gather_parts(const bl_comm_task *t, const comm_parts *s)
 {
     wire_comm *c = comm_of(t);
-    int n_turns = comm_block_turns(&c->blocks, comm_block_of(&c->blocks, c->base.rank));
 
     if (c->blocks.n > 1) BL_TRY(gather_between_blocks(t, s));
-    for (int turn = 0; turn < n_turns; turn++) BL_TRY(gather_within_block(t, s, turn));
+    for (int turn = 0; turn < most_turns(c); turn++) BL_TRY(gather_within_block(t, s, turn));
     return BL_OK;
 }
 

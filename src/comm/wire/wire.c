@@ -294,10 +294,10 @@ bl_status bl_wire_channel_exchange(bl_wire_channel *channel, const bl_comm_call 
 
     pthread_mutex_lock(&w->lock);
     bool is_well = w->first.error.status == BL_OK;
+    channel->step = is_meeting ? 0 : channel->step + 1; /* alike on all ranks: comm_wait */
     if (is_well && n_transfers > 0) {
         channel->call = call;
         channel->is_meeting = is_meeting;
-        channel->step = is_meeting ? 0 : channel->step + 1;
         channel->transfers = transfers;
         channel->n_transfers = n_transfers;
         give_exchange(channel);
