@@ -139,6 +139,7 @@ static void test_one_process_differs(void **state)
     } cases[] = {
         {"--train_file /absent.jsonl", 3, "error: rank 1: /absent.jsonl: No such file"},
         {"--seed 7", 2, "error: the configuration is not the same on rank 0 and on rank 1"},
+        {"--sum_block 2", 2, "error: sum_block is not the same on rank 0 and on rank 1"},
         {elsewhere, 2,
          "it must lie on a file system that all hosts share) is not the same on rank 0 and on rank "
          "1"},

@@ -8,6 +8,7 @@
 #include "base/sizes.h"
 #include "adapter/choose.h"
 #include "train/job.h"
+#include "train/talk.h"
 
 /* The ranks of a host are numbered one after the other. All processes of the job split, whatever is
  * shared where. */
@@ -20,6 +21,27 @@ static bl_status open_host_memory(bl_job *job)
                                &job->host_memory));
     t->shares_memory = job->host_memory != NULL;
     return BL_OK;
+}
+
+/* Compares sum_block first: comparing the other keys already gathers by blocks. */
+static bl_status set_blocks(const bl_job *job)
+{
+    int n_ranks = job->topology.n_ranks, other = 1;
+    int64_t *all = calloc((size_t)n_ranks, sizeof *all);
+    bl_talk t;
+
+    if (!all) return BL_FAIL(BL_ENOMEM, "%d processes", n_ranks);
+    bl_status st = bl_talk_open(job->host_world, NULL, &t);
+    if (st == BL_OK) {
+        all[job->topology.first_here] = job->config->sum_block;
+        st = bl_talk_gather(&t, all, sizeof *all);
+        bl_talk_close(&t);
+    }
+    while (other < n_ranks && all[other] == all[0]) other++;
+    if (st == BL_OK && other < n_ranks)
+        st = BL_FAIL(BL_EUSAGE, "sum_block is not the same on rank 0 and on rank %d", other);
+    free(all);
+    return st == BL_OK ? bl_comm_set_sum_block(job->host_world, (int)job->config->sum_block) : st;
 }
 
 /* A block with ranks on several hosts is summed over the network: logs it. */
@@ -57,7 +79,7 @@ bl_status bl_job_place_ranks(bl_job *job)
     t->first_on_host = info.local_rank;
     t->n_on_host = info.n_local;
     BL_TRY(bl_launch_create_comm(job->launch, c->step_deadline_s, &job->host_world));
-    BL_TRY(bl_comm_set_sum_block(job->host_world, (int)c->sum_block));
+    BL_TRY(set_blocks(job));
     note_blocks(c, t);
     return open_host_memory(job);
 }
