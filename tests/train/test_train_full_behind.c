@@ -190,13 +190,50 @@ static void an_earlier_checkpoint_stays(void **state)
     assert_false(exists(runs_path("stays/checkpoints/step-%d/manifest.json", 2 * FIRST)));
 }
 
+/* A learning rate and weight decay that take the weights to infinity in some steps, which are all
+ * saved: the last save is under way when the loss is not finite. */
+static void a_loss_that_is_not_finite(void **state)
+{
+    const char *args[] = {"learning_rate",
+                          "10",
+                          "weight_decay",
+                          "1",
+                          "max_grad_norm",
+                          "0",
+                          "max_steps",
+                          "60",
+                          "save_steps",
+                          "1",
+                          "offload_dir",
+                          runs_path("pages"),
+                          ON_DISK,
+                          NULL,
+                          NULL};
+    json_t *verified = NULL;
+    int64_t step;
+    int failed;
+
+    (void)state;
+    for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+        if (n_ranks == 2) args[12] = NULL; /* in memory */
+        use_disk("infinite", 0, 2000, -1);
+        assert_int_equal(full_runs_try(full_runs_cases[1], n_ranks, "infinite", args, NULL),
+                         BL_ENUMERIC);
+        assert_int_equal(sscanf(strstr(bl_error_text(), "step "), "step %d: loss", &failed), 1);
+        assert_true(failed > 2);
+        assert_int_equal(bl_checkpoint_verify(runs_path("infinite/checkpoints/step-%d", failed - 1),
+                                              &step, &verified),
+                         BL_OK);
+        json_decref(verified);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_step_goes_on),
-        cmocka_unit_test(later_steps_change_no_byte),
-        cmocka_unit_test(a_failure_ends_the_run),
-        cmocka_unit_test(an_earlier_checkpoint_stays),
+        cmocka_unit_test(the_step_goes_on),          cmocka_unit_test(later_steps_change_no_byte),
+        cmocka_unit_test(a_failure_ends_the_run),    cmocka_unit_test(an_earlier_checkpoint_stays),
+        cmocka_unit_test(a_loss_that_is_not_finite),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

@@ -387,6 +387,17 @@ static bl_status first_failure(const bl_round *r)
     return BL_OK;
 }
 
+/* All ranks see a loss that is not finite: they complete the checkpoint of an earlier step. */
+static bl_status keep_save(const bl_round *r, bl_status st)
+{
+    bl_error error;
+
+    if (st != BL_ENUMERIC) return st;
+    bl_error_save(&error, st);
+    (void)bl_trainer_end_save(lead_of(r));
+    return bl_error_restore(&error);
+}
+
 bl_status bl_round_run(bl_trainer **trainers, int n, const bl_round_source *source)
 {
     int room = source ? source->room : n;
@@ -398,7 +409,7 @@ bl_status bl_round_run(bl_trainer **trainers, int n, const bl_round_source *sour
 
     bl_status st =
         r.counts && r.stepped ? run_rounds(&r) : BL_FAIL(BL_ENOMEM, "the counts of %d runs", room);
-    if (st == BL_OK) st = first_failure(&r);
+    st = st == BL_OK ? first_failure(&r) : keep_save(&r, st);
     bl_log_set_label(NULL);
     free(r.counts);
     free(r.stepped);
