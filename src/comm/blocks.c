@@ -82,7 +82,7 @@ int comm_blocks_parts_by_turn(const comm_blocks *b)
     return b->per_block + comm_block_turns(b, b->n - 1) + b->n; /* the last has the most turns */
 }
 
-/* ---- what is moved ---- */
+/* ---- traffic ---- */
 
 static int owners_of(const comm_blocks *b, int helper)
 {

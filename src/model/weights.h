@@ -241,7 +241,7 @@ bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_wal
 bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
                              int64_t first);
 /* weights->tables[table] = the model's table, widened to fp32, to be changed. On a CPU, before a
- * pass over the weights is created. A head that is a unit of the base is no longer used. */
+ * pass over the weights is created. The pass then ignores a head that is a unit of the base. */
 bl_status bl_model_replace_table(bl_model_weights *weights, bl_model_table table);
 void bl_base_layout_free(bl_base_layout *layout);
 

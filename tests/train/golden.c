@@ -260,3 +260,18 @@ double golden_compare_tensors(const char *path, const json_t *expected, double s
     bl_safetensors_close(file);
     return worst;
 }
+
+double golden_last_eval_loss(const char *output)
+{
+    json_t *metrics = golden_metrics(output), *row;
+    double loss = 0;
+    size_t i;
+
+    json_array_foreach(metrics, i, row)
+    {
+        const json_t *value = json_object_get(row, "eval_loss");
+        if (value) loss = json_number_value(value);
+    }
+    json_decref(metrics);
+    return loss;
+}

@@ -39,6 +39,8 @@ bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hoo
 
 /* Lines of output_dir/metrics.jsonl as a JSON array; the caller's. */
 json_t *golden_metrics(const char *output_dir);
+/* The loss of the last evaluation in it; 0 without one. */
+double golden_last_eval_loss(const char *output_dir);
 
 /* Both return the largest deviation and print the worst offender when it is above `limit`: losses
  * of the first `n` steps, relative; per-tensor norms and projections of a safetensors file against

@@ -103,21 +103,6 @@ static void another_number_of_ranks_resumes(void **state)
 
 /* ---- the model ---- */
 
-static double last_eval_loss(const char *output)
-{
-    json_t *metrics = golden_metrics(output), *row;
-    double loss = 0;
-    size_t i;
-
-    json_array_foreach(metrics, i, row)
-    {
-        const json_t *value = json_object_get(row, "eval_loss");
-        if (value) loss = json_number_value(value);
-    }
-    json_decref(metrics);
-    return loss;
-}
-
 static double loss_of_model(const char *model, const char *validation)
 {
     char *line[] = {"--model",           (char *)(uintptr_t)model,
@@ -154,7 +139,7 @@ static void the_model_is_written_and_read(void **state)
                               "steps",           "eval_steps",   "10",
                               "model_dtype",     cases[i].dtype, NULL};
         full_runs_train(cases[i].name, 2, "written", args);
-        double trained = last_eval_loss(runs_path("written")),
+        double trained = golden_last_eval_loss(runs_path("written")),
                written = loss_of_model(runs_path("written/model"), validation);
         printf("loss %.12g as trained, %.12g as written (%s)\n", trained, written, cases[i].dtype);
         assert_true(trained > 0 && fabs(written / trained - 1) < cases[i].limit);
@@ -198,7 +183,7 @@ static void the_best_model_is_written(void **state)
     }
     json_decref(metrics);
     double written = loss_of_model(runs_path("best/model"), validation);
-    assert_true(lowest < last_eval_loss(runs_path("best"))); /* else this shows nothing */
+    assert_true(lowest < golden_last_eval_loss(runs_path("best"))); /* else this shows nothing */
     assert_true(fabs(written / lowest - 1) < 1e-11);
 }
 

@@ -68,21 +68,6 @@ static void assert_same_adapter(const char *a, const char *b)
     free(of_a), free(of_b);
 }
 
-static double last_eval_loss(const char *output)
-{
-    json_t *metrics = golden_metrics(output), *row;
-    double loss = 0;
-    size_t i;
-
-    json_array_foreach(metrics, i, row)
-    {
-        const json_t *value = json_object_get(row, "eval_loss");
-        if (value) loss = json_number_value(value);
-    }
-    json_decref(metrics);
-    return loss;
-}
-
 static double evaluate(const char *model, const char *adapter)
 {
     char *line[] = {"--model",           (char *)(uintptr_t)model,
@@ -140,7 +125,7 @@ static void another_number_of_ranks_resumes(void **state)
         assert_int_equal(train("tiny-gqa", "embed_tokens,norm", orders[i][0], whole, NULL), BL_OK);
         resume(runs_path("from-%d/checkpoints/step-8", orders[i][0]), orders[i][1], rest,
                "embed_tokens,norm");
-        double one = last_eval_loss(whole), other = last_eval_loss(rest);
+        double one = golden_last_eval_loss(whole), other = golden_last_eval_loss(rest);
         printf("eval loss %.9g on %d ranks, %.9g after 8 steps on them, then %d\n", one,
                orders[i][0], other, orders[i][1]);
         assert_true(fabs(other / one - 1) < 1e-5);
@@ -161,7 +146,7 @@ static void the_adapter_is_read_back(void **state)
         assert_int_equal(train(cases[i][0], cases[i][1], 2, runs_path("read"), NULL), BL_OK);
         char path[GOLDEN_PATH_BYTES];
         snprintf(path, sizeof path, GOLDEN_DIR "/models/%s", cases[i][0]);
-        double trained = last_eval_loss(runs_path("read")),
+        double trained = golden_last_eval_loss(runs_path("read")),
                read = evaluate(path, runs_path("read")), base = evaluate(path, NULL);
         printf("%s %s: %.9g as trained, %.9g read back, base %.9g\n", cases[i][0], cases[i][1],
                trained, read, base);
@@ -185,7 +170,7 @@ static void a_merge_has_the_modules(void **state)
     assert_int_equal(train("tiny-mha-tied", "norm", 1, runs_path("merged-from"), NULL), BL_OK);
     assert_int_equal(bl_pool_create(1, &options.pool), BL_OK);
     if (bl_model_merge(&options, &result) != BL_OK) fail_msg("%s", bl_error_text());
-    double trained = last_eval_loss(runs_path("merged-from")),
+    double trained = golden_last_eval_loss(runs_path("merged-from")),
            merged = evaluate(runs_path("merged"), NULL);
     printf("%.9g as trained, %.9g merged\n", trained, merged);
     assert_true(fabs(merged / trained - 1) < 1e-5);
@@ -208,7 +193,8 @@ static void a_run_goes_on_from_the_adapter(void **state)
     (void)state;
     assert_int_equal(train("tiny-gqa", "lm_head", 1, runs_path("first"), NULL), BL_OK);
     assert_int_equal(train("tiny-gqa", "lm_head", 1, runs_path("second"), more), BL_OK);
-    double first = last_eval_loss(runs_path("first")), second = last_eval_loss(runs_path("second"));
+    double first = golden_last_eval_loss(runs_path("first")),
+           second = golden_last_eval_loss(runs_path("second"));
     assert_true(second != first && second < first + 1);
     assert_int_equal(train("tiny-gqa", "lm_head", 1, runs_path("third"), other), BL_EUSAGE);
     assert_non_null(strstr(bl_error_text(), "modules_to_save: differs from that of init_adapter"));
@@ -226,7 +212,8 @@ static void in_bf16(void **state)
     if (train("tiny-gqa", "embed_tokens,lm_head,norm", 2, runs_path("bf16"), keys) != BL_OK)
         fail_msg("%s", bl_error_text());
     unsetenv("BALLAST_CPU_BF16");
-    double fp32 = last_eval_loss(runs_path("fp32")), bf16 = last_eval_loss(runs_path("bf16"));
+    double fp32 = golden_last_eval_loss(runs_path("fp32")),
+           bf16 = golden_last_eval_loss(runs_path("bf16"));
     printf("%.6g in fp32, %.6g in bf16\n", fp32, bf16);
     assert_true(bf16 != fp32 && fabs(bf16 / fp32 - 1) < 5e-3);
 }
