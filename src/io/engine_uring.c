@@ -34,12 +34,17 @@ typedef struct uring_state {
 
 /* liburing maps and unmaps a ring by system calls that ThreadSanitizer does not see: a ring at
  * addresses that another thread used before would look like a race. What liburing's inline
- * functions touch is shared with the kernel only, never between threads. */
+ * functions touch is shared with the kernel only, never between threads.
+ *
+ * ThreadSanitizer has one such function per program, so hwloc's exception is here too: hwloc loads
+ * its plugins each time it loads a topology, and the loader's mappings are not seen either. Their
+ * strings look written by the thread that used the addresses before. */
 #if defined(__SANITIZE_THREAD__)
 BL_API const char *__tsan_default_suppressions(void);
 const char *__tsan_default_suppressions(void)
 {
-    return "race:liburing.h\nrace:ring_result\nrace:ring_fixed_file\n";
+    return "race:liburing.h\nrace:ring_result\nrace:ring_fixed_file\n"
+           "called_from_lib:libhwloc.so\n";
 }
 #endif
 
