@@ -256,6 +256,31 @@ static void weights_move_by_unrounded_moments(void **state)
     free_state(s);
 }
 
+/* Whose lower half rounding would carry into the sign. */
+static void gradients_that_are_nan_stay_nan(void **state)
+{
+    static const uint32_t nan_bits = 0x7fffffff;
+    bf16_state s = create_state();
+    bl_adamw_args args = args_of(s, 1, 0, N);
+    test_device d = test_device_create(2);
+    float *grad = test_floats(N);
+
+    (void)state;
+    for (int64_t i = 0; i < N; i += 3) memcpy(grad + i, &nan_bits, sizeof *grad);
+    args.grad = grad;
+    assert_int_equal(bl_adamw(d.stream, &args), BL_OK);
+    test_finish(d);
+    for (int64_t i = 0; i < N; i++) {
+        bool is_nan = i % 3 == 0;
+        assert_int_equal(isnan(bl_bf16_to_f32(s.m[i])), is_nan);
+        assert_int_equal(isnan(bl_bf16_to_f32(s.v[i])), is_nan);
+        assert_int_equal(isnan(s.w[i]), is_nan);
+    }
+    test_device_destroy(d);
+    free(grad);
+    free_state(s);
+}
+
 static void other_dtypes_are_refused(void **state)
 {
     bf16_state s = create_state();
@@ -280,6 +305,7 @@ int main(void)
         cmocka_unit_test(splitting_changes_no_bit),
         cmocka_unit_test(moments_have_no_bias),
         cmocka_unit_test(weights_move_by_unrounded_moments),
+        cmocka_unit_test(gradients_that_are_nan_stay_nan),
         cmocka_unit_test(other_dtypes_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "ops/cpu/half_avx512.h"
 #include "ops/cpu/ops_cpu.h"
 
 typedef struct adamw_job {
@@ -24,54 +25,105 @@ OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float 
         bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
 }
 
-/* The bits of 16 floats rounded by those of `random`, in the low halves; as
- * bl_f32_to_bf16_random. */
+/* Elements whose words differ in the lower 32 bits of their numbers only: from `low` on, with the
+ * key of the upper bits. */
+typedef struct bf16_block {
+    bl_philox_key key;
+    uint32_t low;
+    int64_t n;
+    const float *grad;
+    float *w;
+    uint16_t *m, *v;
+} bf16_block;
+
+/* bl_f32_to_bf16_random of 16 elements; random: words below 2^16. */
 __attribute__((always_inline)) static inline void round_random_16(const float *x,
                                                                   const vu16 *random, uint16_t *y)
 {
-    vu16 bits = *(const vu16 *)x, is_special = (vu16)((bits & 0x7f800000u) == 0x7f800000u),
-         is_nan = (vu16)((bits & 0x7fffffffu) > 0x7f800000u),
-         rounded = (bits + (*random & 0xffffu & ~is_special)) >> 16;
+    vu16 bits = *(const vu16 *)x, is_nan = (vu16)((bits & 0x7fffffffu) > 0x7f800000u),
+         rounded = (bits + (*random & ~is_nan)) >> 16;
     *(vh16 *)y = __builtin_convertvector(rounded | (is_nan & 0x40u), vh16);
 }
 
-/* Element i by the word of element low + i; n up to OPS_BLOCK. */
-OPS_CLONES static void round_moments(bl_philox_key key, uint32_t low, int64_t n, const float *m,
-                                     const float *v, uint16_t *m_out, uint16_t *v_out)
+/* The first n elements, a multiple of 16, in one loop: the divisions of some elements and the
+ * random words of others overlap. */
+OPS_CLONES static void adamw_bf16_generic(const adamw_job *job, const bf16_block *b, int64_t n)
 {
-    uint32_t words[OPS_BLOCK];
-    int64_t i = 0;
+    const bl_adamw_factors factors = job->factors;
+    const float grad_scale = job->grad_scale;
+    const bf16_block block = *b;
 
-    for (int64_t k = 0; k < n; k++) words[k] = bl_rounding_word(key, low + (uint32_t)k);
-    for (; i + 16 <= n; i += 16) {
-        vu16 word = *(const vu16 *)(words + i), high = word >> 16;
-        round_random_16(m + i, &word, m_out + i);
-        round_random_16(v + i, &high, v_out + i);
-    }
-    for (; i < n; i++) {
-        m_out[i] = bl_f32_to_bf16_random(m[i], words[i]);
-        v_out[i] = bl_f32_to_bf16_random(v[i], words[i] >> 16);
+    for (int64_t i = 0; i < n; i += 16) {
+        const float *grad = block.grad + i;
+        float m[16], v[16], *w = block.w + i;
+        uint32_t words[16];
+        *(vu16 *)m = __builtin_convertvector(*(const vh16 *)(block.m + i), vu16) << 16;
+        *(vu16 *)v = __builtin_convertvector(*(const vh16 *)(block.v + i), vu16) << 16;
+        OPS_IVDEP
+        for (int k = 0; k < 16; k++) {
+            words[k] = bl_rounding_word(block.key, block.low + (uint32_t)(i + k));
+            bl_adamw_element(&factors, grad_scale, grad[k], w + k, m + k, v + k);
+        }
+        vu16 word = *(const vu16 *)words, low = word & 0xffffu, high = word >> 16;
+        round_random_16(m, &low, block.m + i);
+        round_random_16(v, &high, block.v + i);
     }
 }
 
-/* The elements [begin, begin + n) of the call, as bl_adamw_element_bf16, in blocks whose fp32
- * moments stay in the L1 cache. A word's key depends on the bits of an element's number above
- * 32. */
+#ifdef HALF_AVX512
+HALF_TARGET static void adamw_bf16_avx512(const adamw_job *job, const bf16_block *b, int64_t n)
+{
+    const bl_adamw_factors factors = job->factors;
+    const float grad_scale = job->grad_scale;
+    const bf16_block block = *b;
+    const __m512i low_half = _mm512_set1_epi32(0xffff);
+
+    for (int64_t i = 0; i < n; i += 16) {
+        const float *grad = block.grad + i;
+        float m[16], v[16], *w = block.w + i;
+        uint32_t words[16];
+        _mm512_storeu_ps(m, half_widen_16(block.m + i));
+        _mm512_storeu_ps(v, half_widen_16(block.v + i));
+        OPS_IVDEP
+        for (int k = 0; k < 16; k++) {
+            words[k] = bl_rounding_word(block.key, block.low + (uint32_t)(i + k));
+            bl_adamw_element(&factors, grad_scale, grad[k], w + k, m + k, v + k);
+        }
+        __m512i word = _mm512_loadu_si512(words);
+        half_round_random_16(_mm512_loadu_ps(m), _mm512_and_si512(word, low_half), block.m + i);
+        half_round_random_16(_mm512_loadu_ps(v), _mm512_srli_epi32(word, 16), block.v + i);
+    }
+}
+#endif
+
+static void adamw_bf16_block(const adamw_job *job, const bf16_block *b)
+{
+    int64_t whole = b->n & ~INT64_C(15);
+    OPS_KERNEL(adamw_bf16)(job, b, whole);
+    for (int64_t i = whole; i < b->n; i++)
+        bl_adamw_element_bf16(&job->factors, job->grad_scale, b->grad[i],
+                              bl_rounding_word(b->key, b->low + (uint32_t)i), b->w + i, b->m + i,
+                              b->v + i);
+}
+
+/* The elements [begin, begin + n) of the call, as bl_adamw_element_bf16. */
 static void adamw_bf16(const adamw_job *job, int64_t begin, int64_t n)
 {
     const bl_adamw_args *a = &job->args;
-    float m[OPS_BLOCK], v[OPS_BLOCK];
 
-    for (int64_t end = begin + n, count; begin < end; begin += count) {
+    for (int64_t end = begin + n; begin < end;) {
         uint64_t first = (uint64_t)(a->first + begin);
-        uint16_t *m_out = ops_bf16(a->m) + begin, *v_out = ops_bf16(a->v) + begin;
-        count = bl_min_i64(bl_min_i64(end - begin, OPS_BLOCK),
-                           (INT64_C(1) << 32) - (int64_t)(uint32_t)first);
-        ops_widen(count, m_out, m);
-        ops_widen(count, v_out, v);
-        adamw_block(job, count, a->grad + begin, a->w + begin, m, v);
-        round_moments(bl_rounding_key_of(job->key, (uint32_t)(first >> 32)), (uint32_t)first, count,
-                      m, v, m_out, v_out);
+        bf16_block block = {
+            .key = bl_rounding_key_of(job->key, (uint32_t)(first >> 32)),
+            .low = (uint32_t)first,
+            .n = bl_min_i64(end - begin, (INT64_C(1) << 32) - (int64_t)(uint32_t)first),
+            .grad = a->grad + begin,
+            .w = a->w + begin,
+            .m = ops_bf16(a->m) + begin,
+            .v = ops_bf16(a->v) + begin,
+        };
+        adamw_bf16_block(job, &block);
+        begin += block.n;
     }
 }
 
