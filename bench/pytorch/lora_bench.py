@@ -6,8 +6,9 @@ usage: lora_bench.py MODEL_DIR [--batch 1] [--sequence 512] [--steps 5] [--warmu
                      [--rows FILE.jsonl] [--full]
 
 A step is forward, backward (with activation checkpointing it recomputes the forward), clipping and AdamW on random tokens, all labels
-counted; --full trains every parameter instead, with torch's fused AdamW. --rows takes the tokens from there instead ({"input_ids": [...]}, in order). Prints one JSON line: tokens_per_s is that of the
-median step. README.md says how to compare, and how to have an idle machine's number.
+counted; --full trains every parameter instead, with torch's fused AdamW: weights, gradients and moments are fp32, and --dtype bfloat16
+computes under autocast. --rows takes the tokens from there instead ({"input_ids": [...]}, in order). Prints one JSON line: tokens_per_s
+is that of the median step. README.md says how to compare, and how to have an idle machine's number.
 """
 import argparse
 import json
@@ -29,7 +30,7 @@ TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj', 'gate_proj', 'up_proj', 'down
 
 def load(a):
     key = 'dtype' if int(transformers.__version__.split('.')[0]) >= 5 else 'torch_dtype'
-    model = AutoModelForCausalLM.from_pretrained(a.model, attn_implementation=a.attention, **{key: getattr(torch, a.dtype)})
+    model = AutoModelForCausalLM.from_pretrained(a.model, attn_implementation=a.attention, **{key: torch.float32 if a.full else getattr(torch, a.dtype)})
     model.config.use_cache = False
     model = model.to(a.device)
     if not a.full:
@@ -71,7 +72,8 @@ def timed_steps(model, a):
         ids = ids.to(a.device)
         start, cpu_start = time.perf_counter(), time.process_time()
         optimizer.zero_grad(set_to_none=True)
-        loss = model(input_ids=ids, labels=ids).loss
+        with torch.autocast(a.device, torch.bfloat16, enabled=a.full and a.dtype == 'bfloat16'):
+            loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
