@@ -112,40 +112,81 @@ static int outside(int first, int end, int host_first, int host_end)
     return end - first - (to > from ? to - from : 0);
 }
 
-static void count_host(const comm_blocks *b, int first, int end, comm_blocks_traffic *out)
+/* Pairs of an owner and its helper in another block that are both among the ranks of a host. */
+static int pairs_on_host(const comm_blocks *b, int first, int end)
 {
-    int64_t within = 0, between = 0;
-    int blocks_begin = comm_block_of(b, first), blocks_end = comm_block_of(b, end - 1) + 1;
+    int blocks_begin = comm_block_of(b, first), blocks_end = comm_block_of(b, end - 1) + 1, n = 0;
+
+    for (int rank = first; rank < end; rank++)
+        for (int block = blocks_begin; block < blocks_end; block++) {
+            int helper = comm_block_helper(b, block, rank);
+            n += block != comm_block_of(b, rank) && helper >= first && helper < end;
+        }
+    return n;
+}
+
+/* The two exchanges of a sum, into a host. */
+static comm_blocks_traffic sum_into_host(const comm_blocks *b, int first, int end)
+{
+    comm_blocks_traffic t = {.into_host_between = -pairs_on_host(b, first, end)};
 
     for (int rank = first; rank < end; rank++) {
         int own = comm_block_of(b, rank), own_first = comm_block_first(b, own);
-        int n_here = 0; /* helpers in other blocks, on this host */
-        for (int block = blocks_begin; block < blocks_end; block++) {
-            int helper = comm_block_helper(b, block, rank);
-            n_here += block != own && helper >= first && helper < end;
-        }
-        within += (int64_t)owners_of(b, rank) *
-                  outside(own_first, own_first + comm_block_length(b, own), first, end);
-        between += b->n - 1 - n_here;
+        t.into_host_within += (int64_t)owners_of(b, rank) *
+                              outside(own_first, own_first + comm_block_length(b, own), first, end);
+        t.into_host_between += b->n - 1;
     }
-    out->into_host_within = bl_max_i64(out->into_host_within, within);
-    out->into_host_between = bl_max_i64(out->into_host_between, between);
+    return t;
+}
+
+/* Those of a gather: helpers receive from owners, and the members of a block from its helpers. */
+static comm_blocks_traffic gather_into_host(const comm_blocks *b, int first, int end)
+{
+    comm_blocks_traffic t = {.into_host_between = -pairs_on_host(b, first, end)};
+
+    for (int rank = first; rank < end; rank++) {
+        int own = comm_block_of(b, rank), own_first = comm_block_first(b, own);
+        t.into_host_between += owners_of(b, rank) - 1;
+        for (int i = own_first; i < own_first + comm_block_length(b, own); i++)
+            if (i < first || i >= end) t.into_host_within += owners_of(b, i);
+    }
+    return t;
 }
 
 /* Alignments of hosts and blocks repeat after at most per_block hosts; the last block may be
  * shorter. */
+static void count_hosts(const comm_blocks *b, int n_on_host,
+                        comm_blocks_traffic (*into_host)(const comm_blocks *, int, int),
+                        comm_blocks_traffic *out)
+{
+    int n_hosts = ceil_div(b->size, n_on_host);
+
+    for (int host = 0; host < n_hosts; host++) {
+        int first = host * n_on_host, end = min(b->size, first + n_on_host);
+        if (host >= b->per_block && end <= comm_block_first(b, b->n - 1)) continue;
+        comm_blocks_traffic t = into_host(b, first, end);
+        out->into_host_within = bl_max_i64(out->into_host_within, t.into_host_within);
+        out->into_host_between = bl_max_i64(out->into_host_between, t.into_host_between);
+    }
+}
+
 comm_blocks_traffic comm_blocks_count(const comm_blocks *b, int n_on_host)
 {
-    int n_hosts = ceil_div(b->size, n_on_host), owners = owners_of(b, 0);
+    int owners = owners_of(b, 0);
     comm_blocks_traffic t = {.received_within = (int64_t)mates_of(b, 0) * owners,
                              .received_between = b->n - 1,
                              .summed = (int64_t)(b->per_block + 1) * owners};
 
     if (b->n > 1) t.summed += b->n + 1;
-    for (int host = 0; host < n_hosts; host++) {
-        int first = host * n_on_host, end = min(b->size, first + n_on_host);
-        if (host < b->per_block || end > comm_block_first(b, b->n - 1))
-            count_host(b, first, end, &t);
-    }
+    count_hosts(b, n_on_host, sum_into_host, &t);
+    return t;
+}
+
+comm_blocks_traffic comm_blocks_count_gather(const comm_blocks *b, int n_on_host)
+{
+    int between = owners_of(b, 0) - 1;
+    comm_blocks_traffic t = {.received_within = b->size - 1 - between, .received_between = between};
+
+    count_hosts(b, n_on_host, gather_into_host, &t);
     return t;
 }

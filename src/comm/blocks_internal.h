@@ -43,12 +43,13 @@ int comm_blocks_parts_by_turn(const comm_blocks *blocks);
 /* Parts that a rank receives in a reduce-scatter. */
 int comm_blocks_received(const comm_blocks *blocks, int rank);
 
-/* Parts that a reduce-scatter moves. received: by rank 0. summed: read and written by the additions
- * of rank 0. into_host: over the network, into the host that receives most. within, between: the
- * two exchanges. Hosts have n_on_host ranks, numbered host by host. */
+/* Parts that a collective moves. received: by rank 0. summed: read and written by the additions of
+ * rank 0. into_host: over the network, into the host that receives most. within, between: the two
+ * exchanges. Hosts have n_on_host ranks, numbered host by host. */
 typedef struct comm_blocks_traffic {
     int64_t received_within, received_between, summed, into_host_within, into_host_between;
 } comm_blocks_traffic;
-comm_blocks_traffic comm_blocks_count(const comm_blocks *blocks, int n_on_host);
+comm_blocks_traffic comm_blocks_count(const comm_blocks *blocks, int n_on_host); /* a sum's */
+comm_blocks_traffic comm_blocks_count_gather(const comm_blocks *blocks, int n_on_host);
 
 #endif

@@ -28,7 +28,8 @@ static void add_step(const step *s, const bl_rates *r, bl_work *work)
 {
     double seconds = 0, network_s = s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
 
-    if (s->received > 0) seconds = r->gather_latency_s + s->received / r->gather_bytes_per_s;
+    if (s->received > 0 && r->gather_bytes_per_s > 0)
+        seconds = r->gather_latency_s + s->received / r->gather_bytes_per_s;
     if (network_s > 0) seconds = fmax(seconds, r->network_latency_s + network_s);
     work->seconds += seconds;
     work->use[BL_RESOURCE_NETWORK] += network_s;
@@ -36,8 +37,10 @@ static void add_step(const step *s, const bl_rates *r, bl_work *work)
 
 static comm_blocks_traffic traffic_of(const bl_exchange *e)
 {
-    comm_blocks blocks = comm_blocks_of((int)e->size, e->sum_block);
-    return comm_blocks_count(&blocks, (int)fmin(e->size, ceil(e->n_on_host)));
+    comm_blocks blocks = comm_blocks_of((int)e->size, e->block);
+    int n_on_host = (int)fmin(e->size, ceil(e->n_on_host));
+    return e->kind == BL_EXCHANGE_SUM ? comm_blocks_count(&blocks, n_on_host)
+                                      : comm_blocks_count_gather(&blocks, n_on_host);
 }
 
 /* Returns the number of steps. */
@@ -45,7 +48,7 @@ static int steps_of(const bl_exchange *e, step out[2])
 {
     double received = (e->size - 1) * e->bytes;
 
-    if (e->sum_block == 0) {
+    if (e->kind == BL_EXCHANGE_RING) {
         out[0] = (step){received, e->size > e->n_on_host ? received : 0};
         return 1;
     }
@@ -65,7 +68,12 @@ double bl_exchange_received(const bl_exchange *e)
 
 double bl_exchange_summed(const bl_exchange *e)
 {
-    return e->sum_block > 0 ? (double)traffic_of(e).summed * e->bytes : 0;
+    return e->kind == BL_EXCHANGE_SUM ? (double)traffic_of(e).summed * e->bytes : 0;
+}
+
+bl_exchange_kind bl_exchange_gather_kind(bl_device_kind kind)
+{
+    return kind == BL_DEVICE_CUDA ? BL_EXCHANGE_RING : BL_EXCHANGE_BLOCKS;
 }
 
 bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rates *r)
@@ -90,9 +98,10 @@ static bl_status exchange(bl_comm *comm, bl_stream *stream, double bytes, bool i
     bl_exchange e = {.size = comm->size,
                      .n_on_host = ((const model_comm *)comm)->n_on_host,
                      .bytes = bytes,
-                     .sum_block = is_sum ? comm->sum_block : 0};
+                     .block = comm->sum_block};
 
     if (!o) return BL_FAIL(BL_EINTERNAL, "a communicator made of rates on a device that computes");
+    e.kind = is_sum ? BL_EXCHANGE_SUM : bl_exchange_gather_kind(o->kind);
     bl_work work = bl_exchange_work(&e, o->kind, &o->rates);
     BL_TRY(bl_model_stream_work(stream, &work));
     work = bl_model_memory_work(bl_stream_device(stream), bl_exchange_summed(&e));

@@ -12,14 +12,22 @@
  * bl_comm_split makes. */
 bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
 
-/* The work of an all-gather in a group of `size` ranks with `bytes` each: a ring, by which every
- * host and every rank receives the bytes of all others. Or of a sum in blocks of sum_block ranks
- * with `bytes` for each rank in the result: one exchange within blocks and one between them, with
- * the network bytes of the host that receives most, without the additions. */
+/* An all-gather in a group of `size` ranks with `bytes` each, or a sum with `bytes` for each rank
+ * in the result. In blocks of ranks (docs/design/0029): one exchange within blocks and one between
+ * them, with the network bytes of the host that receives most. */
+typedef enum bl_exchange_kind {
+    BL_EXCHANGE_RING,   /* a gather: every host and every rank receives the bytes of all others */
+    BL_EXCHANGE_BLOCKS, /* a gather in blocks */
+    BL_EXCHANGE_SUM     /* in blocks, without the additions */
+} bl_exchange_kind;
 typedef struct bl_exchange {
     double size, n_on_host, bytes;
-    int sum_block; /* 0: an all-gather */
+    bl_exchange_kind kind;
+    int block; /* ranks per block; a ring has none */
 } bl_exchange;
+/* How this build's communicators gather: processes on CPUs in blocks, GPUs by NCCL's ring. */
+bl_exchange_kind bl_exchange_gather_kind(bl_device_kind kind);
+/* With rates->gather_bytes_per_s 0, which one rank per host allows, of the network alone. */
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
 /* Bytes that rank 0 receives. */
 double bl_exchange_received(const bl_exchange *exchange);

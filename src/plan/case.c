@@ -15,6 +15,18 @@ static int64_t n_devices(const bl_hardware *h)
     return (int64_t)h->n_hosts * h->n_devices;
 }
 
+/* Several hosts of a number of ranks that sum_block does not divide: blocks that no host shares.
+ * Without a file, where a key is the plan's to choose. */
+static void choose_sum_block(const bl_hardware *h, bl_train_configs *configs)
+{
+    for (int i = 0; i < configs->n; i++) {
+        bl_train_config *c = configs->run[i];
+        bool is_free = !c->source.file && !bl_train_config_given(c, "sum_block");
+        if (is_free && h->n_hosts > 1 && h->n_devices > 1 && h->n_devices % c->sum_block != 0)
+            c->sum_block = h->n_devices;
+    }
+}
+
 static bl_status load_configs(const bl_hardware *h, bool is_here, int argc, char *const *argv,
                               bl_plan_case *c)
 {
@@ -29,6 +41,7 @@ static bl_status load_configs(const bl_hardware *h, bool is_here, int argc, char
                                              (!is_here || bl_cpu_gemm_has_bf16())};
 
     BL_TRY(bl_train_configs_load_for(&machine, argc, argv, &c->configs));
+    if (has_gpus && !is_here) choose_sum_block(h, &c->configs);
     c->config = c->configs.run[0];
     if (!c->config->model_name_or_path)
         return BL_FAIL(BL_EUSAGE,

@@ -26,9 +26,13 @@ bl_lane bl_time_bound(const bl_time_estimate *e)
 
 /* ---- rates ---- */
 
-static bl_status need(double rate, const char *what)
+static bl_status need(double rate, const char *what, const char *figure)
 {
-    return rate > 0 ? BL_OK : BL_FAIL(BL_EUSAGE, "the hardware's %s is not known", what);
+    if (rate > 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "the hardware's %s is not known: give %s among the figures of its hardware.json "
+                   "(docs/model.md)",
+                   what, figure);
 }
 
 static bl_status check_rates(const bl_time_input *in)
@@ -37,26 +41,35 @@ static bl_status check_rates(const bl_time_input *in)
     bool is_cuda = in->kind == BL_DEVICE_CUDA;
     bl_time_products products;
 
-    BL_TRY(need(r->gemm_flops_per_s, "rate of products"));
-    BL_TRY(need(r->attention_forward_flops_per_s, "rate of attention"));
-    BL_TRY(need(r->attention_backward_flops_per_s, "rate of attention"));
-    if (is_cuda) BL_TRY(need(r->memory_bytes_per_s, "device memory's rate"));
-    if (is_cuda) BL_TRY(need(r->decode_weights_per_s, "rate of decoding FP8"));
+    BL_TRY(need(r->gemm_flops_per_s, "rate of products",
+                is_cuda || in->act == BL_BF16 ? "bf16_gemm_flops_per_s" : "f32_gemm_flops_per_s"));
+    BL_TRY(need(r->attention_forward_flops_per_s, "rate of attention",
+                "attention_forward_flops_per_s"));
+    BL_TRY(need(r->attention_backward_flops_per_s, "rate of attention",
+                "attention_backward_flops_per_s"));
+    if (is_cuda)
+        BL_TRY(need(r->memory_bytes_per_s, "device memory's rate", "device_memory_bytes_per_s"));
+    if (is_cuda)
+        BL_TRY(need(r->decode_weights_per_s, "rate of decoding FP8", "fp8_decode_weights_per_s"));
     bl_time_count_products(in, &products);
-    if (products.n_fp8 > 0) BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products"));
-    if (in->n_ranks > 1) BL_TRY(need(r->gather_bytes_per_s, "rate of gathers"));
-    if (in->n_hosts > 1) BL_TRY(need(r->network_bytes_per_s, "network's rate"));
+    if (products.n_fp8 > 0)
+        BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products", "fp8_gemm_flops_per_s"));
+    if (in->n_ranks > in->n_hosts)
+        BL_TRY(need(r->gather_bytes_per_s, "rate of gathers", "gather_bytes_per_s"));
+    if (in->n_hosts > 1)
+        BL_TRY(need(r->network_bytes_per_s, "network's rate", "network_bytes_per_s"));
     bool has_state =
         in->is_trained && in->optimizer_ratio > 0 && in->optimizer_tier != BL_TIER_DEVICE;
     /* A GPU's host updates weights with their state; arrays on the GPU are copied out and back. */
     bool has_update = has_state || (in->is_trained && is_cuda && in->offload_ratio > 0);
     if (in->offload_ratio > 0 || in->offload_activations || has_state)
-        BL_TRY(need(r->copy_in_bytes_per_s, "rate of copies to the device"));
+        BL_TRY(need(r->copy_in_bytes_per_s, "rate of copies to the device", "copy_in_bytes_per_s"));
     if ((in->offload_ratio > 0 && in->tier == BL_TIER_DISK) ||
         (has_state && in->optimizer_tier == BL_TIER_DISK))
-        BL_TRY(need(r->disk_bytes_per_s, "disk's rate"));
+        BL_TRY(need(r->disk_bytes_per_s, "disk's rate", "disk_read_bytes_per_s"));
     if (in->offload_activations || has_update)
-        BL_TRY(need(r->copy_out_bytes_per_s, "rate of copies from the device"));
+        BL_TRY(need(r->copy_out_bytes_per_s, "rate of copies from the device",
+                    "copy_out_bytes_per_s"));
     return BL_OK;
 }
 

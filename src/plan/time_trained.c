@@ -53,6 +53,7 @@ static plan_gradients gradients_of(const bl_time_input *in, const unit_items *u)
     if (in->n_ranks == 1 || rows == 0) return (plan_gradients){.n_bytes = 0};
     bl_exchange sum = plan_sum_of(in, rows * sent), ring = plan_gather_of(in, n, rows * sent),
                 shards = plan_sum_of(in, (double)shard_bytes_of(u));
+    ring.kind = BL_EXCHANGE_RING;
     bool is_ring = in->habits.reduces_in_ring;
     plan_gradients g = {.zero = plan_work_of(in, n * rows * FLOAT / rate, n * rows * FLOAT),
                         .n_bytes = (int64_t)bl_exchange_received(&shards)};

@@ -25,13 +25,17 @@ static bl_work transfer(const bl_time_input *in, double seconds)
 
 bl_exchange plan_gather_of(const bl_time_input *in, double size, double bytes)
 {
-    return (bl_exchange){size, (double)in->n_ranks / in->n_hosts, bytes, 0};
+    return (bl_exchange){.size = size,
+                         .n_on_host = (double)in->n_ranks / in->n_hosts,
+                         .bytes = bytes,
+                         .kind = bl_exchange_gather_kind(in->kind),
+                         .block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK};
 }
 
 bl_exchange plan_sum_of(const bl_time_input *in, double bytes)
 {
     bl_exchange e = plan_gather_of(in, in->n_ranks, bytes);
-    e.sum_block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK;
+    e.kind = BL_EXCHANGE_SUM;
     return e;
 }
 

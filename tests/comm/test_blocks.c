@@ -17,6 +17,7 @@
 
 #include "base/sizes.h"
 #include "comm/blocks_internal.h"
+#include "comm/model.h"
 #include "comm/wire/internal.h"
 #include "host_ranks.h"
 
@@ -43,7 +44,16 @@ static void check_helpers(const comm_blocks *b)
     free(helps);
 }
 
-/* Counts every moved part, one by one. */
+static void take_most(comm_blocks_traffic *t, int n_hosts, const int64_t *within,
+                      const int64_t *between)
+{
+    for (int host = 0; host < n_hosts; host++) {
+        t->into_host_within = bl_max_i64(t->into_host_within, within[host]);
+        t->into_host_between = bl_max_i64(t->into_host_between, between[host]);
+    }
+}
+
+/* Counts every part that a sum moves, one by one. */
 static comm_blocks_traffic count_all(const comm_blocks *b, int n_on_host, int64_t *received)
 {
     int n_hosts = (int)bl_ceil_div(b->size, n_on_host);
@@ -66,11 +76,46 @@ static comm_blocks_traffic count_all(const comm_blocks *b, int n_on_host, int64_
             if (owner == 0) t.received_between++;
             if (host != owner / n_on_host) between[owner / n_on_host]++;
         }
-    for (int host = 0; host < n_hosts; host++) {
-        t.into_host_within = bl_max_i64(t.into_host_within, within[host]);
-        t.into_host_between = bl_max_i64(t.into_host_between, between[host]);
-    }
+    take_most(&t, n_hosts, within, between);
     return t;
+}
+
+/* And that a gather moves: from every owner to its helpers, from these to the ranks of the
+ * block. */
+static comm_blocks_traffic count_gather(const comm_blocks *b, int n_on_host)
+{
+    int n_hosts = (int)bl_ceil_div(b->size, n_on_host);
+    int64_t within[64] = {0}, between[64] = {0};
+    comm_blocks_traffic t = {0};
+
+    for (int owner = 0; owner < b->size; owner++)
+        for (int block = 0; block < b->n; block++) {
+            int helper = comm_block_helper(b, block, owner);
+            if (block != comm_block_of(b, owner)) {
+                t.received_between += helper == 0;
+                between[helper / n_on_host] += helper / n_on_host != owner / n_on_host;
+            }
+            for (int i = 0; i < comm_block_length(b, block); i++) {
+                int rank = comm_block_first(b, block) + i;
+                if (rank == helper) continue;
+                t.received_within += rank == 0;
+                within[rank / n_on_host] += rank / n_on_host != helper / n_on_host;
+            }
+        }
+    take_most(&t, n_hosts, within, between);
+    return t;
+}
+
+static void check_gather(const comm_blocks *b, int n_on_host)
+{
+    comm_blocks_traffic t = comm_blocks_count_gather(b, n_on_host),
+                        all = count_gather(b, n_on_host);
+
+    assert_int_equal(t.received_within, all.received_within);
+    assert_int_equal(t.received_between, all.received_between);
+    assert_int_equal(t.received_within + t.received_between, b->size - 1);
+    assert_int_equal(t.into_host_within, all.into_host_within);
+    assert_int_equal(t.into_host_between, all.into_host_between);
 }
 
 static void check_traffic(const comm_blocks *b, int n_on_host)
@@ -94,7 +139,10 @@ static void test_helpers_and_traffic(void **state)
         for (int per_block = 1; per_block <= 12; per_block++) {
             comm_blocks b = comm_blocks_of(size, per_block);
             check_helpers(&b);
-            for (int n_on_host = 1; n_on_host <= size; n_on_host++) check_traffic(&b, n_on_host);
+            for (int n_on_host = 1; n_on_host <= size; n_on_host++) {
+                check_traffic(&b, n_on_host);
+                check_gather(&b, n_on_host);
+            }
         }
 }
 
@@ -113,12 +161,15 @@ static void test_an_eighth_between_hosts(void **state)
     assert_int_equal(t.into_host_within, 0);
     assert_int_equal(t.into_host_between, 8);
     assert_int_equal(t.summed, 2 * 9 + 3);
+    t = comm_blocks_count_gather(&two, 8); /* a ring brings 15 */
+    assert_int_equal(t.into_host_within, 0);
+    assert_int_equal(t.into_host_between, 8);
 }
 
 /* ---- bytes, as processes send them ---- */
 
 static int n_on_host_counted;
-static int64_t sent_to_other_hosts;
+static int64_t sent_to_other_hosts, received_from_other_hosts;
 static int own_rank;
 static int last_step; /* of the collective under way: how the wire orders waits */
 static int stops_at;  /* the exchange before which this rank stops until the job fails; 0: none */
@@ -141,9 +192,9 @@ bl_status __wrap_bl_wire_channel_exchange(bl_wire_channel *channel, const bl_com
 {
     if (!is_meeting && stops_at > 0 && --stops_at == 0) stop_until_failure();
     for (int i = 0; i < n && !is_meeting && n_on_host_counted > 0; i++)
-        if (transfers[i].is_send &&
-            transfers[i].peer / n_on_host_counted != own_rank / n_on_host_counted)
-            sent_to_other_hosts += (int64_t)transfers[i].n_bytes;
+        if (transfers[i].peer / n_on_host_counted != own_rank / n_on_host_counted)
+            *(transfers[i].is_send ? &sent_to_other_hosts : &received_from_other_hosts) +=
+                (int64_t)transfers[i].n_bytes;
     bl_status st = __real_bl_wire_channel_exchange(channel, call, is_meeting, transfers, n);
     last_step = channel->step;
     return st;
@@ -199,6 +250,55 @@ done:
     free(recv);
     free(send);
     return st;
+}
+
+static bl_status gather_by_blocks(test_rank *self)
+{
+    const layout *l = self->arg;
+    float *all = malloc((size_t)FLOATS * (size_t)self->n_ranks * sizeof *all);
+    bl_status st = all ? BL_OK : BL_FAIL(BL_ENOMEM, "a test's values");
+
+    own_rank = self->rank;
+    n_on_host_counted = l->n_on_host;
+    BL_TRY_GOTO(st, done, st);
+    BL_TRY_GOTO(st, done, bl_comm_set_sum_block(self->comm, l->block));
+    received_from_other_hosts = 0;
+    BL_TRY_GOTO(st, done, gather_once(self, all));
+    host_rank_say(self, 0, received_from_other_hosts);
+done:
+    (void)bl_stream_synchronize(self->stream);
+    free(all);
+    return st;
+}
+
+/* The model of a gather (comm/model.h), whose time is its bytes where nothing else takes time,
+ * against the bytes that the wire brings into the host that receives most. */
+static void test_model_of_a_gather(void **state)
+{
+    static const bl_rates rates = {.network_bytes_per_s = 1};
+    layout layouts[] = {{4, 2, 2, 0}, {4, 2, 8, 0}, {8, 4, 4, 0}, {8, 4, 8, 0},
+                        {8, 4, 3, 0}, {7, 4, 4, 0}, {8, 2, 4, 0}, {6, 3, 2, 0}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(layouts); i++) {
+        const layout *l = &layouts[i];
+        host_rank_end ends[HOST_RANKS_MAX];
+        int64_t into[HOST_RANKS_MAX] = {0}, most = 0;
+        bl_exchange gather = {.size = l->n_ranks,
+                              .n_on_host = l->n_on_host,
+                              .bytes = FLOATS * sizeof(float),
+                              .kind = bl_exchange_gather_kind(BL_DEVICE_CPU),
+                              .block = l->block};
+
+        host_ranks_run(l->n_ranks, 60, gather_by_blocks, &layouts[i], ends);
+        for (int r = 0; r < l->n_ranks; r++) {
+            if (ends[r].error.status != BL_OK) fail_msg("rank %d: %s", r, ends[r].error.text);
+            into[r / l->n_on_host] += ends[r].values[0];
+            most = bl_max_i64(most, into[r / l->n_on_host]);
+        }
+        bl_work work = bl_exchange_work(&gather, BL_DEVICE_CPU, &rates);
+        assert_float_equal(work.seconds, (double)most, 0.5);
+    }
 }
 
 /* The hosts of ranks change traffic, and no bit: layouts with equal blocks are compared with the
@@ -337,8 +437,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_helpers_and_traffic), cmocka_unit_test(test_an_eighth_between_hosts),
-        cmocka_unit_test(test_bytes_between_hosts), cmocka_unit_test(test_steps_are_alike),
-        cmocka_unit_test(test_who_is_to_blame),     cmocka_unit_test(test_error_of_a_sum),
+        cmocka_unit_test(test_bytes_between_hosts), cmocka_unit_test(test_model_of_a_gather),
+        cmocka_unit_test(test_steps_are_alike),     cmocka_unit_test(test_who_is_to_blame),
+        cmocka_unit_test(test_error_of_a_sum),
     };
     return cmocka_run_group_tests_name("blocks", tests, NULL, NULL);
 }

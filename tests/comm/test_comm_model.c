@@ -20,10 +20,10 @@ static void must(bl_status st)
 }
 
 /* Seconds of an all-gather of 100 bytes per rank, and of a reduce-scatter of 25 floats per rank. */
-static void measure(bl_comm *comm, double seconds[2])
+static void measure(bl_comm *comm, bl_device_kind kind, double seconds[2])
 {
     static float values[1000];
-    bl_model_device_options options = {.kind = BL_DEVICE_CUDA, .rates = rates};
+    bl_model_device_options options = {.kind = kind, .rates = rates};
     bl_device *device;
     bl_stream *stream;
     bl_stamp *stamp[3];
@@ -52,29 +52,32 @@ static void collectives_take_their_time(void **state)
     must(bl_comm_create_model(0, 4, 4, 2, &comm)); /* one host */
     must(bl_comm_split(comm, 0, &part));
     assert_int_equal(bl_comm_size(part), 2);
-    measure(comm, seconds);
+    measure(comm, BL_DEVICE_CUDA, seconds);
     assert_float_equal(seconds[0], 1 + 3 * 100 / 100.0, 1e-9);
     assert_float_equal(seconds[1], 1 + 3 * 100 / 100.0 + 5 * 100 / 1000.0, 1e-9); /* and the sum */
-    measure(part, seconds);
+    measure(part, BL_DEVICE_CUDA, seconds);
     assert_float_equal(seconds[0], 1 + 1 * 100 / 100.0, 1e-9);
     bl_comm_destroy(part);
     bl_comm_destroy(comm);
     must(bl_comm_create_model(0, 4, 2, 4, &comm)); /* two hosts: the network is slower */
-    measure(comm, seconds);
+    measure(comm, BL_DEVICE_CUDA, seconds);
     assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9); /* a ring */
     assert_float_equal(seconds[1], 3 + 2 * 2 * 100 / 20.0 + 5 * 100 / 1000.0, 1e-9);
     bl_comm_destroy(comm);
     must(bl_comm_create_model(0, 4, 2, 4, &comm)); /* and a block per host */
     must(bl_comm_set_sum_block(comm, 2));
-    measure(comm, seconds);
+    measure(comm, BL_DEVICE_CUDA, seconds);
     assert_float_equal(seconds[0], 3 + 3 * 100 / 20.0, 1e-9);
     /* Two parts from the other member of the block; over the network one sum for each of the host's
      * two ranks; the additions: two sums of two parts, and one of two blocks. */
     assert_float_equal(
         seconds[1], 1 + 2 * 100 / 100.0 + (3 + 2 * 100 / 20.0) + (2 * 3 + 3) * 100 / 1000.0, 1e-9);
+    measure(comm, BL_DEVICE_CPU,
+            seconds); /* by blocks: two parts into a host, then one to its mate */
+    assert_float_equal(seconds[0], 3 + 2 * 100 / 20.0 + 1 + 2 * 100 / 100.0, 1e-9);
     bl_comm_destroy(comm);
     must(bl_comm_create_model(0, 1, 1, 1, &comm));
-    measure(comm, seconds);
+    measure(comm, BL_DEVICE_CUDA, seconds);
     assert_float_equal(seconds[0], 0, 0);
     bl_comm_destroy(comm);
 }

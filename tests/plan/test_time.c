@@ -461,7 +461,15 @@ static void a_missing_rate_is_named(void **state)
     time_case_init(&c, "llama3.1-405b");
     c.input.rates.gather_bytes_per_s = 0;
     assert_int_equal(bl_time_predict(&c.input, &e), BL_EUSAGE);
-    assert_string_equal(bl_error_text(), "the hardware's rate of gathers is not known");
+    assert_string_equal(
+        bl_error_text(),
+        "the hardware's rate of gathers is not known: give gather_bytes_per_s among "
+        "the figures of its hardware.json (docs/model.md)");
+    c.input.n_hosts = 8; /* of one GPU: nothing is gathered within them */
+    c.input.rates.network_bytes_per_s = 50e9;
+    double step_s = predict(&c.input).step_s;
+    c.input.rates.gather_bytes_per_s = 343e9;
+    assert_near(predict(&c.input).step_s, step_s, 1e-9);
 }
 
 int main(void)
