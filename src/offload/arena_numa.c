@@ -11,36 +11,47 @@
 #include "offload/arena.h"
 #include "offload/arena_internal.h"
 
-/* One thread at a time: looking for PCI devices libudev seeds its hash tables in a static variable,
- * without a lock. */
-static int load_alone(hwloc_topology_t topology)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-    pthread_mutex_lock(&lock);
-    int code = hwloc_topology_load(topology), reason = errno;
-    pthread_mutex_unlock(&lock);
-    errno = reason;
-    return code;
-}
-
 static bl_status load_topology_with(enum hwloc_type_filter_e devices, hwloc_topology_t *out)
 {
     *out = NULL;
     hwloc_topology_t topology;
     if (hwloc_topology_init(&topology) != 0) return BL_FAIL(BL_ENOMEM, "hwloc: a topology");
     hwloc_topology_set_io_types_filter(topology, devices);
-    if (load_alone(topology) != 0) {
+    if (hwloc_topology_load(topology) != 0) {
+        int reason = errno;
         hwloc_topology_destroy(topology);
+        errno = reason;
         return bl_fail_errno(BL_ELIMIT, "hwloc: the topology of this host");
     }
     *out = topology;
     return BL_OK;
 }
 
+/* One thread at a time loads a topology: looking for PCI devices libudev seeds its hash tables in a
+ * static variable, without a lock. */
+static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+
+/* With the host's PCI devices; the caller destroys it. */
+static bl_status load_topology_of_devices(hwloc_topology_t *out)
+{
+    pthread_mutex_lock(&loading);
+    bl_status st = load_topology_with(HWLOC_TYPE_FILTER_KEEP_IMPORTANT, out);
+    pthread_mutex_unlock(&loading);
+    return st;
+}
+
+/* The nodes and cores of this host, which do not change: loaded once and kept for the process,
+ * because hwloc opens plugins and a hundred files of /sys each time. Threads only read it. */
 static bl_status load_topology(hwloc_topology_t *out)
 {
-    return load_topology_with(HWLOC_TYPE_FILTER_KEEP_NONE, out);
+    static hwloc_topology_t host;
+    bl_status st = BL_OK;
+
+    pthread_mutex_lock(&loading);
+    if (!host) st = load_topology_with(HWLOC_TYPE_FILTER_KEEP_NONE, &host);
+    *out = host;
+    pthread_mutex_unlock(&loading);
+    return st;
 }
 
 /* Placement is advice: without a topology of the host there is none, after a warning. */
@@ -105,23 +116,20 @@ bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const 
 {
     hwloc_topology_t topology;
     hwloc_obj_t object;
-    bl_status st = BL_OK;
 
     *bound = -1;
     if (!find_topology(&topology)) return BL_OK;
     if (node < 0) node = find_node_of_thread(topology);
-    if (node < 0) goto done;
-    BL_TRY_GOTO(st, done, get_node(topology, node, &object));
-    if (count_nodes(topology) == 1) goto done;
+    if (node < 0) return BL_OK;
+    BL_TRY(get_node(topology, node, &object));
+    if (count_nodes(topology) == 1) return BL_OK;
     if (hwloc_set_area_membind(topology, memory, size_bytes, object->nodeset, HWLOC_MEMBIND_BIND,
                                HWLOC_MEMBIND_BYNODESET) == 0)
         *bound = node;
     else /* containers often forbid mbind */
         bl_log_warning("%s: its memory cannot be bound to NUMA node %d: %s", what, node,
                        strerror(errno));
-done:
-    hwloc_topology_destroy(topology);
-    return st;
+    return BL_OK;
 }
 
 /* Cores that the thread may not run on (taskset, isolated ones) stay out; a node that has no others
@@ -144,14 +152,11 @@ bl_status bl_arena_bind_thread(int node)
 {
     hwloc_topology_t topology;
     hwloc_obj_t object;
-    bl_status st;
 
     if (node < 0 || !find_topology(&topology)) return BL_OK;
-    BL_TRY_GOTO(st, done, get_node(topology, node, &object));
+    BL_TRY(get_node(topology, node, &object));
     if (count_nodes(topology) > 1) bind_to_cores_of(topology, object, node);
-done:
-    hwloc_topology_destroy(topology);
-    return st;
+    return BL_OK;
 }
 
 /* False: somebody has kept the calling thread off all cores of a node. */
@@ -175,7 +180,6 @@ int bl_arena_node_of(int index, int n)
     if (load_topology(&topology) != BL_OK) return -1;
     int n_nodes = count_nodes(topology);
     bool is_free = may_use_all_nodes(topology, n_nodes);
-    hwloc_topology_destroy(topology);
     return n < n_nodes || !is_free ? -1 : (int)((int64_t)index * n_nodes / n);
 }
 
@@ -197,7 +201,7 @@ int bl_arena_node_of_pci(const char *bus_id)
     hwloc_topology_t topology;
     int node = -1;
 
-    if (load_topology_with(HWLOC_TYPE_FILTER_KEEP_IMPORTANT, &topology) != BL_OK) return -1;
+    if (load_topology_of_devices(&topology) != BL_OK) return -1;
     hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(topology, bus_id);
     if (device)
         node = only_node_of(topology, hwloc_get_non_io_ancestor_obj(topology, device)->cpuset);

@@ -14,69 +14,82 @@
 #include "arena_case.h"
 #include "skip.h"
 
-static void assert_nodes(int n, const int *nodes)
+/* A process keeps the first topology that it loads: each of these hosts has its own child. */
+
+static bool are_nodes(int n, const int *nodes)
 {
-    for (int i = 0; i < n; i++) assert_int_equal(bl_arena_node_of(i, n), nodes[i]);
+    for (int i = 0; i < n; i++)
+        if (bl_arena_node_of(i, n) != nodes[i]) return false;
+    return true;
 }
 
-static void assert_bound(bl_device *device, int node, int expected)
+static bool is_bound(bl_device *device, int node, int expected)
 {
     bl_arena *arena;
     bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "w", .node = node};
 
-    assert_ok(bl_arena_create(&options, &arena));
-    assert_int_equal(get_info(arena).node, expected);
+    if (bl_arena_create(&options, &arena) != BL_OK) return false;
+    int found = get_info(arena).node;
     bl_arena_destroy(arena);
+    return found == expected;
 }
 
-static void assert_no_node(bl_device *device, int node, const char *text)
+static bool is_no_node(bl_device *device, int node, const char *text)
 {
     bl_arena *arena;
     bl_arena_options options = {.device = device, .size_bytes = MIB, .what = "w", .node = node};
 
-    assert_int_equal(bl_arena_create(&options, &arena), BL_EUSAGE);
-    assert_null(arena);
-    assert_string_equal(bl_error_text(), text);
-    assert_int_equal(bl_arena_bind_thread(node), BL_EUSAGE);
-    assert_string_equal(bl_error_text(), text);
+    return bl_arena_create(&options, &arena) == BL_EUSAGE && !arena &&
+           strcmp(bl_error_text(), text) == 0 && bl_arena_bind_thread(node) == BL_EUSAGE &&
+           strcmp(bl_error_text(), text) == 0;
 }
 
-static void test_four_nodes(void **state)
+static int four_nodes(bl_device *device)
 {
     setenv("HWLOC_SYNTHETIC", "node:4 core:2 pu:1", 1);
-    assert_nodes(8, (const int[]){0, 0, 1, 1, 2, 2, 3, 3});
-    assert_nodes(6, (const int[]){0, 0, 1, 2, 2, 3});
-    assert_nodes(4, (const int[]){0, 1, 2, 3});
-    assert_nodes(3, (const int[]){-1, -1, -1});
-    assert_nodes(1, (const int[]){-1});
+    REQUIRE(are_nodes(8, (const int[]){0, 0, 1, 1, 2, 2, 3, 3}));
+    REQUIRE(are_nodes(6, (const int[]){0, 0, 1, 2, 2, 3}));
+    REQUIRE(are_nodes(4, (const int[]){0, 1, 2, 3}));
+    REQUIRE(are_nodes(3, (const int[]){-1, -1, -1}));
+    REQUIRE(are_nodes(1, (const int[]){-1}));
     for (int node = 0; node < 4; node++) {
-        assert_bound(*state, node, node);
-        assert_ok(bl_arena_bind_thread(node));
+        REQUIRE(is_bound(device, node, node));
+        REQUIRE(bl_arena_bind_thread(node) == BL_OK);
     }
-    assert_bound(*state, -1, -1); /* this thread may run on the cores of all */
-    assert_ok(bl_arena_bind_thread(-1));
-    assert_no_node(*state, 4, "NUMA node 4: this host has 4 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
+    REQUIRE(is_bound(device, -1, -1)); /* this thread may run on the cores of all */
+    REQUIRE(bl_arena_bind_thread(-1) == BL_OK);
+    REQUIRE(is_no_node(device, 4, "NUMA node 4: this host has 4 with cores"));
+    return 0;
 }
 
 /* Two kinds of memory beside the cores of each package. */
-static void test_nodes_without_cores(void **state)
+static int nodes_without_cores(bl_device *device)
 {
     setenv("HWLOC_SYNTHETIC", "pack:2 [numa][numa] core:2 pu:1", 1);
-    assert_nodes(2, (const int[]){0, 1});
-    assert_bound(*state, 1, 1);
-    assert_no_node(*state, 2, "NUMA node 2: this host has 2 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
+    REQUIRE(are_nodes(2, (const int[]){0, 1}));
+    REQUIRE(is_bound(device, 1, 1));
+    REQUIRE(is_no_node(device, 2, "NUMA node 2: this host has 2 with cores"));
+    return 0;
 }
 
-static void test_one_node(void **state)
+static int one_node(bl_device *device)
 {
     setenv("HWLOC_SYNTHETIC", "node:1 core:8 pu:1", 1);
-    assert_nodes(3, (const int[]){0, 0, 0});
-    assert_bound(*state, 0, -1);
-    assert_bound(*state, -1, -1);
-    assert_no_node(*state, 1, "NUMA node 1: this host has 1 with cores");
-    unsetenv("HWLOC_SYNTHETIC");
+    REQUIRE(are_nodes(3, (const int[]){0, 0, 0}));
+    REQUIRE(is_bound(device, 0, -1));
+    REQUIRE(is_bound(device, -1, -1));
+    REQUIRE(is_no_node(device, 1, "NUMA node 1: this host has 1 with cores"));
+    return 0;
+}
+
+static void test_hosts(void **state)
+{
+    char text[TEXT_BYTES];
+
+    (void)state;
+    assert_child_succeeds(four_nodes, text);
+    assert_child_succeeds(nodes_without_cores, text);
+    assert_child_succeeds(one_node, text);
 }
 
 static bool has_two_cores(void)
@@ -222,9 +235,10 @@ static void test_binding_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_four_nodes), cmocka_unit_test(test_nodes_without_cores),
-        cmocka_unit_test(test_one_node),   cmocka_unit_test(test_node_of_a_device),
-        cmocka_unit_test(test_binding),    cmocka_unit_test(test_binding_refused),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_node_of_a_device),
+        cmocka_unit_test(test_binding),
+        cmocka_unit_test(test_binding_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
