@@ -146,7 +146,7 @@ static bl_status check_pages(test_rank *self, const bl_model_weights *mine)
         bl_status st = bl_pages_has_disk(paged->pages) == (again == 1)
                            ? BL_OK
                            : BL_FAIL(BL_EINTERNAL, "page files: load %d", again);
-        if (st == BL_OK) st = bl_staging_create(self->device, 1000, "a test's pages", &staging);
+        if (st == BL_OK) st = bl_staging_create(self->device, 10000, "a test's pages", &staging);
         for (int64_t page = 0; st == BL_OK && page < bl_pages_count(mine->pages); page++) {
             size_t n_bytes = bl_pages_spec(mine->pages, page)->n_bytes;
             char *bytes = malloc(n_bytes + 1);
