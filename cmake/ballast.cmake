@@ -42,6 +42,7 @@ function(ballast_add_test name)
   if(ARG_EXHAUSTIVE)
     set(configurations CONFIGURATIONS exhaustive)
   endif()
+  set(is_long ${ARG_TIMEOUT})
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 900) # a hang; a loaded machine and a sanitizer make the longest take minutes
   endif()
@@ -49,6 +50,9 @@ function(ballast_add_test name)
   get_filename_component(room ${folder} NAME)
   add_test(NAME ${name} ${configurations} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${room};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  if(is_long OR "thorough" IN_LIST ARG_LABELS OR "slow" IN_LIST ARG_LABELS)
+    set_tests_properties(${name} PROPERTIES COST 10) # begins early, so that the last test to end is a short one
+  endif()
 endfunction()
 
 add_custom_target(gpu_programs) # what tests labeled gpu need
