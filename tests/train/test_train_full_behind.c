@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of full fine-tuning, written behind the steps: the next step runs while a write is
  * blocked; updates wait until their unit is written; the bytes are those of a checkpoint after the
- * last step; a failed write ends the run, and the previous checkpoint stays. */
+ * last step; also while an evaluation runs in the visits of the next step; a failed write ends the
+ * run, and the previous checkpoint stays. */
 #include "full_runs.h"
 
 #include <stdatomic.h>
@@ -27,12 +28,13 @@ static const char *const modes[N_MODES][8] = {{NULL}, {ON_DISK}, {STATE_ON_DISK}
 /* ---- a blocked, slow or full disk ---- */
 
 static struct {
-    char log[512];          /* metrics of the run */
-    atomic_int held_until;  /* the first write waits for the log's line of this step; 0: none */
-    atomic_bool came;       /* the line was logged */
-    atomic_int delay_us;    /* of each write */
-    atomic_int fails_after; /* writes that succeed; -1: all */
-    atomic_int update_us;   /* before each update of a piece by the host */
+    char log[512];         /* metrics of the run */
+    atomic_int held_until; /* the first write waits for the log's line of this step; 0: none */
+    atomic_bool held_for_evaluation; /* the first write waits for the loss of step MIDDLE */
+    atomic_bool came;                /* the line was logged, during the wait */
+    atomic_int delay_us;             /* of each write */
+    atomic_int fails_after;          /* writes that succeed; -1: all */
+    atomic_int update_us;            /* before each update of a piece by the host */
 } disk;
 
 static void pause_us(int n)
@@ -40,7 +42,7 @@ static void pause_us(int n)
     nanosleep(&(struct timespec){n / 1000000, n % 1000000 * 1000L}, NULL);
 }
 
-static bool has_line(int step)
+static bool has_line(int step, const char *other)
 {
     char key[32], line[8192];
     bool found = false;
@@ -52,7 +54,7 @@ static bool has_line(int step)
         for (const char *c = line; *c; c++)
             if (*c != ' ') *to++ = *c;
         *to = 0;
-        found = strstr(line, key) && strstr(line, "\"grad_norm\"");
+        found = strstr(line, key) && strstr(line, other);
     }
     if (log) fclose(log);
     return found;
@@ -63,16 +65,22 @@ bl_status __real_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t
 bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
                                            int64_t offset_bytes, const void *bytes, size_t n_bytes);
 
+static void wait_for_line(int step, const char *other)
+{
+    double until = bl_now_s() + WAIT_S;
+    bool was_there = has_line(step, other);
+
+    while (!has_line(step, other) && bl_now_s() < until) pause_us(2000);
+    atomic_store(&disk.came, !was_there && has_line(step, other));
+}
+
 bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
                                            int64_t offset_bytes, const void *bytes, size_t n_bytes)
 {
     int step = atomic_exchange(&disk.held_until, 0);
 
-    if (step > 0) {
-        double until = bl_now_s() + WAIT_S;
-        while (!has_line(step) && bl_now_s() < until) pause_us(2000);
-        atomic_store(&disk.came, has_line(step));
-    }
+    if (step > 0) wait_for_line(step, "\"grad_norm\"");
+    if (atomic_exchange(&disk.held_for_evaluation, false)) wait_for_line(MIDDLE, "\"eval_loss\"");
     pause_us(atomic_load(&disk.delay_us));
     if (atomic_load(&disk.fails_after) >= 0 && atomic_fetch_sub(&disk.fails_after, 1) == 0)
         return BL_FAIL(BL_ELIMIT, "a full disk");
@@ -100,18 +108,28 @@ static void use_disk(const char *output, int held_until, int delay_us, int fails
 
 /* ---- runs ---- */
 
+static const char *const evaluates[] = {
+    "validation_file", "tests/golden/families/tokens/rows.jsonl",
+    "eval_strategy",   "steps",
+    "eval_steps",      "3",
+    "eval_overlap",    "true"};
+static bool has_evaluations; /* in the visits of the next step */
+
 /* With a constant learning rate: checkpoints do not depend on the number of steps. */
 static bl_status train(const char *name, int n_ranks, const char *output, int mode, int steps,
                        int save_steps)
 {
     char total[16], every[16];
-    const char *args[24] = {"lr_scheduler_type", "constant", "max_steps",   total,
+    const char *args[32] = {"lr_scheduler_type", "constant", "max_steps",   total,
                             "save_steps",        every,      "offload_dir", runs_path("pages"),
                             "logging_steps",     "1"};
 
     snprintf(total, sizeof total, "%d", steps);
     snprintf(every, sizeof every, "%d", save_steps);
     memcpy(args + 10, modes[mode], sizeof modes[mode]);
+    int n = 10;
+    while (args[n]) n++;
+    if (has_evaluations) memcpy(args + n, evaluates, sizeof evaluates);
     return full_runs_try(name, n_ranks, output, args, NULL);
 }
 
@@ -125,6 +143,39 @@ static void the_step_goes_on(void **state)
                              BL_OK);
             assert_true(atomic_load(&disk.came));
         }
+}
+
+static double number_of_state(const char *name, const char *key)
+{
+    json_t *manifest =
+        json_load_file(runs_path("%s/checkpoints/step-%d/manifest.json", name, MIDDLE), 0, NULL);
+    double number = json_number_value(json_object_get(json_object_get(manifest, "state"), key));
+    json_decref(manifest);
+    return number;
+}
+
+/* The evaluation of step MIDDLE ends before the update of the next step: its checkpoint has the
+ * loss, and the update does not wait for the file's last units. */
+static void an_evaluation_goes_on(void **state)
+{
+    (void)state;
+    has_evaluations = true;
+    for (int mode = 0; mode < N_MODES; mode++)
+        for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
+            use_disk("evaluated", 0, 0, -1);
+            assert_int_equal(train(full_runs_cases[0], n_ranks, "evaluated", mode, STEPS, MIDDLE),
+                             BL_OK);
+            use_disk("goes-on", 0, 0, -1);
+            atomic_store(&disk.held_for_evaluation, true);
+            assert_int_equal(train(full_runs_cases[0], n_ranks, "goes-on", mode, STEPS, MIDDLE),
+                             BL_OK);
+            assert_true(atomic_load(&disk.came));
+            full_runs_assert_same(MIDDLE, "evaluated", "goes-on", n_ranks, "an evaluation");
+            assert_int_equal(number_of_state("goes-on", "evaluated_step"), MIDDLE);
+            assert_true(number_of_state("goes-on", "validation_loss") ==
+                        number_of_state("evaluated", "validation_loss"));
+        }
+    has_evaluations = false;
 }
 
 /* Each write takes longer than a step of these models, so updates wait. The updates that a
@@ -231,8 +282,11 @@ static void a_loss_that_is_not_finite(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_step_goes_on),          cmocka_unit_test(later_steps_change_no_byte),
-        cmocka_unit_test(a_failure_ends_the_run),    cmocka_unit_test(an_earlier_checkpoint_stays),
+        cmocka_unit_test(the_step_goes_on),
+        cmocka_unit_test(an_evaluation_goes_on),
+        cmocka_unit_test(later_steps_change_no_byte),
+        cmocka_unit_test(a_failure_ends_the_run),
+        cmocka_unit_test(an_earlier_checkpoint_stays),
         cmocka_unit_test(a_loss_that_is_not_finite),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

@@ -282,17 +282,24 @@ static bool evaluation_is_due(const bl_trainer *t, int64_t step)
     return c->eval_strategy == BL_EVAL_EPOCH && ends_epoch(t, step);
 }
 
+/* Whatever the loss of an evaluation is. */
+static bool save_is_scheduled(const bl_trainer *t, int64_t step)
+{
+    const bl_train_config *c = t->config;
+
+    if (step == t->training->total_steps) return true;
+    if (c->save_strategy == BL_SAVE_STEPS) return due(step, c->save_steps);
+    return c->save_strategy == BL_SAVE_EPOCH && ends_epoch(t, step);
+}
+
 static bool save_is_due(const bl_trainer *t, int64_t step)
 {
     const bl_train_config *c = t->config;
 
-    if (step == t->training->total_steps || bl_trainer_stops_early(t) ||
-        bl_trainer_has_rung(t, step))
-        return true;
+    if (bl_trainer_stops_early(t) || bl_trainer_has_rung(t, step)) return true;
     if (t->best.step == step && (c->load_best_model_at_end || c->save_strategy == BL_SAVE_BEST))
         return true;
-    if (c->save_strategy == BL_SAVE_STEPS) return due(step, c->save_steps);
-    return c->save_strategy == BL_SAVE_EPOCH && ends_epoch(t, step);
+    return save_is_scheduled(t, step);
 }
 
 static void begin_evaluation(bl_trainer *t)
@@ -370,11 +377,23 @@ static bl_status save_if_due(bl_trainer *t)
     return bl_trainer_save(t, step);
 }
 
+/* Full fine-tuning: the evaluation ends just before the update of the next step, which would wait
+ * for a checkpoint that is begun then. */
+static bl_status save_before_evaluation(bl_trainer *t)
+{
+    int64_t step = t->steps_done;
+
+    if (!t->job->model->is_trained || step == t->training->start.step ||
+        !save_is_scheduled(t, step))
+        return BL_OK;
+    return bl_trainer_begin_save(t, step);
+}
+
 bl_status bl_trainer_after_step(bl_trainer *t)
 {
     if (evaluation_is_due(t, t->steps_done)) {
         begin_evaluation(t);
-        if (evaluation_rides(t)) return BL_OK;
+        if (evaluation_rides(t)) return save_before_evaluation(t);
         BL_TRY(end_evaluation(t));
     }
     return save_if_due(t);
@@ -398,6 +417,7 @@ bl_status bl_trainer_end_evaluation(bl_trainer *t)
 {
     if (!t->evaluates) return BL_OK;
     BL_TRY(end_evaluation(t));
+    if (t->save.is_active && t->save.step == t->steps_done) return bl_trainer_describe_save(t);
     return save_if_due(t);
 }
 

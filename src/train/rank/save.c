@@ -144,7 +144,6 @@ static bl_status begin_save(bl_trainer *t, int64_t step)
     char *path = NULL;
 
     BL_TRY(bl_output_check_lock(output));
-    BL_TRY(describe_all(t, step, &t->save.state));
     BL_TRY(list_step(t, step));
     BL_TRY(bl_checkpoint_begin(training->checkpoint_dir, step, bl_job_checkpoint_bytes(t->job),
                                &output->saving));
@@ -162,14 +161,21 @@ static void clear_save(bl_trainer *t)
     free(t->save.path);
     t->save.state = NULL;
     t->save.path = NULL;
-    t->save.is_active = t->save.commits = false;
+    t->save.is_active = t->save.is_described = t->save.commits = false;
+}
+
+bl_status bl_trainer_describe_save(bl_trainer *t)
+{
+    t->save.is_described = true;
+    t->save.best_step = t->job->config->load_best_model_at_end ? t->best.step : -1;
+    if (!t->output) return BL_OK;
+    return bl_output_failure(t->output, describe_all(t, t->save.step, &t->save.state));
 }
 
 static bl_status start_save(bl_trainer *t, int64_t step)
 {
     clear_save(t);
     t->save.step = step;
-    t->save.best_step = t->job->config->load_best_model_at_end ? t->best.step : -1;
     return t->output ? bl_output_failure(t->output, begin_save(t, step)) : BL_OK;
 }
 
@@ -246,6 +252,7 @@ static bl_status collect(bl_trainer *t)
     bl_rank *r = t->rank;
 
     BL_TRY(bl_adapter_full_end_shard(r->state));
+    if (!t->save.is_described) BL_TRY(bl_trainer_describe_save(t)); /* a stop in an evaluation */
     BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
     t->save.commits = true;
     if (!t->output) return BL_OK;
@@ -269,7 +276,7 @@ static bl_status finish(bl_trainer *t)
 
 bool bl_trainer_save_is_done(const bl_trainer *t)
 {
-    if (!t->save.is_active) return false;
+    if (!t->save.is_active || !t->save.is_described) return false;
     if (!t->save.commits) return bl_adapter_full_shard_is_done(t->rank->state);
     return !t->output || atomic_load(&t->save.is_committed) ||
            bl_stream_status(bl_adapter_full_behind(t->rank->state)) != BL_OK;
@@ -301,17 +308,31 @@ void bl_trainer_drop_save(bl_trainer *t)
 
 /* ---- a whole save ---- */
 
+bl_status bl_trainer_begin_save(bl_trainer *t, int64_t step)
+{
+    BL_TRY(bl_trainer_end_save(t));
+    if (t->saved_step == step) return BL_OK;
+    BL_TRY(bl_stream_synchronize(t->rank->compute));
+    BL_TRY(start_save(t, step));
+    BL_TRY(bl_talk_meet(&t->rank->talk));
+    atomic_store(&t->is_saving, true);
+    return begin_behind(t);
+}
+
 bl_status bl_trainer_save(bl_trainer *t, int64_t step)
 {
     bl_rank *r = t->rank;
 
-    BL_TRY(bl_trainer_end_save(t));
+    if (t->job->model->is_trained) {
+        BL_TRY(bl_trainer_begin_save(t, step));
+        return t->save.is_active ? bl_trainer_describe_save(t) : BL_OK;
+    }
     if (t->saved_step == step) return BL_OK;
     BL_TRY(bl_stream_synchronize(r->compute));
     BL_TRY(start_save(t, step));
+    BL_TRY(bl_trainer_describe_save(t));
     BL_TRY(bl_talk_meet(&r->talk));
     atomic_store(&t->is_saving, true);
-    if (t->job->model->is_trained) return begin_behind(t);
     BL_TRY(write_rank(t, step, &t->files[r->index]));
     BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
     if (t->output) BL_TRY(bl_output_failure(t->output, commit_save(t)));
@@ -334,6 +355,7 @@ bl_status bl_trainers_save(bl_trainer *trainers, int64_t step)
     bl_trainer *first = &trainers[0];
 
     BL_TRY(start_save(first, step));
+    BL_TRY(bl_trainer_describe_save(first));
     for (int i = 0; i < first->job->topology.n_ranks; i++)
         BL_TRY(write_rank(&trainers[i], step, &first->files[i]));
     return bl_output_failure(first->output, commit_save(first));

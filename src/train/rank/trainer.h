@@ -27,6 +27,7 @@ typedef struct bl_fill {
 typedef struct bl_saving {
     bool is_active;
     int64_t step, best_step;
+    bool is_described;        /* state and best_step are those of the step */
     bool commits;             /* all ranks' files are complete; rank 0 commits */
     char *path;               /* of the rank's file */
     json_t *state;            /* rank 0's, for the manifest */
@@ -184,6 +185,11 @@ bl_status bl_trainer_check_weights(bl_trainer *trainer);
  * job. In full fine-tuning only begins it: the checkpoint is written behind the steps, and
  * completed by advance_save or end_save. */
 bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);
+/* The two parts of save in full fine-tuning: the first begins to write the weights and their state;
+ * the second describes the run for the manifest, as of now, and the checkpoint is completed after
+ * it. Between them an evaluation of this step may end, and no step. */
+bl_status bl_trainer_begin_save(bl_trainer *trainer, int64_t step);
+bl_status bl_trainer_describe_save(bl_trainer *trainer);
 /* Waits for the checkpoint that is written behind the steps, if there is one; collective. */
 bl_status bl_trainer_end_save(bl_trainer *trainer);
 /* Whether this rank has done its current part of a checkpoint behind the steps. When all ranks
