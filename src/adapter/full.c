@@ -65,7 +65,8 @@ static double embedding_rate(const bl_train_config *config)
 
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
 {
-    static const bl_tier tiers[] = {[BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
+    static const bl_tier tiers[] = {[BL_OPTIMIZER_AUTO] = BL_TIER_DEVICE,
+                                    [BL_OPTIMIZER_DEVICE] = BL_TIER_DEVICE,
                                     [BL_OPTIMIZER_HOST] = BL_TIER_HOST,
                                     [BL_OPTIMIZER_DISK] = BL_TIER_DISK};
     bl_device_kind kind = bl_train_config_device_kind(config);
@@ -76,10 +77,10 @@ bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config)
         .moments = bl_train_config_moments(config),
         .seed = (uint64_t)config->seed,
         .embedding_rate = embedding_rate(config),
-        .ratio = config->optimizer_ratio,
+        .ratio = config->optimizer_ratio == BL_OPTION_AUTO ? 0 : config->optimizer_ratio,
         .tier = kind == BL_DEVICE_CPU && tier == BL_TIER_HOST ? BL_TIER_DEVICE : tier,
         .dir = config->offload_dir,
-        .places_copy = config->offload_compute_copy,
+        .places_copy = config->offload_compute_copy == BL_COPY_OFFLOADED,
         .io_engine = config->io_engine};
 }
 

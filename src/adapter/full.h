@@ -38,8 +38,8 @@ typedef struct bl_optimizer_placement {
     const struct bl_pager_hooks *hooks; /* its `io` is of all transfers, for tests; may be NULL */
 } bl_optimizer_placement;
 
-/* From the keys optimizer_*, offload_compute_copy, seed, embedding_learning_rate, offload_dir and
- * device. Borrows dir from config. */
+/* From the keys optimizer_*, offload_compute_copy (auto: all in device memory), seed,
+ * embedding_learning_rate, offload_dir and device. Borrows dir from config. */
 bl_optimizer_placement bl_adapter_full_placement(const bl_train_config *config);
 
 /* Bytes of one rank: moments and gradients in device memory, in pinned host memory, and on disk. If

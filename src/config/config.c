@@ -28,13 +28,6 @@ bl_options config_bind(bl_config_command command, const bl_train_config *config)
                         .origins = ((bl_train_config *)config)->source.origins};
 }
 
-/* Trained weights leave memory only when asked to: they are written back in every step. */
-static void resolve_full(bl_train_config *config)
-{
-    if (bl_train_config_is_full(config) && config->offload_ratio == BL_OPTION_AUTO)
-        config->offload_ratio = 0;
-}
-
 void config_resolve_saving(bl_train_config *config)
 {
     if (config->save_total_limit != 1) return;
@@ -51,7 +44,7 @@ static bl_status resolve(bl_config_command command, bl_train_config *config)
     BL_TRY(bl_config_choose_device(&config->device, &config->compute_dtype, &gpu));
     BL_TRY(config_place_ranks(config, gpu.n_gpus));
     if (config->shard_size == BL_OPTION_AUTO) config->shard_size = config->ranks;
-    resolve_full(config);
+    config_resolve_full(config);
     if (command == BL_CONFIG_TRAIN) config_resolve_saving(config);
     return BL_OK;
 }
@@ -71,7 +64,7 @@ static bl_status resolve_for(const bl_config_machine *machine, bl_train_config *
         c->threads = bl_max_i64(
             1, machine->n_cores / bl_max_i64(1, bl_min_i64(c->ranks, machine->n_ranks_on_host)));
     if (c->shard_size == BL_OPTION_AUTO) c->shard_size = c->ranks;
-    resolve_full(c);
+    config_resolve_full(c);
     return BL_OK;
 }
 

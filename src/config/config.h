@@ -59,7 +59,9 @@ typedef enum bl_rank_processes {
     BL_RANK_PROCESSES_FALSE
 } bl_rank_processes;
 typedef enum bl_offload_tier { BL_OFFLOAD_HOST, BL_OFFLOAD_DISK } bl_offload_tier;
+typedef enum bl_compute_copy { BL_COPY_AUTO, BL_COPY_OFFLOADED, BL_COPY_ON_DEVICE } bl_compute_copy;
 typedef enum bl_optimizer_tier {
+    BL_OPTIMIZER_AUTO,
     BL_OPTIMIZER_DEVICE,
     BL_OPTIMIZER_HOST,
     BL_OPTIMIZER_DISK
@@ -176,11 +178,13 @@ typedef struct bl_train_config {
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */
     double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
-    double offload_host_part;  /* with BL_OFFLOAD_DISK */
-    bool offload_compute_copy; /* with full fine-tuning in bf16 */
+    double offload_host_part; /* with BL_OFFLOAD_DISK */
+    /* Of full fine-tuning, in bf16; the plan of a training on GPUs chooses where they are auto
+     * (plan/search.h); without GPUs they are resolved. */
+    bl_compute_copy offload_compute_copy;
     char *offload_dir;
     bl_optimizer_tier optimizer_tier;
-    double optimizer_ratio; /* 0..1 */
+    double optimizer_ratio; /* BL_OPTION_AUTO or 0..1 */
     bl_verify_base verify_base;
     int64_t ring_depth;
     bl_io_engine io_engine;

@@ -17,6 +17,21 @@ bl_dtype bl_train_config_moments(const bl_train_config *config)
     return config->optimizer_state_dtype == BL_OPTIMIZER_STATE_BF16 ? BL_BF16 : BL_F32;
 }
 
+/* On a CPU trained weights and state leave memory only when asked to: they are written back in
+ * every step. On GPUs a plan chooses the tier, and the ratio with it. */
+void config_resolve_full(bl_train_config *c)
+{
+    bool is_gpu = c->device == BL_CONFIG_DEVICE_CUDA;
+
+    if (!bl_train_config_is_full(c)) return;
+    if (!is_gpu && c->optimizer_tier == BL_OPTIMIZER_AUTO) c->optimizer_tier = BL_OPTIMIZER_DEVICE;
+    if (c->optimizer_tier != BL_OPTIMIZER_AUTO && c->optimizer_ratio == BL_OPTION_AUTO)
+        c->optimizer_ratio = 1;
+    if (is_gpu) return;
+    if (c->offload_compute_copy == BL_COPY_AUTO) c->offload_compute_copy = BL_COPY_ON_DEVICE;
+    if (c->offload_ratio == BL_OPTION_AUTO) c->offload_ratio = 0;
+}
+
 /* Keys that must have their defaults, and why. */
 static const struct {
     const char *key, *why;
@@ -37,9 +52,13 @@ static const struct {
 
 static bl_status check_lora(const bl_train_config *c)
 {
-    static const char *const keys[] = {"optimizer_tier", "optimizer_ratio",
-                                       "optimizer_state_dtype"},
-                             *const lists[] = {"trainable_modules", "freeze"};
+    static const char *const lists[] = {"trainable_modules", "freeze"};
+    const struct {
+        const char *key;
+        bool is_set;
+    } keys[] = {{"optimizer_tier", c->optimizer_tier > BL_OPTIMIZER_DEVICE},
+                {"optimizer_ratio", c->optimizer_ratio != BL_OPTION_AUTO && c->optimizer_ratio < 1},
+                {"optimizer_state_dtype", config_differs(c, "optimizer_state_dtype")}};
 
     for (size_t i = 0; i < BL_COUNT(lists); i++)
         if (config_differs(c, lists[i]))
@@ -51,12 +70,12 @@ static bl_status check_lora(const bl_train_config *c)
         return BL_FAIL(BL_EUSAGE, "model_dtype f32: finetuning_type lora writes an adapter "
                                   "(adapter_dtype); leave it out");
     for (size_t i = 0; i < BL_COUNT(keys); i++)
-        if (config_differs(c, keys[i]))
+        if (keys[i].is_set)
             return BL_FAIL(BL_EUSAGE,
                            "%s: LoRA's optimizer state is small and stays in memory, in fp32; it "
                            "is for finetuning_type full, leave it out",
-                           keys[i]);
-    if (c->offload_compute_copy)
+                           keys[i].key);
+    if (c->offload_compute_copy == BL_COPY_OFFLOADED)
         return BL_FAIL(BL_EUSAGE, "offload_compute_copy: finetuning_type lora has no copy of the "
                                   "weights; leave it out");
     if (config_differs(c, "embedding_learning_rate"))
@@ -90,7 +109,7 @@ static bl_status check_saved(const bl_train_config *c)
 /* The keys of the bf16 copy of the weights. */
 static bl_status check_copy(const bl_train_config *c)
 {
-    if (!c->offload_compute_copy) return BL_OK;
+    if (c->offload_compute_copy != BL_COPY_OFFLOADED) return BL_OK;
     if (bl_train_config_act(c) == BL_F32)
         return BL_FAIL(BL_EUSAGE, "offload_compute_copy: products in fp32 take the weights "
                                   "themselves; leave it out, or use compute_dtype bf16");

@@ -297,25 +297,30 @@ const bl_option bl_train_options[] = {
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
      .help = "fraction of the base outside device memory, prefetched before use; auto: on GPUs the "
-             "fastest that fits, otherwise as little as memory requires"},
+             "fastest that fits, otherwise as little as memory requires; with finetuning_type full "
+             "on CPUs 0"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
     {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH, .default_text = "0",
      .help = "with offload_tier disk: the part of that fraction in pinned host memory; the rest is "
              "in page files"},
-    {KEY(offload_compute_copy, BOOL), .commands = TRAIN, .default_text = "false",
+    {KEY(offload_compute_copy, ENUM), .commands = TRAIN, .names = "auto|true|false",
+     .default_text = "auto", .true_name = "true",
      .help = "with finetuning_type full, bf16 products and offload_ratio above 0, store the bf16 "
-             "copy of the weights in the tiers of the fp32 weights; false: in device memory"},
+             "copy of the weights in the tiers of the fp32 weights; false: in device memory; auto: "
+             "on GPUs the faster that fits, otherwise false"},
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},
-    {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "device|host|disk",
-     .default_text = "device",
+    {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "auto|device|host|disk",
+     .default_text = "auto",
      .help = "with finetuning_type full, tier of AdamW's moments and the gradients: device memory, "
-             "host memory (the same on CPUs), or a file in offload_dir"},
-    {KEY(optimizer_ratio, REAL), RANGE(0, 1), .commands = TRAIN, .default_text = "1",
+             "host memory (the same on CPUs), or a file in offload_dir; auto: on GPUs device, or "
+             "offload_tier for what does not fit; otherwise device"},
+    {KEY(optimizer_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = TRAIN,
+     .default_text = "auto",
      .help = "fraction of moments and gradients in optimizer_tier, in whole layers; the rest is in "
-             "device memory"},
+             "device memory; auto: 1, or offload_ratio with optimizer_tier auto"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
      .default_text = "first",
      .help = "when to verify base checksums: at the first read of each page from disk; also "

@@ -49,6 +49,8 @@ static bool is_better(const bl_plan_option *a, const bl_plan_option *b)
 static bool is_alike(const bl_train_config *a, const bl_train_config *b)
 {
     return a->offload_tier == b->offload_tier && a->shard_size == b->shard_size &&
+           a->optimizer_tier == b->optimizer_tier &&
+           a->offload_compute_copy == b->offload_compute_copy &&
            a->activation_checkpointing == b->activation_checkpointing &&
            a->activation_offload == b->activation_offload;
 }

@@ -25,7 +25,8 @@ bl_status bl_plan_expect(const bl_plan_input *in, const bl_plan *plan, bl_plan_e
     bl_plan_time time;
     bl_time_input *t = &time.input;
 
-    BL_TRY(bl_plan_expect_memory(in, &plan->placement, &plan->pass, &out->memory));
+    BL_TRY(
+        bl_plan_expect_memory(in, &plan->placement, &plan->optimizer, &plan->pass, &out->memory));
     BL_TRY(bl_plan_time_open(in, plan, &time));
     take_rows(&in->rows, &t->micro_tokens, &t->document_tokens, &t->label_part);
     for (int i = 0; i < in->n_others; i++) {

@@ -300,16 +300,16 @@ static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *
 
 /* The weights are the base. */
 static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layout,
-                             const bl_placement *placement, bl_memory_ledger *out)
+                             const bl_placement *placement, const bl_optimizer_placement *optimizer,
+                             bl_memory_ledger *out)
 {
-    bl_optimizer_placement optimizer = bl_adapter_full_placement(in->config);
     bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
     bl_adapter_full_bytes n = {0};
 
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
     if (st == BL_OK)
-        st = bl_adapter_full_measure(in->model, layout, in->trained, tiers, &optimizer, &n);
+        st = bl_adapter_full_measure(in->model, layout, in->trained, tiers, optimizer, &n);
     free(tiers);
     out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vector_moment;
     out->item[BL_MEMORY_ADAM].host += n.units.host_moments;
@@ -344,7 +344,8 @@ static bl_status add_copy(const bl_plan_input *in, const bl_base_layout *weights
 }
 
 static bl_status add_base(const bl_plan_input *in, const bl_placement *placement,
-                          bl_memory_ledger *out, int64_t *writing)
+                          const bl_optimizer_placement *optimizer, bl_memory_ledger *out,
+                          int64_t *writing)
 {
     const bl_train_config *c = in->config;
     bl_base_layout layout;
@@ -357,7 +358,7 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     bl_model_whole_bytes whole = bl_model_measure_whole(in->model, &layout, kind, in->n_positions);
     out->disk = (int64_t)placed.disk;
     if (st == BL_OK && in->is_training && bl_train_config_is_full(c))
-        st = add_trained(in, &layout, placement, out);
+        st = add_trained(in, &layout, placement, optimizer, out);
     out->item[BL_MEMORY_BASE] = (bl_memory_amount){(int64_t)placed.device, (int64_t)placed.host};
     out->item[BL_MEMORY_SCALES].device = whole.scales;
     out->item[BL_MEMORY_NORMS].device = whole.vectors + whole.rope_tables;
@@ -466,7 +467,8 @@ static int64_t loading_bytes(const bl_plan_input *in, bool is_cpu, int64_t writi
 
 /* T_train: tokens of the largest micro-batch with gradients. */
 static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
-                         const bl_pass_options *pass, int64_t T_train, bl_memory_ledger *out)
+                         const bl_optimizer_placement *optimizer, const bl_pass_options *pass,
+                         int64_t T_train, bl_memory_ledger *out)
 {
     const bl_model_config *m = in->model;
     bool is_cpu = pass->kind == BL_DEVICE_CPU;
@@ -483,7 +485,7 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
                            .process = PROCESS_BYTES,
                            .tokenizer = in->tokenizer_bytes};
     if (in->topology.shares_memory) out->shared = out->embedding + out->data;
-    BL_TRY(add_base(in, placement, out, &writing));
+    BL_TRY(add_base(in, placement, optimizer, out, &writing));
     for (int i = 0; i <= in->n_others; i++) {
         bl_plan_run run = bl_plan_run_at(in, i);
         add_adapter(in, run.lora, pass->act, out);
@@ -507,14 +509,16 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
 }
 
 bl_status bl_plan_predict_memory(const bl_plan_input *in, const bl_placement *placement,
+                                 const bl_optimizer_placement *optimizer,
                                  const bl_pass_options *pass, bl_memory_ledger *out)
 {
-    return predict(in, placement, pass, bl_plan_micro_tokens(in), out);
+    return predict(in, placement, optimizer, pass, bl_plan_micro_tokens(in), out);
 }
 
 bl_status bl_plan_expect_memory(const bl_plan_input *in, const bl_placement *placement,
+                                const bl_optimizer_placement *optimizer,
                                 const bl_pass_options *pass, bl_memory_ledger *out)
 {
-    return predict(in, placement, pass,
+    return predict(in, placement, optimizer, pass,
                    in->rows.largest > 0 ? in->rows.largest : bl_plan_micro_tokens(in), out);
 }

@@ -4,6 +4,7 @@
 #ifndef BALLAST_PLAN_MEMORY_H
 #define BALLAST_PLAN_MEMORY_H
 
+#include "adapter/full.h"
 #include "model/pass.h"
 #include "plan/input.h"
 
@@ -54,13 +55,16 @@ typedef struct bl_memory_ledger {
     int64_t loading, total;
 } bl_memory_ledger;
 
-/* With the base placed and the pass's sizes as given: the bound, as if micro-batches were all full.
- * BL_ENOMEM. */
+/* With the base placed and the pass's sizes as given, and with finetuning_type full moments and
+ * gradients placed as `optimizer` (else it may be NULL): the bound, as if micro-batches were all
+ * full. BL_ENOMEM. */
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_placement *placement,
+                                 const bl_optimizer_placement *optimizer,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
 /* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take
  * no memory; a GPU's are allocated: there it is the bound, as without known rows. */
 bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_placement *placement,
+                                const bl_optimizer_placement *optimizer,
                                 const bl_pass_options *pass, bl_memory_ledger *out);
 
 /* The process's own part of `total`, as the system counts it (RssAnon): without its part of

@@ -74,7 +74,8 @@ static bool is_gpu(const bl_plan_input *in)
 static bl_status predict(const bl_plan_input *in, unsigned save, bl_plan *plan)
 {
     plan->pass = bl_plan_pass_options(in, save);
-    return bl_plan_predict_memory(in, &plan->placement, &plan->pass, &plan->memory);
+    return bl_plan_predict_memory(in, &plan->placement, &plan->optimizer, &plan->pass,
+                                  &plan->memory);
 }
 
 /* The measure of a choice: the memory where the ranks compute, its needed and available bytes. */
@@ -120,10 +121,11 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
         (bl_placement){.ratio = is_auto ? 0.0 : c->offload_ratio,
                        .tier = c->offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
                        .host_part = c->offload_host_part,
-                       .places_copy = c->offload_compute_copy,
+                       .places_copy = c->offload_compute_copy == BL_COPY_OFFLOADED,
                        .dir = c->offload_dir,
                        .pin = true,
                        .n = in->topology.n_on_host};
+    plan->optimizer = bl_adapter_full_placement(c);
     plan->pass = bl_plan_pass_options(in, bl_plan_save_of(c->activation_checkpointing));
     return is_auto ? choose_ratio(in, plan) : BL_OK;
 }
@@ -160,7 +162,7 @@ static bl_status choose_prepared(const bl_plan_input *in, bl_plan *plan)
 
     if (!bl_plan_uses_prepared(in, &plan->pass)) return BL_OK;
     BL_TRY(bl_plan_prepare(in, &with.pass));
-    BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.pass, &with.memory));
+    BL_TRY(bl_plan_predict_memory(in, &with.placement, &with.optimizer, &with.pass, &with.memory));
     room r = room_of(in, &with);
     if (r.needed > bl_plan_usable_bytes(r.available)) return BL_OK; /* nor where that is unknown */
     bl_log_info("weights are prepared once per visit, in %.4g GB of GPU memory per rank",
@@ -192,6 +194,15 @@ static void print_saving(const bl_plan_input *in, const bl_pass_options *pass)
     bl_log_info("activation_checkpointing auto: %s%s", bl_plan_save_name(pass->save), layers);
 }
 
+static void print_optimizer(const bl_optimizer_placement *p)
+{
+    if (p->tier == BL_TIER_DEVICE)
+        bl_log_info("optimizer_tier auto: device");
+    else
+        bl_log_info("optimizer_tier auto: %s, optimizer_ratio %.2f",
+                    p->tier == BL_TIER_DISK ? "disk" : "host", p->ratio);
+}
+
 /* The fastest that fits, of the keys that are auto; what needs the least memory, when nothing
  * fits. */
 static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
@@ -213,6 +224,9 @@ static bl_status choose_by_time(const bl_plan_input *in, bl_plan *out)
     if (free_keys & BL_FREE_RATIO)
         bl_log_info("offload_ratio auto: %.2f, %.4g of %.4g GB of available %s",
                     out->placement.ratio, bl_gb(r.needed), bl_gb(r.available), r.name);
+    if (free_keys & BL_FREE_OPTIMIZER) print_optimizer(&out->optimizer);
+    if (free_keys & BL_FREE_COPY)
+        bl_log_info("offload_compute_copy auto: %s", out->placement.places_copy ? "true" : "false");
     if (free_keys & BL_FREE_SAVE) print_saving(in, &out->pass);
     if (free_keys & BL_FREE_VISIT)
         bl_log_info("visit_tokens auto: %lld", (long long)out->pass.max_group * out->pass.T_max);
@@ -284,11 +298,11 @@ static const char *gpu_remedies(const bl_plan_input *in, const bl_plan *plan)
     bool has_base = plan->placement.ratio < 1.0,
          has_saved = in->is_training && !in->config->activation_offload;
     bool is_full = bl_train_config_is_full(in->config);
-    if (is_full && in->config->optimizer_tier == BL_OPTIMIZER_DEVICE)
+    if (is_full && plan->optimizer.tier == BL_TIER_DEVICE)
         return has_saved
                    ? ", or with optimizer_tier host, offload_ratio 1 or activation_offload true"
                    : ", or with optimizer_tier host or offload_ratio 1";
-    if (is_full && !has_base && !in->config->offload_compute_copy)
+    if (is_full && !has_base && !plan->placement.places_copy)
         return ", or with offload_compute_copy true";
     return has_base && has_saved ? ", or with offload_ratio 1 or activation_offload true"
            : has_base            ? ", or with offload_ratio 1"

@@ -7,8 +7,9 @@
 #include "plan/memory.h"
 
 typedef struct bl_plan {
-    bl_placement placement; /* of the frozen base; index is a rank's own */
-    bl_pass_options pass;   /* as bl_plan_pass_options; save and prepared are what was chosen */
+    bl_placement placement;           /* of the frozen base; index is a rank's own */
+    bl_optimizer_placement optimizer; /* with finetuning_type full; hooks are NULL */
+    bl_pass_options pass; /* as bl_plan_pass_options; save and prepared are what was chosen */
     bl_memory_ledger memory;
     int n_riders; /* bl_plan_riders */
 } bl_plan;
@@ -27,8 +28,8 @@ int64_t bl_plan_usable_bytes(int64_t available);
 
 /* A training on GPUs: of the auto keys, the fastest choice that fits (search.h), by the rates of
  * input->hardware; when none fits, the one that takes the least memory. Otherwise:
- *   - placement by offload_ratio, offload_tier and offload_dir; auto offloads nothing that fits
- *     into the usable memory;
+ *   - placement by offload_ratio, offload_tier, offload_dir and the keys optimizer_*; auto
+ *     offloads nothing that fits into the usable memory;
  *   - saved activations by activation_checkpointing; auto, in a training, saves the most with which
  *     this host's processes are predicted to take at most half of its memory;
  *   - prepared weights (bl_plan_prepare) where a GPU's visits use them more than once and its

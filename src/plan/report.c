@@ -297,6 +297,11 @@ static void print_time(const bl_plan_report *r, FILE *out)
     fputs("\n", out);
 }
 
+const char *plan_optimizer_tier_name(bl_tier tier)
+{
+    return tier == BL_TIER_DISK ? "disk" : tier == BL_TIER_HOST ? "host" : "device";
+}
+
 /* To be copied behind `ballast train`. */
 static void print_keys(const bl_plan_report *r, FILE *out)
 {
@@ -307,10 +312,15 @@ static void print_keys(const bl_plan_report *r, FILE *out)
     l.column = fprintf(out, "Keys     ");
     if (bl_train_config_is_full(c)) {
         add_word(&l, "--finetuning_type full");
-    } else {
-        add_word(&l, "--offload_ratio %.2f", plan->placement.ratio);
-        add_word(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
+        add_word(&l, "--optimizer_tier %s", plan_optimizer_tier_name(plan->optimizer.tier));
+        if (plan->optimizer.tier != BL_TIER_DEVICE)
+            add_word(&l, "--optimizer_ratio %.2f", plan->optimizer.ratio);
+        if (plan->placement.ratio > 0)
+            add_word(&l, "--offload_compute_copy %s",
+                     plan->placement.places_copy ? "true" : "false");
     }
+    add_word(&l, "--offload_ratio %.2f", plan->placement.ratio);
+    add_word(&l, "--offload_tier %s", plan->placement.tier == BL_TIER_DISK ? "disk" : "host");
     if (plan->placement.tier == BL_TIER_DISK)
         add_word(&l, "--offload_host_part %.2f", plan->placement.host_part);
     add_word(&l, "--activation_checkpointing %s", bl_plan_save_name(plan->pass.save));
@@ -345,6 +355,12 @@ static void print_difference(int64_t n_layers, const bl_plan_option *a, const bl
         add_word(l, "offload_tier %s", y->offload_tier == BL_OFFLOAD_DISK ? "disk" : "host");
     if (x->offload_host_part != y->offload_host_part)
         add_word(l, "offload_host_part %.2f", y->offload_host_part);
+    if (a->plan.optimizer.tier != b->plan.optimizer.tier)
+        add_word(l, "optimizer_tier %s", plan_optimizer_tier_name(b->plan.optimizer.tier));
+    if (a->plan.optimizer.ratio != b->plan.optimizer.ratio)
+        add_word(l, "optimizer_ratio %.2f", b->plan.optimizer.ratio);
+    if (a->plan.placement.places_copy != b->plan.placement.places_copy)
+        add_word(l, "offload_compute_copy %s", b->plan.placement.places_copy ? "true" : "false");
     if (a->plan.pass.save != b->plan.pass.save)
         add_word(l, "activation_checkpointing %s", bl_plan_save_name(b->plan.pass.save));
     if (a->plan.pass.n_saving_all != b->plan.pass.n_saving_all && b->plan.pass.save != BL_SAVE_S4)

@@ -12,6 +12,9 @@ enum { PLAN_NUMBER_BYTES = 32, PLAN_COLUMN_LAST = 96, PLAN_INDENT = 9 };
 /* "1,425", "70.3", "0.35": three digits at least. */
 const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES]);
 
+/* "device", "host", "disk": values of optimizer_tier. */
+const char *plan_optimizer_tier_name(bl_tier tier);
+
 /* A checkpoint's. BL_ENOMEM. */
 bl_status plan_report_checkpoint_bytes(const bl_plan_report *report, int64_t *n_bytes);
 

@@ -52,20 +52,37 @@ static json_t *describe_time(const bl_plan_report *r)
                      "phases", phases);
 }
 
+/* And keys of full fine-tuning. */
+static json_t *add_full_keys(const bl_train_config *c, const bl_plan *plan, json_t *keys)
+{
+    if (!bl_train_config_is_full(c) || !keys) return keys;
+    json_t *more =
+        json_pack("{s:s, s:f, s:b}", "optimizer_tier",
+                  plan_optimizer_tier_name(plan->optimizer.tier), "optimizer_ratio",
+                  plan->optimizer.ratio, "offload_compute_copy", plan->placement.places_copy);
+    if (!more || json_object_update(keys, more) != 0) {
+        json_decref(keys);
+        keys = NULL;
+    }
+    json_decref(more);
+    return keys;
+}
+
 static json_t *describe_keys(int64_t n_layers, const bl_train_config *c, const bl_plan *plan)
 {
-    return json_pack("{s:f, s:s, s:f, s:s, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:I}",
-                     "offload_ratio", plan->placement.ratio, "offload_tier",
-                     plan->placement.tier == BL_TIER_DISK ? "disk" : "host", "offload_host_part",
-                     plan->placement.host_part, "activation_checkpointing",
-                     bl_plan_save_name(plan->pass.save), "activation_checkpointing_layers",
-                     (json_int_t)(n_layers - plan->pass.n_saving_all), "activation_offload",
-                     plan->pass.offload_activations, "per_device_train_batch_size",
-                     (json_int_t)c->per_device_train_batch_size, "gradient_accumulation_steps",
-                     (json_int_t)c->gradient_accumulation_steps, "visit_tokens",
-                     (json_int_t)(plan->pass.max_group * plan->pass.T_max), "ring_depth",
-                     (json_int_t)c->ring_depth, "shard_size", (json_int_t)c->shard_size, "ranks",
-                     (json_int_t)c->ranks);
+    json_t *keys = json_pack(
+        "{s:f, s:s, s:f, s:s, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
+        plan->placement.ratio, "offload_tier",
+        plan->placement.tier == BL_TIER_DISK ? "disk" : "host", "offload_host_part",
+        plan->placement.host_part, "activation_checkpointing", bl_plan_save_name(plan->pass.save),
+        "activation_checkpointing_layers", (json_int_t)(n_layers - plan->pass.n_saving_all),
+        "activation_offload", plan->pass.offload_activations, "per_device_train_batch_size",
+        (json_int_t)c->per_device_train_batch_size, "gradient_accumulation_steps",
+        (json_int_t)c->gradient_accumulation_steps, "visit_tokens",
+        (json_int_t)(plan->pass.max_group * plan->pass.T_max), "ring_depth",
+        (json_int_t)c->ring_depth, "shard_size", (json_int_t)c->shard_size, "ranks",
+        (json_int_t)c->ranks);
+    return add_full_keys(c, plan, keys);
 }
 
 static json_t *describe_second(int64_t n_layers, const bl_plan_choice *choice)

@@ -18,20 +18,21 @@ static const bl_activation_checkpointing savings[] = {BL_RECOMPUTE_FULL, BL_RECO
 
 unsigned bl_plan_auto_keys(const bl_train_config *c)
 {
-    bool is_save_auto = c->activation_checkpointing == BL_RECOMPUTE_AUTO;
+    bool is_save_auto = c->activation_checkpointing == BL_RECOMPUTE_AUTO,
+         is_full = bl_train_config_is_full(c);
     return (c->offload_ratio == (double)BL_OPTION_AUTO ? BL_FREE_RATIO : 0u) |
            (is_save_auto ? BL_FREE_SAVE : 0u) |
            (is_save_auto && c->activation_checkpointing_layers == BL_OPTION_AUTO ? BL_FREE_LAYERS
                                                                                  : 0u) |
-           (c->visit_tokens == BL_OPTION_AUTO ? BL_FREE_VISIT : 0u);
+           (c->visit_tokens == BL_OPTION_AUTO ? BL_FREE_VISIT : 0u) |
+           (is_full && c->optimizer_tier == BL_OPTIMIZER_AUTO ? BL_FREE_OPTIMIZER : 0u) |
+           (is_full && c->offload_compute_copy == BL_COPY_AUTO ? BL_FREE_COPY : 0u);
 }
 
 /* Keys that other values than the default are not supported for. */
 static unsigned fixed_keys(const bl_train_config *c)
 {
-    return bl_train_config_is_full(c)
-               ? BL_FREE_RATIO | BL_FREE_TIER | BL_FREE_HOST_PART | BL_FREE_SHARDS
-               : 0;
+    return bl_train_config_is_full(c) ? BL_FREE_HOST_PART | BL_FREE_SHARDS : 0;
 }
 
 unsigned bl_plan_keys_left_open(const bl_train_config *c)
@@ -92,13 +93,15 @@ static bl_status predict(const search *s, bl_plan_option *o)
         .ratio = o->config.offload_ratio,
         .tier = o->config.offload_tier == BL_OFFLOAD_DISK ? BL_TIER_DISK : BL_TIER_HOST,
         .host_part = o->config.offload_host_part,
-        .places_copy = o->config.offload_compute_copy,
+        .places_copy = o->config.offload_compute_copy == BL_COPY_OFFLOADED,
         .dir = o->config.offload_dir,
         .pin = true,
         .n = in.topology.n_on_host};
     o->plan.pass = bl_plan_pass_options(&in, bl_plan_save_of(o->config.activation_checkpointing));
     if (o->prepares) o->plan.pass.prepared = s->prepared;
-    return bl_plan_predict_memory(&in, &o->plan.placement, &o->plan.pass, &o->plan.memory);
+    o->plan.optimizer = bl_adapter_full_placement(&o->config);
+    return bl_plan_predict_memory(&in, &o->plan.placement, &o->plan.optimizer, &o->plan.pass,
+                                  &o->plan.memory);
 }
 
 static bool fits_gpu(const search *s, const bl_plan_option *o)
@@ -111,10 +114,34 @@ static bool fits_host(const search *s, const bl_plan_option *o)
     return o->plan.memory.total <= s->host_limit && (double)o->plan.memory.disk <= s->disk_limit;
 }
 
+/* Moments and gradients that are not in device memory are in the tier of offloaded weights, or on
+ * disk. With the ratio of the weights an update copies no layer to the host and back. */
+static void offload_state(const search *s, bl_train_config *c)
+{
+    bool on_disk = c->offload_tier == BL_OFFLOAD_DISK || c->optimizer_tier == BL_OPTIMIZER_DISK;
+
+    c->optimizer_tier = on_disk ? BL_OPTIMIZER_DISK : BL_OPTIMIZER_HOST;
+    if (s->input->config->optimizer_ratio == BL_OPTION_AUTO)
+        c->optimizer_ratio = c->offload_ratio > 0 ? c->offload_ratio : 1;
+}
+
+/* The state's ratio follows that of the weights. */
+static void follow_ratio(const search *s, bl_train_config *c)
+{
+    const unsigned both = BL_FREE_RATIO | BL_FREE_OPTIMIZER;
+
+    if ((s->free_keys & both) != both) return;
+    if (c->offload_ratio > 0)
+        offload_state(s, c);
+    else
+        c->optimizer_tier = BL_OPTIMIZER_DEVICE;
+}
+
 /* Ratio i / N_RATIOS. */
 static bl_status try_ratio(const search *s, bl_plan_option *o, int i, bool *fits)
 {
     o->config.offload_ratio = (double)i / N_RATIOS;
+    follow_ratio(s, &o->config);
     BL_TRY(predict(s, o));
     *fits = fits_gpu(s, o);
     return BL_OK;
@@ -207,18 +234,37 @@ static bl_status try_other_ratios(search *s)
     return BL_OK;
 }
 
+/* Where the host's memory is too small: first the optimizer's state, whose pages a step reads and
+ * writes once; then the weights, too, which each pass reads. */
+static bl_status use_disk(const search *s, bl_plan_option *o, bool *fits)
+{
+    bl_train_config *c = &o->config;
+
+    if (!*fits || fits_host(s, o) || !(s->free_keys & BL_FREE_TIER) ||
+        c->offload_tier != BL_OFFLOAD_HOST)
+        return BL_OK;
+    if ((s->free_keys & BL_FREE_OPTIMIZER) && c->optimizer_tier == BL_OPTIMIZER_HOST) {
+        c->optimizer_tier = BL_OPTIMIZER_DISK;
+        BL_TRY(predict(s, o));
+        *fits = fits_gpu(s, o);
+        if (*fits && fits_host(s, o)) return BL_OK;
+    }
+    c->offload_tier = BL_OFFLOAD_DISK;
+    BL_TRY(predict(s, o));
+    *fits = fits_gpu(s, o);
+    return BL_OK;
+}
+
 static bl_status try_option(search *s, bl_plan_option *o)
 {
     bool fits;
 
     s->choice->n_options++;
     BL_TRY(least_ratio(s, o, &fits));
-    if (fits && !fits_host(s, o) && (s->free_keys & BL_FREE_TIER) &&
-        o->config.offload_tier == BL_OFFLOAD_HOST) {
-        o->config.offload_tier = BL_OFFLOAD_DISK;
-        BL_TRY(predict(s, o));
-        fits = fits_gpu(s, o);
-    }
+    if (o->config.offload_ratio == 0 && (s->free_keys & BL_FREE_COPY) &&
+        o->config.offload_compute_copy == BL_COPY_OFFLOADED)
+        return BL_OK; /* no weights are offloaded, so neither is the copy: tried before */
+    BL_TRY(use_disk(s, o, &fits));
     if (fits) BL_TRY(fill_host(s, o));
     if (!fits || !fits_host(s, o)) {
         o->time = (bl_time_estimate){0};
@@ -277,14 +323,42 @@ static bl_status each_preparation(search *s, const bl_plan_option *base)
     return o.prepares ? try_option(s, &o) : BL_OK;
 }
 
+/* Of full fine-tuning: the bf16 copy in device memory, and in the tiers of the weights, where some
+ * are outside of it. */
+static bl_status each_copy(search *s, const bl_train_config *base)
+{
+    bl_plan_option o = {.config = *base};
+
+    if (!(s->free_keys & BL_FREE_COPY)) return each_preparation(s, &o);
+    o.config.offload_compute_copy = BL_COPY_ON_DEVICE;
+    BL_TRY(each_preparation(s, &o));
+    if (!(s->free_keys & BL_FREE_RATIO) && base->offload_ratio == 0) return BL_OK;
+    o = (bl_plan_option){.config = *base};
+    o.config.offload_compute_copy = BL_COPY_OFFLOADED;
+    return each_preparation(s, &o);
+}
+
+/* Moments and gradients: where the weights' ratio is free, too, try_ratio places them. */
+static bl_status each_optimizer(search *s, const bl_train_config *base)
+{
+    bl_train_config c = *base;
+
+    if (!(s->free_keys & BL_FREE_OPTIMIZER)) return each_copy(s, base);
+    c.optimizer_tier = BL_OPTIMIZER_DEVICE;
+    BL_TRY(each_copy(s, &c));
+    if (s->free_keys & BL_FREE_RATIO) return BL_OK;
+    offload_state(s, &c);
+    return each_copy(s, &c);
+}
+
 static bl_status each_ring(search *s, const bl_train_config *base)
 {
     bool is_free = s->free_keys & BL_FREE_RING;
     for (int64_t ring = is_free ? RING_MIN : base->ring_depth;
          ring <= (is_free ? RING_MAX : base->ring_depth); ring++) {
-        bl_plan_option o = {.config = *base};
-        o.config.ring_depth = ring;
-        BL_TRY(each_preparation(s, &o));
+        bl_train_config c = *base;
+        c.ring_depth = ring;
+        BL_TRY(each_optimizer(s, &c));
     }
     return BL_OK;
 }
@@ -426,6 +500,8 @@ static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned 
     const bl_train_config *c = &choice.best.config;
 
     if ((free_keys | fixed_keys(in->config)) & freedom) return BL_OK;
+    if ((freedom & (BL_FREE_OPTIMIZER | BL_FREE_COPY)) && !bl_train_config_is_full(in->config))
+        return BL_OK;
     BL_TRY(run(in, free_keys | freedom, BL_PLAN_BY_SPEED, true, &choice));
     if (choice.n_fit == 0) return BL_OK;
     if (freedom == BL_FREE_RATIO) add(r, "offload_ratio %.2f", c->offload_ratio);
@@ -438,6 +514,9 @@ static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned 
         add(r, "per_device_train_batch_size %lld, gradient_accumulation_steps %lld",
             (long long)c->per_device_train_batch_size, (long long)c->gradient_accumulation_steps);
     if (freedom == BL_FREE_TIER) add(r, "offload_tier disk");
+    if (freedom == BL_FREE_OPTIMIZER)
+        add(r, "optimizer_tier %s", c->optimizer_tier == BL_OPTIMIZER_DISK ? "disk" : "host");
+    if (freedom == BL_FREE_COPY) add(r, "offload_compute_copy true");
     return BL_OK;
 }
 
@@ -488,8 +567,9 @@ static bl_status add_hosts(const bl_plan_input *in, unsigned free_keys, remedies
 bl_status bl_plan_find_remedies(const bl_plan_input *in, unsigned free_keys,
                                 char out[BL_PLAN_REMEDY_BYTES])
 {
-    static const unsigned freedoms[] = {BL_FREE_RATIO, BL_FREE_SAVE, BL_FREE_ACTIVATION_OFFLOAD,
-                                        BL_FREE_VISIT, BL_FREE_TIER, BL_FREE_MICRO_BATCH};
+    static const unsigned freedoms[] = {BL_FREE_RATIO, BL_FREE_OPTIMIZER,          BL_FREE_COPY,
+                                        BL_FREE_SAVE,  BL_FREE_ACTIVATION_OFFLOAD, BL_FREE_VISIT,
+                                        BL_FREE_TIER,  BL_FREE_MICRO_BATCH};
     remedies r = {.text = out};
 
     out[0] = '\0';

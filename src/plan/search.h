@@ -19,7 +19,11 @@ typedef enum bl_plan_freedom {
     BL_FREE_RING = 64,              /* ring_depth */
     BL_FREE_SHARDS = 128,           /* shard_size: all ranks, those of a host, 1 */
     BL_FREE_HOST_PART = 256,        /* offload_host_part, on the disk tier: the most that fits */
-    BL_FREE_LAYERS = 512            /* activation_checkpointing_layers: eighths of the layers */
+    BL_FREE_LAYERS = 512,           /* activation_checkpointing_layers: eighths of the layers */
+    /* optimizer_tier: device, or offload_tier; of the latter optimizer_ratio, where that is auto:
+     * the same as offload_ratio, or 1 where nothing else is offloaded. */
+    BL_FREE_OPTIMIZER = 1024,
+    BL_FREE_COPY = 2048 /* offload_compute_copy */
 } bl_plan_freedom;
 
 /* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the

@@ -347,8 +347,8 @@ static int64_t predicted(const bl_plan_input *in, unsigned save, bool expects, b
     bl_placement placement = {.n = 1};
     bl_pass_options pass = bl_plan_pass_options(in, save);
 
-    assert_int_equal(expects ? bl_plan_expect_memory(in, &placement, &pass, m)
-                             : bl_plan_predict_memory(in, &placement, &pass, m),
+    assert_int_equal(expects ? bl_plan_expect_memory(in, &placement, NULL, &pass, m)
+                             : bl_plan_predict_memory(in, &placement, NULL, &pass, m),
                      BL_OK);
     return m->total;
 }

@@ -52,7 +52,7 @@ static bl_memory_ledger ledger_of(const char *model, const char *base_format, bl
     if (bl_plan_case_open("8xh100", 0, (int)BL_COUNT(argv), argv, c) != BL_OK)
         fail_msg("%s", bl_error_text());
     bl_pass_options pass = bl_plan_pass_options(&c->input, BL_SAVE_S0);
-    assert_int_equal(bl_plan_predict_memory(&c->input, &placement, &pass, &m), BL_OK);
+    assert_int_equal(bl_plan_predict_memory(&c->input, &placement, NULL, &pass, &m), BL_OK);
     return m;
 }
 

@@ -49,15 +49,19 @@ static outcome outcome_of(const bl_plan_case *c, const bl_train_config *config, 
     bl_plan_input in = c->input;
     bl_plan plan = {.placement = {.ratio = config->offload_ratio,
                                   .tier = BL_TIER_HOST,
+                                  .places_copy = config->offload_compute_copy == BL_COPY_OFFLOADED,
                                   .pin = true,
-                                  .n = in.topology.n_on_host}};
+                                  .n = in.topology.n_on_host},
+                    .optimizer = bl_adapter_full_placement(config)};
     bl_time_estimate time;
 
     in.config = config;
     unsigned save = bl_plan_save_of(config->activation_checkpointing);
     plan.pass = bl_plan_pass_options(&in, save);
     if (prepares) assert_int_equal(bl_plan_prepare(&in, &plan.pass), BL_OK);
-    assert_int_equal(bl_plan_predict_memory(&in, &plan.placement, &plan.pass, &plan.memory), BL_OK);
+    assert_int_equal(
+        bl_plan_predict_memory(&in, &plan.placement, &plan.optimizer, &plan.pass, &plan.memory),
+        BL_OK);
     if (bl_memory_gpu_bytes(&plan.memory, 1) > in.gpu_available_bytes / 10 * 9 ||
         plan.memory.total > in.available_bytes / 10 * 9 / in.topology.n_on_host)
         return (outcome){0};
@@ -147,6 +151,89 @@ static void test_fastest(void **state)
     }
     assert_true(n_frugal > 0); /* somewhere the two differ */
 }
+
+/* ---- full fine-tuning ---- */
+
+/* The ratio of weights and state, the copy in both tiers: the fastest that fits. */
+static double fastest_placement(const bl_plan_case *c)
+{
+    double fastest = 0;
+
+    for (int ratio = 0; ratio <= 20; ratio++)
+        for (int copy = 0; copy < 2; copy++) {
+            bl_train_config config = *c->config;
+            config.offload_ratio = config.optimizer_ratio = ratio / 20.0;
+            config.optimizer_tier = ratio > 0 ? BL_OPTIMIZER_HOST : BL_OPTIMIZER_DEVICE;
+            config.offload_compute_copy = copy ? BL_COPY_OFFLOADED : BL_COPY_ON_DEVICE;
+            fastest = fmax(fastest, outcome_of(c, &config, false).tokens_per_s);
+        }
+    return fastest;
+}
+
+/* Nothing is offloaded where all of it fits; the copy stays where it fits; a model whose copy is
+ * larger than the GPU's memory trains with it in host memory. */
+static void test_placement_of_all_weights(void **state)
+{
+    static const struct {
+        const char *hardware, *model;
+        double host_bytes;
+        bool offloads, places_copy;
+    } cases[] = {{"1xh100", "llama-3.2-1b", 250e9, false, false},
+                 {"1xh200", "llama-3.1-8b", 250e9, true, false},
+                 {"1xh200", "llama-2-70b", 1600e9, true, true}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char words[512];
+        bl_plan_case c;
+        snprintf(words, sizeof words,
+                 "--finetuning_type full --learning_rate 1e-5 --model %s --max_seq_length 2048 "
+                 "--per_device_train_batch_size 1 --gradient_accumulation_steps 4 --visit_tokens "
+                 "8192 --ring_depth 2 --activation_checkpointing full --activation_offload false "
+                 "--offload_tier host",
+                 cases[i].model);
+        open_case(cases[i].hardware, words, &c);
+        c.input.available_bytes = (int64_t)cases[i].host_bytes;
+        bl_plan_choice choice = search(&c);
+        const bl_plan *plan = &choice.best.plan;
+        double by_hand = fastest_placement(&c), chosen = choice.best.time.tokens_per_s;
+        print_message("%s: %.1f of %.1f tokens/s, ratio %.2f, state %.2f, copy %d\n",
+                      cases[i].model, chosen, by_hand, plan->placement.ratio, plan->optimizer.ratio,
+                      plan->placement.places_copy);
+        assert_true(choice.n_fit > 0 && by_hand > 0);
+        assert_true(fmax(chosen, choice.second.time.tokens_per_s) >= by_hand * (1 - 1e-3) &&
+                    chosen >= 0.95 * by_hand * (1 - 1e-3));
+        assert_int_equal(plan->placement.ratio > 0, cases[i].offloads);
+        assert_int_equal(plan->optimizer.tier, cases[i].offloads ? BL_TIER_HOST : BL_TIER_DEVICE);
+        assert_int_equal(plan->placement.places_copy, cases[i].places_copy);
+        if (cases[i].offloads) assert_true(plan->optimizer.ratio == plan->placement.ratio);
+        bl_plan_case_close(&c);
+    }
+}
+
+/* A host too small for weights and state: the state goes to the disk first. */
+static void test_state_goes_to_disk_first(void **state)
+{
+    static const double host_bytes[] = {1500e9, 300e9};
+    bl_plan_case c;
+
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        open_case("1xh200",
+                  "--finetuning_type full --learning_rate 1e-5 --model mistral-large-123b "
+                  "--optimizer_state_dtype bf16 --per_device_train_batch_size 1 "
+                  "--gradient_accumulation_steps 4 --activation_checkpointing full",
+                  &c);
+        c.input.available_bytes = (int64_t)host_bytes[i];
+        const bl_plan plan = search(&c).best.plan;
+        assert_int_equal(plan.optimizer.tier, BL_TIER_DISK);
+        assert_int_equal(plan.placement.tier, i == 0 ? BL_TIER_HOST : BL_TIER_DISK);
+        assert_true(plan.placement.places_copy && plan.memory.disk > 0);
+        bl_plan_case_close(&c);
+    }
+}
+
+/* ---- the other keys ---- */
 
 /* Some layers save everything: by hand, of every option with two slots. */
 static double fastest_by_layers(const bl_plan_case *c, int64_t *layers)
@@ -441,6 +528,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fastest),
+        cmocka_unit_test(test_placement_of_all_weights),
+        cmocka_unit_test(test_state_goes_to_disk_first),
         cmocka_unit_test(test_layers),
         cmocka_unit_test(test_is_no_long_search),
         cmocka_unit_test(test_given_keys_stay),

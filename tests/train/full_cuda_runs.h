@@ -12,9 +12,11 @@ enum { FULL_CUDA_STEPS = 3 };
 #define FULL_CUDA_CASE(name) "../../full/cases/" name
 
 /* Keys for weights, moments and gradients in a tier; %s: the scratch directory. */
-#define FULL_CUDA_ON_HOST "optimizer_tier host offload_tier host offload_ratio 1"
+#define FULL_CUDA_ON_HOST                                                                          \
+    "optimizer_tier host offload_tier host offload_ratio 1 offload_compute_copy false"
 #define FULL_CUDA_ON_DISK                                                                          \
-    "optimizer_tier disk offload_tier disk offload_ratio 1 offload_dir %s/pages"
+    "optimizer_tier disk offload_tier disk offload_ratio 1 offload_compute_copy false "            \
+    "offload_dir %s/pages"
 
 /* Sets the keys of a case with two rows per rank and step, then `keys` in the form of
  * cuda_runs_set_all. The caller frees args. */

@@ -68,12 +68,12 @@ static void nothing_else_changes_a_bit(void **state)
 static void tiers_change_no_bit(void **state)
 {
     static const char *const variants[] = {
-        "optimizer_tier host",
+        "optimizer_tier host offload_ratio 0",
         FULL_CUDA_ON_HOST " visit_tokens 1",
         FULL_CUDA_ON_DISK " visit_tokens 1 ring_depth 3",
         ("optimizer_tier host optimizer_ratio 0.5 offload_tier disk offload_ratio 0.6 "
-         "offload_host_part 0.5 offload_dir %s/pages"),
-        "offload_tier host offload_ratio 1",
+         "offload_host_part 0.5 offload_compute_copy false offload_dir %s/pages"),
+        "optimizer_tier device offload_tier host offload_ratio 1 offload_compute_copy false",
     };
     static const char *const names[] = {FULL_CUDA_CASE("tiny-mha-tied"),
                                         FULL_CUDA_CASE("tiny-gqa")};

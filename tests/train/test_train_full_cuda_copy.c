@@ -27,7 +27,7 @@ static void places_change_no_bit(void **state)
         COPY_ON_DISK " visit_tokens 1 ring_depth 3",
         ("optimizer_tier host optimizer_ratio 0.5 offload_tier disk offload_ratio 0.6 "
          "offload_host_part 0.5 offload_dir %s/pages offload_compute_copy true"),
-        "offload_tier host offload_ratio 0.5 offload_compute_copy true",
+        "optimizer_tier device offload_tier host offload_ratio 0.5 offload_compute_copy true",
     };
     static const char *const names[] = {
         FULL_CUDA_CASE("tiny-gqa"), FULL_CUDA_CASE("qwen3-tied"), FULL_CUDA_CASE("falcon-one-norm"),
@@ -108,8 +108,9 @@ static void unsuitable_keys_are_refused(void **state)
     static const struct {
         const char *keys, *text;
     } cases[] = {
-        {"offload_compute_copy true", "offload_compute_copy: no weights are outside of device "
-                                      "memory; set offload_ratio"},
+        {"offload_ratio 0 offload_compute_copy true",
+         "offload_compute_copy: no weights are outside of device "
+         "memory; set offload_ratio"},
         {"device cpu offload_ratio 1 offload_compute_copy true",
          "offload_compute_copy: products in fp32 take the weights themselves"},
     };

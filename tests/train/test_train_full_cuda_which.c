@@ -11,8 +11,9 @@
 #include "skip.h"
 
 #define HOST_HALVES                                                                                \
-    "optimizer_tier host optimizer_ratio 0.5 offload_tier host offload_ratio 0.5 visit_tokens 1"
-#define STATE_ON_DISK "optimizer_tier disk offload_dir %s/pages visit_tokens 1"
+    "optimizer_tier host optimizer_ratio 0.5 offload_tier host offload_ratio 0.5 "                 \
+    "offload_compute_copy false visit_tokens 1"
+#define STATE_ON_DISK "optimizer_tier disk offload_ratio 0 offload_dir %s/pages visit_tokens 1"
 
 /* Trained: rows of fused matrices, which cannot be on disk; the last layer, where backward ends
  * early; no matrix; tables; all but a tied table, and a tied table alone; all but tables and a

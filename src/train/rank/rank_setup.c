@@ -127,7 +127,7 @@ bl_status bl_rank_load_base(bl_rank *r)
 bl_status bl_rank_create_adapter(bl_rank *r)
 {
     const bl_job *job = r->job;
-    bl_optimizer_placement optimizer = bl_adapter_full_placement(job->config);
+    bl_optimizer_placement optimizer = job->plan.optimizer;
 
     optimizer.hooks = job->hooks;
     if (job->model->is_trained)

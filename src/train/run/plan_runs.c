@@ -114,7 +114,8 @@ static bl_status plan(const bl_training *const *trainings, int n, const bl_plan_
         input.gpu_available_bytes = limits->gpu_available_bytes;
     }
     BL_TRY(limits ? bl_job_choose_pass(job, &input) : bl_job_choose_plan(job, &input));
-    BL_TRY(bl_plan_expect_memory(&input, &job->plan.placement, &job->plan.pass, &job->expected));
+    BL_TRY(bl_plan_expect_memory(&input, &job->plan.placement, &job->plan.optimizer,
+                                 &job->plan.pass, &job->expected));
     if (!limits) BL_TRY(bl_job_print_model(job, true));
     for (int i = limits ? 0 : 1; i < n; i++)
         bl_log_info("%s: LoRA r %lld, %.2f M trainable", trainings[i]->name,

@@ -391,7 +391,8 @@ done:
 
 /* The choices of a plan that change collectives or results. */
 typedef struct choice {
-    int64_t max_group, n_saved, n_saving_all, ratio_ppm, prepared_bytes;
+    int64_t max_group, n_saved, n_saving_all, ratio_ppm, prepared_bytes, places_copy,
+        optimizer_tier, optimizer_ppm;
 } choice;
 
 bl_status bl_job_compare_plans(const bl_job *job)
@@ -405,17 +406,25 @@ bl_status bl_job_compare_plans(const bl_job *job)
     if (!choices) return BL_FAIL(BL_ENOMEM, "the plans of %d processes", n_ranks);
     BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
     choices[job->topology.first_here] =
-        (choice){plan->pass.max_group, (int64_t)plan->pass.save, plan->pass.n_saving_all,
+        (choice){plan->pass.max_group,
+                 (int64_t)plan->pass.save,
+                 plan->pass.n_saving_all,
                  (int64_t)(plan->placement.ratio * 1e6),
-                 (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared)};
+                 (int64_t)bl_linear_prepared_bytes(&plan->pass.prepared),
+                 plan->placement.places_copy,
+                 (int64_t)plan->optimizer.tier,
+                 (int64_t)(plan->optimizer.ratio * 1e6)};
     st = bl_talk_gather(&t, choices, sizeof *choices);
     bl_talk_close(&t);
     int other = st == BL_OK ? find_other(choices, sizeof *choices, n_ranks) : -1;
     if (other > 0)
         st = BL_FAIL(BL_ELIMIT,
                      "ranks 0 and %d plan differently: their hosts or GPUs are not alike; set "
-                     "offload_ratio, activation_checkpointing and visit_tokens",
-                     other);
+                     "offload_ratio, activation_checkpointing and visit_tokens%s",
+                     other,
+                     bl_train_config_is_full(job->config)
+                         ? ", optimizer_tier and offload_compute_copy"
+                         : "");
 done:
     free(choices);
     return st;
