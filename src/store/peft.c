@@ -297,21 +297,14 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
 bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
                              int64_t n, float *dst)
 {
-    char name[BL_PEFT_NAME_BYTES], bytes[4 * 1024];
-    int64_t size, piece;
+    char name[BL_PEFT_NAME_BYTES];
 
     snprintf(name, sizeof name, "%s%s", MODEL_PREFIX, tensor);
     const bl_stored_tensor *t = bl_safetensors_find(adapter->file, name);
     if (!t)
         return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s", bl_safetensors_path(adapter->file),
                        name);
-    size = (int64_t)bl_dtype_bytes(t->dtype);
-    for (int64_t i = 0; i < n; i += piece) {
-        piece = bl_min_i64(n - i, (int64_t)sizeof bytes / size);
-        BL_TRY(bl_stored_tensor_read(t, (begin + i) * size, (size_t)(piece * size), bytes));
-        bl_dtype_to_f32(t->dtype, bytes, dst + i, (size_t)piece);
-    }
-    return BL_OK;
+    return bl_stored_tensor_read_floats(t, begin, n, dst);
 }
 
 /* ---- writing ---- */

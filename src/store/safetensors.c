@@ -340,22 +340,30 @@ bl_status bl_stored_tensor_read_rows(void *tensor, int64_t begin, int64_t end, v
     return bl_stored_tensor_read(t, begin * row_bytes, (size_t)((end - begin) * row_bytes), out);
 }
 
-bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst)
+bl_status bl_stored_tensor_read_floats(const bl_stored_tensor *tensor, int64_t begin, int64_t n,
+                                       float *dst)
 {
-    char piece[CONVERT_BYTES];
-    size_t element_bytes = bl_dtype_bytes(tensor->dtype);
+    char bytes[CONVERT_BYTES];
+    int64_t element_bytes = (int64_t)bl_dtype_bytes(tensor->dtype), most = CONVERT_BYTES;
 
-    for (int64_t at = 0; at < tensor->n_bytes;) {
-        size_t n_bytes = (size_t)bl_min_i64(CONVERT_BYTES, tensor->n_bytes - at);
-        size_t n_elements = n_bytes / element_bytes;
-        BL_TRY(bl_stored_tensor_read(tensor, at, n_bytes, piece));
-        if (!bl_dtype_to_f32(tensor->dtype, piece, dst, n_elements))
+    if (element_bytes > 0) most /= element_bytes;
+    for (int64_t i = 0, piece; i < n; i += piece) {
+        piece = bl_min_i64(n - i, most);
+        BL_TRY(bl_stored_tensor_read(tensor, (begin + i) * element_bytes,
+                                     (size_t)(piece * element_bytes), bytes));
+        if (!bl_dtype_to_f32(tensor->dtype, bytes, dst + i, (size_t)piece))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: %s cannot be read as float",
                            tensor->file->path, tensor->name, bl_dtype_name(tensor->dtype));
-        dst += n_elements;
-        at += (int64_t)n_bytes;
     }
     return BL_OK;
+}
+
+bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst)
+{
+    int64_t n = 1;
+
+    for (int i = 0; i < tensor->n_dims; i++) n *= tensor->shape[i];
+    return bl_stored_tensor_read_floats(tensor, 0, n, dst);
 }
 
 /* ---- writing ---- */

@@ -68,6 +68,10 @@ BL_API bl_status bl_stored_tensor_read_rows(void *tensor, int64_t begin, int64_t
  * others). */
 BL_API bl_status bl_stored_tensor_read_f32(const bl_stored_tensor *tensor, float *dst);
 
+/* Elements [begin, begin + n) of it. */
+BL_API bl_status bl_stored_tensor_read_floats(const bl_stored_tensor *tensor, int64_t begin,
+                                              int64_t n, float *dst);
+
 /* "[2, 3]" into text, which is returned; for messages. */
 enum { BL_SHAPE_TEXT_BYTES = 192 };
 BL_API char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BYTES]);
