@@ -145,12 +145,6 @@ static bl_status check_run(const bl_train_config *c)
 {
     bl_losses losses;
 
-    if (c->device == BL_CONFIG_DEVICE_CUDA)
-        return BL_FAIL(BL_EUSAGE,
-                       "init_adapter %s: modules_to_save: device cuda is not supported: a GPU has "
-                       "no modules of an adapter in place of the model's; use device cpu, or merge "
-                       "the adapter first (ballast merge)",
-                       c->init_adapter);
     BL_TRY(bl_train_config_losses(c, &losses));
     if (!losses.has_reference) return BL_OK;
     return BL_FAIL(BL_EUSAGE,

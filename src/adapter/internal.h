@@ -97,8 +97,8 @@ bl_status adapter_full_round(bl_adapter_state *state);
 /* On compute; args: as of bl_adamw, without its arrays. Gradients are zero after it. */
 bl_status adapter_full_update(bl_adapter_state *state, const bl_adamw_args *args);
 
-/* state.c: queues the compute copy of w on `compute`; later gathers see it. After every change of
- * w. */
+/* state.c: queues the compute copies of w and of a trained head on `compute`; later gathers see
+ * them. After every change of these weights. */
 bl_status bl_adapter_state_publish(bl_adapter_state *state);
 
 #endif

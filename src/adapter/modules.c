@@ -21,6 +21,7 @@ typedef struct module_part {
 
 struct adapter_modules {
     bl_device *device;
+    const bl_model_weights *weights;
     const bl_model_config *config;
     const bl_trained_set *set;
     int64_t n_parts, n_floats;
@@ -34,7 +35,7 @@ static int64_t table_floats(const bl_model_config *config)
     return config->vocab_size * config->hidden_size;
 }
 
-static bool has_table(const bl_trained_set *set, bl_model_table table)
+bool adapter_modules_have_table(const bl_trained_set *set, bl_model_table table)
 {
     int64_t unit = set->n_layers + (table == BL_TABLE_EMBEDDING ? 1 : 0);
     return set->unit[unit].matrix[0].n > 0;
@@ -46,7 +47,7 @@ int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_s
 
     for (int64_t i = 0; i < set->n_ranges; i++) n += set->range[i].n;
     for (int t = 0; t < BL_MODEL_TABLES; t++)
-        if (has_table(set, (bl_model_table)t)) n += table_floats(config);
+        if (adapter_modules_have_table(set, (bl_model_table)t)) n += table_floats(config);
     return n;
 }
 
@@ -60,7 +61,7 @@ int64_t adapter_modules_before(const bl_model_config *config, const bl_trained_s
         if (!is_vector || set->range[i].begin < tensor->offset)
             n += is_vector ? bl_min_i64(set->range[i].n, tensor->offset - set->range[i].begin)
                            : set->range[i].n;
-    if (tensor->role == BL_ROLE_HEAD && has_table(set, BL_TABLE_EMBEDDING))
+    if (tensor->role == BL_ROLE_HEAD && adapter_modules_have_table(set, BL_TABLE_EMBEDDING))
         n += table_floats(config);
     return n;
 }
@@ -87,7 +88,7 @@ static bl_status allocate(adapter_modules *m, bl_model_weights *weights)
         add_part(m, weights->vectors + set->range[i].begin, g->vectors + set->range[i].begin,
                  set->range[i].n, false);
     for (int t = 0; t < BL_MODEL_TABLES; t++) {
-        if (!has_table(set, (bl_model_table)t)) continue;
+        if (!adapter_modules_have_table(set, (bl_model_table)t)) continue;
         BL_TRY(take(m, table_floats(m->config), "gradients of a table", &g->tables[t]));
         add_part(m, weights->tables[t], g->tables[t], table_floats(m->config), true);
     }
@@ -106,8 +107,11 @@ bl_status adapter_modules_create(bl_model_weights *weights, const bl_trained_set
         free(m), free(part);
         return BL_FAIL(BL_ENOMEM, "the state of modules_to_save");
     }
-    *m = (adapter_modules){
-        .device = weights->device, .config = &weights->model->config, .set = set, .part = part};
+    *m = (adapter_modules){.device = weights->device,
+                           .weights = weights,
+                           .config = &weights->model->config,
+                           .set = set,
+                           .part = part};
     bl_status st = allocate(m, weights);
     if (st != BL_OK) {
         adapter_modules_destroy(m);
@@ -160,6 +164,11 @@ bl_status adapter_modules_update(adapter_modules *m, bl_stream *stream, const bl
         BL_TRY(bl_stream_zero(stream, part->grad, (size_t)part->n * FLOAT));
     }
     return BL_OK;
+}
+
+bl_status adapter_modules_publish(const adapter_modules *m, bl_stream *stream)
+{
+    return m ? bl_model_round_head(m->weights, stream) : BL_OK;
 }
 
 /* ---- checkpoints ---- */

@@ -22,22 +22,24 @@ bool bl_saved_modules_have_table(const bl_saved_modules *modules);
 bl_status bl_saved_modules_of_peft(const bl_peft_config *peft, const bl_model_config *config,
                                    const char *dir, bl_saved_modules *out);
 
-/* Bytes of one rank: weights of tables (norms are updated in the model's memory), both moments,
- * gradients. */
+/* Bytes of one rank: weights of tables (norms are updated in the model's memory), on a GPU with the
+ * bf16 copy of the head; both moments; gradients. */
 typedef struct bl_saved_modules_bytes {
     int64_t weights, moments, gradients;
 } bl_saved_modules_bytes;
 bl_saved_modules_bytes bl_saved_modules_measure(const bl_model_config *config,
-                                                const bl_trained_set *set);
+                                                const bl_trained_set *set, bl_device_kind kind);
 
 /* Gives the tables of the set separate memory in the weights, with the model's values. Call it
  * before a pass over the weights is created. */
 bl_status bl_adapter_modules_prepare(bl_model_weights *weights, const bl_trained_set *set);
-/* Then reads the values from the adapter in `dir`, which has these modules. BL_EINPUT. */
+/* Then reads the values from the adapter in `dir`, which has these modules. A GPU's copy of the
+ * head is made on `stream`. BL_EINPUT. */
 bl_status bl_adapter_modules_read(bl_model_weights *weights, const bl_trained_set *set,
-                                  const char *dir);
+                                  const char *dir, bl_stream *stream);
 /* Both, for an adapter that is not trained. *has: whether the adapter has such modules; without
  * them nothing is done. */
-bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, bool *has);
+bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, bl_stream *stream,
+                                 bool *has);
 
 #endif

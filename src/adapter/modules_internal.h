@@ -41,7 +41,10 @@ bl_status adapter_modules_reduce(adapter_modules *modules, bl_comm *world, bl_st
 /* args: as for bl_adamw, without arrays. Then clears the gradients. */
 bl_status adapter_modules_update(adapter_modules *modules, bl_stream *stream,
                                  const bl_adamw_args *args);
+/* After every change of the weights: queues the copy of the head with which a GPU computes. */
+bl_status adapter_modules_publish(const adapter_modules *modules, bl_stream *stream);
 
+bool adapter_modules_have_table(const bl_trained_set *set, bl_model_table table);
 /* Floats of each array: vectors in their order, then the embedding, then the head. */
 int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_set *set);
 int64_t adapter_modules_count(const adapter_modules *modules); /* the same, from a state */

@@ -20,7 +20,8 @@ void bl_saved_modules_free(bl_saved_modules *modules)
 bool bl_saved_modules_have_table(const bl_saved_modules *modules)
 {
     const bl_trained_set *set = &modules->set;
-    return set->unit && (bl_trained_has_embedding(set) || set->unit[set->n_layers].matrix[0].n > 0);
+    return set->unit && (adapter_modules_have_table(set, BL_TABLE_EMBEDDING) ||
+                         adapter_modules_have_table(set, BL_TABLE_HEAD));
 }
 
 bl_status bl_saved_modules_of_peft(const bl_peft_config *peft, const bl_model_config *config,
@@ -43,24 +44,26 @@ bl_status bl_saved_modules_of_peft(const bl_peft_config *peft, const bl_model_co
 }
 
 bl_saved_modules_bytes bl_saved_modules_measure(const bl_model_config *config,
-                                                const bl_trained_set *set)
+                                                const bl_trained_set *set, bl_device_kind kind)
 {
-    int64_t table = config->vocab_size * config->hidden_size * FLOAT;
+    int64_t table = config->vocab_size * config->hidden_size;
     bl_saved_modules_bytes n = {.weights = 0};
 
     if (set->n_tensors == 0) return n;
-    for (int64_t unit = config->n_layers; unit < config->n_layers + 2; unit++)
-        if (set->unit[unit].matrix[0].n > 0) n.weights += table;
+    for (int t = 0; t < BL_MODEL_TABLES; t++)
+        if (adapter_modules_have_table(set, (bl_model_table)t)) n.weights += table * FLOAT;
     n.gradients = n.weights + bl_arch_vector_floats(config) * FLOAT;
     n.moments = 2 * adapter_modules_floats(config, set) * FLOAT;
+    if (bl_model_copies_head(kind) && adapter_modules_have_table(set, BL_TABLE_HEAD))
+        n.weights += table * (int64_t)bl_dtype_bytes(BL_BF16);
     return n;
 }
 
 bl_status bl_adapter_modules_prepare(bl_model_weights *weights, const bl_trained_set *set)
 {
-    if (bl_trained_has_embedding(set)) BL_TRY(bl_model_replace_table(weights, BL_TABLE_EMBEDDING));
-    if (set->unit[set->n_layers].matrix[0].n > 0)
-        BL_TRY(bl_model_replace_table(weights, BL_TABLE_HEAD));
+    for (int t = 0; t < BL_MODEL_TABLES; t++)
+        if (adapter_modules_have_table(set, (bl_model_table)t))
+            BL_TRY(bl_model_replace_table(weights, (bl_model_table)t));
     return BL_OK;
 }
 
@@ -103,7 +106,7 @@ static bl_status read_all(bl_model_weights *weights, const bl_trained_set *set,
 }
 
 bl_status bl_adapter_modules_read(bl_model_weights *weights, const bl_trained_set *set,
-                                  const char *dir)
+                                  const char *dir, bl_stream *stream)
 {
     bl_peft_base base = bl_lora_peft_base(&weights->model->config);
     bl_peft_adapter *adapter;
@@ -111,10 +114,11 @@ bl_status bl_adapter_modules_read(bl_model_weights *weights, const bl_trained_se
     BL_TRY(bl_peft_open(dir, &base, &adapter));
     bl_status st = read_all(weights, set, adapter);
     bl_peft_close(adapter);
-    return st;
+    return st == BL_OK ? bl_model_round_head(weights, stream) : st;
 }
 
-bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, bool *has)
+bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, bl_stream *stream,
+                                 bool *has)
 {
     const bl_model_config *config = &weights->model->config;
     bl_peft_modules modules = bl_arch_peft_modules(config->arch);
@@ -125,15 +129,9 @@ bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, boo
     BL_TRY(bl_peft_load_config(dir, &modules, config->n_layers, &peft));
     if (peft.saved.n == 0) return BL_OK;
     *has = true;
-    if (weights->dims.kind != BL_DEVICE_CPU)
-        return BL_FAIL(BL_EUSAGE,
-                       "%s: modules_to_save: device cuda is not supported: a GPU has no modules of "
-                       "an adapter in place of the model's; use device cpu, or merge the adapter "
-                       "first (ballast merge)",
-                       dir);
     BL_TRY(bl_saved_modules_of_peft(&peft, config, dir, &saved));
     bl_status st = bl_adapter_modules_prepare(weights, &saved.set);
-    if (st == BL_OK) st = bl_adapter_modules_read(weights, &saved.set, dir);
+    if (st == BL_OK) st = bl_adapter_modules_read(weights, &saved.set, dir, stream);
     bl_saved_modules_free(&saved);
     return st;
 }

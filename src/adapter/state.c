@@ -229,6 +229,7 @@ bl_status bl_adapter_state_publish(bl_adapter_state *s)
         BL_TRY(bl_cast(
             s->compute,
             &(bl_cast_args){.n = s->n_floats, .x = bl_tensor_f32(s->w), .y = s->compute_copy}));
+    BL_TRY(adapter_modules_publish(s->modules, s->compute));
     return bl_gather_ring_shards_changed(s->ring, s->compute);
 }
 

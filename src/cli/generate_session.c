@@ -70,7 +70,7 @@ static bl_status load_adapters(bl_generate_session *s)
     bl_lora_layout_init(&s->model->config, NULL, &s->adapters[0].lora);
     for (size_t i = 1; i <= s->n_adapters; i++) {
         bool has_modules;
-        BL_TRY(bl_adapter_modules_use(s->weights, s->adapters[i].dir, &has_modules));
+        BL_TRY(bl_adapter_modules_use(s->weights, s->adapters[i].dir, s->stream, &has_modules));
         if (has_modules && s->options->chat)
             return BL_FAIL(BL_EUSAGE,
                            "--adapter %s: its modules_to_save replace modules of the model, so "

@@ -92,10 +92,6 @@ static bl_status check_saved(const bl_train_config *c)
     bl_losses losses;
 
     if (c->modules_to_save.n_items == 0) return BL_OK;
-    if (c->device == BL_CONFIG_DEVICE_CUDA)
-        return BL_FAIL(BL_EUSAGE, "modules_to_save: device cuda is not supported: a GPU has no "
-                                  "gradients of single modules beside LoRA; use device cpu, or "
-                                  "leave it out");
     BL_TRY(bl_train_config_losses(c, &losses));
     if (losses.has_reference)
         return BL_FAIL(BL_EUSAGE,

@@ -146,8 +146,7 @@ const bl_option bl_train_options[] = {
              "regular expression without comma"},
     {KEY(modules_to_save, LIST), RESULT, .commands = TRAIN,
      .help = "modules to train whole beside LoRA and to write into the adapter, as in PEFT: norms, "
-             "embedding or head, named by the ends of their paths (norm, embed_tokens, lm_head); "
-             "on CPUs only"},
+             "embedding or head, named by the ends of their paths (norm, embed_tokens, lm_head)"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP

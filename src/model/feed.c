@@ -81,7 +81,7 @@ static int64_t array_bytes(int64_t T)
     return place_arrays(nowhere, T, &unused);
 }
 
-bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool is_trained, int64_t T_max,
+bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool has_table, int64_t T_max,
                              int max_group)
 {
     int64_t T = bl_block_rows(dims, T_max), n_ends = T / tile_tokens(dims) + 1;
@@ -90,7 +90,7 @@ bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool is_trained, int64_t
     return (bl_feed_size){
         .device_bytes = max_group * array_bytes(T) +
                         bl_round_up(n_ends * (int64_t)sizeof(int32_t), ALIGNMENT_BYTES),
-        .host_bytes = is_trained ? 0 : max_group * T * dims->hidden * (int64_t)sizeof(uint16_t)};
+        .host_bytes = has_table ? 0 : max_group * T * dims->hidden * (int64_t)sizeof(uint16_t)};
 }
 
 static bl_status fill_tile_ends(bl_feed *feed)
@@ -111,8 +111,9 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
                          int max_group, void *memory, bl_feed **out)
 {
     const bl_block_dims *dims = &weights->dims;
-    bool is_trained = weights->model->is_trained;
-    bl_feed_size size = bl_feed_measure(dims, is_trained, T_max, max_group);
+    const float *table = weights->tables[BL_TABLE_EMBEDDING]; /* an adapter's */
+    bool has_table = weights->model->is_trained || table;
+    bl_feed_size size = bl_feed_measure(dims, has_table, T_max, max_group);
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -128,14 +129,13 @@ bl_status bl_feed_create(bl_device *device, const bl_model_weights *weights, int
     if (feed->pads) {
         feed->tile_ends = (int32_t *)(void *)(feed->arrays + max_group * array_bytes(feed->T_max));
         BL_TRY_GOTO(st, done, bl_event_create(device, &feed->copied));
-        if (!is_trained)
+        if (!has_table)
             BL_TRY_GOTO(st, done,
                         bl_device_alloc(device, BL_SPACE_HOST, (size_t)size.host_bytes,
                                         "embeddings of a group", (void **)&feed->rows));
         BL_TRY_GOTO(st, done, fill_tile_ends(feed));
     }
-    if (weights->tables[BL_TABLE_EMBEDDING])
-        bl_feed_set_table(feed, weights->tables[BL_TABLE_EMBEDDING], BL_F32);
+    if (table) bl_feed_set_table(feed, table, BL_F32);
     *out = feed;
     feed = NULL;
 done:

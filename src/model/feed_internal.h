@@ -9,7 +9,7 @@
  * So it adds nothing to the loss and exact zeros to gradients. Its first layer's inputs are
  * gathered on the host, rounded to bf16 there, and copied from pinned memory, all of a group's side
  * by side: while the device still has the visits of the group before. Where the embedding is
- * trained, the device has its table and gathers them. */
+ * trained, or an adapter's, the device has its table and gathers them. */
 #ifndef BALLAST_MODEL_FEED_INTERNAL_H
 #define BALLAST_MODEL_FEED_INTERNAL_H
 
@@ -26,8 +26,9 @@ typedef struct bl_feed_size {
  * layers: all of their products can then run before the first step. */
 enum { BL_FEED_BUCKETS = 12 };
 
-/* For groups of max_group micro-batches of T_max tokens; is_trained: the embedding is. */
-bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool is_trained, int64_t T_max,
+/* For groups of max_group micro-batches of T_max tokens; has_table: the device has the embedding's
+ * table. */
+bl_feed_size bl_feed_measure(const bl_block_dims *dims, bool has_table, int64_t T_max,
                              int max_group);
 
 /* memory: device_bytes of device memory, 256-byte aligned, borrowed as device and weights are.

@@ -113,6 +113,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
     o.act = bl_device_act(device);
     o.is_dense = weights->copy || bl_model_base_is_bf16(config, weights->model->formats);
     o.is_trained = weights->model->is_trained;
+    o.has_table = weights->tables[BL_TABLE_EMBEDDING] != NULL;
     o.first_trained = weights->model->trained.first;
     model_pass_size m = model_pass_measure(config, &o);
     bl_pass *pass = calloc(1, sizeof *pass);

@@ -108,9 +108,9 @@ typedef struct bl_pass_options {
     bl_matmul_mode mode;
     bl_matmul_sums sums;
     const uint8_t *bf16_matrices;
-    /* All projections are stored as bf16; all weights are trained (bl_model.is_trained). create
-     * looks at its weights. */
-    bool is_dense, is_trained;
+    /* All projections are stored as bf16; all weights are trained (bl_model.is_trained); the
+     * embedding is an adapter's (bl_model_weights.tables). create looks at its weights. */
+    bool is_dense, is_trained, has_table;
     /* Layers before it have no backward pass, and keep nothing for one (bl_trained_set). create
      * looks at its weights. */
     int64_t first_trained;

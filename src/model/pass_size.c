@@ -82,7 +82,8 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
     m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
-    m.feed = bl_feed_measure(&dims, o->is_trained, o->T_max, model_pass_max_micro(o));
+    m.feed =
+        bl_feed_measure(&dims, o->is_trained || o->has_table, o->T_max, model_pass_max_micro(o));
     m.transit = o->max_companions * T * (int64_t)row_bytes;
     if (o->weighs) m.values = model_pass_max_micro(o) * T * (int64_t)sizeof(float);
     if (o->training) {

@@ -308,31 +308,6 @@ static void point_at_tied_head(bl_model_weights *w)
         .segment = {{.format = format, .codes = w->model->embedding, .rows = c->vocab_size}}};
 }
 
-bl_status bl_model_replace_table(bl_model_weights *w, bl_model_table which)
-{
-    const bl_model_config *c = &w->model->config;
-    const char *modules[] = {which == BL_TABLE_HEAD ? c->arch->head : c->arch->embedding,
-                             which == BL_TABLE_HEAD ? c->arch->embedding : c->arch->head};
-    char name[BL_TENSOR_NAME_BYTES];
-
-    /* A tied table may be stored under either name. */
-    bl_arch_module_tensor(modules[0], name);
-    if (!bl_hf_find(w->model->files, name)) bl_arch_module_tensor(modules[1], name);
-    BL_TRY(bl_device_alloc(
-        w->device, BL_SPACE_DEVICE, (size_t)(c->vocab_size * c->hidden_size) * sizeof(float),
-        which == BL_TABLE_HEAD ? "the adapter's head" : "the adapter's embedding",
-        (void **)&w->tables[which]));
-    BL_TRY(bl_stored_tensor_read_f32(bl_hf_find(w->model->files, name), w->tables[which]));
-    if (which == BL_TABLE_HEAD)
-        w->tied_head = (bl_weight){
-            .rows = c->vocab_size,
-            .cols = c->hidden_size,
-            .n_segments = 1,
-            .segment = {
-                {.format = BL_FORMAT_F32, .codes = w->tables[which], .rows = c->vocab_size}}};
-    return BL_OK;
-}
-
 static bl_status lay_out(const bl_model *model, bl_device_kind kind, int n_shards,
                          bl_base_layout *out)
 {
@@ -404,6 +379,7 @@ void bl_model_weights_free(bl_model_weights *w)
     bl_device_free(w->device, BL_SPACE_DEVICE, w->rope_tables);
     for (int t = 0; t < BL_MODEL_TABLES; t++)
         bl_device_free(w->device, BL_SPACE_DEVICE, w->tables[t]);
+    bl_device_free(w->device, BL_SPACE_DEVICE, w->head_copy);
     bl_base_layout_free(&w->layout);
     bl_base_layout_free(&w->copy_layout);
     free(w);

@@ -138,6 +138,8 @@ typedef struct bl_model_weights {
      * fp32, device memory, whole on this rank; NULL: the model's table is used. Norms of an adapter
      * replace those in `vectors`. */
     float *tables[BL_MODEL_TABLES];
+    /* tables[BL_TABLE_HEAD] rounded to bf16, with which a GPU computes; NULL: with the table. */
+    void *head_copy;
     /* With trained weights and bf16 activations `pages` has the fp32 weights, and layers compute
      * with `copy`: this rank's rows rounded to bf16, one page per page of the weights, in device
      * memory or in the tiers of the weights. NULL: layers compute with `pages`. */
@@ -148,7 +150,7 @@ typedef struct bl_model_weights {
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
     float *rope_tables; /* of dims.rope */
     bl_block_dims dims;
-    bl_weight tied_head; /* the embedding as a head; rows 0 when the head is a unit */
+    bl_weight tied_head; /* the embedding, or an adapter's head; rows 0 when the head is a unit */
     /* Of every weight and scale that the shard group has read, as they are stored: the same for any
      * number of ranks, formats and tiers. Pages from a page file count as the weights they were
      * made from. */
@@ -240,9 +242,15 @@ bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_wal
 /* Where the copy, which must exist, has these rows: device or host memory; NULL: on disk. */
 bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
                              int64_t first);
-/* weights->tables[table] = the model's table, widened to fp32, to be changed. On a CPU, before a
- * pass over the weights is created. The pass then ignores a head that is a unit of the base. */
+/* tables.c: weights->tables[table] = the model's table, widened to fp32, to be changed. Before a
+ * pass over the weights is created. The pass then ignores a head that is a unit of the base. A GPU
+ * computes with a copy of the head, which bl_model_round_head fills. BL_ENOMEM, BL_EIO. */
 bl_status bl_model_replace_table(bl_model_weights *weights, bl_model_table table);
+/* Queues on `stream`: rounds a replaced head to nearest even into its bf16 copy. After every change
+ * of the head. Without a copy: nothing. */
+bl_status bl_model_round_head(const bl_model_weights *weights, bl_stream *stream);
+/* Whether a replaced head has such a copy. */
+bool bl_model_copies_head(bl_device_kind kind);
 void bl_base_layout_free(bl_base_layout *layout);
 
 #endif

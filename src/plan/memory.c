@@ -223,6 +223,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .sums = (bl_matmul_sums)c->fp8_fast_accumulation,
         .is_dense = has_copy(in) || bl_model_base_is_bf16(in->model, in->formats),
         .is_trained = bl_train_config_is_full(c),
+        .has_table = in->modules && bl_trained_has_embedding(in->modules),
         .first_trained = in->trained ? in->trained->first : 0,
         .T_max = bl_max_i64(bl_plan_micro_tokens(in),
                             evaluation_tokens(in)), /* 0 without rows of the kind */
@@ -388,7 +389,8 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
 static void add_modules(const bl_plan_input *in, bl_memory_ledger *out)
 {
     if (!in->modules) return;
-    bl_saved_modules_bytes n = bl_saved_modules_measure(in->model, in->modules);
+    bl_saved_modules_bytes n =
+        bl_saved_modules_measure(in->model, in->modules, bl_train_config_device_kind(in->config));
     out->item[BL_MEMORY_LORA].device += n.weights;
     if (!in->is_training) return;
     out->item[BL_MEMORY_ADAM].device += n.moments;

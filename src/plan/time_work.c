@@ -9,6 +9,7 @@
 
 #include "base/sizes.h"
 #include "comm/model.h"
+#include "model/weights.h"
 
 static bool is_cuda(const bl_time_input *in)
 {
@@ -151,7 +152,10 @@ static bl_work head_work(const bl_time_input *in, bool has_gradient)
     float trained = 0; /* its address is not followed: only whether it is there counts */
     bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
-    if (!plan_has_own_head(in)) bl_format_from_dtype(in->head_dtype, &format);
+    if (!plan_has_own_head(in))
+        bl_format_from_dtype(in->head_dtype, &format);
+    else if (bl_model_copies_head(in->kind))
+        format = BL_FORMAT_BF16;
     head.segment[0] = (bl_weight_segment){.format = format, .rows = head.rows};
     plan_norm_forward(&t);
     plan_tally_add(
@@ -197,6 +201,18 @@ static double optimizer_bytes(const bl_time_input *in, int64_t n)
            (double)sizeof(float) * (double)n;
 }
 
+/* A GPU's copy of an adapter's head is made again after each update. */
+static double head_copy_bytes(const bl_time_input *in)
+{
+    plan_tally t = plan_tally_of(in, NULL);
+    int64_t n = in->model->vocab_size * in->model->hidden_size;
+
+    if (!plan_has_own_head(in) || !bl_model_copies_head(in->kind)) return 0;
+    return bytes_of(bl_cost_cast(
+        &t.setting,
+        &(bl_cast_args){.n = n, .x = bl_tensor_f32(NULL), .y = bl_tensor_of(NULL, BL_BF16)}));
+}
+
 /* modules_to_save: gradients are summed over the ranks, and every rank updates all modules. */
 static double modules_s(const bl_time_input *in, double optimizer_rate)
 {
@@ -205,7 +221,7 @@ static double modules_s(const bl_time_input *in, double optimizer_rate)
     if (!in->modules) return 0;
     bytes = ceil((double)in->modules->n_weights / n) * sizeof(float);
     bl_exchange sum = plan_sum_of(in, bytes);
-    return optimizer_bytes(in, in->modules->n_weights) / optimizer_rate +
+    return (optimizer_bytes(in, in->modules->n_weights) + head_copy_bytes(in)) / optimizer_rate +
            plan_exchange(in, &sum).seconds + gather(in, n, bytes).seconds;
 }
 

@@ -42,6 +42,29 @@ void full_cuda_runs_train(const char *name, int n_ranks, const char *output, con
         fail_msg("%s, %d ranks, %s: %s", name, n_ranks, keys, bl_error_text());
 }
 
+void full_cuda_runs_train_in_parts(const char *name, const char *output, const char *keys)
+{
+    assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
+    setenv("BALLAST_EMULATED_DEVICES", "2", 1);
+    for (int part = 0; part < 2; part++) {
+        golden_args args = {0};
+        runs_child child = {0};
+        full_cuda_runs_fill(name, 2, output, keys, &args);
+        runs_set(&args, "rank_processes", "true");
+        runs_set(&args, "max_steps", "%d", part == 0 ? 1 : FULL_CUDA_STEPS);
+        if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
+        if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
+        runs_start(&child, "train", &args);
+        int code = runs_wait(&child, 600); /* strict: minutes */
+        char *log = runs_read(child.log, NULL);
+        if (code != 0) fail_msg("exit code %d\n%s", code, log);
+        assert_null(strstr(log, "is new after the warm-up"));
+        free(log);
+        golden_args_free(&args);
+    }
+    unsetenv("BALLAST_EMULATED_DEVICES");
+}
+
 void full_cuda_runs_check_losses(const char *name, int n_ranks, int accumulation, const char *keys)
 {
     char model[GOLDEN_PATH_BYTES];

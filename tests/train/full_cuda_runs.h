@@ -26,6 +26,10 @@ void full_cuda_runs_fill(const char *name, int n_ranks, const char *output, cons
 bl_status full_cuda_runs_try(const char *name, int n_ranks, const char *output, const char *keys);
 void full_cuda_runs_train(const char *name, int n_ranks, const char *output, const char *keys);
 
+/* Trains for FULL_CUDA_STEPS steps on two emulated GPUs, a process each: one step, then, in another
+ * run, the others. Fails if anything is new after the warm-up. */
+void full_cuda_runs_train_in_parts(const char *name, const char *output, const char *keys);
+
 /* Trains all steps of a case, its batch in `accumulation` micro-batches. Fails if a loss differs
  * from float64 by more than 1e-2, relative, the limit of bf16 on the CPU (test_train_full_bf16.c),
  * or if all differ by less than 1e-6, as in fp32. */

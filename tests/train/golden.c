@@ -165,6 +165,27 @@ bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hoo
     return st;
 }
 
+double golden_evaluate(const char *model, const char *device, const char *adapter)
+{
+    golden_args args = {0};
+    bl_train_config *config = NULL;
+    bl_eval_result result = {0};
+
+    golden_args_add(&args, "model", "%s", model);
+    golden_args_add(&args, "base_format", "stored");
+    golden_args_add(&args, "device", "%s", device);
+    golden_args_add(&args, "data_format", "tokens");
+    golden_args_add(&args, "max_seq_length", "64");
+    golden_args_add(&args, "validation_file", GOLDEN_VALIDATION);
+    if (adapter) golden_args_add(&args, "adapter", "%s", adapter);
+    bl_status st = bl_train_config_load(BL_CONFIG_EVAL, NULL, args.n, args.text, &config);
+    if (st == BL_OK) st = bl_eval_run(config, NULL, &result);
+    bl_train_config_free(config);
+    golden_args_free(&args);
+    require(st == BL_OK, bl_error_text());
+    return result.loss;
+}
+
 json_t *golden_metrics(const char *output_dir)
 {
     char path[GOLDEN_PATH_BYTES + 16], *line = NULL;

@@ -37,6 +37,11 @@ bl_status golden_train(const golden_args *args);
 /* The same with what offload/pager.h offers tests; NULL: nothing. */
 bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hooks *hooks);
 
+/* The loss on GOLDEN_VALIDATION, on that device, with the base as stored; adapter NULL: of the
+ * base. */
+#define GOLDEN_VALIDATION GOLDEN_DIR "/tokens/tiny-validation.jsonl"
+double golden_evaluate(const char *model, const char *device, const char *adapter);
+
 /* Lines of output_dir/metrics.jsonl as a JSON array; the caller's. */
 json_t *golden_metrics(const char *output_dir);
 /* The loss of the last evaluation in it; 0 without one. */

@@ -78,13 +78,6 @@ static void test_refusals(void **state)
         {ORDINARY, "train", "compute_dtype fp32", 2,
          "device cuda computes in bf16 or fp8; use auto, bf16 or fp8"},
         {ORDINARY, "train", "compute_bf16_modules layers.2", 2, "the model has layers 0 to 1"},
-        {ORDINARY, "train", "modules_to_save norm", 2,
-         "modules_to_save: device cuda is not supported: a GPU has no gradients of single modules "
-         "beside LoRA; use device cpu"},
-        {ORDINARY, "train", "init_adapter tests/golden/modules/adapters/norms", 2,
-         "init_adapter tests/golden/modules/adapters/norms: modules_to_save: device cuda"},
-        {ORDINARY, "eval", "init_adapter tests/golden/modules/adapters/norms", 2,
-         "modules_to_save: device cuda is not supported: a GPU has no modules of an adapter"},
         {ORDINARY, "eval", "compute_bf16_modules head", 2, "is not a projection"},
     };
     runs_child child;

@@ -122,35 +122,14 @@ static void a_kill_changes_no_bit(void **state)
     free(manifest);
 }
 
-/* Two GPUs with NCCL between them, a process each; after a step, the rest in another run. Moments
- * are in bf16. */
+/* Two GPUs with NCCL between them; after a step, the rest in another run. Moments are in bf16. */
 static void processes_and_a_resumption_change_no_bit(void **state)
 {
-    golden_args args = {0};
+    static const char keys[] = "model_dtype f32 optimizer_state_dtype bf16";
 
     (void)state;
-    full_cuda_runs_train(full_runs_cases[0], 2, "whole",
-                         "model_dtype f32 optimizer_state_dtype bf16");
-    assert_int_equal(bl_tree_remove(runs_path("parts")), BL_OK);
-    setenv("BALLAST_EMULATED_DEVICES", "2", 1);
-    for (int part = 0; part < 2; part++) {
-        runs_child child = {0};
-        full_cuda_runs_fill(full_runs_cases[0], 2, "parts",
-                            "rank_processes true model_dtype f32 optimizer_state_dtype bf16",
-                            &args);
-        runs_set(&args, "max_steps", "%d", part == 0 ? 1 : STEPS);
-        if (part == 1) runs_set(&args, "resume_from_checkpoint", "true");
-        if (part == 1) runs_set(&args, "allow_resume_mismatch", "true");
-        runs_start(&child, "train", &args);
-        int code = runs_wait(&child, 600); /* strict: minutes */
-        char *log = runs_read(child.log, NULL);
-        if (code != 0) fail_msg("exit code %d\n%s", code, log);
-        assert_null(strstr(log, "is new after the warm-up"));
-        free(log);
-        golden_args_free(&args);
-        args = (golden_args){0};
-    }
-    unsetenv("BALLAST_EMULATED_DEVICES");
+    full_cuda_runs_train(full_runs_cases[0], 2, "whole", keys);
+    full_cuda_runs_train_in_parts(full_runs_cases[0], "parts", keys);
     full_runs_assert_same(STEPS, "whole", "parts", 2, "processes, resumed");
     full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
                                runs_path("parts/model/model.safetensors"));

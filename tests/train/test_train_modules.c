@@ -16,8 +16,6 @@
 #include "ops/gemm.h"
 #include "store/peft.h"
 
-static const char validation[] = GOLDEN_DIR "/tokens/tiny-validation.jsonl";
-
 static void fill(const char *model, const char *modules, int n_ranks, const char *output,
                  golden_args *args)
 {
@@ -36,7 +34,7 @@ static void fill(const char *model, const char *modules, int n_ranks, const char
     golden_args_add(args, "max_steps", "12");
     golden_args_add(args, "save_steps", "4");
     golden_args_add(args, "modules_to_save", "%s", modules);
-    golden_args_add(args, "validation_file", "%s", validation);
+    golden_args_add(args, "validation_file", GOLDEN_VALIDATION);
     golden_args_add(args, "eval_strategy", "steps");
     golden_args_add(args, "eval_steps", "12");
 }
@@ -66,26 +64,6 @@ static void assert_same_adapter(const char *a, const char *b)
     assert_int_equal(n_a, n_b);
     assert_memory_equal(of_a, of_b, n_a);
     free(of_a), free(of_b);
-}
-
-static double evaluate(const char *model, const char *adapter)
-{
-    char *line[] = {"--model",           (char *)(uintptr_t)model,
-                    "--base_format",     "stored",
-                    "--device",          "cpu",
-                    "--data_format",     "tokens",
-                    "--max_seq_length",  "64",
-                    "--validation_file", (char *)(uintptr_t)validation,
-                    "--adapter",         (char *)(uintptr_t)adapter};
-    bl_train_config *config;
-    bl_eval_result result;
-
-    assert_int_equal(bl_train_config_load(BL_CONFIG_EVAL, NULL,
-                                          (int)BL_COUNT(line) - (adapter ? 0 : 2), line, &config),
-                     BL_OK);
-    if (bl_eval_run(config, NULL, &result) != BL_OK) fail_msg("%s", bl_error_text());
-    bl_train_config_free(config);
-    return result.loss;
 }
 
 /* ---- checkpoints ---- */
@@ -147,7 +125,8 @@ static void the_adapter_is_read_back(void **state)
         char path[GOLDEN_PATH_BYTES];
         snprintf(path, sizeof path, GOLDEN_DIR "/models/%s", cases[i][0]);
         double trained = golden_last_eval_loss(runs_path("read")),
-               read = evaluate(path, runs_path("read")), base = evaluate(path, NULL);
+               read = golden_evaluate(path, "cpu", runs_path("read")),
+               base = golden_evaluate(path, "cpu", NULL);
         printf("%s %s: %.9g as trained, %.9g read back, base %.9g\n", cases[i][0], cases[i][1],
                trained, read, base);
         assert_true(fabs(read / trained - 1) < 1e-6);
@@ -171,7 +150,7 @@ static void a_merge_has_the_modules(void **state)
     assert_int_equal(bl_pool_create(1, &options.pool), BL_OK);
     if (bl_model_merge(&options, &result) != BL_OK) fail_msg("%s", bl_error_text());
     double trained = golden_last_eval_loss(runs_path("merged-from")),
-           merged = evaluate(runs_path("merged"), NULL);
+           merged = golden_evaluate(runs_path("merged"), "cpu", NULL);
     printf("%.9g as trained, %.9g merged\n", trained, merged);
     assert_true(fabs(merged / trained - 1) < 1e-5);
     options.target = runs_path("weighted");

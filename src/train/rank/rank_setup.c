@@ -154,7 +154,8 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
     const bl_train_config *c = r->job->config;
     if (!r->state || r->job->model->is_trained) return BL_OK;
     if (c->init_adapter && r->job->modules.names.n > 0)
-        BL_TRY(bl_adapter_modules_read(r->weights, &r->job->modules.set, c->init_adapter));
+        BL_TRY(
+            bl_adapter_modules_read(r->weights, &r->job->modules.set, c->init_adapter, r->compute));
     if (c->init_adapter)
         return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
     return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);
