@@ -352,7 +352,8 @@ static void a_host_holds_the_state(void **state)
     bl_plan_case_close(&c);
 }
 
-static void plan_of_lora(const char *modules, bl_plan *plan, bl_time_estimate *time)
+static void plan_of_lora(const char *hardware, const char *compute_dtype, const char *modules,
+                         bl_plan *plan, bl_time_estimate *time)
 {
     char *argv[] = {"--model",
                     "llama-3.1-8b",
@@ -361,12 +362,12 @@ static void plan_of_lora(const char *modules, bl_plan *plan, bl_time_estimate *t
                     "--activation_checkpointing",
                     "full",
                     "--compute_dtype",
-                    "fp32",
+                    (char *)(uintptr_t)compute_dtype,
                     "--modules_to_save",
                     (char *)(uintptr_t)modules};
     bl_plan_case c;
 
-    if (bl_plan_case_open("cpu", TOKENS, BL_COUNT(argv) - (modules ? 0 : 2), argv, &c) != BL_OK)
+    if (bl_plan_case_open(hardware, TOKENS, BL_COUNT(argv) - (modules ? 0 : 2), argv, &c) != BL_OK)
         fail_msg("%s", bl_error_text());
     choose(&c, plan, time);
     bl_plan_case_close(&c);
@@ -380,12 +381,10 @@ static void modules_are_whole(void **state)
     const double table = (double)VOCABULARY * HIDDEN, norms = (2 * LAYERS + 1) * HIDDEN;
     bl_plan none, some;
     bl_time_estimate before, after;
-    char *argv[] = {"--model", "llama-3.1-8b", "--modules_to_save", "lm_head"};
-    bl_plan_case c;
 
     (void)state;
-    plan_of_lora(NULL, &none, &before);
-    plan_of_lora("lm_head,norm", &some, &after);
+    plan_of_lora("cpu", "fp32", NULL, &none, &before);
+    plan_of_lora("cpu", "fp32", "lm_head,norm", &some, &after);
     assert_near(item(&some, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * table, 1e-9);
     assert_near(item(&some, BL_MEMORY_ADAM) - item(&none, BL_MEMORY_ADAM), 8 * (table + norms),
                 1e-9);
@@ -394,9 +393,35 @@ static void modules_are_whole(void **state)
     assert_near(after.part[BL_TIME_HEAD].seconds, 1.5 * before.part[BL_TIME_HEAD].seconds, 0.1);
     assert_true(after.part[BL_TIME_OPTIMIZER].seconds >
                 10 * before.part[BL_TIME_OPTIMIZER].seconds);
-    assert_int_equal(bl_plan_case_open("1xh100", TOKENS, BL_COUNT(argv), argv, &c), BL_EUSAGE);
-    assert_non_null(strstr(bl_error_text(), "modules_to_save: device cuda is not supported"));
-    bl_plan_case_close(&c);
+}
+
+static int64_t host_bytes(const bl_plan *plan)
+{
+    int64_t n = 0;
+
+    for (int i = 0; i < BL_MEMORY_ITEMS; i++) n += plan->memory.item[i].host;
+    return n;
+}
+
+/* A GPU also has a bf16 copy of the head, which products take, and makes it again after the update,
+ * which moves 36 bytes per weight. It gathers a trained embedding from its memory. */
+static void a_gpu_copies_a_trained_head(void **state)
+{
+    const double table = (double)128256 * 4096;
+    bl_plan none, head, embedding;
+    bl_time_estimate before, of_head, of_embedding;
+
+    (void)state;
+    plan_of_lora("2xh100", "bf16", NULL, &none, &before);
+    plan_of_lora("2xh100", "bf16", "lm_head", &head, &of_head);
+    plan_of_lora("2xh100", "bf16", "embed_tokens", &embedding, &of_embedding);
+    assert_near(item(&head, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 6 * table, 1e-9);
+    assert_near(item(&embedding, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * table, 1e-9);
+    assert_true(of_head.part[BL_TIME_HEAD].seconds > 1.2 * before.part[BL_TIME_HEAD].seconds);
+    assert_true(of_head.part[BL_TIME_OPTIMIZER].seconds >
+                of_embedding.part[BL_TIME_OPTIMIZER].seconds);
+    assert_true(host_bytes(&head) == host_bytes(&none));
+    assert_true(host_bytes(&embedding) < host_bytes(&none));
 }
 
 /* An FP8 checkpoint cannot be trained so. */
@@ -424,6 +449,7 @@ int main(void)
                                        cmocka_unit_test(gpus_hold_it_all),
                                        cmocka_unit_test(a_host_holds_the_state),
                                        cmocka_unit_test(modules_are_whole),
+                                       cmocka_unit_test(a_gpu_copies_a_trained_head),
                                        cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);
 }
