@@ -64,16 +64,10 @@ static bl_status fill(bl_stream *stream, const void *args)
 }
 
 /* New blocks are zero; tasks of two streams and the workers of one see the same bytes. */
-static void test_tasks_touch_it(void **state)
+static void check_blocks(bl_device *device, bl_stream *a, bl_stream *b, uint32_t *host)
 {
-    bl_device *device = guarded_device();
-    bl_stream *a, *b;
-    uint32_t *host = allocate(device, BL_SPACE_HOST, N * sizeof *host), *x[BLOCKS];
+    uint32_t *x[BLOCKS];
 
-    (void)state;
-    assert_false(bl_device_host_writes(device));
-    assert_ok(bl_stream_create(device, "a", &a));
-    assert_ok(bl_stream_create(device, "b", &b));
     for (int k = 0; k < BLOCKS; k++) {
         x[k] = allocate(device, BL_SPACE_DEVICE, N * sizeof **x);
         host[N - 1] = 1;
@@ -90,6 +84,20 @@ static void test_tasks_touch_it(void **state)
         for (int i = 0; i < N; i++) assert_int_equal(host[i], 0);
         bl_device_free(device, BL_SPACE_DEVICE, x[k]);
     }
+}
+
+/* Again after all blocks were freed. */
+static void test_tasks_touch_it(void **state)
+{
+    bl_device *device = guarded_device();
+    bl_stream *a, *b;
+    uint32_t *host = allocate(device, BL_SPACE_HOST, N * sizeof *host);
+
+    (void)state;
+    assert_false(bl_device_host_writes(device));
+    assert_ok(bl_stream_create(device, "a", &a));
+    assert_ok(bl_stream_create(device, "b", &b));
+    for (int round = 0; round < 2; round++) check_blocks(device, a, b, host);
     bl_stream_destroy(a);
     bl_stream_destroy(b);
     bl_device_free(device, BL_SPACE_HOST, host);
@@ -122,7 +130,23 @@ static void test_more_than_there_are_addresses(void **state)
 
 /* ---- planted touches, each in a child ---- */
 
-typedef enum touch { READ, WRITE, READ_AFTER_TASKS, CALL_SYSTEM, TOUCH_HOST_SPACE, TOUCHES } touch;
+typedef enum touch {
+    READ,
+    WRITE,
+    READ_AFTER_TASKS,
+    READ_FREED,
+    READ_FREED_BY_TASK,
+    READ_SECOND, /* a block made after all others were freed */
+    CALL_SYSTEM,
+    TOUCH_HOST_SPACE,
+    TOUCHES
+} touch;
+
+static bl_status free_block(bl_stream *stream, const void *args)
+{
+    bl_device_free(bl_stream_device(stream), BL_SPACE_DEVICE, *(void *const *)args);
+    return BL_OK;
+}
 
 /* Exit code 0: nothing happened. */
 static void touch_memory(touch how)
@@ -138,6 +162,19 @@ static void touch_memory(touch how)
     assert_ok(bl_stream_create(device, "stream", &stream));
     if (how == READ_AFTER_TASKS) assert_ok(bl_stream_zero(stream, x, N * sizeof *x));
     if (how == READ_AFTER_TASKS) assert_ok(bl_stream_synchronize(stream));
+    if (how == READ_FREED || how == READ_SECOND) {
+        assert_ok(bl_stream_zero(stream, x, N * sizeof *x));
+        bl_device_free(device, BL_SPACE_DEVICE, x);
+    }
+    if (how == READ_FREED_BY_TASK) { /* while the memory is open */
+        void *block = x;
+        assert_ok(bl_stream_call(stream, free_block, &block, sizeof block));
+    }
+    if (how == READ_SECOND) {
+        x = allocate(device, BL_SPACE_DEVICE, N * sizeof *x);
+        assert_ok(bl_stream_zero(stream, x, N * sizeof *x));
+        at = x + N / 2;
+    }
     if (how == CALL_SYSTEM) {
         int ends[2];
         if (pipe(ends) == 0 && write(ends[1], x, sizeof *x) < 0 && errno == EFAULT) raise(SIGSEGV);
