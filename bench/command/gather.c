@@ -22,7 +22,7 @@ typedef struct gather_options {
     bl_string_list bytes;
     int64_t ranks, runs;
     where device;
-    bool processes, nccl_tests, json;
+    bool processes, by_hosts, nccl_tests, json;
 } gather_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -40,6 +40,8 @@ static const bl_option table[] = {
      .help = "a process per rank; false: threads of one process, all on GPU 0"},
     {OPTION(runs, INT), .default_text = "10", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "timed runs of each size"},
+    {OPTION(by_hosts, BOOL), .default_text = "false",
+     .help = "GPUs of several hosts: as `ballast train` gathers with gather_by_hosts"},
     {OPTION(nccl_tests, BOOL), .default_text = "true",
      .help = "run nccl-tests' all_gather_perf, too, where it is installed"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print a JSON line for each size"},
@@ -222,6 +224,7 @@ static bl_status create_world(gather_rank *r)
     bl_nccl_options options = {.name = "bench gather",
                                .deadline_s = DEADLINE_S,
                                .copy_engines = true,
+                               .gathers_by_hosts = r->bench->options->by_hosts,
                                .leave = leave_job,
                                .leave_user = r->bench->launch};
 

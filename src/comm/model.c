@@ -22,17 +22,19 @@ typedef struct step {
     double received, into_host;
 } step;
 
-/* Adds a step to the work of its exchange. Until all steps are added, use[] holds the seconds of
- * the network. */
-static void add_step(const step *s, const bl_rates *r, bl_work *work)
+static double network_s_of(const step *s, const bl_rates *r)
 {
-    double seconds = 0, network_s = s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
+    return s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
+}
+
+/* parts: what of the step's bytes is moved at once. */
+static double seconds_of(const step *s, const bl_rates *r, double parts)
+{
+    double seconds = 0, network_s = network_s_of(s, r) / parts;
 
     if (s->received > 0 && r->gather_bytes_per_s > 0)
-        seconds = r->gather_latency_s + s->received / r->gather_bytes_per_s;
-    if (network_s > 0) seconds = fmax(seconds, r->network_latency_s + network_s);
-    work->seconds += seconds;
-    work->use[BL_RESOURCE_NETWORK] += network_s;
+        seconds = r->gather_latency_s + s->received / parts / r->gather_bytes_per_s;
+    return network_s > 0 ? fmax(seconds, r->network_latency_s + network_s) : seconds;
 }
 
 static comm_blocks_traffic traffic_of(const bl_exchange *e)
@@ -80,8 +82,18 @@ bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rat
 {
     step steps[2];
     bl_work work = {.seconds = 0};
+    int n = steps_of(e, steps);
+    bool is_pipelined = e->kind == BL_EXCHANGE_BLOCKS && kind == BL_DEVICE_CUDA && n == 2;
+    int n_pieces = is_pipelined ? comm_gather_pieces((int64_t)e->bytes) : 1;
+    double longest_s = 0;
 
-    for (int i = steps_of(e, steps) - 1; i >= 0; i--) add_step(&steps[i], r, &work);
+    for (int i = 0; i < n; i++) {
+        double piece_s = seconds_of(&steps[i], r, n_pieces);
+        work.seconds += piece_s;
+        longest_s = fmax(longest_s, piece_s);
+        work.use[BL_RESOURCE_NETWORK] += network_s_of(&steps[i], r);
+    }
+    work.seconds += (n_pieces - 1) * longest_s;
     if (kind != BL_DEVICE_CUDA) work.use[BL_RESOURCE_CORES] = r->copy_cores;
     if (work.seconds > 0) {
         work.use[BL_RESOURCE_NETWORK] /= work.seconds;

@@ -14,7 +14,8 @@ bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_s
 
 /* An all-gather in a group of `size` ranks with `bytes` each, or a sum with `bytes` for each rank
  * in the result. In blocks of ranks (docs/design/0029): one exchange within blocks and one between
- * them, with the network bytes of the host that receives most. */
+ * them, with the network bytes of the host that receives most; between GPUs a gather's two are
+ * pipelined, in comm_gather_pieces. */
 typedef enum bl_exchange_kind {
     BL_EXCHANGE_RING,   /* a gather: every host and every rank receives the bytes of all others */
     BL_EXCHANGE_BLOCKS, /* a gather in blocks */
@@ -23,9 +24,9 @@ typedef enum bl_exchange_kind {
 typedef struct bl_exchange {
     double size, n_on_host, bytes;
     bl_exchange_kind kind;
-    int block; /* ranks per block; a ring has none */
+    int block; /* ranks per block (of GPUs' gathers, the ranks of a host); a ring has none */
 } bl_exchange;
-/* How this build's communicators gather: processes on CPUs in blocks, GPUs by NCCL's ring. */
+/* How communicators gather by default: processes on CPUs in blocks, GPUs by NCCL's ring. */
 bl_exchange_kind bl_exchange_gather_kind(bl_device_kind kind);
 /* With rates->gather_bytes_per_s 0, which one rank per host allows, of the network alone. */
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);

@@ -194,7 +194,7 @@ typedef struct bl_train_config {
     bool activation_offload;
     int64_t visit_tokens;            /* BL_OPTION_AUTO or tokens of one visit of a layer, a rank */
     double grace_s, step_deadline_s; /* step_deadline_s 0: no timeout */
-    bool compare_collectives;
+    bool gather_by_hosts, compare_collectives;
 
     bl_config_source source; /* the one member that is not a key */
 } bl_train_config;

@@ -346,6 +346,10 @@ const bl_option bl_train_options[] = {
      .help = "time in seconds for the current step after a stop request"},
     {KEY(step_deadline_s, REAL), RANGE(0, 1e6), .commands = BOTH, .default_text = "1800",
      .help = "timeout in seconds of a rank that waits for another; 0: none"},
+    {KEY(gather_by_hosts, BOOL), .commands = BOTH, .default_text = "false",
+     .help =
+         "all-gathers between GPUs of several hosts: each rank's part is sent once to each host "
+         "and from there within it; false: by NCCL's ring"},
     {KEY(compare_collectives, BOOL), .commands = BOTH, .default_text = "false",
      .help = "debugging: in the first step, compare the collectives of GPUs between ranks before "
              "each starts"},

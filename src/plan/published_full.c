@@ -82,6 +82,8 @@ bl_status bl_published_explain_full(bl_published_full *out)
     BL_TRY(add_row(&j, "what nobody reads is not computed again", out));
     j.input.habits.reduces_in_ring = false;
     BL_TRY(add_row(&j, "gradients are added in a fixed order, fp32", out));
+    j.input.gathers_by_hosts = true;
+    BL_TRY(add_row(&j, "weights enter each host once (gather_by_hosts)", out));
     BL_TRY(open_job(&j));
     j.input.micro_tokens *= GPUS * HOSTS;
     return add_row(&j, "as published, with 16 rows per GPU", out);

@@ -96,9 +96,10 @@ typedef struct bl_time_input {
     bl_matmul_mode mode; /* of products with frozen matrices, on CUDA */
     bl_matmul_sums sums; /* of those in FP8 */
     bl_rates rates;
-    int n_ranks, n_hosts; /* equal hosts, ranks numbered host by host */
-    int n_shards;         /* ranks of a shard group */
-    int sum_block;        /* ranks per block of a sum; 0: BL_COMM_SUM_BLOCK */
+    int n_ranks, n_hosts;  /* equal hosts, ranks numbered host by host */
+    int n_shards;          /* ranks of a shard group */
+    int sum_block;         /* ranks per block of a sum; 0: BL_COMM_SUM_BLOCK */
+    bool gathers_by_hosts; /* GPUs: gather_by_hosts */
     int ring_depth;
 
     int64_t micro_tokens;   /* of a micro-batch of one rank, those that are computed */

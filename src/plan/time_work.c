@@ -26,17 +26,25 @@ static bl_work transfer(const bl_time_input *in, double seconds)
 
 bl_exchange plan_gather_of(const bl_time_input *in, double size, double bytes)
 {
-    return (bl_exchange){.size = size,
-                         .n_on_host = (double)in->n_ranks / in->n_hosts,
-                         .bytes = bytes,
-                         .kind = bl_exchange_gather_kind(in->kind),
-                         .block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK};
+    double n_on_host = (double)in->n_ranks / in->n_hosts;
+    bl_exchange e = {.size = size,
+                     .n_on_host = n_on_host,
+                     .bytes = bytes,
+                     .kind = bl_exchange_gather_kind(in->kind),
+                     .block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK};
+
+    if (is_cuda(in) && in->gathers_by_hosts && size > n_on_host && n_on_host > 1) {
+        e.kind = BL_EXCHANGE_BLOCKS;
+        e.block = (int)ceil(n_on_host);
+    }
+    return e;
 }
 
 bl_exchange plan_sum_of(const bl_time_input *in, double bytes)
 {
     bl_exchange e = plan_gather_of(in, in->n_ranks, bytes);
     e.kind = BL_EXCHANGE_SUM;
+    e.block = in->sum_block > 0 ? in->sum_block : BL_COMM_SUM_BLOCK;
     return e;
 }
 

@@ -215,6 +215,12 @@ static bl_status large(nccl_self *self)
     return check_all_gather(self, self->comm, LARGE, true);
 }
 
+static bl_status gather(nccl_self *self)
+{
+    BL_TRY(bl_comm_trust_order(self->comm));
+    return check_all_gather(self, self->comm, NCCL_GATHERED_BYTES, true);
+}
+
 static bl_status sum(nccl_self *self)
 {
     return check_reduce_scatter(self, self->comm, LARGE / self->n_ranks);
@@ -491,6 +497,7 @@ const nccl_case nccl_cases[] = {
     {"values", values, 60, false, false, 0, 0},
     {"values_in_windows", values, 60, true, true, 0, 0},
     {"large", large, 120, true, false, 0, 0},
+    {"gather", gather, 60, true, false, 0, 0},
     {"sum", sum, 60, true, false, 0, 0},
     {"sum_at_once", sum, 60, true, false, LARGE * sizeof(float), 0},
     {"blocks", sums_in_blocks, 60, true, false, 0, 0},

@@ -14,7 +14,8 @@
  * others on another one. All that wait are more than twice as many as a watch has room for at its
  * start. The pauses take longer than the deadline. */
 enum {
-    NCCL_ONE_SUM_FLOATS = 1000, /* per rank, in the sum of "one_sum" */
+    NCCL_GATHERED_BYTES = (6 << 20) + 5, /* of each rank, in "gather": several pieces */
+    NCCL_ONE_SUM_FLOATS = 1000,          /* per rank, in the sum of "one_sum" */
     NCCL_CROWD_FIRST = 30,
     NCCL_CROWD_HELD = 70,
     NCCL_CROWD = 170,

@@ -230,13 +230,18 @@ static void leave(void *user)
     _exit(bl_status_exit_code(bl_wire_end(wire)));
 }
 
-/* BALLAST_TEST_BOOT_ID: the last rank is on another host of this name, which has this file as its
- * boot id. */
+/* BALLAST_TEST_ON_HOST=N: rank r is on host r / N of this name, with BALLAST_TEST_ROUND on r % N;
+ * those from 1 on have the file that BALLAST_TEST_BOOT_ID names, with .1, .2, ... behind the name,
+ * as boot id. */
 static bl_status move_to_other_host(const nccl_self *self)
 {
-    const char *file = getenv("BALLAST_TEST_BOOT_ID");
+    const char *prefix = getenv("BALLAST_TEST_BOOT_ID"), *text = getenv("BALLAST_TEST_ON_HOST");
+    char file[128];
+    int n = text ? atoi(text) : self->n_ranks;
+    int host = getenv("BALLAST_TEST_ROUND") ? self->rank % n : self->rank / n;
 
-    if (!file || self->rank != self->n_ranks - 1) return BL_OK;
+    if (!prefix || !text || host == 0) return BL_OK;
+    snprintf(file, sizeof file, "%s.%d", prefix, host);
     if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
         mount(file, "/proc/sys/kernel/random/boot_id", NULL, MS_BIND, NULL) != 0)
         return bl_fail_errno(BL_EIO, "%s", file);
@@ -251,6 +256,7 @@ static bl_status open_and_run(nccl_self *self, const nccl_case *which, bl_wire *
                                .host_memory = self->host_memory,
                                .deadline_s = which->deadline_s,
                                .copy_engines = which->copy_engines,
+                               .gathers_by_hosts = getenv("BALLAST_TEST_BY_HOSTS") != NULL,
                                .compares_calls =
                                    !which->trusts_order && which->first_deadline_s <= 0,
                                .sum_bytes = which->sum_bytes,

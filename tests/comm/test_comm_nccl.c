@@ -238,25 +238,163 @@ static void test_two_ranks_with_one_gpu(void **state)
     nccl_run_failing("values", 4, SETTINGS("BALLAST_TEST_GPUS=3"), 4, text);
 }
 
+/* Three hosts of one name: boot ids for ranks (nccl_ranks.c). */
+enum { OTHER_HOSTS = 2 };
+static char boot_ids[] = "/tmp/boot_id.XXXXXX", boot_ids_setting[64];
+
+static void hosts_open(void)
+{
+    if (system("unshare --mount true 2>/dev/null") != 0) TEST_SKIP("no mount namespaces");
+    strcpy(boot_ids, "/tmp/boot_id.XXXXXX");
+    int fd = mkstemp(boot_ids);
+    assert_true(fd >= 0);
+    close(fd);
+    snprintf(boot_ids_setting, sizeof boot_ids_setting, "BALLAST_TEST_BOOT_ID=%s", boot_ids);
+    for (int i = 1; i <= OTHER_HOSTS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s.%d", boot_ids, i);
+        FILE *file = fopen(name, "w");
+        assert_non_null(file);
+        assert_true(fprintf(file, "another %d\n", i) > 0 && fclose(file) == 0);
+    }
+}
+
+static void hosts_close(void)
+{
+    for (int i = 1; i <= OTHER_HOSTS; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "%s.%d", boot_ids, i);
+        unlink(name);
+    }
+    unlink(boot_ids);
+}
+
 /* Machines that were installed alike: one name, and their GPUs have the same places. NCCL is asked
  * for no window, which would go over their network. */
 static void test_two_hosts_with_one_name(void **state)
 {
-    char file[] = "/tmp/boot_id.XXXXXX", setting[64];
     nccl_log log;
     (void)state;
-    if (system("unshare --mount true 2>/dev/null") != 0) TEST_SKIP("no mount namespaces");
-    int fd = mkstemp(file);
-    assert_true(fd >= 0 && write(fd, "another\n", 8) == 8);
-    close(fd);
-    snprintf(setting, sizeof setting, "BALLAST_TEST_BOOT_ID=%s", file);
-    nccl_run_fine("values", 2, SETTINGS("BALLAST_TEST_GPUS=1", setting));
+    hosts_open();
+    nccl_run_fine("values", 2,
+                  SETTINGS("BALLAST_TEST_GPUS=1", "BALLAST_TEST_ON_HOST=1", boot_ids_setting));
     nccl_log_open(&log);
-    check_memory("memory", SETTINGS(log.setting, setting),
+    check_memory("memory", SETTINGS(log.setting, "BALLAST_TEST_ON_HOST=1", boot_ids_setting),
                  "by kernels: copy engines work inside one host, and the group spans several");
     for (int rank = 0; rank < 2; rank++) assert_null(strstr(nccl_log_read(&log, rank), "window "));
     nccl_log_close(&log, 2);
-    unlink(file);
+    hosts_close();
+}
+
+/* ---- gathers by hosts ---- */
+
+/* Bytes that the rank's log has as sent to ranks of other hosts. */
+static int64_t sent_to_hosts(const nccl_log *log, int rank, int n_on_host)
+{
+    int64_t n_bytes = 0;
+    for (const char *at = nccl_log_read(log, rank); (at = strstr(at, " send:")); at++) {
+        int peer;
+        long long bytes;
+        assert_int_equal(sscanf(at, " send:%d:%lld", &peer, &bytes), 2);
+        if (peer / n_on_host != rank / n_on_host) n_bytes += bytes;
+    }
+    return n_bytes;
+}
+
+/* The bytes of every part, in all lengths, in groups split from all ranks, and beside sums. Each
+ * part is sent once to each other host, in several pieces, and NCCL gathers nothing. */
+static void test_gathers_by_hosts(void **state)
+{
+    static const struct {
+        int n_ranks;
+        const char *on_host; /* the last host may have fewer */
+    } layouts[] = {{4, "2"}, {5, "3"}, {8, "4"}, {7, "3"}, {3, "2"}};
+    nccl_log log;
+
+    (void)state;
+    hosts_open();
+    for (size_t i = 0; i < BL_COUNT(layouts); i++) {
+        char on_host[40];
+        int n = layouts[i].n_ranks, per_host = atoi(layouts[i].on_host);
+        int n_hosts = (n + per_host - 1) / per_host;
+        snprintf(on_host, sizeof on_host, "BALLAST_TEST_ON_HOST=%s", layouts[i].on_host);
+        const char *settings[] = {on_host, boot_ids_setting, "BALLAST_TEST_BY_HOSTS=1", NULL, NULL};
+        nccl_run_fine("values", n, settings);
+        nccl_run_fine("split", n, settings);
+        nccl_log_open(&log);
+        settings[3] = log.setting;
+        nccl_run_fine("gather", n, settings);
+        for (int rank = 0; rank < n; rank++) {
+            const char *text = nccl_log_read(&log, rank);
+            assert_null(strstr(text, "all_gather"));
+            assert_int_equal(sent_to_hosts(&log, rank, per_host),
+                             (n_hosts - 1) * NCCL_GATHERED_BYTES);
+        }
+        nccl_log_close(&log, n);
+    }
+    nccl_run_fine("layers", 4,
+                  SETTINGS("BALLAST_TEST_ON_HOST=2", boot_ids_setting, "BALLAST_TEST_BY_HOSTS=1"));
+    nccl_run_fine("values", 3,
+                  SETTINGS("BALLAST_TEST_ON_HOST=2", boot_ids_setting, "BALLAST_TEST_BY_HOSTS=1",
+                           "BALLAST_EMULATED=strict"));
+    hosts_close();
+}
+
+/* One host, one rank per host, ranks that are not numbered host by host, or not asked for: NCCL
+ * gathers. */
+static void test_gathers_not_by_hosts(void **state)
+{
+#define HOSTS(n) "BALLAST_TEST_ON_HOST=" #n, boot_ids_setting
+    const struct {
+        const char *const *settings, *text;
+    } cases[] = {
+        {SETTINGS("BALLAST_TEST_BY_HOSTS=1"), NULL},
+        {SETTINGS("BALLAST_TEST_BY_HOSTS=1", HOSTS(1)), NULL},
+        {SETTINGS(HOSTS(2)), NULL},
+        {SETTINGS("BALLAST_TEST_BY_HOSTS=1", HOSTS(2), "BALLAST_TEST_ROUND=1"),
+         "NCCL gathers: ranks are not numbered host by host"},
+    };
+#undef HOSTS
+
+    (void)state;
+    hosts_open();
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        const char *settings[8];
+        nccl_log log;
+        nccl_job job;
+        int n = 0;
+        nccl_log_open(&log);
+        for (; cases[i].settings[n]; n++) settings[n] = cases[i].settings[n];
+        settings[n] = log.setting;
+        settings[n + 1] = NULL;
+        nccl_start(&job, "gather", 3, settings);
+        nccl_wait(&job);
+        nccl_assert_fine(&job);
+        if (cases[i].text) assert_non_null(strstr(job.text[0], cases[i].text));
+        assert_null(strstr(job.text[0], "each part goes once"));
+        assert_non_null(strstr(nccl_log_read(&log, 0), "all_gather"));
+        assert_null(strstr(nccl_log_read(&log, 0), "send:"));
+        nccl_log_close(&log, 3);
+    }
+    hosts_close();
+}
+
+/* A rank of the other host that calls something else, does not come, fails or dies in a gather. The
+ * fifth launch is the second one of a gather. */
+static void test_gathers_by_hosts_that_fail(void **state)
+{
+    (void)state;
+    hosts_open();
+#define BY_HOSTS "BALLAST_TEST_ON_HOST=2", boot_ids_setting, "BALLAST_TEST_BY_HOSTS=1"
+    nccl_run_failing("other_size", 4, SETTINGS(BY_HOSTS), 1, "all_gather, 4095 bytes, on test");
+    nccl_run_failing("hang", 4, SETTINGS(BY_HOSTS), 7,
+                     "waited for " NCCL_DEADLINE_S_TEXT " in all_gather, 4096 bytes, on test");
+    nccl_run_failing("rounds", 4, SETTINGS(BY_HOSTS, "BALLAST_EMULATED_FAULT=3:5:fail"), 4,
+                     "rank 3: ncclGroupEnd");
+    nccl_run_failing("rounds", 4, SETTINGS(BY_HOSTS, "BALLAST_EMULATED_FAULT=3:5:kill"), 7,
+                     "rank 3 has died");
+#undef BY_HOSTS
+    hosts_close();
 }
 
 /* ---- the order of calls ---- */
@@ -297,6 +435,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_libraries_that_will_not_do),
         cmocka_unit_test(test_two_ranks_with_one_gpu),
         cmocka_unit_test(test_two_hosts_with_one_name),
+        cmocka_unit_test(test_gathers_by_hosts),
+        cmocka_unit_test(test_gathers_not_by_hosts),
+        cmocka_unit_test(test_gathers_by_hosts_that_fail),
         cmocka_unit_test(test_other_calls_are_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

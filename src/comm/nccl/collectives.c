@@ -2,7 +2,8 @@
 /* The collectives of GPUs in processes. Sums (comm/blocks_internal.h): the ranks of a block send
  * each other the values for their owners. A kernel adds the received values in the scratch in rank
  * order. Then the same between blocks. The parts of a piece fit into the scratch. The stream orders
- * pieces and calls, so each piece may overwrite the scratch of the piece before it. */
+ * pieces and calls, so each piece may overwrite the scratch of the piece before it. Gathers by
+ * hosts take the paths of a sum in reverse, with the ranks of a host as a block. */
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
@@ -93,12 +94,12 @@ static bl_status queue_between_blocks(comm_nccl *c, const comm_parts *p, void *s
     return BL_OK;
 }
 
-/* ---- sums to all ranks: from every owner to its helpers, and within their blocks ---- */
+/* ---- parts to all ranks: from every owner to its helpers, and within their blocks ---- */
 
-static bl_status queue_back_between(comm_nccl *c, const comm_parts *p, void *stream)
+static bl_status queue_back_between(comm_nccl *c, const comm_blocks *b, const comm_parts *p,
+                                    void *stream)
 {
-    const comm_blocks *b = &c->sum_blocks;
-    int rank = c->base.rank, own = own_block(c);
+    int rank = c->base.rank, own = comm_block_of(b, rank);
 
     for (int i = 1; i < b->n; i++)
         BL_TRY(queue_send(c, comm_part_of(p, rank), comm_part_bytes(p, rank),
@@ -112,14 +113,14 @@ static bl_status queue_back_between(comm_nccl *c, const comm_parts *p, void *str
     return BL_OK;
 }
 
-static bl_status queue_back_members(comm_nccl *c, const comm_parts *p, int i, void *stream)
+static bl_status queue_back_members(comm_nccl *c, const comm_blocks *b, const comm_parts *p, int i,
+                                    void *stream)
 {
-    const comm_blocks *b = &c->sum_blocks;
-    int rank = c->base.rank, first = comm_block_first(b, own_block(c)),
-        n = comm_block_length(b, own_block(c));
+    int rank = c->base.rank, block = comm_block_of(b, rank), first = comm_block_first(b, block),
+        n = comm_block_length(b, block);
     int to = first + (rank - first + i) % n, from = first + (rank - first + n - i) % n;
 
-    for (int turn = 0; turn < comm_block_turns(b, own_block(c)); turn++) {
+    for (int turn = 0; turn < comm_block_turns(b, block); turn++) {
         int own = comm_block_owner(b, rank, turn), theirs = comm_block_owner(b, from, turn);
         if (own >= 0)
             BL_TRY(queue_send(c, comm_part_of(p, own), comm_part_bytes(p, own), to, stream));
@@ -130,14 +131,36 @@ static bl_status queue_back_members(comm_nccl *c, const comm_parts *p, int i, vo
     return BL_OK;
 }
 
-static bl_status queue_back_within(comm_nccl *c, const comm_parts *p, void *stream)
+static bl_status queue_back_within(comm_nccl *c, const comm_blocks *b, const comm_parts *p,
+                                   void *stream)
 {
-    for (int i = 1; i < comm_block_length(&c->sum_blocks, own_block(c)); i++)
-        BL_TRY(queue_back_members(c, p, i, stream));
+    int n = comm_block_length(b, comm_block_of(b, c->base.rank));
+
+    for (int i = 1; i < n; i++) BL_TRY(queue_back_members(c, b, p, i, stream));
     return BL_OK;
 }
 
+/* ---- a group of sends and receives, which run at once ---- */
+
 typedef bl_status (*queue_fn)(comm_nccl *c, const comm_parts *p, void *stream);
+
+static bl_status queue_sums_between(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    return queue_back_between(c, &c->sum_blocks, p, stream);
+}
+
+static bl_status queue_sums_within(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    return queue_back_within(c, &c->sum_blocks, p, stream);
+}
+
+/* One piece goes between hosts, and the one before it within them. p[0]: the latter, p[1]: the
+ * former; one without elements does not. */
+static bl_status queue_pieces(comm_nccl *c, const comm_parts *p, void *stream)
+{
+    if (p[1].n_part > 0) BL_TRY(queue_back_between(c, &c->hosts, &p[1], stream));
+    return p[0].n_part > 0 ? queue_back_within(c, &c->hosts, &p[0], stream) : BL_OK;
+}
 
 /* A group is closed also after a failure: it is the thread's. */
 static bl_status exchange(comm_nccl *c, queue_fn queue, const comm_parts *p, bl_stream *stream)
@@ -204,8 +227,8 @@ static bl_status reduce_piece(comm_nccl *c, bl_stream *stream, const bl_comm_tas
         BL_TRY(sum_between_blocks(c, stream, t, p));
     }
     if (t->call.kind != BL_COMM_ALL_REDUCE) return BL_OK;
-    if (c->sum_blocks.n > 1) BL_TRY(exchange(c, queue_back_between, p, stream));
-    return c->sum_blocks.per_block > 1 ? exchange(c, queue_back_within, p, stream) : BL_OK;
+    if (c->sum_blocks.n > 1) BL_TRY(exchange(c, queue_sums_between, p, stream));
+    return c->sum_blocks.per_block > 1 ? exchange(c, queue_sums_within, p, stream) : BL_OK;
 }
 
 static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
@@ -217,8 +240,36 @@ static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
     return BL_OK;
 }
 
+/* Piece k of each rank's part; none outside of 0..n - 1. */
+static comm_parts gather_piece(const bl_comm_task *t, int k, int n)
+{
+    int64_t bytes = (int64_t)t->call.bytes, begin = bytes * k / n, end = bytes * (k + 1) / n;
+
+    return (comm_parts){.values = t->recv,
+                        .first = begin,
+                        .stride = bytes,
+                        .n_part = k < 0 || k >= n ? 0 : end - begin,
+                        .end = bytes * t->comm->size,
+                        .unit_bytes = 1};
+}
+
+/* Each part enters each other host once. */
+static bl_status all_gather_by_hosts(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
+{
+    int n = comm_gather_pieces((int64_t)t->call.bytes);
+    unsigned char *own = (unsigned char *)t->recv + (size_t)c->base.rank * t->call.bytes;
+
+    if (t->send != own) BL_TRY(bl_stream_copy(stream, own, t->send, t->call.bytes));
+    for (int k = 0; k <= n; k++) {
+        comm_parts pieces[] = {gather_piece(t, k - 1, n), gather_piece(t, k, n)};
+        BL_TRY(exchange(c, queue_pieces, pieces, stream));
+    }
+    return BL_OK;
+}
+
 static bl_status all_gather(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
 {
+    if (c->hosts.n > 1) return all_gather_by_hosts(c, stream, t);
     return CHECK(c, ncclAllGather(t->send, t->recv, t->call.bytes, ncclUint8, c->nccl,
                                   bl_cuda_stream_handle(stream)));
 }

@@ -104,6 +104,7 @@ typedef struct comm_nccl {
     char name[2 * COMM_NCCL_NAME_BYTES]; /* "nccl", "nccl#2" */
     int *job_ranks;                      /* [size]: ranks in the first communicator */
     comm_blocks sum_blocks;
+    comm_blocks hosts;      /* of gathers by hosts; one block: NCCL gathers */
     unsigned char *scratch; /* parts of part_bytes, in device memory */
     size_t part_bytes;
     void *staging; /* BL_NCCL_SMALL_BYTES, pinned */
@@ -124,6 +125,9 @@ void comm_nccl_describe(char text[COMM_NCCL_TEXT_BYTES], const bl_comm_call *cal
 bl_status comm_nccl_learn_places(comm_nccl *c);
 bool comm_nccl_spans_hosts(
     const comm_nccl *c); /* by the hosts' names and boots; the same on all ranks */
+/* Ranks per host where the group's ranks are numbered host by host, with equal numbers; the last
+ * host may have fewer. 0: they are not. The same on all ranks. */
+int comm_nccl_ranks_per_host(const comm_nccl *c);
 
 /* order.c: compares a call with those of the communicator's other ranks, where the job asks for it
  * and while its order is not trusted. BL_EINTERNAL names both calls where two differ; it aborts the

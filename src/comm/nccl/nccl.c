@@ -211,6 +211,23 @@ static bl_status learn_ranks(comm_nccl *c, int job_rank)
     return bl_stream_synchronize(c->job->host_stream);
 }
 
+/* Which way gathers go over several hosts. With one rank per host NCCL's is as good. */
+static void choose_gathers(comm_nccl *c)
+{
+    int n = comm_nccl_spans_hosts(c) ? comm_nccl_ranks_per_host(c) : c->base.size;
+    bool by_hosts = c->job->options.gathers_by_hosts && n > 1;
+
+    c->hosts = comm_blocks_of(c->base.size, by_hosts ? n : c->base.size);
+    if (!c->job->options.gathers_by_hosts || c->base.rank > 0 || c->number > 0) return;
+    if (n == 0)
+        bl_log_info(
+            "gather_by_hosts: NCCL gathers: ranks are not numbered host by host, with equal "
+            "numbers");
+    else if (c->hosts.n > 1)
+        bl_log_info("gathers by hosts: each part goes once to each of %d hosts of %d GPUs",
+                    c->hosts.n, n);
+}
+
 /* The job's first one joins also where it is alone: so a machine with one GPU shows whether its
  * NCCL serves. */
 static bl_status open_comm(comm_nccl *c, int job_rank)
@@ -218,6 +235,7 @@ static bl_status open_comm(comm_nccl *c, int job_rank)
     BL_TRY(learn_ranks(c, job_rank));
     if (c->number == 0) BL_TRY(comm_nccl_learn_places(c));
     if (c->base.size > 1) BL_TRY(take_memory(c));
+    choose_gathers(c);
     return c->base.size > 1 || c->number == 0 ? join(c) : BL_OK;
 }
 

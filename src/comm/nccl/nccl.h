@@ -5,7 +5,7 @@
  * so results have the same bits as with any other communicator.
  *
  *   collective                  goes
- *   all_gather, broadcast       through NCCL
+ *   all_gather, broadcast       through NCCL; all_gather by hosts, too, where asked for
  *   reduce_scatter_f32          through NCCL: in pieces into a scratch, summed by a kernel; within
  *                               blocks of ranks, then between them
  *   all_reduce, more than       the same, then the sums on the same paths in reverse
@@ -48,6 +48,10 @@ typedef struct bl_nccl_options {
      * it is launched, which costs a round trip over the host. Otherwise a wrong order hangs until
      * the deadline. */
     bool compares_calls;
+    /* All-gathers over hosts of several ranks each: a rank sends its part to one rank of each other
+     * host, which sends it on within the host (docs/design/0029). False, or where ranks are not
+     * numbered host by host: NCCL's algorithm, usually a ring. Results are the same. */
+    bool gathers_by_hosts;
     /* Bytes of the largest sum of the first communicator that takes one exchange. Of LoRA that is a
      * layer's gradients: each exchange waits for multiprocessors twice, for NCCL's kernel and for
      * the sum's. Larger sums, and those of splits beyond BL_NCCL_SCRATCH_BYTES, are made in

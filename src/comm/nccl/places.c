@@ -61,12 +61,27 @@ bl_status comm_nccl_learn_places(comm_nccl *c)
     return check_own_gpus(places, c->base.size);
 }
 
+static bool is_same_host(const comm_nccl *c, int a, int b)
+{
+    const comm_nccl_place *x = &c->job->places[c->job_ranks[a]],
+                          *y = &c->job->places[c->job_ranks[b]];
+    return strcmp(x->host, y->host) == 0 && strcmp(x->boot, y->boot) == 0;
+}
+
 bool comm_nccl_spans_hosts(const comm_nccl *c)
 {
-    const comm_nccl_place *places = c->job->places, *own = &places[c->job_ranks[c->base.rank]];
-    for (int i = 0; i < c->base.size; i++) {
-        const comm_nccl_place *place = &places[c->job_ranks[i]];
-        if (strcmp(place->host, own->host) != 0 || strcmp(place->boot, own->boot) != 0) return true;
-    }
+    for (int i = 1; i < c->base.size; i++)
+        if (!is_same_host(c, 0, i)) return true;
     return false;
+}
+
+int comm_nccl_ranks_per_host(const comm_nccl *c)
+{
+    int n = 1;
+
+    while (n < c->base.size && is_same_host(c, 0, n)) n++;
+    for (int a = 0; a < c->base.size; a++)
+        for (int b = a + 1; b < c->base.size; b++)
+            if (is_same_host(c, a, b) != (a / n == b / n)) return 0;
+    return n;
 }

@@ -69,6 +69,7 @@ static bl_status connect_gpus(bl_rank *r)
     bl_nccl_options options = {.name = "ballast",
                                .deadline_s = job->config->step_deadline_s,
                                .copy_engines = true,
+                               .gathers_by_hosts = job->config->gather_by_hosts,
                                .compares_calls = job->config->compare_collectives,
                                .sum_bytes = (size_t)lora.whole,
                                .host_memory = job->host_memory,
