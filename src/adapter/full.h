@@ -104,6 +104,14 @@ bl_status bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
                                       bl_status (*then)(void *user), void *user);
 /* Whether `then` has run, or something has failed. */
 bool bl_adapter_full_shard_is_done(const bl_adapter_state *state);
+/* How far the file is. has_waiting: some units are written after an update that waits for their
+ * next visit. left_s: until all units are written, by the rate so far; 0: they are. writing_s: from
+ * the beginning to the newest write; idle_s: since then. */
+typedef struct bl_adapter_shard_progress {
+    bool has_waiting;
+    double left_s, writing_s, idle_s;
+} bl_adapter_shard_progress;
+bl_adapter_shard_progress bl_adapter_full_shard_progress(const bl_adapter_state *state);
 /* Makes the pending updates of the checkpoint's step, waits for the file and `then`, and returns
  * their first failure. BL_OK if no file was begun. */
 bl_status bl_adapter_full_end_shard(bl_adapter_state *state);

@@ -133,6 +133,11 @@ bool bl_adapter_full_shard_is_done(const bl_adapter_state *s)
     return adapter_units_file_is_done(s->trained->units);
 }
 
+bl_adapter_shard_progress bl_adapter_full_shard_progress(const bl_adapter_state *s)
+{
+    return adapter_units_file_progress(s->trained->units);
+}
+
 static void abort_shard(adapter_full *f)
 {
     bl_safetensors_writer_abort(f->writing.writer);

@@ -12,21 +12,27 @@
  *
  * A failed task saves its error for end_file. Later tasks then do nothing, and training streams
  * that wait for them do not fail. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "adapter/units_paged_internal.h"
+#include "base/clock.h"
 #include "base/sizes.h"
 
 /* ---- one unit ---- */
 
-static bl_status put(const units_behind *b, const adapter_span *span, adapter_array array,
+static bl_status put(units_behind *b, const adapter_span *span, adapter_array array,
                      int64_t at_bytes, int64_t element, const void *bytes, int64_t n_bytes)
 {
-    return bl_safetensors_writer_put(b->file.writer, b->file.tensor[array],
-                                     span->file_first * element + at_bytes, bytes, (size_t)n_bytes);
+    BL_TRY(bl_safetensors_writer_put(b->file.writer, b->file.tensor[array],
+                                     span->file_first * element + at_bytes, bytes,
+                                     (size_t)n_bytes));
+    atomic_fetch_add(&b->n_bytes_written, n_bytes);
+    atomic_store(&b->moved_s, bl_now_s());
+    return BL_OK;
 }
 
-static bl_status put_memory(const units_behind *b, const adapter_span *span, adapter_array array,
+static bl_status put_memory(units_behind *b, const adapter_span *span, adapter_array array,
                             int64_t element, const char *memory)
 {
     bl_staging *staging = b->staging;
@@ -44,7 +50,7 @@ static bl_status put_memory(const units_behind *b, const adapter_span *span, ada
 static bl_status put_disk(adapter_units *units, const adapter_span *span, adapter_array array,
                           int64_t element)
 {
-    const units_behind *b = &units->behind;
+    units_behind *b = &units->behind;
     bl_reader *updates, *reader = array == ADAPTER_W ? b->weights_reader : b->reader;
 
     for (int64_t first = 0, n; first < span->file_n; first += n) {
@@ -124,6 +130,17 @@ static bl_status queue_unit(adapter_units *units, int64_t unit)
 
 /* ---- the file ---- */
 
+static int64_t count_bytes(const adapter_units *units)
+{
+    const adapter_spans *spans = units->spans;
+    int64_t n = 0;
+
+    for (int64_t s = 0; s < spans->first[units->n_units]; s++)
+        for (int i = 0; i < (int)ADAPTER_GRAD; i++)
+            n += spans->span[s].file_n * adapter_units_element(units, (adapter_array)i);
+    return n;
+}
+
 bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_file *file)
 {
     units_behind *b = &units->behind;
@@ -133,6 +150,10 @@ bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_fil
     b->is_active = true;
     b->n_left = units->n_units;
     b->error = (bl_error){.status = BL_OK};
+    b->began_s = bl_now_s();
+    b->n_bytes = count_bytes(units);
+    atomic_store(&b->moved_s, b->began_s);
+    atomic_store(&b->n_bytes_written, 0);
     atomic_store(&b->is_dropped, false);
     atomic_store(&b->is_done, false);
     for (int64_t u = 0; u < units->n_units; u++) b->is_queued[u] = false;
@@ -166,6 +187,22 @@ bool adapter_units_file_is_done(adapter_units *units)
 {
     const units_behind *b = &units->behind;
     return atomic_load(&b->is_done) || bl_stream_status(b->stream) != BL_OK;
+}
+
+bl_adapter_shard_progress adapter_units_file_progress(const adapter_units *units)
+{
+    const units_behind *b = &units->behind;
+    int64_t n_written = atomic_load(&b->n_bytes_written), n_left = b->n_bytes - n_written;
+    double now_s = bl_now_s(), moved_s = atomic_load(&b->moved_s);
+    bool is_over = n_left <= 0 || atomic_load(&b->is_done);
+
+    return (bl_adapter_shard_progress){
+        .has_waiting = b->n_left > 0,
+        .writing_s = moved_s - b->began_s,
+        .idle_s = now_s - moved_s,
+        .left_s = is_over         ? 0
+                  : n_written > 0 ? (now_s - b->began_s) / (double)n_written * (double)n_left
+                                  : INFINITY};
 }
 
 bl_status adapter_units_end_file(adapter_units *units)

@@ -123,6 +123,8 @@ typedef struct adapter_units_file {
 bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_file *file);
 /* Whether `end` has run, or something has failed. */
 bool adapter_units_file_is_done(adapter_units *units);
+/* Of a file under way; any thread. */
+bl_adapter_shard_progress adapter_units_file_progress(const adapter_units *units);
 /* Updates units that are not in the file yet, waits for the file's end and returns its first
  * failure. BL_OK without a file. */
 bl_status adapter_units_end_file(adapter_units *units);

@@ -73,6 +73,10 @@ typedef struct units_behind {
     int64_t n_left; /* units without a queued task */
     adapter_units_file file;
     atomic_bool is_dropped, is_done;
+    double began_s;
+    _Atomic double moved_s; /* of the newest write */
+    int64_t n_bytes;        /* of all units */
+    _Atomic int64_t n_bytes_written;
     bl_error error; /* of the tasks; read it after is_done, or with the stream idle */
 } units_behind;
 

@@ -394,6 +394,7 @@ bl_status bl_trainer_after_step(bl_trainer *t)
     if (evaluation_is_due(t, t->steps_done)) {
         begin_evaluation(t);
         if (evaluation_rides(t)) return save_before_evaluation(t);
+        BL_TRY(bl_trainer_await_save(t));
         BL_TRY(end_evaluation(t));
     }
     return save_if_due(t);

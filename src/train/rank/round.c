@@ -295,6 +295,7 @@ static bl_status run_round(bl_round *r)
     bl_pass_input input;
     int64_t n_micro;
 
+    BL_TRY(bl_trainer_await_save(lead_of(r)));
     BL_TRY(begin_steps(r, &n_micro));
     BL_TRY(run_groups(r, n_micro, &input));
     BL_TRY(end_steps(r, &input));

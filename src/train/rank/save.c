@@ -26,6 +26,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/files.h"
 #include "base/json.h"
@@ -246,6 +247,69 @@ static bl_status commit_task(bl_stream *stream, const void *args)
     return BL_OK;
 }
 
+/* ---- a slow disk ---- */
+
+enum { POLL_NS = 20 * 1000 * 1000 };
+
+/* Of step_deadline_s: a stall that collectives on the device may take part in. */
+static const double STALL_PART = 0.125;
+
+/* Reading the file for its checksum, after the last write, may take as long as writing it. */
+static bl_status check_progress(const bl_trainer *t, const bl_adapter_shard_progress *p)
+{
+    double deadline_s = t->config->step_deadline_s;
+    double limit_s = p->left_s > 0 ? deadline_s : deadline_s + p->writing_s;
+
+    if (deadline_s <= 0 || p->idle_s <= limit_s) return BL_OK;
+    return BL_FAIL(BL_EIO,
+                   "%s: rank %d has written nothing for %.0f s (step_deadline_s %g): the disk is "
+                   "slow or hangs",
+                   t->save.path, t->rank->index, p->idle_s, deadline_s);
+}
+
+/* Sums until no rank waits: a rank that is gone or hangs is seen by the sum, after the deadline;
+ * one that writes takes part. */
+static bl_status wait_together(bl_trainer *t,
+                               bool (*waits)(const bl_trainer *, const bl_adapter_shard_progress *))
+{
+    for (;;) {
+        bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
+        int64_t n = waits(t, &p);
+        if (n > 0) BL_TRY(check_progress(t, &p));
+        BL_TRY(bl_talk_sum(&t->rank->talk, &n, 1));
+        if (n == 0) return BL_OK;
+        nanosleep(&(struct timespec){0, POLL_NS}, NULL);
+    }
+}
+
+static bool stalls(const bl_trainer *t, const bl_adapter_shard_progress *p)
+{
+    return !p->has_waiting && p->left_s > STALL_PART * t->config->step_deadline_s;
+}
+
+static bool is_incomplete(const bl_trainer *t, const bl_adapter_shard_progress *p)
+{
+    (void)p;
+    return !bl_adapter_full_shard_is_done(t->rank->state);
+}
+
+bl_status bl_trainer_await_save(bl_trainer *t)
+{
+    if (!t->save.is_active || t->save.commits || t->steps_done <= t->save.step ||
+        t->config->step_deadline_s <= 0)
+        return BL_OK;
+    return wait_together(t, stalls);
+}
+
+static bl_status await_file(bl_trainer *t)
+{
+    if (bl_adapter_full_shard_progress(t->rank->state).has_waiting)
+        BL_TRY(bl_adapter_full_flush(t->rank->state));
+    return wait_together(t, is_incomplete);
+}
+
+/* ---- both parts ---- */
+
 /* Collective: waits for part 1, and begins part 2. */
 static bl_status collect(bl_trainer *t)
 {
@@ -292,7 +356,10 @@ bl_status bl_trainer_end_save(bl_trainer *t)
     if (!t->save.is_active) return BL_OK;
     BL_TRY(bl_talk_meet(&t->rank->talk));
     atomic_store(&t->is_saving, true);
-    if (!t->save.commits) BL_TRY(collect(t));
+    if (!t->save.commits) {
+        BL_TRY(await_file(t));
+        BL_TRY(collect(t));
+    }
     BL_TRY(finish(t));
     return bl_talk_meet(&t->rank->talk);
 }

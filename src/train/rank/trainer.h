@@ -192,6 +192,10 @@ bl_status bl_trainer_begin_save(bl_trainer *trainer, int64_t step);
 bl_status bl_trainer_describe_save(bl_trainer *trainer);
 /* Waits for the checkpoint that is written behind the steps, if there is one; collective. */
 bl_status bl_trainer_end_save(bl_trainer *trainer);
+/* Before work of a later step or of its evaluation, whose collectives would wait on the device for
+ * updates that wait for a file: if a rank's file takes much longer, all ranks wait here, and meet
+ * meanwhile. Collective. BL_EIO: this rank's file gets no data for longer than step_deadline_s. */
+bl_status bl_trainer_await_save(bl_trainer *trainer);
 /* Whether this rank has done its current part of a checkpoint behind the steps. When all ranks
  * have, each calls advance_save, which is collective: the first call makes rank 0 commit the
  * checkpoint, the second call completes it. */
