@@ -262,6 +262,12 @@ static void test_reads_as_float(void **state)
     assert_int_equal(bl_safetensors_open(tmp_path("bf16"), &file), BL_OK);
     assert_int_equal(bl_stored_tensor_read_f32(bl_safetensors_at(file, 0), values), BL_OK);
     for (int i = 0; i < N; i++) assert_true(values[i] == (float)(i % 255) - 100);
+    assert_int_equal(bl_stored_tensor_read_floats(bl_safetensors_at(file, 0), 7, N - 9, values),
+                     BL_OK);
+    for (int i = 0; i < N - 9; i++) assert_true(values[i] == (float)((i + 7) % 255) - 100);
+    assert_true(values[N - 9] == (float)((N - 9) % 255) - 100); /* not written */
+    assert_int_equal(bl_stored_tensor_read_floats(bl_safetensors_at(file, 0), N - 1, 2, values),
+                     BL_EINTERNAL);
     bl_safetensors_close(file);
     put_safetensors("u8", "{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4);
     assert_int_equal(bl_safetensors_open(tmp_path("u8"), &file), BL_OK);
