@@ -163,9 +163,9 @@ double bl_strategy_step_s(const bl_strategy *s, const bl_strategy_job *job,
 
     if (s->zero_stage >= 3) bytes += 2 * 2 * n.all * others; /* forward, backward */
     bytes += (s->zero_stage >= 3 ? 1 : 2) * (s->lora ? 4 : 2) * n.trained * others;
-    return flops / hardware->bf16_gemm_flops_per_s.value +
-           bytes / (hardware->n_devices > 1 ? hardware->gather_bytes_per_s.value
-                                            : hardware->network_bytes_per_s.value);
+    double rate = hardware->n_devices > 1 ? hardware->gather_bytes_per_s.value
+                                          : hardware->network_bytes_per_s.value;
+    return flops / hardware->bf16_gemm_flops_per_s.value + (bytes > 0 ? bytes / rate : 0);
 }
 
 /* ---- choice ---- */

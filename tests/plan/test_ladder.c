@@ -148,10 +148,33 @@ static void test_order(void **state)
     }
 }
 
+/* Of hosts of one GPU: between them the network, and nothing on one. */
+static void test_hosts_of_one_gpu(void **state)
+{
+    bl_model_config model = model_of("llama3.1-8b");
+    bl_strategy_job job = {.model = &model, .n_devices = 1, .length = 1024, .batch = 1};
+    bl_strategy zero3 = {.zero_stage = 3};
+    bl_hardware one, four;
+    (void)state;
+
+    assert_int_equal(bl_hardware_preset("1xgh200", &one), BL_OK);
+    assert_int_equal(bl_hardware_preset("4x1xgh200", &four), BL_OK);
+    one.network_bytes_per_s.value = 0;
+    double alone_s = bl_strategy_step_s(&zero3, &job, &one);
+    assert_true(alone_s > 0 && alone_s < 10);
+    job.n_devices = 4;
+    double gathers_s = bl_strategy_step_s(&zero3, &job, &four) - alone_s;
+    four.network_bytes_per_s.value /= 2;
+    assert_float_equal(bl_strategy_step_s(&zero3, &job, &four) - alone_s, 2 * gathers_s,
+                       1e-9 * gathers_s);
+    assert_true(gathers_s > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_405b), cmocka_unit_test(test_405b_in_fp8), cmocka_unit_test(test_7b),
-        cmocka_unit_test(test_family), cmocka_unit_test(test_order)};
+        cmocka_unit_test(test_405b),  cmocka_unit_test(test_405b_in_fp8),
+        cmocka_unit_test(test_7b),    cmocka_unit_test(test_family),
+        cmocka_unit_test(test_order), cmocka_unit_test(test_hosts_of_one_gpu)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
