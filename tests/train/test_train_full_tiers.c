@@ -199,17 +199,47 @@ static void reads_follow_updates(void **state)
 /* ---- failures ---- */
 
 typedef struct io_faults {
-    atomic_int n_left; /* transfers of the kind before the one that fails */
+    atomic_int n_left; /* transfers of the kind before one fails */
     bool is_write;
     int64_t result;
 } io_faults;
 
-static int64_t fail_one(void *user, const bl_io_completion *c)
+static int64_t fail_from_then_on(void *user, const bl_io_completion *c)
 {
     io_faults *faults = user;
     if (c->is_write != faults->is_write || atomic_fetch_sub(&faults->n_left, 1) > 0)
         return c->result;
     return faults->result;
+}
+
+static int64_t fail_no_other(void *user, const bl_io_completion *c)
+{
+    io_faults *faults = user;
+    bool is_it = c->is_write == faults->is_write && atomic_fetch_sub(&faults->n_left, 1) == 0;
+    return is_it ? faults->result : c->result;
+}
+
+/* One transfer of the state, the weights or their bf16 copy fails and no later one, so that only
+ * its waiter can tell. */
+static void a_single_failure_ends_the_run(void **state)
+{
+    enum { N_TRANSFERS = 40, STRIDE = 3 };
+    char *pages = strdup(runs_path("pages"));
+    const char *const args[2][16] = {{FEW_STEPS, STATE_ON_DISK, "offload_dir", pages, NULL},
+                                     {FEW_STEPS, STATE_ON_DISK, WEIGHTS_ON_DISK, "offload_dir",
+                                      pages, "compute_dtype", "bf16", "offload_compute_copy",
+                                      "true", NULL}};
+
+    (void)state;
+    for (int k = 0; k < 2 * N_TRANSFERS; k += STRIDE)
+        for (int copy = 0; copy < 2; copy++) {
+            io_faults fault = {k / 2, k % 2 == 1, -EIO};
+            bl_pager_hooks hooks = {.io = fail_no_other, .io_user = &fault};
+            bl_status st = full_runs_try(cases[1], 1, "failed", args[copy], &hooks);
+            if (st != BL_EIO || !strstr(bl_error_text(), pages))
+                fail_msg("transfer %d, %d: status %d, %s", k, copy, (int)st, bl_error_text());
+        }
+    free(pages);
 }
 
 /* Each failure at every point of a run, alternately on one rank and on two. */
@@ -233,7 +263,7 @@ static void failures_end_the_run(void **state)
             for (int n_ranks = 1; n_ranks <= 2; n_ranks++) {
                 if ((i + k) % 2 != (size_t)n_ranks % 2) continue;
                 io_faults fault = {after[k], faults[i].is_write, faults[i].result};
-                bl_pager_hooks hooks = {.io = fail_one, .io_user = &fault};
+                bl_pager_hooks hooks = {.io = fail_from_then_on, .io_user = &fault};
                 assert_int_equal(full_runs_try(cases[1], n_ranks, "failed", args, &hooks),
                                  faults[i].status);
                 if (!strstr(bl_error_text(), faults[i].text) || !strstr(bl_error_text(), pages))
@@ -302,6 +332,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_dump_waits_for_the_disk),
         cmocka_unit_test(reads_follow_updates),
         cmocka_unit_test(failures_end_the_run),
+        cmocka_unit_test(a_single_failure_ends_the_run),
         cmocka_unit_test(too_small_a_disk_is_refused),
         cmocka_unit_test(unsuitable_keys_are_refused),
     };

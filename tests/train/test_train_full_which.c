@@ -403,8 +403,9 @@ static void a_run_resumes_with_its_own_choice(void **state)
     json_decref(golden);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(frozen_sets_follow_the_reference),
         cmocka_unit_test(first_gradients_are_those_of_training_all),
