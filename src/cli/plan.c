@@ -67,8 +67,8 @@ static const bl_option table[] = {
     {OPTION(explain, ENUM), .names = "nothing|published", .default_text = "nothing",
      .help = "published: another system's speeds, and what each of its choices costs"},
     {OPTION(ladder, BOOL), .default_text = "false",
-     .help = "needs of classical strategies: ZeRO's stages, LoRA, FP8, sharding, "
-             "offloading"},
+     .help = "memory of classical strategies: ZeRO's stages, LoRA, FP8, sharding, offloading; "
+             "and the keys of `ballast train` for each, with their planned memory"},
     {OPTION(family, LIST),
      .help = "names of models: the fastest of ZeRO's stages with LoRA that fits, by lengths"},
     {OPTION(lengths, LIST), .default_text = "256,512,1024,2048,4096",
@@ -280,13 +280,20 @@ static bl_status plan_fastest(const bl_plan_case *c, const plan_options *o)
 
 /* ---- classical strategies ---- */
 
+static bl_plan_machine machine_of(const plan_options *o)
+{
+    return (bl_plan_machine){o->hardware, o->host_memory_gb, o->pcie_lanes};
+}
+
 static bl_status tell_ladder(const bl_plan_case *c, const plan_options *o)
 {
     bl_ladder_case ladder = {.hardware = &c->hardware,
                              .model_name = c->model.name,
                              .model = &c->model.config,
                              .length = c->input.longest_train_row,
-                             .lora_r = c->lora.options.r};
+                             .lora_r = c->config->lora_r,
+                             .model_path = c->config->model_name_or_path,
+                             .machine = machine_of(o)};
     json_t *document;
 
     if (o->svg) {
@@ -297,10 +304,7 @@ static bl_status tell_ladder(const bl_plan_case *c, const plan_options *o)
         free(path);
         BL_TRY(st);
     }
-    if (!o->json) {
-        bl_ladder_print(&ladder, stdout);
-        return BL_OK;
-    }
+    if (!o->json) return bl_ladder_print(&ladder, stdout);
     BL_TRY(bl_ladder_describe(&ladder, &document));
     return print_document(document);
 }
@@ -338,11 +342,6 @@ static bl_status choose_kind(const bl_plan_case *c, const plan_options *o)
     if (o->family.n_items > 0) return tell_family(c, o);
     if (o->ladder) return tell_ladder(c, o);
     return is_gpu ? plan_fastest(c, o) : plan_as_configured(c, o);
-}
-
-static bl_plan_machine machine_of(const plan_options *o)
-{
-    return (bl_plan_machine){o->hardware, o->host_memory_gb, o->pcie_lanes};
 }
 
 static bl_status tell_what_if(const plan_options *o, int argc, char *const *argv)

@@ -18,6 +18,9 @@ const bl_ladder_rung bl_ladder[] = {
     {"ZeRO-1", {.zero_stage = 1, .checkpointing = true}},
     {"ZeRO-2", {.zero_stage = 2, .checkpointing = true}},
     {"ZeRO-3", {.zero_stage = 3, .checkpointing = true}},
+    {"+ state in host memory", {.zero_stage = 3, .offloads_state = true, .checkpointing = true}},
+    {"+ weights in host memory",
+     {.zero_stage = 3, .offloads_state = true, .offloads_base = true, .checkpointing = true}},
     {"LoRA, ZeRO-2", {.zero_stage = 2, .lora = true, .checkpointing = true}},
     {"+ FP8 base", {.zero_stage = 2, .lora = true, .fp8 = true, .checkpointing = true}},
     {"+ sharded base",
@@ -87,9 +90,13 @@ static void count_states(const bl_strategy *s, const bl_strategy_job *job, const
            of_moments = share(s->zero_stage >= 1, job), of_weights = share(s->zero_stage >= 3, job);
 
     if (!s->lora) {
-        m->weights = (int64_t)(2 * n->all * of_weights);
-        m->gradients = (int64_t)(2 * n->all * of_gradients);
-        m->optimizer = (int64_t)(12 * n->all * of_moments);
+        double weights = 2 * n->all * of_weights, gradients = 2 * n->all * of_gradients,
+               optimizer = 12 * n->all * of_moments;
+        m->weights = s->offloads_base ? 0 : (int64_t)weights;
+        m->gradients = s->offloads_state ? 0 : (int64_t)gradients;
+        m->optimizer = s->offloads_state ? 0 : (int64_t)optimizer;
+        m->host = (int64_t)((s->offloads_base ? weights : 0) +
+                            (s->offloads_state ? gradients + optimizer : 0));
         return;
     }
     double base = base_bytes(s, job, n) * share(s->shards_base || s->zero_stage >= 3, job);

@@ -26,12 +26,13 @@
 
 /* What a training does. */
 typedef struct bl_strategy {
-    int zero_stage;     /* 0..3 */
-    bool lora;          /* the base is frozen */
-    bool fp8;           /* its projections are one byte a weight; with lora */
-    bool shards_base;   /* 1 / N of it on each device, also below stage 3; with lora */
-    bool offloads_base; /* it is in host memory; with lora */
-    bool checkpointing; /* activations are recomputed from each layer's input */
+    int zero_stage;      /* 0..3 */
+    bool lora;           /* the base is frozen */
+    bool fp8;            /* its projections are one byte a weight; with lora */
+    bool shards_base;    /* 1 / N of it on each device, also below stage 3; with lora */
+    bool offloads_base;  /* it is in host memory; without lora the weights */
+    bool offloads_state; /* gradients and optimizer state are in host memory; without lora */
+    bool checkpointing;  /* activations are recomputed from each layer's input */
 } bl_strategy;
 
 /* What it is done to. */
@@ -68,7 +69,8 @@ double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *jo
 int64_t bl_strategy_room(const bl_hardware *hardware);
 
 /* The rungs, each with the ones before it, except that a ZeRO stage takes the place of the last
- * one: none, ZeRO-1, -2, -3, LoRA under ZeRO-2, FP8, a sharded base, that base in host memory. */
+ * one: none, ZeRO-1, -2, -3, state in host memory, weights, too; LoRA under ZeRO-2, FP8, a sharded
+ * base, that base in host memory. */
 typedef struct bl_ladder_rung {
     const char *name;
     bl_strategy strategy;

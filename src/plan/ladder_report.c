@@ -3,6 +3,7 @@
 #include "plan/ladder_report.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "base/svg.h"
@@ -35,7 +36,45 @@ static void print_amount(int64_t n_bytes, FILE *out)
         fprintf(out, "%10.*f", gb < 100 ? 2 : 1, gb);
 }
 
-void bl_ladder_print(const bl_ladder_case *c, FILE *out)
+/* Wrapped at 96 columns, so that the lines can be copied. */
+static void print_words(const char *words, FILE *out)
+{
+    enum { LAST_COLUMN = 96, INDENT = 4 };
+    int column = 0;
+
+    while (*words) {
+        const char *value = strchr(words, ' '), *end = value ? strchr(value + 1, ' ') : NULL;
+        int n = (int)(end ? end - words : (ptrdiff_t)strlen(words));
+        bool is_full = column > 0 && column + 1 + n > LAST_COLUMN;
+        if (is_full) fputs(" \\\n", out);
+        column = is_full || column == 0 ? INDENT : column + 1;
+        fprintf(out, "%*s%.*s", column == INDENT ? INDENT : 1, "", n, words);
+        column += n;
+        words += n;
+        while (*words == ' ') words++;
+    }
+    fputs("\n", out);
+}
+
+static bl_status print_runs(const bl_ladder_case *c, FILE *out)
+{
+    fputs("\nThe same with Ballast: memory as planned, and the keys of `ballast train`\n", out);
+    for (size_t i = 0; i < bl_ladder_length; i++) {
+        bl_ladder_run run;
+        BL_TRY(bl_ladder_plan(c, i, &run));
+        if (run.reason[0]) {
+            fprintf(out, "\n%-24s  unsupported: %s\n", bl_ladder[i].name, run.reason);
+            continue;
+        }
+        fprintf(out, "\n%-24s  %.2f GB per GPU, %.2f GB per host%s\n", bl_ladder[i].name,
+                (double)run.device_bytes / GB, (double)run.host_bytes / GB,
+                run.fits ? "" : ": too large");
+        print_words(run.keys, out);
+    }
+    return BL_OK;
+}
+
+bl_status bl_ladder_print(const bl_ladder_case *c, FILE *out)
 {
     int64_t room = bl_strategy_room(c->hardware);
 
@@ -56,30 +95,52 @@ void bl_ladder_print(const bl_ladder_case *c, FILE *out)
     }
     fprintf(out,
             "\nA GPU has room for %.1f GB of its %.1f GB. activ.: checkpointed activations and "
-            "logits. Each\nline under LoRA adds to the one above. Ballast itself: the same command "
-            "without --ladder.\n",
+            "logits. Each\nline with + adds to the one above.\n",
             (double)room / GB, c->hardware->device_memory_bytes.value / GB);
+    return print_runs(c, out);
 }
 
 /* ---- JSON ---- */
+
+static json_t *describe_run(const bl_ladder_run *run)
+{
+    if (run->reason[0]) return json_pack("{s:s}", "unsupported", run->reason);
+    return json_pack("{s:s, s:I, s:I, s:b}", "keys", run->keys, "device_bytes",
+                     (json_int_t)run->device_bytes, "host_bytes", (json_int_t)run->host_bytes,
+                     "fits", run->fits);
+}
+
+static bl_status add_rung(const bl_ladder_case *c, size_t i, json_t *rungs)
+{
+    bl_strategy_memory m;
+    bl_ladder_run run;
+
+    count_rung(c, i, &m);
+    BL_TRY(bl_ladder_plan(c, i, &run));
+    json_array_append_new(
+        rungs,
+        json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:o}", "strategy",
+                  bl_ladder[i].name, "weights_bytes", (json_int_t)m.weights, "gradients_bytes",
+                  (json_int_t)m.gradients, "optimizer_bytes", (json_int_t)m.optimizer,
+                  "activations_bytes", (json_int_t)m.activations, "logits_bytes",
+                  (json_int_t)m.logits, "buffers_bytes", (json_int_t)m.buffers, "device_bytes",
+                  (json_int_t)bl_strategy_total(&m), "host_bytes", (json_int_t)m.host, "fits",
+                  bl_strategy_total(&m) <= bl_strategy_room(c->hardware), "ballast",
+                  describe_run(&run)));
+    return BL_OK;
+}
 
 bl_status bl_ladder_describe(const bl_ladder_case *c, json_t **out)
 {
     json_t *rungs = json_array();
     int64_t room = bl_strategy_room(c->hardware);
+    bl_status st = BL_OK;
 
-    for (size_t i = 0; i < bl_ladder_length; i++) {
-        bl_strategy_memory m;
-        count_rung(c, i, &m);
-        json_array_append_new(
-            rungs,
-            json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "strategy",
-                      bl_ladder[i].name, "weights_bytes", (json_int_t)m.weights, "gradients_bytes",
-                      (json_int_t)m.gradients, "optimizer_bytes", (json_int_t)m.optimizer,
-                      "activations_bytes", (json_int_t)m.activations, "logits_bytes",
-                      (json_int_t)m.logits, "buffers_bytes", (json_int_t)m.buffers, "device_bytes",
-                      (json_int_t)bl_strategy_total(&m), "host_bytes", (json_int_t)m.host, "fits",
-                      bl_strategy_total(&m) <= room));
+    *out = NULL;
+    for (size_t i = 0; i < bl_ladder_length && st == BL_OK; i++) st = add_rung(c, i, rungs);
+    if (st != BL_OK) {
+        json_decref(rungs);
+        return st;
     }
     bool is_whole = json_array_size(rungs) == bl_ladder_length;
     *out = json_pack("{s:s, s:s, s:I, s:I, s:I, s:o}", "model", c->model_name, "hardware",

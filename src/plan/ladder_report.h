@@ -15,12 +15,31 @@ typedef struct bl_ladder_case {
     const char *model_name;
     const bl_model_config *model;
     int64_t length, lora_r;
+    const char *model_path;  /* as bl_plan_model_open takes it */
+    bl_plan_machine machine; /* what `hardware` was opened from */
 } bl_ladder_case;
 
-/* Every rung for one model: GB of a device by kind, and whether it fits. At most 100 columns. */
-void bl_ladder_print(const bl_ladder_case *c, FILE *out);
-/* {"ladder": [{"strategy", "weights_bytes", ..., "fits"}, ...], "room_bytes"}. The caller's to
- * json_decref; BL_ENOMEM. */
+/* A rung's keys for Ballast, of `ballast train` and `ballast plan`: a sequence on each GPU, all
+ * activations recomputed. */
+enum { BL_LADDER_KEYS_BYTES = 512 };
+typedef struct bl_ladder_run {
+    char keys[BL_LADDER_KEYS_BYTES]; /* "--key value --key value"; "": not supported */
+    char reason[256];                /* why not; "": it is */
+    /* As planned with these keys: of a GPU, of a host. */
+    int64_t device_bytes, host_bytes;
+    bool fits; /* as search.h has it */
+} bl_ladder_run;
+
+/* ladder_run.c: the plan of one rung; a BL_EUSAGE of its keys is the reason. BL_ENOMEM; errors of
+ * bl_plan_case_open_on and bl_plan_search. */
+bl_status bl_ladder_plan(const bl_ladder_case *c, size_t rung, bl_ladder_run *out);
+
+/* Every rung for one model: GB of a device by kind, and whether it fits; then bl_ladder_plan's keys
+ * and memory of each. At most 100 columns. Errors as bl_ladder_plan's. */
+bl_status bl_ladder_print(const bl_ladder_case *c, FILE *out);
+/* {"ladder": [{"strategy", "weights_bytes", ..., "fits", "ballast": {"keys", "device_bytes",
+ * "host_bytes", "fits"}}, ...], "room_bytes"}; "ballast": {"unsupported"} where it has no such run.
+ * The caller's to json_decref; errors as bl_ladder_plan's. */
 bl_status bl_ladder_describe(const bl_ladder_case *c, json_t **out);
 /* An SVG: a bar per rung on a logarithmic scale, next to a device's memory. Errors as
  * bl_file_write_atomic's. */

@@ -8,9 +8,11 @@
 
 #include <cmocka.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/sizes.h"
-#include "plan/ladder.h"
+#include "plan/ladder_report.h"
+#include "plan/plan.h"
 
 static const double GB = 1e9, TIB = 1099511627776.0;
 
@@ -33,9 +35,13 @@ static void assert_rounds_to(const char *what, double value, double published, d
 static void test_405b(void **state)
 {
     static const struct {
+        size_t rung;
         double published, unit, step;
-    } figures[] = {
-        {6.5, 1e12, 0.1}, {2.2, 1e12, 0.1}, {1.4, 0, 0.1}, {0.8, 1e12, 0.1}, {825, 1e9, 1}};
+    } figures[] = {{0, 6.5, 1e12, 0.1},
+                   {1, 2.2, 1e12, 0.1},
+                   {2, 1.4, 0, 0.1},
+                   {3, 0.8, 1e12, 0.1},
+                   {6, 825, 1e9, 1}};
     bl_model_config model = model_of("llama3.1-405b");
     bl_strategy_job job = {
         .model = &model, .n_devices = 8, .length = 1024, .batch = 1, .lora_r = 64};
@@ -44,9 +50,10 @@ static void test_405b(void **state)
     for (size_t i = 0; i < BL_COUNT(figures); i++) {
         bl_strategy_memory m;
         double unit = figures[i].unit > 0 ? figures[i].unit : TIB;
-        bl_strategy_count(&bl_ladder[i].strategy, &job, &m);
-        assert_rounds_to(bl_ladder[i].name, (double)bl_strategy_states(&m) / unit,
-                         figures[i].published, figures[i].step);
+        const bl_ladder_rung *rung = &bl_ladder[figures[i].rung];
+        bl_strategy_count(&rung->strategy, &job, &m);
+        assert_rounds_to(rung->name, (double)bl_strategy_states(&m) / unit, figures[i].published,
+                         figures[i].step);
     }
 }
 
@@ -59,13 +66,13 @@ static void test_405b_in_fp8(void **state)
     bl_strategy_memory m;
     (void)state;
 
-    bl_strategy_count(&bl_ladder[5].strategy, &job, &m);
+    bl_strategy_count(&bl_ladder[7].strategy, &job, &m);
     assert_rounds_to("FP8", (double)bl_strategy_states(&m) / GB, 417, 2 * 0.02 * 417);
     int64_t with_all = bl_strategy_states(&m);
-    bl_strategy_count(&bl_ladder[6].strategy, &job, &m);
+    bl_strategy_count(&bl_ladder[8].strategy, &job, &m);
     assert_int_equal(m.host, 0);
     int64_t sharded = bl_strategy_states(&m);
-    bl_strategy_count(&bl_ladder[7].strategy, &job,
+    bl_strategy_count(&bl_ladder[9].strategy, &job,
                       &m); /* the base is in the host's memory, once */
     assert_int_equal(sharded - bl_strategy_states(&m), m.host);
     assert_in_range((with_all - sharded) - 7 * m.host, 0, 8); /* 7/8 of it went */
@@ -170,11 +177,113 @@ static void test_hosts_of_one_gpu(void **state)
     assert_true(gathers_s > 0);
 }
 
+/* ---- as runs of Ballast ---- */
+
+static bl_ladder_case open_ladder(const char *model, const char *hardware, bl_plan_case *c)
+{
+    char *argv[] = {"--model", (char *)(uintptr_t)model, "--lora_r", "64"};
+
+    if (bl_plan_case_open(hardware, 1024, BL_COUNT(argv), argv, c) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    return (bl_ladder_case){.hardware = &c->hardware,
+                            .model_name = c->model.name,
+                            .model = &c->model.config,
+                            .length = 1024,
+                            .lora_r = 64,
+                            .model_path = model,
+                            .machine = {.name = hardware}};
+}
+
+/* The words after the rung's line, without line ends that are continued. */
+static int read_keys(const char *text, const char *rung, char *copy, size_t n_bytes, char **argv)
+{
+    char line[64], *rest = copy;
+    int argc = 0;
+
+    snprintf(line, sizeof line, "\n\n%-24s  ", rung);
+    const char *at = strstr(text, line);
+    assert_non_null(at);
+    at = strchr(at + 2, '\n') + 1;
+    const char *end = strstr(at, "\n\n");
+    assert_true(end == NULL || (size_t)(end - at) < n_bytes);
+    snprintf(copy, n_bytes, "%.*s", end ? (int)(end - at) : (int)strlen(at), at);
+    for (char *word; (word = strtok_r(rest, " \\\n", &rest));) argv[argc++] = word;
+    return argc;
+}
+
+/* The printed keys of each rung are planned to the printed memory. */
+static void test_keys(void **state)
+{
+    enum { MAX_WORDS = 48, N_UNSUPPORTED = 3 };
+    bl_plan_case c;
+    bl_ladder_case ladder = open_ladder("llama-3.1-70b", "8xh100", &c);
+    static char text[1 << 15];
+    json_t *document;
+    (void)state;
+
+    FILE *out = fmemopen(text, sizeof text, "w");
+    assert_int_equal(bl_ladder_print(&ladder, out), BL_OK);
+    fclose(out);
+    assert_int_equal(bl_ladder_describe(&ladder, &document), BL_OK);
+    json_t *rungs = json_object_get(document, "ladder");
+    for (size_t i = 0; i < bl_ladder_length; i++) {
+        const json_t *run = json_object_get(json_array_get(rungs, i), "ballast");
+        char copy[BL_LADDER_KEYS_BYTES + 64], *argv[MAX_WORDS] = {"--model", "llama-3.1-70b"};
+        bl_plan_case again;
+        bl_plan plan;
+        if (i < N_UNSUPPORTED) {
+            assert_non_null(
+                strstr(json_string_value(json_object_get(run, "unsupported")), "ZeRO-3"));
+            continue;
+        }
+        int argc = 2 + read_keys(text, bl_ladder[i].name, copy, sizeof copy, argv + 2);
+        assert_int_equal(bl_plan_case_open("8xh100", 0, argc, argv, &again), BL_OK);
+        assert_int_equal(bl_plan_choose(&again.input, &plan), BL_OK);
+        assert_int_equal(plan.memory.device,
+                         json_integer_value(json_object_get(run, "device_bytes")));
+        assert_int_equal(plan.memory.total * 8,
+                         json_integer_value(json_object_get(run, "host_bytes")));
+        bl_plan_case_close(&again);
+    }
+    json_decref(document);
+    bl_plan_case_close(&c);
+}
+
+/* Each rung takes less of a GPU than the one before it, within each of the two ladders; a GPU alone
+ * runs all of them. An FP8 checkpoint has no full fine-tuning. */
+static void test_runs(void **state)
+{
+    bl_plan_case c;
+    bl_ladder_case ladder = open_ladder("llama-3.1-70b", "8xh100", &c);
+    bl_ladder_run run, before = {.device_bytes = INT64_MAX};
+    (void)state;
+
+    for (size_t i = 3; i < bl_ladder_length; i++) {
+        assert_int_equal(bl_ladder_plan(&ladder, i, &run), BL_OK);
+        if (bl_ladder[i].strategy.lora != bl_ladder[i - 1].strategy.lora)
+            before.device_bytes = INT64_MAX;
+        assert_true(run.device_bytes < before.device_bytes);
+        before = run;
+    }
+    bl_plan_case_close(&c);
+    ladder = open_ladder("llama-3.2-1b", "1xh100", &c);
+    for (size_t i = 0; i < bl_ladder_length; i++) {
+        assert_int_equal(bl_ladder_plan(&ladder, i, &run), BL_OK);
+        assert_true(run.reason[0] == '\0' && run.fits);
+    }
+    bl_plan_case_close(&c);
+    ladder = open_ladder("llama-3.1-405b-fp8", "8xh100", &c);
+    assert_int_equal(bl_ladder_plan(&ladder, 3, &run), BL_OK);
+    assert_non_null(strstr(run.reason, "FP8"));
+    bl_plan_case_close(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_405b),  cmocka_unit_test(test_405b_in_fp8),
         cmocka_unit_test(test_7b),    cmocka_unit_test(test_family),
-        cmocka_unit_test(test_order), cmocka_unit_test(test_hosts_of_one_gpu)};
+        cmocka_unit_test(test_order), cmocka_unit_test(test_hosts_of_one_gpu),
+        cmocka_unit_test(test_keys),  cmocka_unit_test(test_runs)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
