@@ -34,7 +34,7 @@ static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 typedef struct view {
     uint64_t folder, is_elsewhere; /* the same directory; an existing, different one */
     uint64_t model, weights, train, validation, config;
-    uint64_t schedule; /* keys that decide when collectives run, and change no result */
+    uint64_t schedule; /* keys that decide when and how collectives run, and change no result */
 } view;
 
 typedef struct probe {
@@ -110,7 +110,8 @@ static uint64_t hash_schedule(const bl_train_config *c)
                             c->shard_size,
                             c->per_device_eval_batch_size,
                             c->dump_gradients != NULL,
-                            c->ring_depth};
+                            c->ring_depth,
+                            c->gather_by_hosts};
     return XXH3_64bits(keys, sizeof keys);
 }
 
@@ -146,7 +147,8 @@ static bl_status compare_views(const bl_job *job, const view *views)
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, schedule),
                    "save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
                    "early_stopping_patience, early_stopping_threshold, "
-                   "per_device_eval_batch_size, shard_size, ring_depth or dump_gradients are"));
+                   "per_device_eval_batch_size, shard_size, ring_depth, gather_by_hosts or "
+                   "dump_gradients are"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
     BL_TRY(
