@@ -81,6 +81,10 @@ typedef struct bl_lora_linear {
 BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int64_t K,
                                int64_t begin, int64_t count, float *out);
 
+/* The same from the normal distribution N(0, 1): Box & Muller 1958, doi:10.1214/aoms/1177706645. */
+BL_API void bl_lora_initialize_normal(uint64_t seed, int64_t layer, int projection, int64_t begin,
+                                      int64_t count, float *out);
+
 /* Bytes of the workspace on such a device for x of dtype `act`; 0 is possible. Of `linear`, the
  * weight's shape and formats, the parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes
  * are read; on the CPU the weight's columns alone. */

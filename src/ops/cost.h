@@ -43,7 +43,7 @@ typedef struct bl_cost_kernel {
     double flops, bytes; /* bytes: read and written, of device memory */
 } bl_cost_kernel;
 
-enum { BL_COST_KERNELS = 4 };
+enum { BL_COST_KERNELS = 5 };
 typedef struct bl_cost {
     int n;
     bl_cost_kernel kernel[BL_COST_KERNELS];

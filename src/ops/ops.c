@@ -271,6 +271,11 @@ bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
                        "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
                        (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
+    if (args->term) {
+        BL_TRY(CHECK_DTYPES("loss_head", ops->acts, args->x, args->term->u, args->term->B));
+        if (bl_device_get_kind(bl_stream_device(stream)) != BL_DEVICE_CPU)
+            return BL_FAIL(BL_EINTERNAL, "loss head: a LoRA term on a GPU");
+    }
     if (args->d_head && !bl_tensor_is_there(args->dx))
         return BL_FAIL(BL_EINTERNAL, "loss head: the head's gradient needs dx");
     return ops->loss_head(stream, args);

@@ -3,6 +3,7 @@
  * weights, forward-only mode. */
 #include "half_test.h"
 
+#include "base/sizes.h"
 #include "ops/loss_head.h"
 
 typedef struct problem {
@@ -257,6 +258,98 @@ static void chunks_join_without_a_seam(void **state)
     check(70, 4, 140000, WEIGHTS_SOME);
 }
 
+/* c (M,N) += alpha a b, in double; strides of rows and columns. */
+static void multiply(int64_t M, int64_t N, int64_t K, double alpha, const float *a, int64_t a_row,
+                     int64_t a_col, const float *b, int64_t b_row, int64_t b_col, double *c)
+{
+    for (int64_t i = 0; i < M; i++)
+        for (int64_t k = 0; k < N; k++) {
+            double sum = 0;
+            for (int64_t j = 0; j < K; j++)
+                sum += (double)a[i * a_row + j * a_col] * (double)b[j * b_row + k * b_col];
+            c[i * N + k] += alpha * sum;
+        }
+}
+
+/* The head p.head is W + s B A: of W with the term s B A the loss is the same, dx + du A is its dx,
+ * and dB is s dW' A^T, of the gradient dW' of the whole head. */
+static void check_term(int64_t T, int64_t H, int64_t V, int weights, int64_t r)
+{
+    const double s = 0.75;
+    problem p = problem_create(T, H, V, weights, BL_F32);
+    int64_t n_scratch = scratch_floats(V);
+    float *a = test_random_floats(r * H, 3), *b = test_random_floats(V * r, 4),
+          *w = test_floats(V * H), *u = test_floats(T * r), *du = test_floats(T * r),
+          *db = test_floats(V * r), *dw = test_floats(V * H), *dx = test_floats(T * H),
+          *logp = test_floats(T), *logits = test_floats(n_scratch);
+    double *term = test_doubles(V * H), *x_a = test_doubles(T * r), *whole = test_doubles(T * H),
+           *want_db = test_doubles(V * r), loss = 0;
+    test_device d = test_device_create(2);
+
+    multiply(V, H, r, s, b, r, 1, a, H, 1, term);
+    for (int64_t i = 0; i < V * H; i++) w[i] = (float)((double)p.head[i] - term[i]);
+    multiply(T, r, H, 1, p.x, H, 1, a, 1, H, x_a);
+    for (int64_t i = 0; i < T * r; i++) u[i] = (float)x_a[i], du[i] = NAN;
+    bl_loss_head_args args = {.T = T,
+                              .H = H,
+                              .V = V,
+                              .head = p.weight,
+                              .x = bl_tensor_f32(p.x),
+                              .targets = p.targets,
+                              .weights = p.weights,
+                              .scale = p.scale,
+                              .logits = logits,
+                              .dx = bl_tensor_f32(dx),
+                              .d_head = dw};
+    assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+    test_finish(d);
+    multiply(V, r, H, s, dw, H, 1, a, 1, H, want_db);
+    const bl_loss_head_term of_head = {.r = r,
+                                       .scale = (float)s,
+                                       .u = bl_tensor_f32(u),
+                                       .du = bl_tensor_f32(du),
+                                       .B = bl_tensor_f32(b),
+                                       .dB = db};
+    args.head.segment[0].codes = w;
+    args.d_head = NULL;
+    args.term = &of_head;
+    args.logp = logp;
+    args.loss_sum = &loss;
+    assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+    test_finish(d);
+    /* Logits are r H + H products instead of H, of numbers below 1 + s r. */
+    double tolerance = (1 + s * (double)r) * 4 * logit_tolerance(H);
+    test_close("logp", logp, p.want_logp, T, tolerance, U);
+    assert_true(fabs(loss - p.want_loss) <= tolerance * 1.5 * (double)T);
+    for (int64_t i = 0; i < T * H; i++) whole[i] = p.want_dx[i];
+    multiply(T, H, r, -1, du, r, 1, a, H, 1, whole);
+    test_close("dx", dx, whole, T * H, 1.5 * p.scale * (1 + s * (double)r) * (tolerance + 64 * U),
+               0);
+    test_close("dB", db, want_db, V * r, 1.5 * p.scale * (double)T * (tolerance + 64 * U), 0);
+    for (int64_t t = 0; t < T; t++)
+        for (int64_t k = 0; p.weights[t] == 0.0f && k < r; k++) assert_true(du[t * r + k] == 0.0f);
+    args.dx = (bl_tensor){0};
+    memset(logp, 0, (size_t)T * sizeof *logp);
+    assert_int_equal(bl_loss_head(d.stream, &args), BL_OK);
+    test_finish(d);
+    test_close("logp, forward only", logp, p.want_logp, T, tolerance, U);
+    test_device_destroy(d);
+    float *const floats[] = {a, b, w, u, du, db, dw, dx, logp, logits};
+    for (size_t i = 0; i < BL_COUNT(floats); i++) free(floats[i]);
+    free(term), free(x_a), free(whole), free(want_db);
+    problem_destroy(&p);
+}
+
+/* Over several chunks, too. */
+static void a_term_is_a_part_of_the_head(void **state)
+{
+    (void)state;
+    check_term(7, 64, 50, WEIGHTS_ALL, 4);
+    check_term(2600, 8, 20, WEIGHTS_SIGNED, 3);
+    check_term(70, 4, 140000, WEIGHTS_SOME, 2);
+    check_term(5, 16, 30, WEIGHTS_NONE, 1);
+}
+
 static void gradient_matches_central_differences(void **state)
 {
     (void)state;
@@ -353,6 +446,7 @@ int main(void)
         cmocka_unit_test(loss_matches_the_formula),
         cmocka_unit_test(loss_on_bf16_matches_the_formula),
         cmocka_unit_test(chunks_join_without_a_seam),
+        cmocka_unit_test(a_term_is_a_part_of_the_head),
         cmocka_unit_test(gradient_matches_central_differences),
         cmocka_unit_test(bad_input_is_seen),
         cmocka_unit_test(scratch_is_bounded),

@@ -2,7 +2,8 @@
 /* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks
  * whose logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W.
  * Packed inputs are in dx itself (their product is finished before the gradient is written over
- * them) and are spread out to their tokens at the end; without dx they follow the logits. */
+ * them) and are spread out to their tokens at the end; without dx they follow the logits. A LoRA
+ * term's u and du of a chunk are at the end of the scratch. */
 #include "ops/loss_head.h"
 
 #include <math.h>
@@ -20,6 +21,7 @@ enum {
 typedef struct chunk {
     const bl_loss_head_args *args;
     int64_t n_tokens;
+    bl_tensor u, du;                 /* [n_tokens][r], packed; none without a term */
     int64_t token[CHUNK_TOKENS_MAX]; /* packed row -> token of the micro-batch */
     double logp[CHUNK_TOKENS_MAX];
 } chunk;
@@ -76,6 +78,10 @@ static bl_status gather_chunk(chunk *c, int64_t *next_token, int64_t n_max, bl_t
                            a->targets[t], (long long)t, (long long)a->V);
         memmove(bl_tensor_at(packed, c->n_tokens * a->H).data, bl_tensor_at(a->x, t * a->H).data,
                 row_bytes);
+        if (a->term)
+            memcpy(bl_tensor_at(c->u, c->n_tokens * a->term->r).data,
+                   bl_tensor_at(a->term->u, t * a->term->r).data,
+                   bl_tensor_bytes(c->u, a->term->r));
         c->token[c->n_tokens++] = t;
     }
     *next_token = t;
@@ -92,6 +98,45 @@ static bl_status make_logits(bl_pool *pool, const chunk *c, bl_tensor packed)
                                      a->logits, a->V);
     return bl_cpu_gemm_bf16_weight_nt(pool, c->n_tokens, packed.data, a->H, &a->head, 0.0f, BL_F32,
                                       a->logits, a->V);
+}
+
+/* ---- the LoRA term ---- */
+
+/* logits += s u B^T */
+static bl_status add_term(bl_pool *pool, const chunk *c)
+{
+    const bl_loss_head_args *a = c->args;
+    const bl_loss_head_term *term = a->term;
+
+    if (c->u.dtype == BL_F32)
+        return bl_cpu_gemm_f32(pool, false, true, c->n_tokens, a->V, term->r, term->scale,
+                               c->u.data, term->r, term->B.data, term->r, 1.0f, a->logits, a->V);
+    return bl_cpu_gemm_bf16(pool, false, true, c->n_tokens, a->V, term->r, term->scale, c->u.data,
+                            term->r, term->B.data, term->r, 1.0f, BL_F32, a->logits, a->V);
+}
+
+/* dB += s dlogits^T u; du = s dlogits B, which goes to its tokens */
+static bl_status pull_back_term(bl_pool *pool, const chunk *c)
+{
+    const bl_loss_head_args *a = c->args;
+    const bl_loss_head_term *term = a->term;
+    int64_t r = term->r, n = c->n_tokens;
+
+    if (c->u.dtype == BL_F32) {
+        BL_TRY(bl_cpu_gemm_f32(pool, true, false, a->V, r, n, term->scale, a->logits, a->V,
+                               c->u.data, r, 1.0f, term->dB, r));
+        BL_TRY(bl_cpu_gemm_f32(pool, false, false, n, r, a->V, term->scale, a->logits, a->V,
+                               term->B.data, r, 0.0f, c->du.data, r));
+    } else {
+        BL_TRY(bl_cpu_gemm_bf16(pool, true, false, a->V, r, n, term->scale, a->logits, 2 * a->V,
+                                c->u.data, r, 1.0f, BL_F32, term->dB, r));
+        BL_TRY(bl_cpu_gemm_bf16(pool, false, false, n, r, a->V, term->scale, a->logits, 2 * a->V,
+                                term->B.data, r, 0.0f, BL_BF16, c->du.data, r));
+    }
+    for (int64_t i = 0; i < n; i++)
+        memcpy(bl_tensor_at(term->du, c->token[i] * r).data, bl_tensor_at(c->du, i * r).data,
+               bl_tensor_bytes(c->du, r));
+    return BL_OK;
 }
 
 /* packed = dlogits W; dlogits are in the dtype of packed, a row in the place of a row of logits */
@@ -122,6 +167,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, bl_tensor packed)
 {
     const bl_loss_head_args *a = c->args;
     BL_TRY(make_logits(pool, c, packed));
+    if (a->term) BL_TRY(add_term(pool, c));
     bl_pool_run(pool, c->n_tokens, softmax_item, c);
     for (int64_t i = 0; i < c->n_tokens; i++) {
         int64_t t = c->token[i];
@@ -130,6 +176,7 @@ static bl_status run_chunk(bl_pool *pool, chunk *c, bl_tensor packed)
     }
     if (!bl_tensor_is_there(a->dx)) return BL_OK;
     if (a->d_head) BL_TRY(add_head_gradient(pool, c, packed));
+    if (a->term) BL_TRY(pull_back_term(pool, c));
     return pull_back(pool, c, packed);
 }
 
@@ -159,22 +206,27 @@ static int64_t size_of_chunks(const bl_loss_head_args *a, int64_t n_max)
 bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
 {
     chunk c = {.args = a};
-    int64_t n_packed = 0, floats_per_token = bl_tensor_is_there(a->dx) ? a->V : a->V + a->H;
+    bool has_dx = bl_tensor_is_there(a->dx);
+    int64_t r = a->term ? a->term->r : 0, n_packed = 0,
+            floats_per_token = a->V + (has_dx ? 0 : a->H) + 2 * r;
     int64_t n_max = bl_min_i64(CHUNK_TOKENS_MAX, scratch_floats(a->V) / floats_per_token);
     if (n_max < 1)
         return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld",
                        (long long)a->H, (long long)a->V);
+    /* Behind the logits, and the inputs of a forward pass. */
+    c.u = bl_tensor_of((float *)a->logits + n_max * (floats_per_token - 2 * r), a->x.dtype);
+    c.du = bl_tensor_at(c.u, n_max * r);
+    if (r > 0 && has_dx) memset(a->term->du.data, 0, bl_tensor_bytes(a->term->du, a->T * r));
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
     /* A library's fp32 product may depend on the number of rows. */
     int64_t n_chunk = a->x.dtype == BL_F32 ? n_max : size_of_chunks(a, n_max);
     for (int64_t next_token = 0; next_token < a->T;) {
-        bl_tensor packed = bl_tensor_is_there(a->dx)
-                               ? bl_tensor_at(a->dx, n_packed * a->H)
-                               : bl_tensor_of((float *)a->logits + n_max * a->V, a->x.dtype);
+        bl_tensor packed = has_dx ? bl_tensor_at(a->dx, n_packed * a->H)
+                                  : bl_tensor_of((float *)a->logits + n_max * a->V, a->x.dtype);
         BL_TRY(gather_chunk(&c, &next_token, n_chunk, packed));
         if (c.n_tokens > 0) BL_TRY(run_chunk(ops_pool(stream), &c, packed));
         n_packed += c.n_tokens;
     }
-    if (bl_tensor_is_there(a->dx)) spread_rows(a, n_packed);
+    if (has_dx) spread_rows(a, n_packed);
     return BL_OK;
 }

@@ -260,6 +260,11 @@ bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
             stored_bytes(&a->head) + tokens * (V + H) * element);
     if (a->d_head)
         add(&cost, BL_COST_HEAD, 2 * tokens * V * H, (2 * V * H + tokens * (V + H)) * element);
+    if (a->term) { /* logits += s u B^T, and with dx dB and du: as one kernel */
+        double r = (double)a->term->r;
+        int n = 2 * n_products - 1;
+        add(&cost, BL_COST_HEAD, n * 2 * tokens * V * r, n * (r + tokens) * V * element);
+    }
     add(&cost, BL_COST_MEMORY, 0, tokens * V * (3 * 4 + element));
     return cost;
 }
