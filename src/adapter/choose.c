@@ -33,14 +33,17 @@ static bl_status targets_of_config(const bl_train_config *c, const bl_model_conf
     bl_peft_except_saved(&saved, &modules);
     *targets = bl_peft_all(&modules);
     if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
-    if (!bl_train_config_targets_by_pattern(c))
-        return bl_peft_match_names(&modules, BL_EUSAGE, where, (const char *const *)list->items,
-                                   (size_t)list->n_items, model->n_layers, targets);
-    BL_TRY(bl_peft_match_pattern(&modules, BL_EUSAGE, where, list->items[0], model->n_layers,
-                                 targets));
-    return *targets
-               ? BL_OK
-               : BL_FAIL(BL_EUSAGE, "%s: \"%.100s\" matches no projection", where, list->items[0]);
+    if (bl_train_config_targets_by_pattern(c))
+        BL_TRY(bl_peft_match_pattern(&modules, BL_EUSAGE, where, list->items[0], model->n_layers,
+                                     targets));
+    else
+        BL_TRY(bl_peft_match_names(&modules, BL_EUSAGE, where, (const char *const *)list->items,
+                                   (size_t)list->n_items, model->n_layers, targets));
+    if (*targets & bl_peft_all(&modules)) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s: \"%.100s\"%s no projection%s", where, list->items[0],
+                   list->n_items > 1 ? " and the other names select" : " matches",
+                   *targets ? "; LoRA terms of the embedding and the head alone are not supported"
+                            : "");
 }
 
 static bl_status options_of_config(const bl_train_config *c, const bl_model_config *model,
@@ -67,12 +70,26 @@ static bl_status check_given(const bl_train_config *c, const bl_lora_options *as
     if (bl_train_config_given(c, "use_rslora") && asked->use_rslora != adapter->use_rslora)
         key = "use_rslora";
     if (bl_train_config_given(c, "lora_target_modules") &&
-        memcmp(asked->target, adapter->target, sizeof asked->target) != 0)
+        (memcmp(asked->target, adapter->target, sizeof asked->target) != 0 ||
+         memcmp(asked->table, adapter->table, sizeof asked->table) != 0))
         key = "lora_target_modules";
     if (!key) return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "%s: differs from that of init_adapter %s, which fixes it; leave the key out",
                    key, c->init_adapter);
+}
+
+/* The loss head of a GPU has no such term. */
+static bl_status check_tables(const bl_train_config *c, const bl_lora_options *options)
+{
+    if (c->device != BL_CONFIG_DEVICE_CUDA ||
+        !(options->table[BL_TABLE_EMBEDDING] || options->table[BL_TABLE_HEAD]))
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "%s%s: device cuda is not supported with LoRA terms of the embedding or the "
+                   "head; use device cpu, or target projections alone",
+                   c->init_adapter ? "init_adapter " : "lora_target_modules",
+                   c->init_adapter ? c->init_adapter : "");
 }
 
 bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config *model,
@@ -95,6 +112,7 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
         adapter.dropout = c->lora_dropout; /* the run's, not the old run's */
         options = adapter;
     }
+    BL_TRY(check_tables(c, &options));
     bl_lora_layout_init(model, &options, out);
     bl_lora_layout_order_for(bl_train_config_act(c), out);
     return BL_OK;

@@ -5,6 +5,7 @@
 
 #include "adapter/full.h"
 #include "adapter/modules_internal.h"
+#include "adapter/terms_internal.h"
 #include "adapter/units_internal.h"
 #include "device/staging.h"
 #include "ops/optimizer.h"
@@ -64,7 +65,8 @@ struct bl_adapter_state {
     bl_timeline *timeline;
     bl_gather_ring *ring;
     bl_gradient_sink sink;
-    adapter_modules *modules; /* trained whole beside LoRA; NULL: none */
+    adapter_modules *modules; /* trained whole beside LoRA, terms among them; NULL: none */
+    bl_adapter_terms *terms;  /* of the embedding and the head; NULL: none */
 };
 
 /* state.c: what both kinds of state have: events, sums, staging of BL_STAGING_BYTES. */

@@ -26,6 +26,8 @@ bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_model_config 
     }
     bl_peft_close(adapter);
     free(layer);
+    if (st == BL_OK && s->terms)
+        st = bl_adapter_terms_read(s->terms, config, dir, s->staging, s->compute);
     return st == BL_OK ? bl_adapter_state_publish(s) : st;
 }
 
@@ -55,14 +57,18 @@ static bl_status fill_factor(void *user, int64_t layer, int module, bl_peft_fact
                              float *dst)
 {
     exporter *e = user;
-    const bl_lora_layout *layout = e->state->layout;
+    const bl_adapter_state *s = e->state;
+    const bl_lora_layout *layout = s->layout;
+
+    if (adapter_is_table(module))
+        return adapter_terms_download(s->terms, e->shards == s->grad ? s->terms->grad : s->terms->w,
+                                      module, factor, s->staging, dst);
     int64_t offset = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module];
     int64_t n =
         layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
 
     BL_TRY(gather_layer(e, layer));
-    return bl_staging_download(e->state->staging, dst, e->state->full[0] + offset,
-                               (size_t)n * sizeof(float));
+    return bl_staging_download(s->staging, dst, s->full[0] + offset, (size_t)n * sizeof(float));
 }
 
 static int compare_numbers_as_text(const void *a, const void *b)
@@ -137,7 +143,8 @@ static bl_status write_all(exporter *e, const char *path, named_factor *list,
     bl_safetensors_writer *writer = NULL;
     bl_status st = BL_OK;
     static const char *const metadata[] = {"content", BL_GRADIENTS_MARK};
-    float *block = malloc((size_t)layout->n_floats * sizeof *block);
+    float *block =
+        malloc((size_t)bl_max_i64(layout->n_floats, layout->n_table_floats) * sizeof *block);
 
     if (!block) return BL_FAIL(BL_ENOMEM, "a layer's gradients");
     BL_TRY_GOTO(st, done, bl_safetensors_create(path, specs, n, metadata, 1, &writer));
@@ -183,28 +190,54 @@ static size_t list_modules(const bl_adapter_state *s, named_factor *list,
     return n;
 }
 
+/* Appends a factor to the list. */
+static size_t list_factor(const bl_lora_layout *layout, int64_t layer, int module,
+                          bl_peft_factor factor, int64_t rows, int64_t cols, named_factor *list,
+                          bl_stored_tensor_spec *specs, size_t n)
+{
+    bl_peft_modules modules = bl_arch_peft_modules(layout->arch);
+
+    list[n] = (named_factor){.layer = layer, .module = module, .factor = factor};
+    bl_peft_tensor_name(&modules, layer, module, factor, list[n].name);
+    specs[n] = (bl_stored_tensor_spec){list[n].name, BL_F32, 2, {rows, cols}};
+    return n + 1;
+}
+
+/* Appends the factors of the embedding and the head. */
+static size_t list_tables(const bl_lora_layout *layout, named_factor *list,
+                          bl_stored_tensor_spec *specs, size_t n)
+{
+    int64_t r = layout->options.r;
+
+    for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++) {
+        if (!layout->options.table[m - BL_PEFT_EMBEDDING]) continue;
+        int64_t n_a = adapter_term_floats(layout, m, BL_PEFT_A),
+                n_b = adapter_term_floats(layout, m, BL_PEFT_B);
+        n = list_factor(layout, 0, m, BL_PEFT_A, r, n_a / r, list, specs, n);
+        n = list_factor(layout, 0, m, BL_PEFT_B, n_b / r, r, list, specs, n);
+    }
+    return n;
+}
+
 static bl_status write_gradient_file(exporter *e, const char *path)
 {
     const bl_lora_layout *layout = e->state->layout;
-    bl_peft_modules modules = bl_arch_peft_modules(layout->arch);
+    int64_t r = layout->options.r;
     int64_t n_modules = e->state->modules ? adapter_modules_tensors(e->state->modules) : 0;
-    size_t most = (size_t)(e->state->n_layers * layout->arch->n_projections * 2 + n_modules), n = 0;
+    size_t most = (size_t)(e->state->n_layers * layout->arch->n_projections * 2 + n_modules +
+                           BL_MODEL_TABLES * 2),
+           n = 0;
     named_factor *list = calloc(most, sizeof *list);
     bl_stored_tensor_spec *specs = calloc(most, sizeof *specs);
     bl_status st = list && specs ? BL_OK : BL_FAIL(BL_ENOMEM, "the list of gradients");
 
     for (int64_t l = 0; st == BL_OK && l < e->state->n_layers; l++)
-        for (int p = 0; p < layout->arch->n_projections; p++)
-            for (int f = 0; f < 2 && layout->a_offset[p] >= 0; f++, n++) {
-                list[n] = (named_factor){.layer = l, .module = p, .factor = (bl_peft_factor)f};
-                bl_peft_tensor_name(&modules, l, p, (bl_peft_factor)f, list[n].name);
-                int64_t r = layout->options.r;
-                specs[n] = (bl_stored_tensor_spec){list[n].name,
-                                                   BL_F32,
-                                                   2,
-                                                   {f == BL_PEFT_A ? r : layout->b_rows[p],
-                                                    f == BL_PEFT_A ? layout->a_cols[p] : r}};
-            }
+        for (int p = 0; p < layout->arch->n_projections; p++) {
+            if (layout->a_offset[p] < 0) continue;
+            n = list_factor(layout, l, p, BL_PEFT_A, r, layout->a_cols[p], list, specs, n);
+            n = list_factor(layout, l, p, BL_PEFT_B, layout->b_rows[p], r, list, specs, n);
+        }
+    if (st == BL_OK) n = list_tables(layout, list, specs, n);
     if (st == BL_OK) n = list_modules(e->state, list, specs, n);
     if (st == BL_OK) st = write_all(e, path, list, specs, n);
     free(specs);

@@ -17,6 +17,8 @@ void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out)
                              .use_rslora = peft->use_rslora,
                              .dropout = peft->dropout};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->target[p] = (peft->targets >> p & 1u) != 0;
+    for (int t = 0; t < BL_MODEL_TABLES; t++)
+        out->table[t] = (peft->targets >> (BL_PEFT_EMBEDDING + t) & 1u) != 0;
 }
 
 bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
@@ -27,6 +29,8 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
                            .use_rslora = options->use_rslora};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++)
         if (options->target[p]) peft.targets |= 1u << p;
+    for (int t = 0; t < BL_MODEL_TABLES; t++)
+        if (options->table[t]) peft.targets |= 1u << (BL_PEFT_EMBEDDING + t);
     return peft;
 }
 
@@ -47,6 +51,8 @@ bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
     bl_peft_base base = {.modules = bl_arch_peft_modules(config->arch),
                          .n_layers = config->n_layers,
+                         .vocab = config->vocab_size,
+                         .hidden = config->hidden_size,
                          .other = other_tensor,
                          .other_user = config};
     for (int p = 0; p < base.modules.n; p++)

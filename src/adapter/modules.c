@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "adapter/internal.h"
+#include "adapter/terms_internal.h"
 #include "base/sizes.h"
 #include "ops/elementwise.h"
 
@@ -45,6 +46,7 @@ int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_s
 {
     int64_t n = 0;
 
+    if (!set || set->n_tensors == 0) return 0;
     for (int64_t i = 0; i < set->n_ranges; i++) n += set->range[i].n;
     for (int t = 0; t < BL_MODEL_TABLES; t++)
         if (adapter_modules_have_table(set, (bl_model_table)t)) n += table_floats(config);
@@ -77,7 +79,8 @@ static bl_status take(const adapter_modules *m, int64_t n, const char *what, flo
     return bl_device_alloc(m->device, BL_SPACE_DEVICE, (size_t)n * FLOAT, what, (void **)out);
 }
 
-static bl_status allocate(adapter_modules *m, bl_model_weights *weights)
+/* The parts of the set, with their gradients. */
+static bl_status add_set(adapter_modules *m, bl_model_weights *weights)
 {
     const bl_trained_set *set = m->set;
     bl_module_gradients *g = &m->gradients;
@@ -92,15 +95,26 @@ static bl_status allocate(adapter_modules *m, bl_model_weights *weights)
         BL_TRY(take(m, table_floats(m->config), "gradients of a table", &g->tables[t]));
         add_part(m, weights->tables[t], g->tables[t], table_floats(m->config), true);
     }
+    return BL_OK;
+}
+
+static bl_status allocate(adapter_modules *m, bl_model_weights *weights, bl_adapter_terms *terms)
+{
+    if (m->set) BL_TRY(add_set(m, weights));
+    if (terms) {
+        BL_TRY(adapter_terms_train(terms));
+        add_part(m, terms->w, terms->grad, terms->layout->n_table_floats, true);
+    }
     BL_TRY(take(m, m->n_floats, "AdamW first moments", &m->m));
     return take(m, m->n_floats, "AdamW second moments", &m->v);
 }
 
 bl_status adapter_modules_create(bl_model_weights *weights, const bl_trained_set *set,
-                                 adapter_modules **out)
+                                 bl_adapter_terms *terms, adapter_modules **out)
 {
     adapter_modules *m = calloc(1, sizeof *m);
-    module_part *part = calloc((size_t)set->n_ranges + BL_MODEL_TABLES, sizeof *part);
+    size_t n_parts = (size_t)(set ? set->n_ranges : 0) + BL_MODEL_TABLES + 1;
+    module_part *part = calloc(n_parts, sizeof *part);
 
     *out = NULL;
     if (!m || !part) {
@@ -112,7 +126,7 @@ bl_status adapter_modules_create(bl_model_weights *weights, const bl_trained_set
                            .config = &weights->model->config,
                            .set = set,
                            .part = part};
-    bl_status st = allocate(m, weights);
+    bl_status st = allocate(m, weights, terms);
     if (st != BL_OK) {
         adapter_modules_destroy(m);
         return st;
@@ -134,7 +148,7 @@ void adapter_modules_destroy(adapter_modules *m)
 
 const bl_module_gradients *adapter_modules_gradients(const adapter_modules *m)
 {
-    return m ? &m->gradients : NULL;
+    return m && m->set ? &m->gradients : NULL;
 }
 
 bl_status adapter_modules_reduce(adapter_modules *m, bl_comm *world, bl_stream *stream, double *sum)
@@ -225,7 +239,7 @@ bl_status adapter_modules_read_weights(const adapter_modules *m, const char *ten
 
 int64_t adapter_modules_tensors(const adapter_modules *m)
 {
-    return bl_arch_tensor_count(m->config);
+    return m->set ? bl_arch_tensor_count(m->config) : 0;
 }
 
 const float *adapter_modules_gradient(const adapter_modules *m, int64_t i, bl_arch_tensor *tensor)

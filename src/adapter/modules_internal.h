@@ -2,13 +2,14 @@
 /* modules_internal.h -- modules that are trained whole beside LoRA (PEFT's modules_to_save): norms,
  * the embedding, the head. Every rank has them whole, in fp32, with AdamW's moments and gradients,
  * and makes the same update. The pass reads the trained weights in place: vectors and tables of
- * bl_model_weights.
+ * bl_model_weights. LoRA terms of the embedding and the head (terms_internal.h) are the last part.
  *
  * Gradients are summed over the micro-batches of each rank, and once per step over the ranks. Norms
  * and their biases have no weight decay. */
 #ifndef BALLAST_ADAPTER_MODULES_INTERNAL_H
 #define BALLAST_ADAPTER_MODULES_INTERNAL_H
 
+#include "adapter/terms.h"
 #include "comm/comm.h"
 #include "device/staging.h"
 #include "model/pass.h"
@@ -27,12 +28,13 @@ typedef enum adapter_module_array {
 } adapter_module_array;
 extern const char *const adapter_module_names[MODULES_ARRAYS];
 
-/* Moments and gradients begin as zeros. Borrowed: set, and weights, whose tables must have been
- * replaced (bl_adapter_modules_prepare). */
+/* Moments and gradients begin as zeros. Borrowed: set and terms, of which one may be NULL, and
+ * weights, whose tables must have been replaced (bl_adapter_modules_prepare). */
 bl_status adapter_modules_create(bl_model_weights *weights, const bl_trained_set *set,
-                                 adapter_modules **out);
+                                 bl_adapter_terms *terms, adapter_modules **out);
 void adapter_modules_destroy(adapter_modules *modules); /* NULL is fine */
 
+/* NULL without a set. */
 const bl_module_gradients *adapter_modules_gradients(const adapter_modules *modules);
 
 /* On `stream`, after a step's backward passes: sums over the ranks; on rank 0 *sum += squares. */
@@ -45,9 +47,10 @@ bl_status adapter_modules_update(adapter_modules *modules, bl_stream *stream,
 bl_status adapter_modules_publish(const adapter_modules *modules, bl_stream *stream);
 
 bool adapter_modules_have_table(const bl_trained_set *set, bl_model_table table);
-/* Floats of each array: vectors in their order, then the embedding, then the head. */
+/* Floats of each array before the terms: vectors in their order, then the embedding, then the head.
+ * set: may be NULL or empty. */
 int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_set *set);
-int64_t adapter_modules_count(const adapter_modules *modules); /* the same, from a state */
+int64_t adapter_modules_count(const adapter_modules *modules); /* with the terms */
 /* Floats [begin, begin + n) of the weights of a trained tensor to dst (host memory). */
 bl_status adapter_modules_read_weights(const adapter_modules *modules, const char *tensor,
                                        int64_t begin, int64_t n, bl_staging *staging, float *dst);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shards.c -- the state of each rank in a file: m, v, w, F32 [n_layers, c]. Row l of rank R's file
  * holds floats [R c, (R+1) c) of layer l's flat vector (arch/lora.h). In a stacked layout the
- * tensors are m_stacked, v_stacked, w_stacked. Rank 0's file also has the state of modules_to_save:
- * m_modules, v_modules, w_modules, F32 [n]. Runs with another number of ranks or the other layout
+ * tensors are m_stacked, v_stacked, w_stacked. Rank 0's file also has the state of modules_to_save
+ * and then of LoRA terms of the embedding and the head: m_modules, v_modules, w_modules, F32 [n].
+ * Runs with another number of ranks or the other layout
  * read their parts from all files, as does the writer of the checkpoint's PEFT adapter. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model
 {
     int64_t n = config->n_layers * layout->n_floats;
 
-    if (modules && modules->n_tensors > 0) n += adapter_modules_floats(config, modules);
+    n += adapter_modules_floats(config, modules) + layout->n_table_floats;
     return (N_ARRAYS + 1) * n * (int64_t)sizeof(float);
 }
 
@@ -219,12 +220,42 @@ typedef struct export_sources {
     const bl_trained_set *modules; /* may be empty */
 } export_sources;
 
+/* Floats [begin, begin + n) of the arrays in rank 0's file. */
+static bl_status read_whole(const export_sources *from, int64_t begin, int64_t n, float *dst)
+{
+    const bl_safetensors *file = from->ranks[0].file;
+    const bl_stored_tensor *w = bl_safetensors_find(file, adapter_module_names[MODULES_W]);
+
+    if (!w || w->dtype != BL_F32)
+        return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s", bl_safetensors_path(file),
+                       adapter_module_names[MODULES_W]);
+    return bl_stored_tensor_read(w, begin * (int64_t)sizeof(float), (size_t)n * sizeof(float), dst);
+}
+
+static bl_status read_table_factor(const export_sources *from, int module, bl_peft_factor factor,
+                                   float *dst)
+{
+    const bl_lora_layout *layout = &from->ranks->layout;
+    int64_t n = adapter_term_floats(layout, module, factor),
+            begin = adapter_modules_floats(from->config, from->modules) +
+                    adapter_term_offset(layout, module, factor);
+    float *values = malloc((size_t)n * sizeof *values);
+
+    if (!values) return BL_FAIL(BL_ENOMEM, "%lld floats of a factor", (long long)n);
+    bl_status st = read_whole(from, begin, n, values);
+    if (st == BL_OK) adapter_term_to_peft(layout, module, factor, values, dst);
+    free(values);
+    return st;
+}
+
 /* Reads a factor from the shards that hold its floats. */
 static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_factor factor,
                              float *dst)
 {
     const source *sources = ((const export_sources *)user)->ranks;
     const bl_lora_layout *layout = &sources->layout;
+
+    if (adapter_is_table(module)) return read_table_factor(user, module, factor, dst);
     int64_t r = layout->options.r, chunk = sources->chunk,
             begin = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module],
             end =
@@ -245,18 +276,12 @@ static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_fact
 static bl_status read_module(void *user, const char *tensor, int64_t begin, int64_t n, float *dst)
 {
     const export_sources *from = user;
-    const bl_stored_tensor *w =
-        bl_safetensors_find(from->ranks[0].file, adapter_module_names[MODULES_W]);
     bl_arch_tensor t;
 
     if (!bl_trained_find(from->config, from->modules, tensor, &t))
         return BL_FAIL(BL_EINTERNAL, "%s is not trained", tensor);
-    if (!w || w->dtype != BL_F32)
-        return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s",
-                       bl_safetensors_path(from->ranks[0].file), adapter_module_names[MODULES_W]);
-    int64_t before = adapter_modules_before(from->config, from->modules, &t);
-    return bl_stored_tensor_read(w, (before + begin) * (int64_t)sizeof(float),
-                                 (size_t)n * sizeof(float), dst);
+    return read_whole(from, adapter_modules_before(from->config, from->modules, &t) + begin, n,
+                      dst);
 }
 
 bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_saved_modules *modules,

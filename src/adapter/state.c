@@ -164,7 +164,10 @@ static bl_status create(bl_device *device, bl_comm *world, bl_stream *compute,
                                                          bl_comm_size(world), ring_depth)};
     s->n_floats = n_layers * s->chunk;
     s->sink = (bl_gradient_sink){.user = s, .begin = sink_begin, .end = sink_end};
-    bl_status st = bl_comm_begin_alloc(world, take(s));
+    bl_status st = take(s);
+    if (st == BL_OK && layout->n_table_floats > 0)
+        st = bl_adapter_terms_create(device, layout, &s->terms);
+    st = bl_comm_begin_alloc(world, st);
     if (st == BL_OK) st = create_ring(s, ring_depth);
     if (st != BL_OK) {
         bl_adapter_state_destroy(s);
@@ -195,7 +198,7 @@ bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_s
 bl_status bl_adapter_state_add_modules(bl_adapter_state *s, bl_model_weights *weights,
                                        const bl_trained_set *set)
 {
-    BL_TRY(adapter_modules_create(weights, set, &s->modules));
+    BL_TRY(adapter_modules_create(weights, set, s->terms, &s->modules));
     s->sink.modules = adapter_modules_gradients(s->modules);
     return BL_OK;
 }
@@ -204,6 +207,7 @@ void bl_adapter_state_destroy(bl_adapter_state *s)
 {
     if (!s) return;
     adapter_modules_destroy(s->modules);
+    bl_adapter_terms_destroy(s->terms);
     bl_gather_ring_destroy(s->ring);
     if (s->trained) adapter_full_free(s);
     if (s->compute_copy.data != s->w)
@@ -230,6 +234,7 @@ bl_status bl_adapter_state_publish(bl_adapter_state *s)
             s->compute,
             &(bl_cast_args){.n = s->n_floats, .x = bl_tensor_f32(s->w), .y = s->compute_copy}));
     BL_TRY(adapter_modules_publish(s->modules, s->compute));
+    if (s->terms) BL_TRY(adapter_terms_publish(s->terms, s->compute));
     return bl_gather_ring_shards_changed(s->ring, s->compute);
 }
 
@@ -245,12 +250,14 @@ bl_status bl_adapter_state_initialize(bl_adapter_state *s, uint64_t seed)
             BL_TRY(bl_staging_upload(s->staging, s->w + l * s->chunk + k, s->staging->bytes,
                                      (size_t)n * sizeof(float)));
         }
+    if (s->terms) BL_TRY(adapter_terms_initialize(s->terms, seed, s->staging));
     return bl_adapter_state_publish(s);
 }
 
 bl_pass_adapter bl_adapter_state_adapter(const bl_adapter_state *s)
 {
-    return (bl_pass_adapter){.lora = s->layout, .ring = s->ring};
+    return (bl_pass_adapter){
+        .lora = s->layout, .ring = s->ring, .terms = bl_adapter_terms_list(s->terms)};
 }
 
 const bl_gradient_sink *bl_adapter_state_sink(const bl_adapter_state *s)

@@ -17,6 +17,7 @@
 #include "arch/lora.h"
 #include "model/pass.h"
 #include "adapter/modules.h"
+#include "adapter/terms.h"
 
 typedef struct bl_adapter_state bl_adapter_state;
 
@@ -43,8 +44,9 @@ bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_s
                                          bl_stream *communication, bl_timeline *timeline,
                                          const bl_lora_layout *layout, int64_t n_layers,
                                          int ring_depth, bl_adapter_state **out);
-/* Adds modules that are trained whole beside LoRA to gradients, sums, updates and checkpoints. set
- * must not be empty. Borrowed: set, and weights, after bl_adapter_modules_prepare. */
+/* Adds what is trained whole on every rank to gradients, sums, updates and checkpoints: modules
+ * (set NULL: none) and the layout's terms of the embedding and the head. At least one of them.
+ * Borrowed: set, and weights, after bl_adapter_modules_prepare. */
 bl_status bl_adapter_state_add_modules(bl_adapter_state *state, bl_model_weights *weights,
                                        const bl_trained_set *set);
 /* After both streams are idle; NULL is fine. */
@@ -98,7 +100,8 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *
  * communication. */
 
 /* Upper bound of a checkpoint's bytes, without the files' headers: LoRA weights and both of AdamW's
- * moments of all ranks, those of modules_to_save once, and the adapter, all in fp32. modules may be
+ * moments of all ranks, those of modules_to_save and of terms of the embedding and the head once,
+ * and the adapter, all in fp32. modules may be
  * NULL. */
 int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model_config *config,
                                     const bl_trained_set *modules);

@@ -107,6 +107,9 @@ typedef enum bl_layer_vector {
     BL_LAYER_VECTORS
 } bl_layer_vector;
 
+/* The matrices of (vocab, hidden) outside the layers. */
+typedef enum bl_model_table { BL_TABLE_EMBEDDING, BL_TABLE_HEAD, BL_MODEL_TABLES } bl_model_table;
+
 /* A dimension of a tensor, from the configuration. */
 typedef enum bl_extent {
     BL_EXTENT_HIDDEN,

@@ -4,11 +4,48 @@
 
 #include <math.h>
 
+int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers)
+{
+    return layout->n_floats * n_layers + layout->n_table_floats;
+}
+
+double bl_lora_table_flops(const bl_lora_layout *layout, double n_tokens, double n_labels)
+{
+    double r = (double)layout->options.r, of_hidden = 6.0 * r * (double)layout->hidden * n_tokens;
+    double flops = 0;
+
+    if (layout->options.table[BL_TABLE_EMBEDDING]) flops += of_hidden;
+    if (layout->options.table[BL_TABLE_HEAD])
+        flops += of_hidden + 6.0 * r * (double)layout->vocab * n_labels;
+    return flops;
+}
+
+int64_t bl_lora_table_floats(const bl_lora_layout *layout, bl_model_table table,
+                             bl_peft_factor factor)
+{
+    bool is_vocab = (table == BL_TABLE_EMBEDDING) == (factor == BL_PEFT_A);
+    return layout->options.r * (is_vocab ? layout->vocab : layout->hidden);
+}
+
+static void place_tables(const bl_model_config *config, bl_lora_layout *layout)
+{
+    layout->vocab = config->vocab_size;
+    layout->hidden = config->hidden_size;
+    for (int t = 0; t < BL_MODEL_TABLES; t++) {
+        if (!layout->options.table[t]) continue;
+        layout->table_a[t] = layout->n_table_floats;
+        layout->n_table_floats += bl_lora_table_floats(layout, (bl_model_table)t, BL_PEFT_A);
+        layout->table_b[t] = layout->n_table_floats;
+        layout->n_table_floats += bl_lora_table_floats(layout, (bl_model_table)t, BL_PEFT_B);
+    }
+}
+
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
     *out = (bl_lora_layout){.arch = config->arch};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
+    for (int t = 0; t < BL_MODEL_TABLES; t++) out->table_a[t] = out->table_b[t] = -1;
     if (!options) return;
 
     out->options = *options;
@@ -20,6 +57,7 @@ void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *o
         out->row_begin[p] = bl_projection_row(config, p);
     }
     bl_lora_layout_stack(out, false);
+    place_tables(config, out);
 }
 
 /* The factors of projections [first, end): all A's, then all B's. */
@@ -86,5 +124,38 @@ void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int6
         if (first < last)
             bl_lora_initialize(seed, layer, p, layout->a_cols[p], first - a_begin, last - first,
                                out + (first - begin));
+    }
+}
+
+/* The part of a factor of n floats at `offset` that is in [begin, begin + count). */
+typedef struct overlap {
+    int64_t first, n; /* of the vector; n 0: none */
+} overlap;
+
+static overlap overlap_of(int64_t offset, int64_t n, int64_t begin, int64_t count)
+{
+    int64_t first = begin > offset ? begin : offset,
+            last = begin + count < offset + n ? begin + count : offset + n;
+    return (overlap){first, last > first ? last - first : 0};
+}
+
+void bl_lora_layout_initialize_tables(const bl_lora_layout *layout, uint64_t seed, int64_t begin,
+                                      int64_t count, float *out)
+{
+    enum { NO_LAYER = -1 };
+    int64_t b = layout->table_b[BL_TABLE_EMBEDDING], a = layout->table_a[BL_TABLE_HEAD];
+
+    for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
+    if (b >= 0) {
+        overlap o = overlap_of(b, bl_lora_table_floats(layout, BL_TABLE_EMBEDDING, BL_PEFT_B),
+                               begin, count);
+        bl_lora_initialize_normal(seed, NO_LAYER, BL_TABLE_EMBEDDING, o.first - b, o.n,
+                                  out + (o.first - begin));
+    }
+    if (a >= 0) {
+        overlap o =
+            overlap_of(a, bl_lora_table_floats(layout, BL_TABLE_HEAD, BL_PEFT_A), begin, count);
+        bl_lora_initialize(seed, NO_LAYER, BL_TABLE_HEAD, layout->hidden, o.first - a, o.n,
+                           out + (o.first - begin));
     }
 }

@@ -6,7 +6,11 @@
  * (N,r). A stacked layout has, matrix by matrix, the A's of all projections before their B's: what
  * bl_lora_linear's is_stacked wants of devices with bf16 activations. Layers are alike, so one
  * layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks:
- * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end. */
+ * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end.
+ *
+ * The terms of the embedding and the head are in a vector besides the layers', whole on every rank:
+ * A before B of each, the embedding first. The embedding's A is stored transposed, (vocab, r), so
+ * that a token's column of PEFT's A is a row. */
 #ifndef BALLAST_ARCH_LORA_H
 #define BALLAST_ARCH_LORA_H
 
@@ -22,6 +26,7 @@ typedef struct bl_lora_options {
     bool use_rslora;
     double dropout;                  /* p of the LoRA path's input dropout, in [0, 1) */
     bool target[BL_MAX_PROJECTIONS]; /* by the architecture's projections */
+    bool table[BL_MODEL_TABLES];
 } bl_lora_options;
 
 typedef struct bl_lora_layout {
@@ -35,6 +40,10 @@ typedef struct bl_lora_layout {
     int64_t row_begin[BL_MAX_PROJECTIONS]; /* in the fused matrix */
     int64_t n_floats;                      /* of one layer, without padding; 0: no adapter */
     bool is_stacked;
+    /* Floats from the start of the tables' vector; -1: not a target. */
+    int64_t table_a[BL_MODEL_TABLES], table_b[BL_MODEL_TABLES];
+    int64_t n_table_floats;
+    int64_t vocab, hidden;
 } bl_lora_layout;
 
 /* options NULL: no adapter at all. */
@@ -47,6 +56,22 @@ void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
  * layer, gradients NULL in a forward. Leaves weight, dropout and workspace alone. */
 void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear);
+
+/* Weights of an adapter of n_layers layers. */
+int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers);
+
+/* FLOPs of a step of the terms of the embedding and the head: forward, and twice as many backward.
+ * Products with the head's B are of labels alone. */
+double bl_lora_table_flops(const bl_lora_layout *layout, double n_tokens, double n_labels);
+
+/* Floats of a factor of a table's term: r times vocab or hidden. */
+int64_t bl_lora_table_floats(const bl_lora_layout *layout, bl_model_table table,
+                             bl_peft_factor factor);
+/* Initial values of floats [begin, begin + count) of the tables' vector, as PEFT's: head as the
+ * projections; embedding A = 0, B ~ N(0, 1). Element i of a factor is a function of (seed, table,
+ * i) alone. */
+void bl_lora_layout_initialize_tables(const bl_lora_layout *layout, uint64_t seed, int64_t begin,
+                                      int64_t count, float *out);
 
 /* A ~ U(-1/sqrt(K), 1/sqrt(K)) (PEFT's kaiming_uniform with a = sqrt 5), B = 0. Element i of
  * projection p in layer l is a function of (seed, l, p, i) alone. Writes floats [begin, begin +

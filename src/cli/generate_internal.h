@@ -5,6 +5,7 @@
 #define BALLAST_CLI_GENERATE_INTERNAL_H
 
 #include "adapter/lora_io.h"
+#include "adapter/terms.h"
 #include "cli/generate_prompt_internal.h"
 #include "config/config.h"
 #include "model/generate.h"
@@ -58,6 +59,7 @@ typedef struct bl_named_adapter {
     char *name, *dir;
     bl_lora_layout lora;
     bl_tensor weights;
+    bl_adapter_terms *terms; /* of the embedding and the head; NULL: none */
 } bl_named_adapter;
 
 /* The open objects while ids are continued. */

@@ -65,6 +65,26 @@ static bl_status name_adapters(bl_generate_session *s)
     return BL_OK;
 }
 
+/* LoRA terms of the embedding and the head. */
+static bl_status load_terms(bl_generate_session *s, bl_named_adapter *adapter)
+{
+    bl_staging *staging;
+
+    if (bl_device_get_kind(s->device) != BL_DEVICE_CPU)
+        return BL_FAIL(
+            BL_EUSAGE,
+            "--adapter %s: device cuda is not supported with LoRA terms of the embedding "
+            "or the head; use --device cpu",
+            adapter->dir);
+    BL_TRY(bl_adapter_terms_check_base(s->model->files, &s->model->config, adapter->dir));
+    BL_TRY(bl_adapter_terms_create(s->device, &adapter->lora, &adapter->terms));
+    BL_TRY(bl_staging_create(s->device, BL_STAGING_BYTES, "staging of LoRA weights", &staging));
+    bl_status st =
+        bl_adapter_terms_read(adapter->terms, &s->model->config, adapter->dir, staging, s->stream);
+    bl_staging_destroy(staging);
+    return st;
+}
+
 static bl_status load_adapters(bl_generate_session *s)
 {
     bl_lora_layout_init(&s->model->config, NULL, &s->adapters[0].lora);
@@ -78,6 +98,7 @@ static bl_status load_adapters(bl_generate_session *s)
                            s->adapters[i].dir);
         BL_TRY(bl_lora_read_all(s->adapters[i].dir, &s->model->config, s->device,
                                 &s->adapters[i].lora, &s->adapters[i].weights));
+        if (s->adapters[i].lora.n_table_floats > 0) BL_TRY(load_terms(s, &s->adapters[i]));
     }
     return BL_OK;
 }
@@ -90,8 +111,10 @@ static bl_status create_generator(bl_generate_session *s)
     bl_generator_destroy(s->generator);
     s->generator = NULL;
     s->cached.n = 0;
-    return bl_generator_create(s->device, s->stream, s->weights, s->base, &one->lora, one->weights,
-                               s->capacity, &s->generator);
+    BL_TRY(bl_generator_create(s->device, s->stream, s->weights, s->base, &one->lora, one->weights,
+                               s->capacity, &s->generator));
+    return one->terms ? bl_generator_use_terms(s->generator, bl_adapter_terms_list(one->terms))
+                      : BL_OK;
 }
 
 bl_status bl_generate_session_use(bl_generate_session *s, const char *name)
@@ -220,6 +243,7 @@ void bl_generate_session_close(bl_generate_session *s)
     bl_generator_destroy(s->generator);
     for (size_t i = 0; s->adapters && i <= s->n_adapters; i++) {
         if (s->device) bl_device_free(s->device, BL_SPACE_DEVICE, s->adapters[i].weights.data);
+        bl_adapter_terms_destroy(s->adapters[i].terms);
         free(s->adapters[i].name);
         free(s->adapters[i].dir);
     }

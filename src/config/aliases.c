@@ -30,6 +30,11 @@
     {                                                                                              \
         .name = (text), .values = "*="                                                             \
     }
+#define TARGETS(name_, values_)                                                                    \
+    {                                                                                              \
+        .name = name_, .key = "lora_target_modules", .values = values_,                            \
+        .hint = "lora_target_modules", .joins = true                                               \
+    }
 /* A feature that is not here, unless it is off. */
 #define OFF(text, why)                                                                             \
     {                                                                                              \
@@ -290,12 +295,8 @@ const bl_option_alias bl_train_aliases[] = {
      .key = "lora_target_modules",
      .values = "output_proj=o_proj *",
      .joins = true},
-    {.name = "model.apply_lora_to_mlp",
-     .key = "lora_target_modules",
-     .values = "true=gate_proj,up_proj,down_proj false=",
-     .hint = "lora_target_modules",
-     .joins = true},
-    OFF("model.apply_lora_to_output", "!lm_head has no LoRA term"),
+    TARGETS("model.apply_lora_to_mlp", "true=gate_proj,up_proj,down_proj false="),
+    TARGETS("model.apply_lora_to_output", "true=lm_head false="),
     OFF("model.quantize_base", FOUR_BIT_HINT),
     OFF("model.use_dora", "!DoRA; LoRA and use_rslora are supported"),
     {.name = "target_modules", .key = "lora_target_modules"},

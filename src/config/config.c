@@ -164,11 +164,6 @@ static bl_status refuse_target(const char *name, const char *const *known, size_
     char list[512] = "";
     size_t used = 0;
 
-    if (bl_arch_is_table(name))
-        return BL_FAIL(BL_EUSAGE,
-                       "lora_target_modules: '%s': LoRA terms of the embedding and the head are "
-                       "not supported; modules_to_save trains them whole",
-                       name);
     for (size_t i = 0; i < n_known && used < sizeof list; i++)
         used += (size_t)snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", known[i]);
     return BL_FAIL(BL_EUSAGE, "lora_target_modules: '%s' is not one of %s%s%s%s", name, list,
@@ -185,7 +180,8 @@ static bl_status validate_targets(const bl_string_list *targets)
     for (int64_t i = 0; i < targets->n_items; i++) {
         const char *name = targets->items[i];
         int64_t layer;
-        if (!bl_arch_find_target(name, &layer) && strcmp(name, "all-linear") != 0)
+        if (!bl_arch_find_target(name, &layer) && !bl_arch_is_table(name) &&
+            strcmp(name, "all-linear") != 0)
             return refuse_target(name, known, n_known);
         if (strcmp(name, "all-linear") == 0 && targets->n_items > 1) {
             return BL_FAIL(BL_EUSAGE,

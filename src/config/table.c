@@ -143,7 +143,7 @@ const bl_option bl_train_options[] = {
     {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
      .help = "projections with a LoRA term: all-linear, some of q_proj, k_proj, v_proj, "
              "o_proj, gate_proj, up_proj, down_proj, their paths in every layer, or a "
-             "regular expression without comma"},
+             "regular expression without comma; on CPUs also embed_tokens and lm_head"},
     {KEY(modules_to_save, LIST), RESULT, .commands = TRAIN,
      .help = "modules to train whole beside LoRA and to write into the adapter, as in PEFT: norms, "
              "embedding or head, named by the ends of their paths (norm, embed_tokens, lm_head)"},

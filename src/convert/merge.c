@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "adapter/lora_io.h"
+#include "adapter/terms.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "convert/merge_internal.h"
@@ -40,6 +41,19 @@ static bl_status choose_modules(bl_merge *m, size_t i)
     return BL_OK;
 }
 
+/* Terms of the embedding and the head: PEFT would add both to a tied weight, which is another
+ * model. */
+static bl_status check_tables(const bl_merge *m, const char *dir, const bl_lora_layout *layout)
+{
+    if (layout->n_table_floats == 0) return BL_OK;
+    if (m->conversion.config.tie_word_embeddings)
+        return BL_FAIL(BL_EUSAGE,
+                       "%s: it has a LoRA term of the embedding or the head, and this model's are "
+                       "one weight (tie_word_embeddings): use it as an adapter",
+                       dir);
+    return bl_adapter_terms_check_base(m->conversion.model, &m->conversion.config, dir);
+}
+
 static bl_status open_adapters(bl_merge *m)
 {
     const bl_merge_options *o = m->options;
@@ -52,6 +66,7 @@ static bl_status open_adapters(bl_merge *m)
         bl_lora_options_of_peft(bl_peft_get_config(m->terms[i].adapter), &lora);
         bl_lora_layout_init(&m->conversion.config, &lora, &layout);
         m->terms[i].scale = o->adapters[i].weight * (double)layout.scale;
+        BL_TRY(check_tables(m, o->adapters[i].dir, &layout));
         BL_TRY(choose_modules(m, i));
     }
     return BL_OK;

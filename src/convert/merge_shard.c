@@ -100,13 +100,22 @@ typedef struct shard {
     float *base, *delta;
     bl_merge_sums *strips;
     /* Of one matrix. */
-    float *scales, *out_scales, *a, *b;
+    float *scales, *out_scales, *a, *b, *scratch;
 } shard;
 
+/* The projection, embedding or head of which the tensor is the weight. */
 static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int *module)
 {
     const bl_arch *arch = m->conversion.config.arch;
+    const char *const tables[] = {arch->embedding, arch->head};
     char text[BL_TENSOR_NAME_BYTES];
+
+    *layer = 0;
+    for (int t = 0; t < BL_MODEL_TABLES; t++) {
+        *module = BL_PEFT_EMBEDDING + t;
+        bl_arch_module_tensor(tables[t], text);
+        if (strcmp(text, name) == 0) return true;
+    }
 
     for (*layer = 0; *layer < m->conversion.config.n_layers; ++*layer)
         for (*module = 0; *module < arch->n_projections; ++*module) {
@@ -155,6 +164,7 @@ static bl_status list_matrices(shard *s)
         x.stored = bl_merge_loaded_format(&x.weight);
         x.format = target_format(m, x.weight.codes->dtype);
         x.r = rank_of(m, x.module);
+        if (x.module >= BL_PEFT_EMBEDDING) x.format = x.stored; /* a table keeps its dtype */
         if (x.r == 0 && spec->dtype == x.weight.codes->dtype &&
             x.weight.scale_kind == BL_SCALE_NONE)
             continue;
@@ -181,7 +191,7 @@ static bl_status allocate(shard *s)
         n_rows = bl_max_i64(n_rows, x->weight.rows);
         n_cols = bl_max_i64(n_cols, x->weight.cols);
         n_a = bl_max_i64(n_a, x->r * x->weight.cols);
-        n_b = bl_max_i64(n_b, x->r * x->weight.rows);
+        n_b = bl_max_i64(n_b, x->r * bl_max_i64(x->weight.rows, x->weight.cols));
     }
     int64_t n_scales =
         n_rows + bl_ceil_div(n_rows, BL_FP8_BLOCK) * bl_ceil_div(n_cols, BL_FP8_BLOCK);
@@ -196,8 +206,9 @@ static bl_status allocate(shard *s)
     s->out_scales = malloc((size_t)n_scales * sizeof(float));
     s->a = malloc((size_t)n_a * sizeof(float));
     s->b = malloc((size_t)n_b * 2 * sizeof(float));
+    s->scratch = malloc((size_t)n_b * sizeof(float));
     return s->jobs && s->of && s->codes && s->out && s->base && s->delta && s->strips &&
-                   s->scales && s->out_scales && s->a && s->b
+                   s->scales && s->out_scales && s->a && s->b && s->scratch
                ? BL_OK
                : BL_FAIL(BL_ENOMEM, "a list of %zu pieces", s->n_jobs);
 }
@@ -216,6 +227,7 @@ static void free_shard(shard *s)
     free(s->out_scales);
     free(s->a);
     free(s->b);
+    free(s->scratch);
 }
 
 static void list_jobs(shard *s)
@@ -246,6 +258,26 @@ static bl_status check_factor(const bl_merge *m, size_t term, const matrix *x, c
     return BL_OK;
 }
 
+/* a (r, cols) and b (rows, r) of one adapter, with W + b a. Of the embedding W (vocab, hidden) is
+ * the transpose of what PEFT's B A is added to: b = A^T, a = B^T. scratch: b's size. */
+static bl_status read_pair(const bl_merge_term *term, const matrix *x, float *a, float *b,
+                           float *scratch)
+{
+    int64_t r = bl_peft_get_config(term->adapter)->r, rows = x->weight.rows, cols = x->weight.cols;
+
+    if (x->module != BL_PEFT_EMBEDDING) {
+        BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_A, a));
+        return bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_B, b);
+    }
+    BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_B, scratch));
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t k = 0; k < r; k++) a[k * cols + c] = scratch[c * r + k];
+    BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_A, scratch));
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t k = 0; k < r; k++) b[row * r + k] = scratch[k * rows + row];
+    return BL_OK;
+}
+
 /* The factors of all adapters as one: A (r, cols), below one another; B (rows, r), beside one
  * another and scaled. */
 static bl_status read_factors(shard *s, const matrix *x)
@@ -258,8 +290,7 @@ static bl_status read_factors(shard *s, const matrix *x)
         const bl_peft_config *config = bl_peft_get_config(term->adapter);
         if (!(config->targets >> x->module & 1)) continue;
         float *a = s->a + at * cols, *b = s->b + x->r * rows;
-        BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_A, a));
-        BL_TRY(bl_peft_read(term->adapter, x->layer, x->module, BL_PEFT_B, b));
+        BL_TRY(read_pair(term, x, a, b, s->scratch));
         BL_TRY(check_factor(m, i, x, a, config->r * cols));
         BL_TRY(check_factor(m, i, x, b, config->r * rows));
         for (int64_t row = 0; row < rows; row++)

@@ -9,6 +9,7 @@
 #include "base/sizes.h"
 #include "device/staging.h"
 #include "model/feed_internal.h"
+#include "model/table_terms_internal.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
 
@@ -33,6 +34,9 @@ struct bl_generator {
     bl_twin *logits; /* (V), of the activations' dtype */
     float *values;   /* (V), host: the logits */
     bl_block_workspace workspace;
+    bl_pass_adapter adapter; /* its terms; the other members are not used */
+    model_term_space terms;  /* of CHUNK tokens */
+    void *terms_memory;
     bl_micro_batch batch;
 };
 
@@ -123,6 +127,19 @@ done:
     return st;
 }
 
+bl_status bl_generator_use_terms(bl_generator *g, const bl_table_term *terms)
+{
+    int64_t H = g->dims.hidden, r = bl_max_i64(terms[BL_TABLE_EMBEDDING].r, terms[BL_TABLE_HEAD].r);
+    size_t n_bytes = (size_t)model_term_space_bytes(g->dims.act, CHUNK, r, H, false);
+
+    if (n_bytes == 0) return BL_OK;
+    BL_TRY(bl_device_alloc(g->device, BL_SPACE_DEVICE, n_bytes, "LoRA terms of the embedding",
+                           &g->terms_memory));
+    model_term_space_place(g->dims.act, CHUNK, r, false, g->terms_memory, &g->terms);
+    g->adapter.terms = terms;
+    return BL_OK;
+}
+
 void bl_generator_destroy(bl_generator *g)
 {
     if (!g) return;
@@ -131,10 +148,23 @@ void bl_generator_destroy(bl_generator *g)
     bl_feed_destroy(g->feed);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->caches.data);
     bl_device_free(g->device, BL_SPACE_DEVICE, g->memory);
+    bl_device_free(g->device, BL_SPACE_DEVICE, g->terms_memory);
     bl_twin_destroy(g->tokens);
     bl_twin_destroy(g->logits);
     free(g->values);
     free(g);
+}
+
+static bl_status embed(bl_generator *g)
+{
+    double multiplier = g->weights->model->config.embedding_multiplier;
+    const bl_table_term *term = model_table_term(&g->adapter, BL_TABLE_EMBEDDING);
+
+    BL_TRY(bl_feed_begin(g->feed));
+    BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
+    if (!term) return BL_OK;
+    return model_term_embed(g->stream, term, multiplier != 0 ? multiplier : 1.0, g->batch.T,
+                            g->dims.hidden, g->batch.ids, &g->terms, g->x);
 }
 
 static bl_status extend_layers(bl_generator *g)
@@ -142,8 +172,7 @@ static bl_status extend_layers(bl_generator *g)
     const bl_model *model = g->weights->model;
     int64_t cache = g->capacity * g->weights->dims.kv_width;
 
-    BL_TRY(bl_feed_begin(g->feed));
-    BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
+    BL_TRY(embed(g));
     for (int64_t l = 0; l < model->config.n_layers; l++) {
         bl_block block = {.dims = &g->dims,
                           .base = g->base,
@@ -157,6 +186,30 @@ static bl_status extend_layers(bl_generator *g)
         BL_TRY(bl_base_release(g->base, l, g->stream));
     }
     return BL_OK;
+}
+
+/* logits (1, V) += s u B^T */
+static bl_status add_head_term(bl_generator *g, bl_tensor logits)
+{
+    const bl_table_term *term = model_table_term(&g->adapter, BL_TABLE_HEAD);
+    bl_lora_dropout none = {.p = 0};
+    bl_loss_head_term head;
+    int64_t V = g->weights->model->config.vocab_size;
+
+    if (!term) return BL_OK;
+    BL_TRY(model_term_head(g->stream, term, &none, 1, g->dims.hidden, g->normed, &g->terms, &head));
+    return bl_matmul(g->stream, &(bl_matmul_args){.transpose_b = true,
+                                                  .M = 1,
+                                                  .N = V,
+                                                  .K = head.r,
+                                                  .lda = head.r,
+                                                  .ldb = head.r,
+                                                  .ldc = V,
+                                                  .alpha = head.scale,
+                                                  .beta = 1.0f,
+                                                  .a = head.u,
+                                                  .b = head.B,
+                                                  .c = logits});
 }
 
 static bl_status last_logits(bl_generator *g)
@@ -179,6 +232,7 @@ static bl_status last_logits(bl_generator *g)
                                                      .weight = head,
                                                      .scratch = g->head_scratch,
                                                      .scratch_bytes = g->head_scratch_bytes}));
+    BL_TRY(add_head_term(g, logits));
     BL_TRY(bl_base_release(g->base, c->n_layers, g->stream));
     BL_TRY(bl_twin_download(g->logits, g->stream, 0, g->logits->n_bytes));
     BL_TRY(bl_stream_synchronize(g->stream));

@@ -5,6 +5,7 @@
 
 #include "linear/base.h"
 #include "arch/lora.h"
+#include "model/pass.h"
 #include "model/weights.h"
 
 typedef struct bl_generator bl_generator;
@@ -16,6 +17,9 @@ typedef struct bl_generator bl_generator;
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_model_weights *weights,
                               bl_base *base, const bl_lora_layout *lora, bl_tensor lora_weights,
                               int64_t capacity, bl_generator **out);
+/* From now on with LoRA terms of the embedding and the head, on a CPU: [BL_MODEL_TABLES], borrowed,
+ * of the adapter of create. Before the first token. */
+bl_status bl_generator_use_terms(bl_generator *generator, const bl_table_term *terms);
 void bl_generator_destroy(bl_generator *generator); /* NULL is fine */
 
 /* Appends n tokens to the sequence; logits (vocab, host memory) of the token that follows the last

@@ -23,7 +23,8 @@
  * reached. The workspace and the logits are per micro-batch: they are used again by the next
  * one.
  *
- *   device memory: inputs | d | transit | saved | logits | feed | workspace | prepared matrices
+ *   device memory: inputs | d | transit | saved | logits | terms | feed | workspace |
+ *                  prepared matrices
  *
  * Companions have no rows in the stacks: the input of layer l is in transit[l % 2].
  *
@@ -83,12 +84,14 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
     const bl_block_dims *dims = &pass->dims;
     char *d = pass->memory + m->inputs.slots_bytes, *transit = d + m->d,
          *saved = transit + 2 * m->transit, *logits = saved + m->saved.slots_bytes,
-         *feed = logits + m->logits;
+         *terms = logits + m->logits, *feed = terms + m->terms;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
                              o->training, feed + m->feed.device_bytes, &pass->workspace);
     bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
+    model_term_space_place(dims->act, bl_block_rows(dims, o->T_max), o->terms_r, o->lora_dropout,
+                           terms, &pass->terms);
     for (int i = 0; i < 2; i++)
         pass->transit[i] = bl_tensor_of(transit + i * m->transit, dims->act);
     if (o->weighs)
@@ -130,14 +133,15 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .first_row = calloc(n_max, sizeof *pass->first_row),
                       .host_values = calloc(n_max, sizeof *pass->host_values),
                       .batches = calloc(n_max, sizeof *pass->batches),
+                      .head_terms = calloc(n_max, sizeof *pass->head_terms),
                       .adapters = calloc(n_max, sizeof *pass->adapters),
                       .lora_weights = calloc(n_max, sizeof *pass->lora_weights)};
     pass->dims.rope = weights->dims.rope;
     pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->dims.act);
     pass->saved_rows = model_pass_saved_rows(config, &pass->dims, &pass->options);
     pass->max_rows = o.max_group * bl_block_rows(&pass->dims, o.T_max);
-    bl_status st = pass->first_row && pass->host_values && pass->batches && pass->adapters &&
-                           pass->lora_weights
+    bl_status st = pass->first_row && pass->host_values && pass->batches && pass->head_terms &&
+                           pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
@@ -161,6 +165,7 @@ void bl_pass_destroy(bl_pass *pass)
     for (int i = 0; i < MODEL_RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
     free(pass->first_row);
     free(pass->batches);
+    free(pass->head_terms);
     free(pass->adapters);
     free(pass->lora_weights);
     free(pass);
@@ -245,6 +250,7 @@ static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
         if (micro->adapter &&
             (micro->adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
             return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
+        BL_TRY(model_terms_check(o, micro));
         if (micro->is_weighed && (!o->weighs || !input->weigher))
             return BL_FAIL(BL_EINTERNAL, "a weighed micro-batch in a pass without weigher");
     }
@@ -280,6 +286,7 @@ static bool trains_embedding(const bl_pass *pass, const bl_pass_input *input)
     for (int m = 0; m < input->n_micro; m++) {
         const bl_gradient_sink *sink = input->micro[m].gradients;
         if (sink && sink->modules && sink->modules->tables[BL_TABLE_EMBEDDING]) return true;
+        if (sink && model_table_term(input->micro[m].adapter, BL_TABLE_EMBEDDING)) return true;
     }
     return model->is_trained && bl_trained_has_embedding(&model->trained);
 }
@@ -403,28 +410,51 @@ static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
     return BL_OK;
 }
 
+static double embedding_multiplier(const bl_pass *pass)
+{
+    double multiplier = pass->weights->model->config.embedding_multiplier;
+    return multiplier != 0 ? multiplier : 1.0;
+}
+
 /* Adds the gradient of layer 0's input to the rows of `table` for the micro-batch's tokens, without
  * padding. */
 static bl_status add_embedding_rows(bl_pass *pass, const bl_pass_input *input, int m, float *table)
 {
-    double multiplier = pass->weights->model->config.embedding_multiplier;
     return bl_embedding_backward(
-        pass->compute,
-        &(bl_embedding_backward_args){.T = input->micro[m].batch->T,
-                                      .H = pass->hidden,
-                                      .scale = multiplier != 0 ? (float)multiplier : 1.0f,
-                                      .ids = input->micro[m].batch->ids,
-                                      .dy = model_boundary_gradient(pass, m),
-                                      .table = table});
+        pass->compute, &(bl_embedding_backward_args){.T = input->micro[m].batch->T,
+                                                     .H = pass->hidden,
+                                                     .scale = (float)embedding_multiplier(pass),
+                                                     .ids = input->micro[m].batch->ids,
+                                                     .dy = model_boundary_gradient(pass, m),
+                                                     .table = table});
+}
+
+/* With the adapter's term. */
+static bl_status run_embed(bl_pass *pass, const bl_pass_input *input, int m)
+{
+    const bl_pass_micro *micro = &input->micro[m];
+    const bl_table_term *term = model_table_term(micro->adapter, BL_TABLE_EMBEDDING);
+    bl_tensor y = model_boundary(pass, micro, 0, m);
+
+    BL_TRY(
+        bl_feed_embed(pass->feed, pass->compute, micro->batch, model_group_row(pass, micro, m), y));
+    if (!term) return BL_OK;
+    return model_term_embed(pass->compute, term, embedding_multiplier(pass), micro->batch->T,
+                            pass->hidden, micro->batch->ids, &pass->terms, y);
 }
 
 static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
 {
     const bl_weight_sink *sink = input->micro[m].weights;
     const bl_gradient_sink *of_adapter = input->micro[m].gradients;
+    const bl_table_term *term = model_table_term(input->micro[m].adapter, BL_TABLE_EMBEDDING);
     int64_t unit = pass->n_layers + 1;
     bl_weight_gradients gradients;
 
+    if (of_adapter && term)
+        return model_term_embed_backward(
+            pass->compute, term, embedding_multiplier(pass), input->micro[m].batch->T, pass->hidden,
+            input->micro[m].batch->ids, model_boundary_gradient(pass, m), &pass->terms);
     if (of_adapter && of_adapter->modules && of_adapter->modules->tables[BL_TABLE_EMBEDDING])
         return add_embedding_rows(pass, input, m, of_adapter->modules->tables[BL_TABLE_EMBEDDING]);
     if (!sink) return BL_OK;
@@ -493,9 +523,7 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_TAKE_SAVED:
         return bl_spill_take(pass->saved, unit);
     case BL_ACTION_EMBED:
-        return bl_feed_embed(pass->feed, pass->compute, input->micro[m].batch,
-                             model_group_row(pass, &input->micro[m], m),
-                             model_boundary(pass, &input->micro[m], 0, m));
+        return run_embed(pass, input, m);
     case BL_ACTION_FORWARD:
         return run_forward(pass, input, unit, m);
     case BL_ACTION_HEAD:

@@ -64,12 +64,26 @@ typedef struct bl_weight_updates {
     bl_status (*update)(void *user, int64_t unit);
 } bl_weight_updates;
 
+/* The LoRA term of the embedding or the head (arch/lora.h), whole on this rank, in device memory;
+ * A and B in the dtype of activations.
+ *   embedding  A (vocab, r), B (hidden, r):  y_t += s B a, a = row id_t of A, before
+ *                                            bl_model_config.embedding_multiplier
+ *   head       A (r, hidden), B (vocab, r):  logits_t += s B A D x_t, D the dropout mask
+ * Without dropout in the embedding, as in huggingface/peft tuners/lora/layer.py Embedding. */
+typedef struct bl_table_term {
+    int64_t r; /* 0: none */
+    float scale;
+    bl_tensor A, B;
+    float *dA, *dB; /* gradients, fp32, added to by micro-batches with gradients; NULL: frozen */
+} bl_table_term;
+
 /* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one
  * item, in the dtype of the device's activations. lora and ring are borrowed. */
 typedef struct bl_pass_adapter {
     const bl_lora_layout *lora;
     bl_gather_ring *ring;
-    bl_lora_dropout dropout; /* p, seed, step; of micro-batches with gradients alone */
+    bl_lora_dropout dropout;    /* p, seed, step; of micro-batches with gradients alone */
+    const bl_table_term *terms; /* [BL_MODEL_TABLES], borrowed; NULL: none. On a CPU */
 } bl_pass_adapter;
 
 /* A micro-batch, its adapter and the destinations of its results. Neighbors may differ in all of
@@ -130,6 +144,7 @@ typedef struct bl_pass_options {
     bool pin;          /* that memory, where the system allows it (offload/arena.h) */
     int64_t lora_r;    /* the largest rank of its adapters; 0: it never has one */
     bool lora_dropout; /* whether any of them drops */
+    int64_t terms_r; /* the largest rank of terms of the embedding or the head; 0: there are none */
     /* Carries what goes to host memory and back: not compute. NULL without offload_activations. */
     bl_stream *activations;
     /* May be NULL: a compute span for each visit, "forward", "head", "backward", which may
@@ -158,6 +173,7 @@ typedef struct bl_pass_bytes {
     int64_t workspace;  /* of a layer at work, prepared weights among it */
     int64_t feed;       /* padded micro-batches (model/feed_internal.h) */
     int64_t companions; /* layer inputs of micro-batches that accompany others */
+    int64_t terms;      /* of the terms of the embedding and the head */
     int64_t values;     /* log-probabilities and weights; and the same in host memory */
     int64_t host_inputs, host_saved;
     int64_t host_embeddings; /* of a group */

@@ -29,7 +29,9 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
     const bl_weight_sink *sink = has_gradient ? micro->weights : NULL;
     bl_weight_gradients gradients = {.vectors = NULL};
     const bl_gradient_sink *of_adapter = has_gradient ? micro->gradients : NULL;
-    bl_tensor d = {0};
+    bl_tensor d = {0}, x = pass->workspace.norm;
+    const bl_table_term *term = model_table_term(micro->adapter, BL_TABLE_HEAD);
+    bl_lora_dropout dropout = {.p = 0};
     bl_block_norm norm = {.T = b->T,
                           .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
                           .x = model_boundary(pass, micro, pass->n_layers, m),
@@ -39,22 +41,32 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
     if (has_gradient) d = model_boundary_gradient(pass, m);
     if (of_adapter) gradients = model_module_gradients(pass, of_adapter->modules, pass->n_layers);
     if (sink) BL_TRY(sink->begin(sink->user, pass->n_layers, pass->compute, &gradients));
-    BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, pass->workspace.norm));
-    BL_TRY(divide_logits(pass, b->T, pass->workspace.norm));
-    BL_TRY(bl_loss_head(pass->compute, &(bl_loss_head_args){.T = b->T,
-                                                            .H = pass->hidden,
-                                                            .V = config->vocab_size,
-                                                            .head = pass->head,
-                                                            .x = pass->workspace.norm,
-                                                            .targets = b->targets,
-                                                            .weights = weights,
-                                                            .scale = micro->loss_scale,
-                                                            .logits = pass->logits,
-                                                            .dx = d,
-                                                            .logp = logp,
-                                                            .loss_sum = micro->loss_sum,
-                                                            .d_head = gradients.matrix[0][0]}));
+    BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, x));
+    BL_TRY(divide_logits(pass, b->T, x));
+    if (term) {
+        dropout = model_head_dropout(pass, micro, m);
+        BL_TRY(model_term_head(pass->compute, term, &dropout, b->T, pass->hidden, x, &pass->terms,
+                               &pass->head_terms[m]));
+    }
+    BL_TRY(bl_loss_head(pass->compute,
+                        &(bl_loss_head_args){.T = b->T,
+                                             .H = pass->hidden,
+                                             .V = config->vocab_size,
+                                             .head = pass->head,
+                                             .x = x,
+                                             .targets = b->targets,
+                                             .weights = weights,
+                                             .scale = micro->loss_scale,
+                                             .logits = pass->logits,
+                                             .dx = d,
+                                             .logp = logp,
+                                             .loss_sum = micro->loss_sum,
+                                             .d_head = gradients.matrix[0][0],
+                                             .term = term ? &pass->head_terms[m] : NULL}));
     if (!has_gradient) return BL_OK;
+    if (term)
+        BL_TRY(model_term_head_backward(pass->compute, term, &dropout, b->T, pass->hidden, x,
+                                        &pass->terms, d));
     BL_TRY(divide_logits(pass, b->T, d));
     if (gradients.trained)
         BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d,

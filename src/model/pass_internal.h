@@ -8,6 +8,7 @@
 #include "model/pass.h"
 #include "model/pass_size_internal.h"
 #include "model/schedule.h"
+#include "model/table_terms_internal.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
 
@@ -51,6 +52,8 @@ struct bl_pass {
     bl_weight head;       /* of the pass under way, from its visit on */
     int span;             /* of the visit under way */
     bl_block_workspace workspace;
+    model_term_space terms;
+    bl_loss_head_term *head_terms; /* [max_micro]: of the last visit of the head */
 };
 
 /* Whether backward takes the micro-batch. */
@@ -89,6 +92,20 @@ static inline int64_t model_group_row(const bl_pass *pass, const bl_pass_micro *
 static inline bl_tensor model_boundary_gradient(const bl_pass *pass, int m)
 {
     return bl_tensor_at(pass->d, pass->first_row[m] * pass->hidden);
+}
+
+/* The dropout of the term of the head. */
+static inline bl_lora_dropout model_head_dropout(const bl_pass *pass, const bl_pass_micro *micro,
+                                                 int m)
+{
+    bl_lora_dropout dropout = micro->adapter->dropout;
+
+    if (!micro->gradients) dropout.p = 0;
+    dropout.layer = (int32_t)pass->n_layers;
+    dropout.matrix = 0;
+    dropout.sample = pass->batches[m].sample;
+    dropout.position = pass->batches[m].position;
+    return dropout;
 }
 
 /* pass_head.c: the visit of the head, of micro-batch m of the group. */

@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 #include "base/sizes.h"
+#include "model/table_terms_internal.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
 #include "ops/loss_head.h"
@@ -85,6 +86,7 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
     m.feed =
         bl_feed_measure(&dims, o->is_trained || o->has_table, o->T_max, model_pass_max_micro(o));
     m.transit = o->max_companions * T * (int64_t)row_bytes;
+    m.terms = model_term_space_bytes(dims.act, T, o->terms_r, config->hidden_size, o->lora_dropout);
     if (o->weighs) m.values = model_pass_max_micro(o) * T * (int64_t)sizeof(float);
     if (o->training) {
         m.d = rows * (int64_t)row_bytes;
@@ -106,7 +108,7 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
 int64_t model_pass_device_bytes(const model_pass_size *m)
 {
     return m->inputs.slots_bytes + m->d + m->saved.slots_bytes + m->logits + m->feed.device_bytes +
-           m->workspace + 2 * m->transit;
+           m->workspace + 2 * m->transit + m->terms;
 }
 
 int64_t model_pass_stacks_host_bytes(const model_pass_size *m)
@@ -124,6 +126,7 @@ bl_pass_bytes bl_pass_measure(const bl_model_config *config, const bl_pass_optio
                            .workspace = m.workspace,
                            .feed = m.feed.device_bytes,
                            .companions = 2 * m.transit,
+                           .terms = m.terms,
                            .values = m.values,
                            .host_inputs = m.inputs.host_bytes,
                            .host_saved = m.saved.host_bytes,
@@ -167,6 +170,7 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
     all.saved = touched(full.saved.n_slots, full.saved.slots_bytes, train.saved.slots_bytes);
     all.boundary = touched(1, full.d, train.d);
     all.companions = touched(2, full.transit, bl_max_i64(train.transit, evaluation.transit));
+    all.terms = touched(3, full.terms, longer->terms);
     all.workspace =
         bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS,
                                           BL_BLOCK_SCRATCH_BUFFERS * full.workspace, workspace));

@@ -31,6 +31,7 @@ typedef struct model_pass_size {
     bl_feed_size feed;
     int64_t d, logits, block, workspace; /* bytes; workspace: block's, then prepared weights */
     int64_t transit;                     /* one of two layer inputs of all companions */
+    int64_t terms;                       /* model_term_space */
     int64_t values;                      /* a twin's: log-probabilities, then weights */
 } model_pass_size;
 

@@ -47,8 +47,6 @@ typedef struct bl_base_formats {
     int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
 } bl_base_formats;
 
-typedef enum bl_model_table { BL_TABLE_EMBEDDING, BL_TABLE_HEAD, BL_MODEL_TABLES } bl_model_table;
-
 typedef struct bl_model {
     bl_model_config config;
     bl_hf_model *files; /* NULL: without a checkpoint */

@@ -154,6 +154,17 @@ static int64_t largest_r(const bl_plan_input *in)
     return r;
 }
 
+/* Of LoRA terms of the embedding or the head. */
+static int64_t largest_table_r(const bl_plan_input *in)
+{
+    int64_t r = 0;
+    for (int i = 0; i <= in->n_others; i++) {
+        const bl_lora_layout *lora = bl_plan_run_at(in, i).lora;
+        if (lora->n_table_floats > 0) r = bl_max_i64(r, lora->options.r);
+    }
+    return r;
+}
+
 static bool some_drop(const bl_plan_input *in)
 {
     bool drops = false;
@@ -240,6 +251,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
         .training = in->is_training,
         .lora_r = largest_r(in),
         .lora_dropout = some_drop(in),
+        .terms_r = largest_table_r(in),
         .offload_activations = c->activation_offload && in->is_training,
         .pin = true};
 }
@@ -376,6 +388,12 @@ static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_
                         bl_memory_ledger *out)
 {
     if (lora->n_floats == 0) return;
+    bl_adapter_terms_bytes terms = bl_adapter_terms_measure(act, lora);
+    out->item[BL_MEMORY_LORA].device += terms.weights;
+    if (in->is_training) {
+        out->item[BL_MEMORY_ADAM].device += terms.moments;
+        out->item[BL_MEMORY_GRADIENTS].device += terms.gradients;
+    }
     bl_adapter_bytes n = bl_adapter_state_measure(
         act, lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
     out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
@@ -407,7 +425,8 @@ static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dt
         return;
     bl_adapter_bytes n = bl_adapter_state_measure(
         act, run->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
-    out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
+    out->item[BL_MEMORY_LORA].device +=
+        n.shard + n.copy + bl_adapter_terms_measure(act, run->lora).weights;
     out->item[BL_MEMORY_LORA_RING].device += n.ring;
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
@@ -424,7 +443,7 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};
     out->item[BL_MEMORY_BOUNDARY].device = n.boundary;
     int64_t prepared = (int64_t)bl_linear_prepared_bytes(&pass->prepared);
-    out->item[BL_MEMORY_WORKSPACE].device = n.workspace - prepared;
+    out->item[BL_MEMORY_WORKSPACE].device = n.workspace - prepared + n.terms;
     out->item[BL_MEMORY_PREPARED].device = prepared;
     out->item[BL_MEMORY_LOGITS].device = n.logits;
     out->item[BL_MEMORY_TOKENS] =

@@ -181,6 +181,9 @@ static void print_model(const bl_plan_report *r, FILE *out)
     fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
             (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
+    if (c->lora.n_table_floats > 0)
+        fprintf(out, "         terms of embedding or head: %.4g M, whole on every rank\n",
+                (double)c->lora.n_table_floats * 1e-6);
     if (c->modules.names.n > 0)
         fprintf(out, "         modules_to_save: %.4g M in %lld tensors, whole on every rank\n",
                 (double)c->modules.set.n_weights * 1e-6, (long long)c->modules.set.n_tensors);

@@ -97,7 +97,7 @@ static json_t *describe_second(int64_t n_layers, const bl_plan_choice *choice)
 static json_t *describe_model(const bl_plan_case *c)
 {
     int64_t n_all = bl_model_config_n_params(&c->model.config),
-            n_lora = c->lora.n_floats * c->model.config.n_layers;
+            n_lora = bl_lora_n_weights(&c->lora, c->model.config.n_layers);
     char formats[BL_BASE_FORMATS_TEXT_BYTES];
 
     bl_base_formats_list_held(&c->model.base_formats, formats);

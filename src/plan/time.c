@@ -193,7 +193,8 @@ static bl_schedule schedule_of(const simulator *s, int n_micro, bool has_backwar
                          .is_trained = in->is_trained,
                          .first = in->trained ? in->trained->first : 0,
                          .embedding_has_gradient =
-                             in->modules   ? bl_trained_has_embedding(in->modules)
+                             in->lora->options.table[BL_TABLE_EMBEDDING] ? true
+                             : in->modules ? bl_trained_has_embedding(in->modules)
                              : in->trained ? bl_trained_has_embedding(in->trained)
                                            : in->is_trained,
                          .embedding = s->layers.n + (in->model->tie_word_embeddings ? 0 : 1)};

@@ -158,6 +158,7 @@ static bl_work head_work(const bl_time_input *in, bool has_gradient)
     plan_tally t = plan_tally_of(in, NULL);
     bl_format format = BL_FORMAT_F32;
     float trained = 0; /* its address is not followed: only whether it is there counts */
+    bl_loss_head_term term = {.r = in->lora->options.r};
     bl_weight head = {.rows = m->vocab_size, .cols = m->hidden_size, .n_segments = 1};
 
     if (!plan_has_own_head(in))
@@ -176,6 +177,7 @@ static bl_work head_work(const bl_time_input *in, bool has_gradient)
                                  .head = head,
                                  .x = t.x,
                                  .dx = has_gradient ? t.x : (bl_tensor){0},
+                                 .term = in->lora->options.table[BL_TABLE_HEAD] ? &term : NULL,
                                  .d_head = has_gradient && trains_head(in) ? &trained : NULL}));
     if (has_gradient) plan_norm_backward(&t);
     return plan_work_of(in, t.seconds, t.bytes);
@@ -221,15 +223,17 @@ static double head_copy_bytes(const bl_time_input *in)
         &(bl_cast_args){.n = n, .x = bl_tensor_f32(NULL), .y = bl_tensor_of(NULL, BL_BF16)}));
 }
 
-/* modules_to_save: gradients are summed over the ranks, and every rank updates all modules. */
+/* modules_to_save, terms of the embedding and the head: gradients are summed over the ranks, and
+ * every rank updates all of them. */
 static double modules_s(const bl_time_input *in, double optimizer_rate)
 {
     double n = in->n_ranks, bytes;
+    int64_t n_weights = (in->modules ? in->modules->n_weights : 0) + in->lora->n_table_floats;
 
-    if (!in->modules) return 0;
-    bytes = ceil((double)in->modules->n_weights / n) * sizeof(float);
+    if (n_weights == 0) return 0;
+    bytes = ceil((double)n_weights / n) * sizeof(float);
     bl_exchange sum = plan_sum_of(in, bytes);
-    return (optimizer_bytes(in, in->modules->n_weights) + head_copy_bytes(in)) / optimizer_rate +
+    return (optimizer_bytes(in, n_weights) + head_copy_bytes(in)) / optimizer_rate +
            plan_exchange(in, &sum).seconds + gather(in, n, bytes).seconds;
 }
 
@@ -302,7 +306,8 @@ bl_status plan_amounts_create(const bl_time_input *in, plan_amounts *out)
     out->head_forward = head_work(in, false);
     out->embed = embed_work(in);
     if (in->is_trained) plan_trained_amounts(in, out);
-    if (in->modules) out->embed_backward = plan_embedding_gradient(in);
+    if (in->modules || in->lora->options.table[BL_TABLE_EMBEDDING])
+        out->embed_backward = plan_embedding_gradient(in);
     lora_amounts(in, out);
     return BL_OK;
 }
@@ -321,6 +326,7 @@ double plan_model_flops(const bl_time_input *in)
         return bl_trained_step_flops(in->model, in->trained, tokens, in->document_tokens, labels);
     double flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, 0, tokens,
                                       in->document_tokens, labels);
+    flops += bl_lora_table_flops(in->lora, tokens, labels);
     if (plan_has_own_head(in))
         flops += 2.0 * (double)in->model->vocab_size * (double)in->model->hidden_size * labels;
     return in->is_trained ? flops + bl_arch_gradient_flops(in->model, tokens, labels) : flops;

@@ -73,7 +73,7 @@ static double host_bytes(const bl_plan_together *t, const bl_plan *plan)
 
 static double parameters_of(const bl_plan_together *t, const bl_plan_run *run)
 {
-    return (double)(run->lora->n_floats * t->input->model->n_layers);
+    return (double)bl_lora_n_weights(run->lora, t->input->model->n_layers);
 }
 
 void bl_plan_together_print(const bl_plan_together *t, const bl_time_estimate *all, FILE *out)
@@ -117,7 +117,7 @@ static json_t *describe_run(const bl_plan_together *t, int i)
     return json_pack(
         "{s:s, s:I, s:I, s:I, s:I, s:I, s:{s:f, s:I, s:I}}", "output_dir", run.config->output_dir,
         "lora_r", (json_int_t)run.lora->options.r, "lora_parameters",
-        (json_int_t)(run.lora->n_floats * t->input->model->n_layers), "row_tokens",
+        (json_int_t)bl_lora_n_weights(run.lora, t->input->model->n_layers), "row_tokens",
         (json_int_t)run.longest_train_row, "per_device_train_batch_size",
         (json_int_t)run.config->per_device_train_batch_size, "gradient_accumulation_steps",
         (json_int_t)run.config->gradient_accumulation_steps, "alone", "step_seconds",

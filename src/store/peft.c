@@ -39,8 +39,30 @@ typedef struct factor_list {
 void bl_peft_tensor_name(const bl_peft_modules *modules, int64_t layer, int module,
                          bl_peft_factor factor, char name[BL_PEFT_NAME_BYTES])
 {
-    snprintf(name, BL_PEFT_NAME_BYTES, "base_model.model.%s.%" PRId64 ".%s.lora_%c.weight",
-             modules->layers, layer, modules->path[module], factor == BL_PEFT_A ? 'A' : 'B');
+    char path[BL_PEFT_NAME_BYTES], letter = factor == BL_PEFT_A ? 'A' : 'B';
+
+    if (module < BL_PEFT_MAX_MODULES) {
+        snprintf(name, BL_PEFT_NAME_BYTES, "%s%s.%" PRId64 ".%s.lora_%c.weight", MODEL_PREFIX,
+                 modules->layers, layer, modules->path[module], letter);
+        return;
+    }
+    bl_peft_table_path(modules, module, path);
+    snprintf(name, BL_PEFT_NAME_BYTES, "%s%.80s.lora_%s%c%s", MODEL_PREFIX, path,
+             module == BL_PEFT_EMBEDDING ? "embedding_" : "", letter,
+             module == BL_PEFT_EMBEDDING ? "" : ".weight");
+}
+
+/* Room for a name that MODEL_PREFIX precedes. */
+enum { TENSOR_NAME_BYTES = BL_PEFT_NAME_BYTES - sizeof MODEL_PREFIX };
+
+/* "model.embed_tokens.base_layer.weight" */
+static void name_base_weight(const bl_peft_modules *modules, int module,
+                             char name[TENSOR_NAME_BYTES])
+{
+    char path[BL_PEFT_NAME_BYTES];
+
+    bl_peft_table_path(modules, module, path);
+    snprintf(name, TENSOR_NAME_BYTES, "%.80s.base_layer.weight", path);
 }
 
 static void list_free(factor_list *list)
@@ -105,34 +127,52 @@ static size_t count_saved(const bl_peft_config *config, const bl_peft_base *base
     return n;
 }
 
+/* Columns of A, rows of B. */
+static int64_t in_features(const bl_peft_base *base, int module)
+{
+    if (module == BL_PEFT_EMBEDDING) return base->vocab;
+    return module == BL_PEFT_HEAD ? base->hidden : base->in_features[module];
+}
+
+static int64_t out_features(const bl_peft_base *base, int module)
+{
+    if (module == BL_PEFT_EMBEDDING) return base->hidden;
+    return module == BL_PEFT_HEAD ? base->vocab : base->out_features[module];
+}
+
+/* Both factors of a module, if it is a target. */
+static void list_module(const bl_peft_config *config, const bl_peft_base *base, int64_t layer,
+                        int module, bl_dtype dtype, factor_list *list)
+{
+    for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> module & 1); f++) {
+        bool is_a = f == BL_PEFT_A;
+        bl_peft_tensor_name(&base->modules, layer, module, f, list->names[list->n]);
+        list->ids[list->n] = (factor_id){layer, module, f, false};
+        list->specs[list->n] = (bl_stored_tensor_spec){
+            .name = list->names[list->n],
+            .dtype = dtype,
+            .n_dims = 2,
+            .shape = {is_a ? config->r : out_features(base, module),
+                      is_a ? in_features(base, module) : config->r},
+        };
+        list->n++;
+    }
+}
+
 static bl_status list_factors(const char *dir, const bl_peft_config *config,
                               const bl_peft_base *base, bl_dtype dtype, factor_list *list)
 {
-    size_t n = (size_t)base->n_layers * 2 * (size_t)__builtin_popcount(config->targets) +
-               count_saved(config, base);
+    size_t n = ((size_t)base->n_layers * BL_PEFT_MAX_MODULES + 2) * 2 + count_saved(config, base);
 
     list->ids = calloc(n + 1, sizeof *list->ids);
     list->specs = calloc(n + 1, sizeof *list->specs);
     list->names = calloc(n + 1, sizeof *list->names);
     if (!list->ids || !list->specs || !list->names)
         return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", dir, n);
-    for (int64_t layer = 0; layer < base->n_layers; layer++) {
-        for (int m = 0; m < base->modules.n; m++) {
-            for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> m & 1); f++) {
-                factor_id id = {layer, m, f, false};
-                bl_peft_tensor_name(&base->modules, layer, m, f, list->names[list->n]);
-                list->ids[list->n] = id;
-                list->specs[list->n] = (bl_stored_tensor_spec){
-                    .name = list->names[list->n],
-                    .dtype = dtype,
-                    .n_dims = 2,
-                    .shape = {f == BL_PEFT_A ? config->r : base->out_features[m],
-                              f == BL_PEFT_A ? base->in_features[m] : config->r},
-                };
-                list->n++;
-            }
-        }
-    }
+    for (int64_t layer = 0; layer < base->n_layers; layer++)
+        for (int m = 0; m < base->modules.n; m++) list_module(config, base, layer, m, dtype, list);
+    for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++)
+        list_module(config, base, 0, m, dtype, list);
     list_saved(config, base, dtype, list);
     return BL_OK;
 }
@@ -182,6 +222,23 @@ static bool may_be_saved(const bl_peft_base *base, const bl_peft_config *config,
            is_saved(&config->saved, name + n);
 }
 
+/* The weight under a targeted embedding or head, of the base's shape. */
+static bool is_base_weight(const bl_peft_base *base, const bl_peft_config *config,
+                           const bl_stored_tensor *tensor)
+{
+    size_t n = sizeof MODEL_PREFIX - 1;
+    char name[TENSOR_NAME_BYTES];
+
+    for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++) {
+        if (!(config->targets >> m & 1)) continue;
+        name_base_weight(&base->modules, m, name);
+        if (strncmp(tensor->name, MODEL_PREFIX, n) == 0 && strcmp(tensor->name + n, name) == 0)
+            return is_float(tensor->dtype) && tensor->n_dims == 2 &&
+                   tensor->shape[0] == base->vocab && tensor->shape[1] == base->hidden;
+    }
+    return false;
+}
+
 /* Leaves the specs sorted by name. */
 static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *base,
                                const bl_peft_config *config, factor_list *list)
@@ -193,7 +250,8 @@ static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *b
     for (size_t i = 0; i < bl_safetensors_count(file); i++) {
         const bl_stored_tensor_spec wanted = {.name = bl_safetensors_at(file, i)->name};
         if (!bsearch(&wanted, list->specs, list->n, sizeof *list->specs, compare_specs) &&
-            !may_be_saved(base, config, wanted.name))
+            !may_be_saved(base, config, wanted.name) &&
+            !is_base_weight(base, config, bl_safetensors_at(file, i)))
             bl_problems_add(&problems, "unexpected %s", wanted.name);
     }
     return bl_problems_report(&problems, bl_safetensors_path(file));
@@ -224,11 +282,28 @@ done:
     return st;
 }
 
+/* The sizes of embedding and head that follow from a factor of them. */
+static void add_tables_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
+{
+    char name[BL_PEFT_NAME_BYTES];
+
+    for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++)
+        for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B; f++) {
+            bool is_vocab = (m == BL_PEFT_EMBEDDING) == (f == BL_PEFT_A);
+            int64_t *size = is_vocab ? &base->vocab : &base->hidden;
+            bl_peft_tensor_name(&base->modules, 0, m, f, name);
+            if (strcmp(name, tensor->name) == 0 && tensor->n_dims == 2 && !*size)
+                *size = tensor->shape[f == BL_PEFT_A];
+        }
+}
+
 /* Adds the base's sizes that follow from the tensor's name and shape. */
 static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
 {
     char name[BL_PEFT_NAME_BYTES];
     factor_id id;
+
+    add_tables_to_base(tensor, base);
     int prefix = snprintf(name, sizeof name, "base_model.model.%s.", base->modules.layers);
 
     if (strncmp(tensor->name, name, (size_t)prefix) != 0 ||
@@ -305,6 +380,25 @@ bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor,
         return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s", bl_safetensors_path(adapter->file),
                        name);
     return bl_stored_tensor_read_floats(t, begin, n, dst);
+}
+
+bool bl_peft_has_base_weight(const bl_peft_adapter *adapter, int module)
+{
+    char tensor[TENSOR_NAME_BYTES], name[BL_PEFT_NAME_BYTES];
+
+    if (!(adapter->config.targets >> module & 1)) return false;
+    name_base_weight(&adapter->modules, module, tensor);
+    snprintf(name, sizeof name, "%s%s", MODEL_PREFIX, tensor);
+    return bl_safetensors_find(adapter->file, name) != NULL;
+}
+
+bl_status bl_peft_read_base_weight(const bl_peft_adapter *adapter, int module, int64_t begin,
+                                   int64_t n, float *dst)
+{
+    char tensor[TENSOR_NAME_BYTES];
+
+    name_base_weight(&adapter->modules, module, tensor);
+    return bl_peft_read_saved(adapter, tensor, begin, n, dst);
 }
 
 /* ---- writing ---- */

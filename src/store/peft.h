@@ -5,7 +5,8 @@
  *   y = base(x) + scale * B (A x)     Hu et al. 2021, arXiv:2106.09685, eq. 3
  *   scale = alpha / r, or alpha / sqrt(r) with use_rslora (Kalajdzievski 2023, arXiv:2312.03732)
  * Tensors base_model.model.model.layers.{i}.{module}.lora_A.weight [r, in] and ...lora_B.weight
- * [out, r]. Whole tensors of modules_to_save: base_model.model.{tensor}. */
+ * [out, r]; of the embedding ...lora_embedding_A [r, vocab] and ...lora_embedding_B [hidden, r].
+ * Whole tensors of modules_to_save: base_model.model.{tensor}. */
 #ifndef BALLAST_STORE_PEFT_H
 #define BALLAST_STORE_PEFT_H
 
@@ -18,26 +19,28 @@
 typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
 
 /* The modules that an adapter may target: a model's projections, each in every layer. A module is
- * its index in this list. */
-enum { BL_PEFT_MAX_MODULES = 7 };
+ * its index in this list. The embedding and the head, of which there is one each, follow; for these
+ * a layer is ignored. */
+enum { BL_PEFT_MAX_MODULES = 7, BL_PEFT_EMBEDDING = BL_PEFT_MAX_MODULES, BL_PEFT_HEAD };
 typedef struct bl_peft_modules {
     const char *layers; /* "model.layers" */
     int n;
     const char *path[BL_PEFT_MAX_MODULES]; /* in a layer: "self_attn.q_proj" */
     /* Of a larger model, whose other modules may have the same last names: target_modules is
-     * written as a pattern of whole paths. */
+     * written as a pattern of whole paths. LoRA terms of its embedding and head are rejected. */
     bool is_part;
-    /* Last names of the embedding and the head, which cannot have LoRA terms; NULL: unknown, or in
-     * modules_to_save. */
-    const char *embedding, *head;
+    const char *embedding, *head; /* last names of these modules; NULL: unknown */
+    /* In modules_to_save: names and expressions may select them, and they do not become targets. */
+    bool saves_embedding, saves_head;
 } bl_peft_modules; /* the texts are borrowed, by open adapters too */
 
 enum { BL_PEFT_NAME_BYTES = 128 };
-/* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight" */
+/* "base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight",
+ * "base_model.model.model.embed_tokens.lora_embedding_A" */
 void bl_peft_tensor_name(const bl_peft_modules *modules, int64_t layer, int module,
                          bl_peft_factor factor, char name[BL_PEFT_NAME_BYTES]);
 
-/* All of them, as `targets` below. */
+/* All projections, as `targets` below: what "all-linear" selects. */
 uint32_t bl_peft_all(const bl_peft_modules *modules);
 
 /* The part of a path behind its last point: "q_proj". */
@@ -52,9 +55,9 @@ bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int 
 bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t *layer);
 
 /* The modules that a list of such names selects, or a regular expression (matched as Python's
- * re.fullmatch does, by PCRE2, against each path): bit m of *targets, module m. Refused, with
- * `refusal` and "where: reason": a name that selects nothing, a module that is selected in some of
- * the n_layers layers only, the embedding or the head. */
+ * re.fullmatch does, by PCRE2, against each path): bit m of *targets, module m, the embedding and
+ * the head among them. Refused, with `refusal` and "where: reason": a name that selects nothing, a
+ * module that is selected in some of the n_layers layers only. */
 bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
                               const char *const *names, size_t n_names, int64_t n_layers,
                               uint32_t *targets);
@@ -74,6 +77,7 @@ typedef struct bl_peft_base {
     bl_peft_modules modules;
     int64_t n_layers;
     int64_t in_features[BL_PEFT_MAX_MODULES], out_features[BL_PEFT_MAX_MODULES];
+    int64_t vocab, hidden; /* embedding and head are (vocab, hidden) */
     /* Describes tensor i of the base, for modules_to_save; false: i is past the last. NULL: the
      * tensors are unknown, and not checked. */
     bool (*other)(const void *user, int64_t i, bl_peft_other *out);
@@ -88,9 +92,8 @@ typedef struct bl_peft_saved_names {
 } bl_peft_saved_names;
 /* False: the list is full. */
 bool bl_peft_add_saved(bl_peft_saved_names *names, const char *name);
-/* Sets modules->embedding and head to NULL if the names select them. An expression may then match
- * such a module, which does not become a target, as in huggingface/peft inject_adapter. Its name as
- * a target is still rejected. */
+/* Sets saves_embedding and saves_head if the names select these modules: they do not become targets
+ * then, as in huggingface/peft inject_adapter. */
 void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules);
 
 typedef struct bl_peft_config {
@@ -98,7 +101,7 @@ typedef struct bl_peft_config {
     double alpha;
     double dropout;
     bool use_rslora;
-    uint32_t targets; /* bit m: module m of every layer */
+    uint32_t targets; /* bit m: module m, of every layer; at least one projection */
     bl_peft_saved_names saved;
 } bl_peft_config;
 
@@ -132,6 +135,13 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
  * BL_EINPUT: the adapter lacks the tensor, or has fewer elements. */
 bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
                              int64_t n, float *dst);
+
+/* What PEFT may write beside the terms of the embedding or the head (save_embedding_layers): the
+ * weight under them. Accepted, and not checked against the model's. */
+bool bl_peft_has_base_weight(const bl_peft_adapter *adapter, int module);
+/* Elements [begin, begin + n) of it, as float. BL_EINPUT: as bl_peft_read_saved. */
+bl_status bl_peft_read_base_weight(const bl_peft_adapter *adapter, int module, int64_t begin,
+                                   int64_t n, float *dst);
 
 /* ---- writing ---- */
 

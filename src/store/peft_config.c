@@ -70,7 +70,7 @@ static bl_status parse_targets(const char *file, const bl_peft_modules *modules,
         else
             BL_TRY(parse_target_pattern(file, modules, text, n_layers, targets));
     }
-    if (*targets == 0)
+    if ((*targets & bl_peft_all(modules)) == 0)
         return bl_json_fail(file, "target_modules", "at least one projection", value);
     return BL_OK;
 }
@@ -224,6 +224,9 @@ static json_t *json_targets(const bl_peft_modules *modules, uint32_t targets)
         between = "|";
     }
     snprintf(text + used, sizeof text - used, ")");
+    if (targets >> BL_PEFT_EMBEDDING & 1)
+        json_array_append_new(list, json_string(modules->embedding));
+    if (targets >> BL_PEFT_HEAD & 1) json_array_append_new(list, json_string(modules->head));
     if (!modules->is_part) return list;
     pattern = json_string(text);
     json_decref(list);

@@ -78,48 +78,77 @@ bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int 
     return false;
 }
 
-static bl_status refuse_table(bl_status refusal, const char *where, const char *text,
-                              const char *path)
-{
-    return BL_FAIL(refusal,
-                   "%s: \"%.100s\" selects %s: LoRA terms of the embedding and the head are not "
-                   "supported; modules_to_save trains them whole",
-                   where, text, path);
-}
+/* ---- the embedding and the head ---- */
 
-/* The paths of the embedding, a sibling of the layers, and of the head; "": unknown. */
-static void table_paths(const bl_peft_modules *modules, char path[2][BL_PEFT_NAME_BYTES])
+void bl_peft_table_path(const bl_peft_modules *modules, int module, char path[BL_PEFT_NAME_BYTES])
 {
     int n_prefix = (int)(bl_peft_last_name(modules->layers) - modules->layers);
 
-    path[0][0] = '\0';
-    if (modules->embedding)
-        snprintf(path[0], BL_PEFT_NAME_BYTES, "%.*s%s", n_prefix, modules->layers,
-                 modules->embedding);
-    snprintf(path[1], BL_PEFT_NAME_BYTES, "%s", modules->head ? modules->head : "");
+    path[0] = '\0';
+    if (module == BL_PEFT_HEAD)
+        snprintf(path, BL_PEFT_NAME_BYTES, "%s", modules->head ? modules->head : "");
+    else if (modules->embedding)
+        snprintf(path, BL_PEFT_NAME_BYTES, "%.*s%s", n_prefix, modules->layers, modules->embedding);
 }
 
 void bl_peft_except_saved(const bl_peft_saved_names *names, bl_peft_modules *modules)
 {
-    char path[2][BL_PEFT_NAME_BYTES];
+    char path[BL_PEFT_NAME_BYTES];
 
-    table_paths(modules, path);
-    if (bl_peft_is_saved(names, path[0], strlen(path[0]))) modules->embedding = NULL;
-    if (bl_peft_is_saved(names, path[1], strlen(path[1]))) modules->head = NULL;
+    bl_peft_table_path(modules, BL_PEFT_EMBEDDING, path);
+    modules->saves_embedding = bl_peft_is_saved(names, path, strlen(path));
+    bl_peft_table_path(modules, BL_PEFT_HEAD, path);
+    modules->saves_head = bl_peft_is_saved(names, path, strlen(path));
 }
 
-/* The path that equals the name or ends in ".name"; NULL: neither does. */
-static const char *find_table(char path[2][BL_PEFT_NAME_BYTES], const char *name)
+/* The table whose path equals the name or ends in ".name"; -1: neither does. */
+static int find_table(const bl_peft_modules *modules, const char *name)
 {
+    char path[BL_PEFT_NAME_BYTES];
     size_t n = strlen(name);
 
-    for (int i = 0; i < 2; i++) {
-        size_t n_path = strlen(path[i]);
-        if (n == 0 || n > n_path || strcmp(path[i] + n_path - n, name) != 0) continue;
-        if (n == n_path || path[i][n_path - n - 1] == '.') return path[i];
+    for (int table = BL_PEFT_EMBEDDING; table <= BL_PEFT_HEAD; table++) {
+        bl_peft_table_path(modules, table, path);
+        size_t n_path = strlen(path);
+        if (n == 0 || n > n_path || strcmp(path + n_path - n, name) != 0) continue;
+        if (n == n_path || path[n_path - n - 1] == '.') return table;
     }
-    return NULL;
+    return -1;
 }
+
+/* Makes a selected table a target, unless it is in modules_to_save. */
+static bl_status add_table(const bl_peft_modules *modules, int table, bl_status refusal,
+                           const char *where, const char *text, uint32_t *targets)
+{
+    if (table == BL_PEFT_EMBEDDING ? modules->saves_embedding : modules->saves_head) return BL_OK;
+    if (modules->is_part) {
+        char path[BL_PEFT_NAME_BYTES];
+        bl_peft_table_path(modules, table, path);
+        return BL_FAIL(refusal,
+                       "%s: \"%.100s\" selects %s: LoRA terms of the embedding and the head are "
+                       "not supported for a model that is part of a larger one",
+                       where, text, path);
+    }
+    *targets |= UINT32_C(1) << table;
+    return BL_OK;
+}
+
+/* A name that is not a projection: that of a table. */
+static bl_status match_table_name(const bl_peft_modules *modules, bl_status refusal,
+                                  const char *where, const char *name, int64_t n_layers,
+                                  uint32_t *targets)
+{
+    int table = find_table(modules, name);
+    char known[256];
+
+    if (table >= 0) return add_table(modules, table, refusal, where, name, targets);
+    list_names(modules, known, sizeof known);
+    return BL_FAIL(
+        refusal, "%s: expected names among %s, or their paths in %" PRId64 " layers, got \"%.80s\"",
+        where, known, n_layers, name);
+}
+
+/* ---- names in every layer ---- */
 
 /* Each module must be named in every layer or in none. */
 static bl_status check_every_layer(const bl_peft_modules *modules, bl_status refusal,
@@ -159,19 +188,9 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
         int module;
         int64_t layer;
         if (!bl_peft_target_parse(modules, names[i], &module, &layer) || layer >= n_layers) {
-            char known[256], tables[2][BL_PEFT_NAME_BYTES];
-            table_paths(modules, tables);
-            const char *table = find_table(tables, names[i]);
-            if (table) {
-                st = refuse_table(refusal, where, names[i], table);
-                goto done;
-            }
-            list_names(modules, known, sizeof known);
-            st = BL_FAIL(refusal,
-                         "%s: expected names among %s, or their paths in %" PRId64
-                         " layers, got \"%.80s\"",
-                         where, known, n_layers, names[i]);
-            goto done;
+            BL_TRY_GOTO(st, done,
+                        match_table_name(modules, refusal, where, names[i], n_layers, targets));
+            continue;
         }
         uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
         *bits = (uint8_t)(*bits | 1 << module);
@@ -200,17 +219,18 @@ static bl_status match_layer(const bl_peft_modules *modules, const bl_name_patte
     return BL_OK;
 }
 
-static bl_status check_tables(const bl_peft_modules *modules, const bl_name_pattern *pattern,
-                              bl_status refusal, const char *where, const char *text)
+static bl_status match_tables(const bl_peft_modules *modules, const bl_name_pattern *pattern,
+                              bl_status refusal, const char *where, const char *text,
+                              uint32_t *targets)
 {
-    char path[2][BL_PEFT_NAME_BYTES];
+    char path[BL_PEFT_NAME_BYTES];
     bool matches;
 
-    table_paths(modules, path);
-    for (int i = 0; i < 2; i++) {
-        if (!path[i][0]) continue;
-        BL_TRY(bl_name_pattern_match(pattern, path[i], &matches));
-        if (matches) return refuse_table(refusal, where, text, path[i]);
+    for (int table = BL_PEFT_EMBEDDING; table <= BL_PEFT_HEAD; table++) {
+        bl_peft_table_path(modules, table, path);
+        if (!path[0]) continue;
+        BL_TRY(bl_name_pattern_match(pattern, path, &matches));
+        if (matches) BL_TRY(add_table(modules, table, refusal, where, text, targets));
     }
     return BL_OK;
 }
@@ -221,10 +241,11 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
 {
     bl_name_pattern *pattern;
     bl_status st = BL_OK;
+    uint32_t tables = 0;
 
     *targets = 0;
     BL_TRY(bl_name_pattern_create(text, BL_PATTERN_WHOLE, refusal, where, &pattern));
-    BL_TRY_GOTO(st, done, check_tables(modules, pattern, refusal, where, text));
+    BL_TRY_GOTO(st, done, match_tables(modules, pattern, refusal, where, text, &tables));
     for (int64_t layer = 0; layer < n_layers; layer++) {
         uint32_t of_layer;
         BL_TRY_GOTO(st, done, match_layer(modules, pattern, layer, &of_layer));
@@ -237,6 +258,7 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
         }
         *targets = of_layer;
     }
+    *targets |= tables;
 done:
     bl_name_pattern_destroy(pattern);
     return st;

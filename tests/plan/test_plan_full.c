@@ -352,8 +352,8 @@ static void a_host_holds_the_state(void **state)
     bl_plan_case_close(&c);
 }
 
-static void plan_of_lora(const char *hardware, const char *compute_dtype, const char *modules,
-                         bl_plan *plan, bl_time_estimate *time)
+static void plan_of_lora(const char *hardware, const char *compute_dtype, const char *targets,
+                         const char *modules, bl_plan *plan, bl_time_estimate *time)
 {
     char *argv[] = {"--model",
                     "llama-3.1-8b",
@@ -363,6 +363,8 @@ static void plan_of_lora(const char *hardware, const char *compute_dtype, const 
                     "full",
                     "--compute_dtype",
                     (char *)(uintptr_t)compute_dtype,
+                    "--lora_target_modules",
+                    (char *)(uintptr_t)targets,
                     "--modules_to_save",
                     (char *)(uintptr_t)modules};
     bl_plan_case c;
@@ -383,8 +385,8 @@ static void modules_are_whole(void **state)
     bl_time_estimate before, after;
 
     (void)state;
-    plan_of_lora("cpu", "fp32", NULL, &none, &before);
-    plan_of_lora("cpu", "fp32", "lm_head,norm", &some, &after);
+    plan_of_lora("cpu", "fp32", "all-linear", NULL, &none, &before);
+    plan_of_lora("cpu", "fp32", "all-linear", "lm_head,norm", &some, &after);
     assert_near(item(&some, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * table, 1e-9);
     assert_near(item(&some, BL_MEMORY_ADAM) - item(&none, BL_MEMORY_ADAM), 8 * (table + norms),
                 1e-9);
@@ -412,9 +414,9 @@ static void a_gpu_copies_a_trained_head(void **state)
     bl_time_estimate before, of_head, of_embedding;
 
     (void)state;
-    plan_of_lora("2xh100", "bf16", NULL, &none, &before);
-    plan_of_lora("2xh100", "bf16", "lm_head", &head, &of_head);
-    plan_of_lora("2xh100", "bf16", "embed_tokens", &embedding, &of_embedding);
+    plan_of_lora("2xh100", "bf16", "all-linear", NULL, &none, &before);
+    plan_of_lora("2xh100", "bf16", "all-linear", "lm_head", &head, &of_head);
+    plan_of_lora("2xh100", "bf16", "all-linear", "embed_tokens", &embedding, &of_embedding);
     assert_near(item(&head, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 6 * table, 1e-9);
     assert_near(item(&embedding, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * table, 1e-9);
     assert_true(of_head.part[BL_TIME_HEAD].seconds > 1.2 * before.part[BL_TIME_HEAD].seconds);
@@ -422,6 +424,32 @@ static void a_gpu_copies_a_trained_head(void **state)
                 of_embedding.part[BL_TIME_OPTIMIZER].seconds);
     assert_true(host_bytes(&head) == host_bytes(&none));
     assert_true(host_bytes(&embedding) < host_bytes(&none));
+}
+
+/* Weights, moments and gradients of the terms of the tables take 4, 8 and 4 bytes per weight on
+ * every rank: r (vocabulary + hidden) weights of each table. */
+static void terms_of_tables_are_whole(void **state)
+{
+    enum { VOCABULARY = 128256, HIDDEN = 4096, R = 8 };
+    const double terms = 2.0 * R * (VOCABULARY + HIDDEN);
+    bl_plan none, both;
+    bl_time_estimate before, after;
+    char *argv[] = {"--model", "llama-3.1-8b", "--lora_target_modules", "q_proj,embed_tokens"};
+    bl_plan_case c;
+
+    (void)state;
+    plan_of_lora("cpu", "fp32", "q_proj", NULL, &none, &before);
+    plan_of_lora("cpu", "fp32", "q_proj,embed_tokens,lm_head", NULL, &both, &after);
+    assert_near(item(&both, BL_MEMORY_LORA) - item(&none, BL_MEMORY_LORA), 4 * terms, 1e-9);
+    assert_near(item(&both, BL_MEMORY_ADAM) - item(&none, BL_MEMORY_ADAM), 8 * terms, 1e-9);
+    assert_near(item(&both, BL_MEMORY_GRADIENTS) - item(&none, BL_MEMORY_GRADIENTS), 4 * terms,
+                1e-9);
+    assert_true(item(&both, BL_MEMORY_WORKSPACE) > item(&none, BL_MEMORY_WORKSPACE));
+    assert_true(after.part[BL_TIME_HEAD].seconds > before.part[BL_TIME_HEAD].seconds);
+    assert_true(after.part[BL_TIME_OPTIMIZER].seconds > before.part[BL_TIME_OPTIMIZER].seconds);
+    assert_int_equal(bl_plan_case_open("1xh100", TOKENS, BL_COUNT(argv), argv, &c), BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "device cuda is not supported with LoRA terms"));
+    bl_plan_case_close(&c);
 }
 
 /* An FP8 checkpoint cannot be trained so. */
@@ -449,6 +477,7 @@ int main(void)
                                        cmocka_unit_test(gpus_hold_it_all),
                                        cmocka_unit_test(a_host_holds_the_state),
                                        cmocka_unit_test(modules_are_whole),
+                                       cmocka_unit_test(terms_of_tables_are_whole),
                                        cmocka_unit_test(a_gpu_copies_a_trained_head),
                                        cmocka_unit_test(fp8_checkpoints_are_refused)};
     return cmocka_run_group_tests_name("plan_full", tests, NULL, NULL);

@@ -278,18 +278,17 @@ static void test_target_modules(void **state)
         {"\"model\\\\.layers\\\\.\\\\d+\\\\.self_attn\\\\.k_proj\"", 1 << K},
         {"\".*q|.*q_proj\"", 1 << Q}, /* fullmatch tries the second branch */
         {paths_of_all, 1 << V | 1 << DOWN},
+        {"[\"q_proj\",\"lm_head\"]", 1 << Q | 1 << BL_PEFT_HEAD},
+        {"[\"model.embed_tokens\",\"v_proj\"]", 1 << V | 1 << BL_PEFT_EMBEDDING},
+        {"\".*(q_proj|lm_head)\"", 1 << Q | 1 << BL_PEFT_HEAD},
+        {"\"model.*(q_proj|embed_tokens)\"", 1 << Q | 1 << BL_PEFT_EMBEDDING},
     };
     static const struct {
         const char *targets, *error;
     } refused[] = {
         {"[\"q_proj\",\"head\"]", "key target_modules: expected names among q_proj, k_proj"},
-        {"[\"q_proj\",\"lm_head\"]", "key target_modules: \"lm_head\" selects lm_head: LoRA terms "
-                                     "of the embedding and the head "
-                                     "are not supported; modules_to_save trains them whole"},
-        {"[\"embed_tokens\"]", "\"embed_tokens\" selects model.embed_tokens: LoRA terms"},
-        {"[\"model.embed_tokens\"]", "selects model.embed_tokens: LoRA terms"},
-        {"\".*(q_proj|lm_head)\"", "\".*(q_proj|lm_head)\" selects lm_head: LoRA terms"},
-        {"\"model.*(q_proj|embed_tokens)\"", "selects model.embed_tokens: LoRA terms"},
+        {"[\"embed_tokens\",\"lm_head\"]", "key target_modules: expected at least one projection"},
+        {"[\"q_proj\",\"tokens\"]", "key target_modules: expected names among q_proj, k_proj"},
         {"[\"model.layers.0.self_attn.q_proj\"]",
          "key target_modules: q_proj is named in 1 of 12 layers, not in layer 1; "
          "targets that differ by layer are not supported"},
@@ -344,8 +343,13 @@ static void test_saved_modules(void **state)
                      BL_OK);
     assert_int_equal(config.targets, 1 << Q);
     assert_int_equal(
+        load_config("[\"q_proj\",\"lm_head\"]", "\"modules_to_save\":[\"lm_head\"]", &config),
+        BL_OK);
+    assert_int_equal(config.targets, 1 << Q);
+    assert_int_equal(
         load_config("\".*(q_proj|lm_head)\"", "\"modules_to_save\":[\"embed_tokens\"]", &config),
-        BL_EINPUT);
+        BL_OK);
+    assert_int_equal(config.targets, 1 << Q | 1 << BL_PEFT_HEAD);
     assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":[]", &config), BL_OK);
     assert_int_equal(config.saved.n, 0);
     assert_int_equal(load_config("\"all-linear\"", "\"modules_to_save\":null", &config), BL_OK);

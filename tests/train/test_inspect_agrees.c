@@ -122,7 +122,7 @@ static void test_adapters(void **state)
         {"use_dora", "true", "key use_dora"},
         {"peft_type", "\"IA3\"", "key peft_type"},
         {"target_modules", "[\"lm\"]", "got \"lm\""},
-        {"target_modules", "[\"lm_head\"]", "\"lm_head\" selects lm_head: LoRA terms of"},
+        {"target_modules", "[\"lm_head\"]", "key target_modules: expected at least one projection"},
         {"target_modules", "[\"model.layers.0.self_attn.q_proj\"]",
          "q_proj is named in 1 of 2 layers"},
         {"target_modules", "[\"q_proj\",\"k_proj\"]",

@@ -271,7 +271,10 @@ static void test_targets_by_path(void **state)
         {".*\\.0\\..*",
          "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 than in layer 0"},
         {".*lm", "lora_target_modules: \".*lm\" matches no projection"},
-        {".*lm_head", "lora_target_modules: \".*lm_head\" selects lm_head: LoRA terms of the"},
+        {".*lm_head", "lora_target_modules: \".*lm_head\" matches no projection; LoRA terms of the "
+                      "embedding and the head alone are not supported"},
+        {"lm_head,embed_tokens",
+         "\"lm_head\" and the other names select no projection; LoRA terms"},
     };
     (void)state;
     run_targets(runs_path("plain"), "q_proj,up_proj");

@@ -205,7 +205,8 @@ static void test_same_bits(void **state)
                                         "../../fp8/cases/mixed",
                                         "../../fp8/cases/ct-mxfp8",
                                         "../../modules/cases/head-and-norms",
-                                        "../../modules/cases/tied-tables"};
+                                        "../../modules/cases/tied-tables",
+                                        "../../modules/cases/terms"};
 
     (void)state;
     for (size_t n = 0; n < BL_COUNT(names); n++) {

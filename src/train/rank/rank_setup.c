@@ -139,8 +139,9 @@ bl_status bl_rank_create_adapter(bl_rank *r)
     BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
                                    &job->lora, job->model->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
-    if (job->modules.names.n > 0 && job->plan.pass.training)
-        BL_TRY(bl_adapter_state_add_modules(r->state, r->weights, &job->modules.set));
+    const bl_trained_set *set = job->modules.names.n > 0 ? &job->modules.set : NULL;
+    if ((set || job->lora.n_table_floats > 0) && job->plan.pass.training)
+        BL_TRY(bl_adapter_state_add_modules(r->state, r->weights, set));
     r->adapter = bl_adapter_state_adapter(r->state);
     return BL_OK;
 }
@@ -157,6 +158,9 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
     if (c->init_adapter && r->job->modules.names.n > 0)
         BL_TRY(
             bl_adapter_modules_read(r->weights, &r->job->modules.set, c->init_adapter, r->compute));
+    if (c->init_adapter && r->index == 0)
+        BL_TRY(bl_adapter_terms_check_base(r->job->model->files, &r->job->model->config,
+                                           c->init_adapter));
     if (c->init_adapter)
         return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
     return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);

@@ -12,7 +12,8 @@
 
 static double trainable_m(const bl_job *job)
 {
-    return (double)(job->lora.n_floats * job->model->config.n_layers + job->modules.set.n_weights) *
+    return (double)(bl_lora_n_weights(&job->lora, job->model->config.n_layers) +
+                    job->modules.set.n_weights) *
            1e-6;
 }
 
@@ -43,6 +44,9 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
         bl_log_info("modules_to_save: %.2f M weights in %lld tensors, whole on every rank",
                     (double)job->modules.set.n_weights * 1e-6,
                     (long long)job->modules.set.n_tensors);
+    if (has_adapter && job->lora.n_table_floats > 0)
+        bl_log_info("LoRA terms of the embedding and the head: %.2f M weights, whole on every rank",
+                    (double)job->lora.n_table_floats * 1e-6);
     if (!job->model->is_trained || job->model->trained.is_all) return BL_OK;
     bl_trained_describe(&job->model->config, &job->model->trained, chosen);
     bl_log_info("trainable_modules, freeze: %s", chosen);

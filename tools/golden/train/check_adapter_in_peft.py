@@ -25,8 +25,8 @@ except ImportError as e:
 def check_tensors(model, directory):
     """PEFT ignores tensors it does not know, and leaves those it misses as they start: look at each value."""
     _, stored = reference.read_adapter(directory)
-    loaded = {n.replace('.modules_to_save.default.', '.').replace('.default.', '.'): p for n, p in model.named_parameters()
-              if '.lora_' in n or '.modules_to_save.' in n}
+    loaded = {n.replace('.modules_to_save.default.', '.').replace('.default.', '.').removesuffix('.default'): p
+              for n, p in model.named_parameters() if '.lora_' in n or '.modules_to_save.' in n}
     if set(loaded) != set(stored):
         raise SystemExit('%s: only in PEFT or only in the file: %s' % (directory, sorted(set(loaded) ^ set(stored))))
     for name, value in stored.items():

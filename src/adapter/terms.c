@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* terms.c -- LoRA terms of the embedding and the head: their memory, their first values, and PEFT's
+ * factors. */
+#include "adapter/terms_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "adapter/lora_io.h"
+#include "base/sizes.h"
+#include "ops/elementwise.h"
+
+enum { FLOAT = sizeof(float) };
+
+bl_adapter_terms_bytes bl_adapter_terms_measure(bl_dtype act, const bl_lora_layout *layout)
+{
+    int64_t n = layout->n_table_floats;
+    return (bl_adapter_terms_bytes){
+        .weights = n * FLOAT + (act == BL_F32 ? 0 : n * (int64_t)bl_dtype_bytes(act)),
+        .gradients = n * FLOAT,
+        .moments = 2 * n * FLOAT};
+}
+
+static bl_status allocate(bl_adapter_terms *terms)
+{
+    int64_t n = terms->layout->n_table_floats;
+    bl_dtype act = bl_device_act(terms->device);
+
+    BL_TRY(bl_device_alloc(terms->device, BL_SPACE_DEVICE, (size_t)n * FLOAT,
+                           "LoRA weights of the embedding or the head", (void **)&terms->w));
+    terms->copy = bl_tensor_of(terms->w, act);
+    if (act == BL_F32) return BL_OK;
+    terms->copy.data = NULL;
+    return bl_device_alloc(terms->device, BL_SPACE_DEVICE, bl_tensor_bytes(terms->copy, n),
+                           "LoRA weights of the embedding or the head to compute with",
+                           &terms->copy.data);
+}
+
+bl_status bl_adapter_terms_create(bl_device *device, const bl_lora_layout *layout,
+                                  bl_adapter_terms **out)
+{
+    bl_adapter_terms *terms = calloc(1, sizeof *terms);
+
+    *out = NULL;
+    if (!terms) return BL_FAIL(BL_ENOMEM, "LoRA terms of the embedding or the head");
+    *terms = (bl_adapter_terms){.device = device, .layout = layout};
+    bl_status st = allocate(terms);
+    if (st != BL_OK) {
+        bl_adapter_terms_destroy(terms);
+        return st;
+    }
+    for (int t = 0; t < BL_MODEL_TABLES; t++)
+        if (layout->table_a[t] >= 0)
+            terms->term[t] = (bl_table_term){.r = layout->options.r,
+                                             .scale = layout->scale,
+                                             .A = bl_tensor_at(terms->copy, layout->table_a[t]),
+                                             .B = bl_tensor_at(terms->copy, layout->table_b[t])};
+    *out = terms;
+    return BL_OK;
+}
+
+bl_status adapter_terms_train(bl_adapter_terms *terms)
+{
+    const bl_lora_layout *layout = terms->layout;
+
+    BL_TRY(bl_device_alloc(terms->device, BL_SPACE_DEVICE, (size_t)layout->n_table_floats * FLOAT,
+                           "gradients of LoRA terms of the embedding or the head",
+                           (void **)&terms->grad));
+    for (int t = 0; t < BL_MODEL_TABLES; t++) {
+        if (layout->table_a[t] < 0) continue;
+        terms->term[t].dA = terms->grad + layout->table_a[t];
+        terms->term[t].dB = terms->grad + layout->table_b[t];
+    }
+    return BL_OK;
+}
+
+void bl_adapter_terms_destroy(bl_adapter_terms *terms)
+{
+    if (!terms) return;
+    if (terms->copy.data != terms->w)
+        bl_device_free(terms->device, BL_SPACE_DEVICE, terms->copy.data);
+    bl_device_free(terms->device, BL_SPACE_DEVICE, terms->w);
+    bl_device_free(terms->device, BL_SPACE_DEVICE, terms->grad);
+    free(terms);
+}
+
+const bl_table_term *bl_adapter_terms_list(const bl_adapter_terms *terms)
+{
+    return terms ? terms->term : NULL;
+}
+
+bl_status adapter_terms_publish(const bl_adapter_terms *terms, bl_stream *stream)
+{
+    if (terms->copy.data == terms->w) return BL_OK;
+    return bl_cast(stream, &(bl_cast_args){.n = terms->layout->n_table_floats,
+                                           .x = bl_tensor_f32(terms->w),
+                                           .y = terms->copy});
+}
+
+bl_status adapter_terms_initialize(bl_adapter_terms *terms, uint64_t seed, bl_staging *staging)
+{
+    int64_t most = (int64_t)(staging->n_bytes / FLOAT), n_floats = terms->layout->n_table_floats;
+
+    for (int64_t k = 0, n; k < n_floats; k += n) {
+        n = bl_min_i64(most, n_floats - k);
+        bl_lora_layout_initialize_tables(terms->layout, seed, k, n, staging->bytes);
+        BL_TRY(bl_staging_upload(staging, terms->w + k, staging->bytes, (size_t)n * FLOAT));
+    }
+    return BL_OK;
+}
+
+/* ---- PEFT's factors ---- */
+
+static bl_model_table table_of(int module)
+{
+    return module == BL_PEFT_EMBEDDING ? BL_TABLE_EMBEDDING : BL_TABLE_HEAD;
+}
+
+int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor)
+{
+    bl_model_table table = table_of(module);
+    return factor == BL_PEFT_A ? layout->table_a[table] : layout->table_b[table];
+}
+
+int64_t adapter_term_floats(const bl_lora_layout *layout, int module, bl_peft_factor factor)
+{
+    return bl_lora_table_floats(layout, table_of(module), factor);
+}
+
+/* dst (cols, rows) = src (rows, cols) transposed */
+static void transpose(const float *src, int64_t rows, int64_t cols, float *dst)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t k = 0; k < cols; k++) dst[k * rows + i] = src[i * cols + k];
+}
+
+/* The embedding's A is (vocab, r) here and (r, vocab) there. */
+static bool is_transposed(int module, bl_peft_factor factor)
+{
+    return module == BL_PEFT_EMBEDDING && factor == BL_PEFT_A;
+}
+
+void adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
+                          const float *values, float *dst)
+{
+    int64_t n = adapter_term_floats(layout, module, factor);
+
+    if (is_transposed(module, factor))
+        transpose(values, layout->vocab, layout->options.r, dst);
+    else
+        memcpy(dst, values, (size_t)n * FLOAT);
+}
+
+bl_status adapter_terms_download(const bl_adapter_terms *terms, const float *vector, int module,
+                                 bl_peft_factor factor, bl_staging *staging, float *dst)
+{
+    const bl_lora_layout *layout = terms->layout;
+    int64_t r = layout->options.r, vocab = layout->vocab,
+            most = bl_max_i64(1, (int64_t)(staging->n_bytes / FLOAT) / r);
+    const float *from = vector + adapter_term_offset(layout, module, factor),
+                *rows = staging->bytes;
+
+    if (!is_transposed(module, factor))
+        return bl_staging_download(staging, dst, from,
+                                   (size_t)adapter_term_floats(layout, module, factor) * FLOAT);
+    for (int64_t begin = 0, n; begin < vocab; begin += n) { /* without a second copy of the whole */
+        n = bl_min_i64(most, vocab - begin);
+        BL_TRY(bl_staging_download(staging, staging->bytes, from + begin * r,
+                                   (size_t)(n * r) * FLOAT));
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < r; k++) dst[k * vocab + begin + i] = rows[i * r + k];
+    }
+    return BL_OK;
+}
+
+static bl_status read_factor(bl_adapter_terms *terms, const bl_peft_adapter *adapter, int module,
+                             bl_peft_factor factor, bl_staging *staging, float *values,
+                             float *transposed)
+{
+    const bl_lora_layout *layout = terms->layout;
+    int64_t n = adapter_term_floats(layout, module, factor);
+    const float *from = values;
+
+    BL_TRY(bl_peft_read(adapter, 0, module, factor, values));
+    if (is_transposed(module, factor)) {
+        transpose(values, layout->options.r, layout->vocab, transposed);
+        from = transposed;
+    }
+    return bl_staging_upload(staging, terms->w + adapter_term_offset(layout, module, factor), from,
+                             (size_t)n * FLOAT);
+}
+
+static bl_status read_factors(bl_adapter_terms *terms, const bl_peft_adapter *adapter,
+                              bl_staging *staging)
+{
+    const bl_lora_layout *layout = terms->layout;
+    size_t n_bytes =
+        (size_t)(layout->options.r * bl_max_i64(layout->vocab, layout->hidden)) * FLOAT;
+    float *values = malloc(n_bytes), *transposed = malloc(n_bytes);
+    bl_status st =
+        values && transposed ? BL_OK : BL_FAIL(BL_ENOMEM, "%zu bytes of a factor", 2 * n_bytes);
+
+    for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++)
+        for (int f = 0; f < 2 && st == BL_OK && layout->options.table[table_of(m)]; f++)
+            st = read_factor(terms, adapter, m, (bl_peft_factor)f, staging, values, transposed);
+    free(values);
+    free(transposed);
+    return st;
+}
+
+bl_status bl_adapter_terms_read(bl_adapter_terms *terms, const bl_model_config *config,
+                                const char *dir, bl_staging *staging, bl_stream *stream)
+{
+    bl_peft_base base = bl_lora_peft_base(config);
+    bl_peft_adapter *adapter;
+
+    BL_TRY(bl_peft_open(dir, &base, &adapter));
+    bl_status st = read_factors(terms, adapter, staging);
+    bl_peft_close(adapter);
+    return st == BL_OK ? adapter_terms_publish(terms, stream) : st;
+}
+
+/* ---- the weights under the terms ---- */
+
+/* Whether a and b are one number, of which one may have been rounded to bf16. */
+static bool is_same(float a, float b)
+{
+    return fabsf(a - b) <= 0x1p-8f * fmaxf(fabsf(a), fabsf(b));
+}
+
+static bl_status compare_piece(const bl_peft_adapter *adapter, int module,
+                               const bl_stored_tensor *stored, int64_t begin, int64_t n,
+                               float *theirs, const char *dir)
+{
+    char bytes[4 * 1024];
+    float ours[sizeof bytes / 2];
+    size_t size = bl_dtype_bytes(stored->dtype);
+
+    BL_TRY(bl_peft_read_base_weight(adapter, module, begin, n, theirs));
+    BL_TRY(bl_stored_tensor_read(stored, begin * (int64_t)size, (size_t)n * size, bytes));
+    bl_dtype_to_f32(stored->dtype, bytes, ours, (size_t)n);
+    for (int64_t i = 0; i < n; i++)
+        if (!is_same(ours[i], theirs[i]))
+            return BL_FAIL(BL_EINPUT,
+                           "%s: it has another %s than the model (element %lld is %g, not %g): "
+                           "PEFT puts it in place of the model's, which is not supported; use the "
+                           "model that the adapter was trained on",
+                           dir, stored->name, (long long)(begin + i), (double)theirs[i],
+                           (double)ours[i]);
+    return BL_OK;
+}
+
+/* A tied model may store its one weight under either name. */
+static const bl_stored_tensor *find_stored(const bl_hf_model *files, const bl_model_config *config,
+                                           int module)
+{
+    const bl_arch *arch = config->arch;
+    bool is_head = module == BL_PEFT_HEAD;
+    char name[BL_TENSOR_NAME_BYTES];
+
+    bl_arch_module_tensor(is_head ? arch->head : arch->embedding, name);
+    const bl_stored_tensor *found = bl_hf_find(files, name);
+    if (found || !config->tie_word_embeddings) return found;
+    bl_arch_module_tensor(is_head ? arch->embedding : arch->head, name);
+    return bl_hf_find(files, name);
+}
+
+static bl_status compare_base(const bl_hf_model *files, const bl_model_config *config,
+                              const bl_peft_adapter *adapter, int module, const char *dir)
+{
+    enum { PIECE = 1024 };
+    const bl_stored_tensor *stored = find_stored(files, config, module);
+    int64_t n_floats = config->vocab_size * config->hidden_size;
+    float theirs[PIECE];
+
+    if (!stored)
+        return BL_FAIL(BL_EINTERNAL, "%s: the model has no such tensor",
+                       module == BL_PEFT_HEAD ? "head" : "embedding");
+    for (int64_t begin = 0, n; begin < n_floats; begin += n) {
+        n = bl_min_i64(PIECE, n_floats - begin);
+        BL_TRY(compare_piece(adapter, module, stored, begin, n, theirs, dir));
+    }
+    return BL_OK;
+}
+
+bl_status bl_adapter_terms_check_base(const bl_hf_model *files, const bl_model_config *config,
+                                      const char *dir)
+{
+    bl_peft_base base = bl_lora_peft_base(config);
+    bl_peft_adapter *adapter;
+    bl_status st = BL_OK;
+
+    BL_TRY(bl_peft_open(dir, &base, &adapter));
+    for (int m = BL_PEFT_EMBEDDING; st == BL_OK && m <= BL_PEFT_HEAD; m++)
+        if (bl_peft_has_base_weight(adapter, m)) st = compare_base(files, config, adapter, m, dir);
+    bl_peft_close(adapter);
+    return st;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* terms.h -- LoRA terms of the embedding and the head: whole on every rank, in fp32, with a copy in
+ * the dtype of activations where that is another one. */
+#ifndef BALLAST_ADAPTER_TERMS_H
+#define BALLAST_ADAPTER_TERMS_H
+
+#include "arch/lora.h"
+#include "device/staging.h"
+#include "model/pass.h"
+#include "store/hf_model.h"
+
+typedef struct bl_adapter_terms bl_adapter_terms;
+
+/* Bytes of one rank: fp32 weights and their copy; gradients; both moments. */
+typedef struct bl_adapter_terms_bytes {
+    int64_t weights, gradients, moments;
+} bl_adapter_terms_bytes;
+bl_adapter_terms_bytes bl_adapter_terms_measure(bl_dtype act, const bl_lora_layout *layout);
+
+/* Zeros, of a layout that has such terms; device and layout are borrowed. */
+bl_status bl_adapter_terms_create(bl_device *device, const bl_lora_layout *layout,
+                                  bl_adapter_terms **out);
+void bl_adapter_terms_destroy(bl_adapter_terms *terms); /* NULL is fine */
+
+/* [BL_MODEL_TABLES], for a pass or a generator; NULL of NULL. Lives as long as `terms`. */
+const bl_table_term *bl_adapter_terms_list(const bl_adapter_terms *terms);
+
+/* Reads the adapter in `dir` and queues the copy on `stream`. BL_EINPUT. */
+bl_status bl_adapter_terms_read(bl_adapter_terms *terms, const bl_model_config *config,
+                                const char *dir, bl_staging *staging, bl_stream *stream);
+
+/* PEFT may write the weights under these terms, too (save_embedding_layers), and puts them in place
+ * of the model's. BL_EINPUT if they are not the model's, rounded to bf16 at most; without them
+ * nothing is read. */
+bl_status bl_adapter_terms_check_base(const bl_hf_model *files, const bl_model_config *config,
+                                      const char *dir);
+
+#endif

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* terms_internal.h -- terms.h for the state of an adapter. Their moments, sums and updates are
+ * those of modules_to_save (modules_internal.h), of which all terms are one part. */
+#ifndef BALLAST_ADAPTER_TERMS_INTERNAL_H
+#define BALLAST_ADAPTER_TERMS_INTERNAL_H
+
+#include "adapter/terms.h"
+#include "store/peft.h"
+
+struct bl_adapter_terms {
+    bl_device *device;
+    const bl_lora_layout *layout;
+    float *w, *grad; /* [layout->n_table_floats]; grad NULL: not trained */
+    bl_tensor copy;  /* of w, in the dtype of activations; w itself where that is fp32 */
+    bl_table_term term[BL_MODEL_TABLES];
+};
+
+/* Takes the gradients, zeros. */
+bl_status adapter_terms_train(bl_adapter_terms *terms);
+/* First values; queues no copy. */
+bl_status adapter_terms_initialize(bl_adapter_terms *terms, uint64_t seed, bl_staging *staging);
+/* Queues the copy, after every change of w. */
+bl_status adapter_terms_publish(const bl_adapter_terms *terms, bl_stream *stream);
+
+static inline bool adapter_is_table(int module)
+{
+    return module >= BL_PEFT_EMBEDDING;
+}
+
+/* Of a factor: floats before it in the tables' vector, and the factor in PEFT's order from `values`
+ * in this vector's, host memory; both [n]. */
+int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor);
+int64_t adapter_term_floats(const bl_lora_layout *layout, int module, bl_peft_factor factor);
+void adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
+                          const float *values, float *dst);
+/* A factor of the tables' vector `vector` (device memory) in PEFT's order. */
+bl_status adapter_terms_download(const bl_adapter_terms *terms, const float *vector, int module,
+                                 bl_peft_factor factor, bl_staging *staging, float *dst);
+
+#endif
