@@ -123,7 +123,7 @@ typedef struct adapter_units_file {
 bl_status adapter_units_begin_file(adapter_units *units, const adapter_units_file *file);
 /* Whether `end` has run, or something has failed. */
 bool adapter_units_file_is_done(adapter_units *units);
-/* Of a file under way; any thread. */
+/* Of a file under way; by the thread of begin_file. */
 bl_adapter_shard_progress adapter_units_file_progress(const adapter_units *units);
 /* Updates units that are not in the file yet, waits for the file's end and returns its first
  * failure. BL_OK without a file. */

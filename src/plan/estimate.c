@@ -69,16 +69,17 @@ static int fill_runs(const bl_plan_input *in, const bl_plan *plan, bl_time_run *
 static bl_time_preference preference_of(const bl_train_config *c)
 {
     bl_losses losses = bl_plan_losses_of(c);
-    bool rides = losses.has_reference && !c->precompute_ref_log_probs;
+    bool has_companion = losses.has_reference && !c->precompute_ref_log_probs;
 
     return (bl_time_preference){.is_weighed = losses.is_preference,
-                                .has_reference = rides,
-                                .is_adapter = rides && c->init_adapter,
+                                .has_reference = has_companion,
+                                .is_adapter = has_companion && c->init_adapter,
                                 .has_mismatched = losses.is_unpaired};
 }
 
 /* Full micro-batches. */
-static bl_time_training training_of(const bl_plan_input *in, const bl_plan_run *run, int n_riders)
+static bl_time_training training_of(const bl_plan_input *in, const bl_plan_run *run,
+                                    int n_overlapped)
 {
     const bl_train_config *c = run->config;
     bl_time_preference preference = preference_of(c);
@@ -97,7 +98,7 @@ static bl_time_training training_of(const bl_plan_input *in, const bl_plan_run *
         .evaluation = {.n_micro = n_micro,
                        .micro_tokens = n_rows * run->longest_validation_row,
                        .document_tokens = (double)run->longest_validation_row / n_documents,
-                       .rides = c->eval_overlap && n_riders > 0}};
+                       .is_overlapped = c->eval_overlap && n_overlapped > 0}};
 }
 
 static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
@@ -136,7 +137,7 @@ static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
         .preference = own->preference,
         .evaluation = own->evaluation,
         .group = plan->pass.max_group,
-        .n_riders = bl_plan_riders(in, &plan->pass),
+        .n_overlapped = bl_plan_count_overlapped(in, &plan->pass),
         .offload_ratio = plan->placement.ratio,
         .tier = plan->placement.tier,
         .host_part = plan->placement.host_part,
@@ -148,9 +149,9 @@ static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
 
 bl_status bl_plan_time_open(const bl_plan_input *in, const bl_plan *plan, bl_plan_time *out)
 {
-    int n_riders = bl_plan_riders(in, &plan->pass);
+    int n_overlapped = bl_plan_count_overlapped(in, &plan->pass);
     bl_plan_run first = bl_plan_run_at(in, 0);
-    bl_time_training own = training_of(in, &first, n_riders);
+    bl_time_training own = training_of(in, &first, n_overlapped);
 
     *out = (bl_plan_time){.input = time_input(in, plan, &own),
                           .runs = calloc((size_t)in->model->n_layers, sizeof *out->runs),
@@ -160,7 +161,7 @@ bl_status bl_plan_time_open(const bl_plan_input *in, const bl_plan *plan, bl_pla
         return BL_FAIL(BL_ENOMEM, "out of memory: the time of a plan");
     }
     for (int i = 0; i < in->n_others; i++)
-        out->others[i] = training_of(in, &in->others[i], n_riders);
+        out->others[i] = training_of(in, &in->others[i], n_overlapped);
     out->input.runs = out->runs;
     out->input.n_runs = fill_runs(in, plan, out->runs);
     out->input.others = out->others;

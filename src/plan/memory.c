@@ -189,16 +189,17 @@ static int companions(const bl_plan_input *in)
     for (int i = 0; i <= in->n_others; i++) {
         const bl_train_config *c = bl_plan_run_at(in, i).config;
         bl_losses losses = bl_plan_losses_of(c);
-        bool rides = losses.has_reference && !(in->is_training && c->precompute_ref_log_probs);
-        int n = (rides ? 1 : 0) + (losses.is_unpaired ? (rides ? 2 : 1) : 0);
+        bool has_companion =
+            losses.has_reference && !(in->is_training && c->precompute_ref_log_probs);
+        int n = (has_companion ? 1 : 0) + (losses.is_unpaired ? (has_companion ? 2 : 1) : 0);
         most = n > most ? n : most;
     }
     return most;
 }
 
-/* Micro-batches of evaluations that ride in a visit (eval_overlap): as many as end within a step,
+/* Micro-batches of evaluations in a visit of a step (eval_overlap): as many as end within a step,
  * in no more memory than that of the inputs of its layers. */
-static int64_t count_riders(const bl_plan_input *in)
+static int64_t count_overlapped(const bl_plan_input *in)
 {
     int64_t group = visit_group(in), n_passes = bl_ceil_div(bl_plan_count_micro(in), group), n = 0,
             most = in->config->activation_offload ? group : group * ((in->model->n_layers + 1) / 2);
@@ -212,7 +213,7 @@ static int64_t count_riders(const bl_plan_input *in)
     return bl_min_i64(n, most);
 }
 
-int bl_plan_riders(const bl_plan_input *in, const bl_pass_options *pass)
+int bl_plan_count_overlapped(const bl_plan_input *in, const bl_pass_options *pass)
 {
     int n = companions(in);
     return in->is_training ? (pass->max_companions - pass->max_group * n) / (1 + n) : 0;
@@ -240,7 +241,7 @@ bl_pass_options bl_plan_pass_options(const bl_plan_input *in, unsigned save)
                             evaluation_tokens(in)), /* 0 without rows of the kind */
         .max_group = in->is_training ? (int)visit_group(in) : 1,
         .max_companions = (in->is_training ? (int)visit_group(in) : 1) * companions(in) +
-                          (int)count_riders(in) * (1 + companions(in)),
+                          (int)count_overlapped(in) * (1 + companions(in)),
         .weighs = some_weigh(in),
         .ring_depth = (int)c->ring_depth,
         .save = save,
@@ -287,7 +288,7 @@ bool bl_plan_uses_prepared(const bl_plan_input *in, const bl_pass_options *pass)
 /* ---- the sum ---- */
 
 /* In device memory, and the same in host memory. */
-static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_riders)
+static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_overlapped)
 {
     int64_t n = 0;
 
@@ -295,7 +296,7 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_rid
         bl_plan_run run = bl_plan_run_at(in, i);
         int64_t n_run = in->is_training ? 2 * run.config->gradient_accumulation_steps : 0;
         if (run.longest_validation_row > 0)
-            n_run += 2 * (run.config->eval_overlap ? bl_max_i64(1, n_riders) : 1);
+            n_run += 2 * (run.config->eval_overlap ? bl_max_i64(1, n_overlapped) : 1);
         n += n_run * (bl_plan_losses_of(run.config).is_unpaired ? 2 : 1);
     }
     return n * bl_batches_micro_bytes(T_max);
@@ -437,7 +438,7 @@ static void add_pass(const bl_plan_input *in, const bl_pass_options *pass, int64
     bl_pass_bytes n = pass_bytes(in, pass, T_train);
     bool is_cpu = pass->kind == BL_DEVICE_CPU;
     int64_t T = is_cpu ? bl_max_i64(T_train, evaluation_tokens(in)) : pass->T_max,
-            tokens = batch_bytes(in, T, bl_plan_riders(in, pass));
+            tokens = batch_bytes(in, T, bl_plan_count_overlapped(in, pass));
 
     out->item[BL_MEMORY_LAYER_INPUTS] = (bl_memory_amount){n.inputs + n.companions, n.host_inputs};
     out->item[BL_MEMORY_SAVED] = (bl_memory_amount){n.saved, n.host_saved};

@@ -100,7 +100,7 @@ int64_t bl_plan_count_micro(const bl_plan_input *input);
 
 /* Of such a pass: micro-batches of evaluations that it can have among its companions, each with
  * its own. 0: evaluations have separate passes. */
-int bl_plan_riders(const bl_plan_input *input, const bl_pass_options *pass);
+int bl_plan_count_overlapped(const bl_plan_input *input, const bl_pass_options *pass);
 
 /* Gives each matrix of a layer memory for copies that the micro-batches of a visit share
  * (linear/prepared.h). BL_ENOMEM. */

@@ -11,7 +11,7 @@ typedef struct bl_plan {
     bl_optimizer_placement optimizer; /* with finetuning_type full; hooks are NULL */
     bl_pass_options pass; /* as bl_plan_pass_options; save and prepared are what was chosen */
     bl_memory_ledger memory;
-    int n_riders; /* bl_plan_riders */
+    int n_overlapped; /* bl_plan_count_overlapped */
 } bl_plan;
 
 /* bl_save of a key's value (auto: what full saves), and the value's name. */

@@ -476,7 +476,7 @@ static bl_status predict_evaluation(simulator *s, int training, const bl_time_ev
 
     BL_TRY(account_evaluation(s, training, &apart));
     out->apart_s = out->seconds = seconds_of(&apart);
-    if (!e->rides) return BL_OK;
+    if (!e->is_overlapped) return BL_OK;
     BL_TRY(account_round(s, &without));
     s->round.left[training] = e->n_micro;
     BL_TRY(account_round(s, &with));
@@ -554,9 +554,10 @@ static bl_status trace(simulator *s, tracing *t)
     for (int i = 0; i < s->round.n_trainings; i++) {
         bl_time_evaluation e = plan_training_of(in, i).evaluation;
         if (t->passes == BL_TIME_EVALUATIONS)
-            BL_TRY(plan_evaluation_each(
-                &s->round, i, e.rides ? (int)bl_max_i64(1, in->n_riders) : 1, trace_pass, t));
-        else if (t->passes == BL_TIME_ROUND_EVALUATING && e.rides)
+            BL_TRY(plan_evaluation_each(&s->round, i,
+                                        e.is_overlapped ? (int)bl_max_i64(1, in->n_overlapped) : 1,
+                                        trace_pass, t));
+        else if (t->passes == BL_TIME_ROUND_EVALUATING && e.is_overlapped)
             s->round.left[i] = e.n_micro;
     }
     return t->passes == BL_TIME_EVALUATIONS ? BL_OK : plan_round_each(&s->round, trace_pass, t);

@@ -60,7 +60,7 @@ typedef struct bl_time_preference {
 typedef struct bl_time_evaluation {
     int64_t n_micro, micro_tokens;
     double document_tokens;
-    bool rides; /* in the visits of the next step, not in separate passes (eval_overlap) */
+    bool is_overlapped; /* in the visits of the next step, not in separate passes (eval_overlap) */
 } bl_time_evaluation;
 
 /* Another training over the same base, whose micro-batches share the visits. The members are those
@@ -111,8 +111,8 @@ typedef struct bl_time_input {
     bl_time_evaluation evaluation;
     const bl_time_training *others; /* after this one in a round: a step of each */
     int n_others;
-    int group;    /* micro-batches of all trainings that are visited together */
-    int n_riders; /* of evaluations, at most, in a pass (bl_plan_riders) */
+    int group;        /* micro-batches of all trainings that are visited together */
+    int n_overlapped; /* of evaluations, at most, in a pass (bl_plan_count_overlapped) */
 
     double offload_ratio;
     bl_tier tier;     /* HOST or DISK: where that part is */
@@ -180,8 +180,8 @@ typedef struct bl_time_estimate {
 bl_status bl_time_predict(const bl_time_input *input, bl_time_estimate *out);
 
 /* Seconds of an evaluation of training i (0: the input's own; then others): in separate passes, a
- * micro-batch each; and what it takes as configured: with `rides`, by how much the round is longer
- * whose visits it shares. 0 without evaluation. Errors of bl_time_predict. */
+ * micro-batch each; and what it takes as configured: with `is_overlapped`, by how much the round
+ * is longer whose visits it shares. 0 without evaluation. Errors of bl_time_predict. */
 typedef struct bl_time_evaluation_estimate {
     double apart_s, seconds;
 } bl_time_evaluation_estimate;
@@ -192,7 +192,7 @@ bl_status bl_time_predict_evaluation(const bl_time_input *input, int training,
 typedef enum bl_time_passes {
     BL_TIME_FIRST_PASS,       /* of a round */
     BL_TIME_ROUND,            /* all of a round: a step of each training */
-    BL_TIME_ROUND_EVALUATING, /* with evaluations that ride, where they do */
+    BL_TIME_ROUND_EVALUATING, /* with the overlapped evaluations */
     BL_TIME_EVALUATIONS       /* in separate passes, training by training */
 } bl_time_passes;
 /* What came before: it has prefetched for the first of the passes. */

@@ -185,7 +185,7 @@ typedef struct plan_round {
     const bl_time_input *input;
     int n_trainings;
     plan_amounts *amounts; /* [n_trainings * PLAN_N_KINDS]; layers NULL: not made */
-    int64_t *left;         /* [n_trainings]: micro-batches of an evaluation that rides */
+    int64_t *left;         /* [n_trainings]: micro-batches of an overlapped evaluation */
     plan_micro *micro;     /* of the pass under way */
     int n_micro, room;
 } plan_round;

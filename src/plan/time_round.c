@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time_round.c -- the passes of a round as train/rank/round.c makes them: the micro-batches of all
- * trainings' steps in groups, companions that losses of preferences add, and evaluations that ride
- * or have separate passes. */
+ * trainings' steps in groups, companions that losses of preferences add, and evaluations,
+ * overlapped or in separate passes. */
 #include <stdlib.h>
 
 #include "base/sizes.h"
@@ -97,7 +97,7 @@ enum { MOST_COMPANIONS = 3 };
 bl_status plan_round_create(const bl_time_input *in, bool with_evaluations, plan_round *out)
 {
     int n = 1 + in->n_others;
-    int64_t most = bl_max_i64(1, in->group) + bl_max_i64(1, in->n_riders);
+    int64_t most = bl_max_i64(1, in->group) + bl_max_i64(1, in->n_overlapped);
 
     *out = (plan_round){.input = in, .n_trainings = n};
     out->room = (int)most * (1 + MOST_COMPANIONS);
@@ -151,13 +151,13 @@ static void add_companions(plan_round *round, int i, bool of_evaluation, int64_t
     if (p.has_mismatched && p.has_reference) add(round, i, reference, n, companion);
 }
 
-static void add_evaluation(plan_round *round, int i, int64_t n, bool rides)
+static void add_evaluation(plan_round *round, int i, int64_t n, bool is_overlapped)
 {
     bl_time_preference p = training_at(round->input, i).preference;
 
     if (n == 0) return;
     add(round, i, PLAN_OF_EVALUATION, n,
-        (plan_micro){.is_companion = rides, .is_weighed = p.is_weighed});
+        (plan_micro){.is_companion = is_overlapped, .is_weighed = p.is_weighed});
     add_companions(round, i, true, n);
     round->left[i] -= n;
 }
@@ -182,9 +182,9 @@ static void add_steps(plan_round *round, int64_t first, int64_t n)
 }
 
 /* Their share of one of n_passes passes. */
-static void add_riders(plan_round *round, int64_t n_passes)
+static void add_overlapped(plan_round *round, int64_t n_passes)
 {
-    int64_t room = round->input->n_riders;
+    int64_t room = round->input->n_overlapped;
 
     for (int i = 0; i < round->n_trainings; i++) {
         int64_t n = bl_min_i64(bl_ceil_div(round->left[i], n_passes), room);
@@ -201,11 +201,11 @@ static int64_t count_left(const plan_round *round)
 }
 
 /* Those that the last pass has no room for. */
-static bl_status run_riders(plan_round *round, plan_pass_sink sink, void *user)
+static bl_status run_overlapped(plan_round *round, plan_pass_sink sink, void *user)
 {
-    while (count_left(round) > round->input->n_riders) {
+    while (count_left(round) > round->input->n_overlapped) {
         round->n_micro = 0;
-        add_riders(round, 1);
+        add_overlapped(round, 1);
         BL_TRY(sink(user, round, false));
     }
     return BL_OK;
@@ -218,10 +218,10 @@ bl_status plan_round_each(plan_round *round, plan_pass_sink sink, void *user)
     for (int i = 0; i < round->n_trainings; i++) n_all += training_at(round->input, i).n_micro;
     for (int64_t first = 0; first < n_all; first += group) {
         int64_t n_passes = bl_ceil_div(n_all - first, group);
-        if (n_passes == 1) BL_TRY(run_riders(round, sink, user));
+        if (n_passes == 1) BL_TRY(run_overlapped(round, sink, user));
         round->n_micro = 0;
         add_steps(round, first, bl_min_i64(group, n_all - first));
-        add_riders(round, n_passes);
+        add_overlapped(round, n_passes);
         BL_TRY(sink(user, round, n_passes == 1));
     }
     return BL_OK;
@@ -234,7 +234,7 @@ bl_status plan_evaluation_each(plan_round *round, int i, int n_most, plan_pass_s
 
     for (round->left[i] = e.n_micro; round->left[i] > 0;) {
         round->n_micro = 0;
-        add_evaluation(round, i, bl_min_i64(n_most, round->left[i]), e.rides);
+        add_evaluation(round, i, bl_min_i64(n_most, round->left[i]), e.is_overlapped);
         BL_TRY(sink(user, round, true));
     }
     return BL_OK;

@@ -132,5 +132,5 @@ json_t *bl_plan_together_describe(const bl_plan_together *t, const bl_time_estim
 
     for (int i = 0; i < t->n; i++) json_array_append_new(runs, describe_run(t, i));
     return json_pack("{s:f, s:f, s:f, s:o}", "round_seconds", all->step_s, "alone_seconds", alone_s,
-                     "gain", alone_s / all->step_s, "runs", runs);
+                     "speedup", alone_s / all->step_s, "runs", runs);
 }

@@ -30,10 +30,10 @@ void bl_plan_together_free(bl_plan_together *together);
 
 const char *bl_plan_together_name(const bl_plan_together *together, int i);
 
-/* A line per training, and the gain; `all` is the time of a round. */
+/* A line per training, and the speedup; `all` is the time of a round. */
 void bl_plan_together_print(const bl_plan_together *together, const bl_time_estimate *all,
                             FILE *out);
-/* The gain with the rows of the data, if those of all are known. */
+/* The speedup with the rows of the data, if those of all are known. */
 void bl_plan_together_print_expected(const bl_plan_together *together,
                                      const bl_time_estimate *expected, FILE *out);
 /* The same as an object. The caller's to json_decref; NULL: out of memory. */

@@ -388,11 +388,11 @@ static void evaluations_cost_their_micro_batches(void **state)
     assert_true(evaluate(&c.input, 0).seconds == 0);
     for (int n = 1; n <= 9; n += 4) {
         c.input.evaluation = (bl_time_evaluation){
-            .n_micro = n, .micro_tokens = 4096, .document_tokens = 4096, .rides = false};
-        c.input.n_riders = 4;
+            .n_micro = n, .micro_tokens = 4096, .document_tokens = 4096, .is_overlapped = false};
+        c.input.n_overlapped = 4;
         assert_near(evaluate(&c.input, 0).apart_s, n * forward_s(T, R), 1e-9);
         assert_near(evaluate(&c.input, 0).seconds, n * forward_s(T, R), 1e-9);
-        c.input.evaluation.rides = true; /* the last layer's tensors, as above */
+        c.input.evaluation.is_overlapped = true; /* the last layer's tensors, as above */
         assert_near(evaluate(&c.input, 0).seconds, n * forward_s(T, R) + 2 * again * T / R, 1e-9);
     }
     c.input.evaluation.micro_tokens = 2048;
@@ -408,13 +408,13 @@ static void riders_cost_no_transfers(void **state)
     time_case_init(&c, "llama3.1-405b");
     c.input.offload_ratio = 1;
     c.input.rates.copy_in_bytes_per_s = 5e9;
-    c.input.n_riders = 4;
+    c.input.n_overlapped = 4;
     c.input.evaluation = (bl_time_evaluation){
-        .n_micro = 4, .micro_tokens = 512, .document_tokens = 512, .rides = true};
+        .n_micro = 4, .micro_tokens = 512, .document_tokens = 512, .is_overlapped = true};
     bl_time_evaluation_estimate e = evaluate(&c.input, 0);
     assert_near(e.apart_s, 4 * copy_s, 0.05);
     assert_true(e.seconds < 0.2 * e.apart_s);
-    /* One rides, four have a separate pass. */
+    /* One is overlapped, four have a separate pass. */
     c.input.evaluation.n_micro = 5;
     e = evaluate(&c.input, 0);
     assert_true(e.seconds > 0.9 * copy_s && e.seconds < 1.5 * copy_s);

@@ -133,7 +133,7 @@ static int count_heads(const char *path)
 }
 
 /* Passes of a run: two micro-batches per visit, a step is one pass. The model has two layers, so
- * two evaluation micro-batches ride in a visit. */
+ * two evaluation micro-batches are in a visit. */
 static int count_passes(bool overlaps, const char *eval_batch)
 {
     golden_args args = {0};
@@ -154,9 +154,9 @@ static void test_visits(void **state)
 
     (void)state;
     assert_int_equal(count_passes(false, "10"), STEPS + 2 * N_EVALUATIONS);
-    /* All ride; after the last step they have a separate visit. */
+    /* All are overlapped; after the last step they have a separate visit. */
     assert_int_equal(count_passes(true, "10"), STEPS + 1);
-    /* Of 19, two ride in the step's pass; the others have passes of two. */
+    /* Of 19, two are in the step's pass; the others have passes of two. */
     assert_int_equal(count_passes(true, "1"), STEPS + (N_EVALUATIONS - 1) * (LEFT - 1) + LEFT);
 }
 

@@ -101,18 +101,18 @@ static int64_t count_rows(const bl_train_config *c)
 /* As many as two steps make, with evaluations before, between and after them. */
 static void trace(const bl_time_input *in, spans *out)
 {
-    bool evaluates = in->evaluation.n_micro > 0, rides = in->evaluation.rides;
+    bool evaluates = in->evaluation.n_micro > 0, is_overlapped = in->evaluation.is_overlapped;
     bl_time_before before = BL_TIME_AFTER_NOTHING;
     bl_status st = BL_OK;
 
     for (int step = 0; step <= STEPS && st == BL_OK; step++) {
         bool is_last = step == STEPS;
-        if (evaluates && (!rides || is_last)) {
+        if (evaluates && (!is_overlapped || is_last)) {
             st = bl_time_trace(in, BL_TIME_EVALUATIONS, before, spans_add_foreseen, out);
             before = BL_TIME_AFTER_EVALUATION;
         }
         if (is_last || st != BL_OK) break;
-        st = bl_time_trace(in, rides ? BL_TIME_ROUND_EVALUATING : BL_TIME_ROUND, before,
+        st = bl_time_trace(in, is_overlapped ? BL_TIME_ROUND_EVALUATING : BL_TIME_ROUND, before,
                            spans_add_foreseen, out);
         before = BL_TIME_AFTER_STEP;
     }

@@ -100,7 +100,7 @@ typedef struct memory_case {
     bool offloads_activations;
     int max_seq_length; /* 0: the rows' length */
     int rows_per_batch; /* 0: one */
-    int riders;         /* eval_overlap, and batches of one row per rank that ride; 0: none */
+    int overlapped;     /* eval_overlap, and batches of one row per rank; 0: none */
 } memory_case;
 
 /* The keys for offloading and evaluations, and the end of the command; page files are in `dir`. */
@@ -114,7 +114,7 @@ static void end_command(const char *dir, const memory_case *c, char *command)
                              " --offload_ratio %g --offload_tier %s", c->offload_ratio, c->tier);
     if (c->tier && strcmp(c->tier, "disk") == 0)
         used += (size_t)snprintf(command + used, COMMAND_BYTES - used, " --offload_dir %s", dir);
-    if (c->riders)
+    if (c->overlapped)
         used += (size_t)snprintf(command + used, COMMAND_BYTES - used,
                                  " --validation_file %s/held-out.jsonl --eval_strategy steps "
                                  "--eval_steps 1 --eval_overlap true "
@@ -156,9 +156,9 @@ static void train(const char *dir, const memory_case *c, int n_runs, double *mea
 
     snprintf(rows, sizeof rows, "%s/rows.jsonl", dir);
     write_rows(rows, c->length, N_ROWS);
-    if (c->riders) {
+    if (c->overlapped) {
         snprintf(held_out, sizeof held_out, "%s/held-out.jsonl", dir);
-        write_rows(held_out, c->length, c->riders * c->ranks);
+        write_rows(held_out, c->length, c->overlapped * c->ranks);
     }
     begin_command(dir, n_runs, command);
     size_t used = strlen(command);
@@ -187,11 +187,12 @@ static void check_runs(const char *dir, const memory_case *c, int n_runs)
     double measured = 0, predicted = 0;
 
     train(dir, c, n_runs, &measured, &predicted);
-    printf("%s: %d runs, %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s, %d riders: measured "
+    printf("%s: %d runs, %d ranks x %d threads, %d tokens, %s, %s, %g on %s%s, %d overlapped: "
+           "measured "
            "%.4f GB, predicted %.4f GB, ratio %.3f\n",
            strrchr(models[c->model].dir, '-') + 1, n_runs, c->ranks, c->threads, c->length,
            c->base_format, c->checkpointing, c->offload_ratio, c->tier ? c->tier : "no other tier",
-           c->offloads_activations ? ", activations" : "", c->riders, measured, predicted,
+           c->offloads_activations ? ", activations" : "", c->overlapped, measured, predicted,
            measured / predicted);
     assert_true(fabs(measured / predicted - 1.0) <= 0.05);
 }
@@ -240,7 +241,7 @@ static void test_small_model_keeps_all(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) check(*state, &cases[i]);
 }
 
-/* Evaluations that ride in the steps' visits: all of them, or as many as there is room for. Their
+/* Evaluations in the steps' visits: all of them, or as many as there is room for. Their
  * layer inputs are 11 and 18 MB of 205 and 227. */
 static void test_riding_evaluations(void **state)
 {

@@ -416,7 +416,7 @@ static void run_files(const char *const *files, int n)
     golden_args_free(&args);
 }
 
-/* Of three runs over one base, the second with a reference that rides along. */
+/* Of three runs over one base, the second with a reference as companion. */
 static void test_together(void **state)
 {
     const char *files[3];

@@ -10,7 +10,7 @@
 
 int bl_evaluation_capacity(const bl_evaluation *e)
 {
-    return (int)bl_max_i64(1, bl_min_i64(e->n_riders, e->rank->job->plan.n_riders));
+    return (int)bl_max_i64(1, bl_min_i64(e->n_overlapped, e->rank->job->plan.n_overlapped));
 }
 
 static bl_status create_parts(bl_evaluation *e)
@@ -30,8 +30,8 @@ bl_status bl_evaluation_create(bl_rank *r, bl_evaluation **out)
     *out = NULL;
     bl_evaluation *e = calloc(1, sizeof *e);
     if (!e) return BL_FAIL(BL_ENOMEM, "an evaluation");
-    *e = (bl_evaluation){.rank = r,
-                         .n_riders = r->job->config->eval_overlap ? r->job->plan.n_riders : 0};
+    *e = (bl_evaluation){
+        .rank = r, .n_overlapped = r->job->config->eval_overlap ? r->job->plan.n_overlapped : 0};
     bl_status st = create_parts(e);
     if (st != BL_OK) {
         bl_evaluation_destroy(e);
@@ -104,7 +104,7 @@ bl_status bl_evaluation_join(bl_evaluation *e, int n, bl_group *group)
         bl_pass_micro micro = {.batch = e->batches[turn]->micro + i,
                                .adapter = bl_rank_adapter(r),
                                .loss_sum = &sums[0],
-                               .is_companion = e->n_riders > 0};
+                               .is_companion = e->n_overlapped > 0};
         BL_TRY(bl_group_add(group, &micro, 1, &at));
     }
     e->next += n;

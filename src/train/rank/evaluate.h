@@ -3,7 +3,7 @@
  * rows (k n + r) b ... of micro-batch k, b = per_device_eval_batch_size. All ranks have equally
  * many micro-batches; those of a rank without rows left have no tokens.
  *
- * Its micro-batches have separate passes, or ride in those of a training's steps (eval_overlap):
+ * Its micro-batches have separate passes, or are in those of a training's steps (eval_overlap):
  * the same work in the same order, so the same bits. */
 #ifndef BALLAST_TRAIN_RANK_EVALUATE_H
 #define BALLAST_TRAIN_RANK_EVALUATE_H
@@ -18,8 +18,8 @@ typedef struct bl_evaluation {
     bl_batches *batches[2], *mismatched[2];
     bl_twin *sums; /* [2] doubles: loss and labels, exact in a double */
     int turn;
-    /* Micro-batches that ride in a pass, as companions; 0: each has a separate pass. */
-    int n_riders;
+    /* Micro-batches in a pass of a step, as companions; 0: each has a separate pass. */
+    int n_overlapped;
     int64_t next, n_micro; /* of those under way: the next one to join a pass, all */
     double n_labels;       /* so far, of this rank */
 } bl_evaluation;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* group.h -- the micro-batches of one pass, as a rank puts them together: those of the steps of its
- * runs; companions of preference losses (preference.h); evaluations that ride along (evaluate.h).
+ * runs; companions of preference losses (preference.h); overlapped evaluations (evaluate.h).
  * A rank has one group, which the passes use one after the other. */
 #ifndef BALLAST_TRAIN_RANK_GROUP_H
 #define BALLAST_TRAIN_RANK_GROUP_H

@@ -236,9 +236,9 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
     bl_preference *p = calloc(1, sizeof *p);
     if (!p) return BL_FAIL(BL_ENOMEM, "preferences");
     *p = (bl_preference){.rank = rank, .losses = losses};
-    /* Of a pass: never more than a step's, or an evaluation's riders. */
+    /* Of a pass: never more than a step's, or of its overlapped evaluations. */
     int64_t n = bl_max_i64(bl_max_i64(1, rank->job->config->gradient_accumulation_steps),
-                           rank->job->plan.n_riders);
+                           rank->job->plan.n_overlapped);
     p->divergence = calloc(2 * (size_t)n, sizeof *p->divergence);
     bool is_known = rank->job->plan.pass.training && rank->job->config->precompute_ref_log_probs;
     bl_status st = p->divergence ? BL_OK : BL_FAIL(BL_ENOMEM, "divergences of micro-batches");
@@ -345,11 +345,11 @@ bl_status bl_preference_join(bl_preference *p, bl_preference_purpose purpose,
         group->micro[i].loss_sum = NULL;
         group->micro[i].is_weighed = true;
     }
-    bool rides = p->losses.has_reference && !p->known;
-    if (rides) BL_TRY(add_companions(group, batches, first, n, reference));
+    bool has_companion = p->losses.has_reference && !p->known;
+    if (has_companion) BL_TRY(add_companions(group, batches, first, n, reference));
     if (!mismatched) return BL_OK;
     BL_TRY(add_companions(group, mismatched, first, n, policy));
-    if (!rides) return BL_OK;
+    if (!has_companion) return BL_OK;
     return add_companions(group, mismatched, first, n, reference);
 }
 

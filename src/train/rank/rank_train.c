@@ -312,9 +312,9 @@ static void begin_evaluation(bl_trainer *t)
 
 /* Whether it goes on in the visits of the next step (eval_overlap), if there is one: after a rung
  * it may be that there is none. */
-static bool evaluation_rides(const bl_trainer *t)
+static bool evaluation_overlaps(const bl_trainer *t)
 {
-    return t->rank->evaluation->n_riders > 0 && bl_trainer_goes_on(t) &&
+    return t->rank->evaluation->n_overlapped > 0 && bl_trainer_goes_on(t) &&
            !bl_trainer_has_rung(t, t->steps_done);
 }
 
@@ -394,7 +394,7 @@ bl_status bl_trainer_after_step(bl_trainer *t)
 {
     if (evaluation_is_due(t, t->steps_done)) {
         begin_evaluation(t);
-        if (evaluation_rides(t)) return save_before_evaluation(t);
+        if (evaluation_overlaps(t)) return save_before_evaluation(t);
         BL_TRY(bl_trainer_await_save(t));
         BL_TRY(end_evaluation(t));
     }

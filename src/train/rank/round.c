@@ -5,7 +5,7 @@
  * forward, loss and backward of all runs' micro-batches, group by group, so that each layer's
  * frozen weights are brought once per group whosever micro-batches it has; then run by run the sum
  * of loss and gradients and AdamW; then run by run evaluations and checkpoints. With eval_overlap
- * an evaluation only begins there: its micro-batches ride in the groups of the next round, whose
+ * an evaluation only begins there: its micro-batches are in the groups of the next round, whose
  * update waits for its end and the checkpoint. While a round runs,
  * the rows of the next one are read and tokenized: some before each visit of its passes.
  *
@@ -34,7 +34,7 @@ typedef struct bl_round {
     const bl_round_source *source; /* NULL: the runs are those from the start */
     int64_t *counts;               /* [N_COUNTS n_trainers + N_SIGNS] */
     bool *stepped;                 /* [n_trainers]: in the round under way */
-    int64_t n_visits;              /* of the round under way, without those of riders alone */
+    int64_t n_visits;              /* of the round under way, without those of evaluations alone */
 } bl_round;
 
 static bl_trainer *lead_of(const bl_round *r)
@@ -159,17 +159,17 @@ static bl_status join_preferences(const bl_round *r, int64_t first, int64_t n)
     return BL_OK;
 }
 
-/* Evaluations that ride in the visits of this round: their share of one of n_passes passes. */
+/* Evaluations in the visits of this round: their share of one of n_passes passes. */
 static bl_status join_evaluations(const bl_round *r, int64_t n_passes)
 {
-    int room = lead_of(r)->job->plan.n_riders;
+    int room = lead_of(r)->job->plan.n_overlapped;
 
     for (int i = 0; i < r->n_trainers; i++)
         BL_TRY(bl_trainer_join_evaluation(enter(r, i), n_passes, lead_of(r)->rank->group, &room));
     return BL_OK;
 }
 
-static int64_t count_riders(const bl_round *r)
+static int64_t count_overlapped(const bl_round *r)
 {
     int64_t n = 0;
     for (int i = 0; i < r->n_trainers; i++)
@@ -189,11 +189,11 @@ static bl_status run_group(bl_round *r, bl_pass_input *input)
 }
 
 /* Those that the last pass has no room for, so that it is the last one. */
-static bl_status run_riders(bl_round *r, bl_pass_input *input)
+static bl_status run_overlapped(bl_round *r, bl_pass_input *input)
 {
     const bl_job *job = lead_of(r)->job;
 
-    while (count_riders(r) > job->plan.n_riders) {
+    while (count_overlapped(r) > job->plan.n_overlapped) {
         bl_group_clear(lead_of(r)->rank->group);
         BL_TRY(join_evaluations(r, 1));
         BL_TRY(run_group(r, input));
@@ -213,7 +213,7 @@ static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
     for (int64_t first = 0; first < n_micro; first += room) {
         int64_t n = bl_min_i64(room, n_micro - first),
                 n_passes = bl_ceil_div(n_micro - first, room);
-        if (n_passes == 1) BL_TRY(run_riders(r, input));
+        if (n_passes == 1) BL_TRY(run_overlapped(r, input));
         bl_group_clear(group);
         BL_TRY(bl_group_add(group, lead_of(r)->micro + first, (int)n, &at));
         BL_TRY(join_preferences(r, first, n));

@@ -135,8 +135,8 @@ void bl_trainer_begin_fill(bl_trainer *trainer, int64_t step);
  * all ranks'. BL_ENUMERIC: a loss that is not finite; last_group is still in the pass. */
 bl_status bl_trainer_end_step(bl_trainer *trainer, const bl_round_totals *totals,
                               const bl_pass_input *last_group, bl_step_result *result);
-/* The work due after a step, or at the start: evaluation, checkpoint. An evaluation that rides in
- * the next step's passes has begun, and the checkpoint follows it. */
+/* The work due after a step, or at the start: evaluation, checkpoint. An overlapped evaluation
+ * only begins, and the checkpoint is completed after it. */
 bl_status bl_trainer_after_step(bl_trainer *trainer);
 /* Adds the share of its micro-batches of one of n_passes passes to the group, at most *room, which
  * they reduce. */

@@ -208,7 +208,7 @@ bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input)
     if (job->launch) BL_TRY(bl_job_share_memory(job, &of_all));
     BL_TRY(bl_plan_choose(&of_all, &job->plan));
     job->plan.pass.bf16_matrices = job->bf16_matrices;
-    job->plan.n_riders = bl_plan_riders(&of_all, &job->plan.pass);
+    job->plan.n_overlapped = bl_plan_count_overlapped(&of_all, &job->plan.pass);
     return job->launch ? bl_job_compare_plans(job) : BL_OK;
 }
 
