@@ -232,19 +232,24 @@ static bl_status read_whole(const export_sources *from, int64_t begin, int64_t n
     return bl_stored_tensor_read(w, begin * (int64_t)sizeof(float), (size_t)n * sizeof(float), dst);
 }
 
-static bl_status read_table_factor(const export_sources *from, int module, bl_peft_factor factor,
+/* adapter_term_read_fn: the tables' vector is behind the modules. */
+static bl_status read_terms(void *user, int64_t begin, int64_t n, float *dst)
+{
+    const export_sources *from = user;
+    return read_whole(from, adapter_modules_floats(from->config, from->modules) + begin, n, dst);
+}
+
+static bl_status read_table_factor(export_sources *from, int module, bl_peft_factor factor,
                                    float *dst)
 {
-    const bl_lora_layout *layout = &from->ranks->layout;
-    int64_t n = adapter_term_floats(layout, module, factor),
-            begin = adapter_modules_floats(from->config, from->modules) +
-                    adapter_term_offset(layout, module, factor);
-    float *values = malloc((size_t)n * sizeof *values);
+    int64_t n =
+        bl_max_i64(BL_STAGING_BYTES / (int64_t)sizeof(float), from->ranks->layout.options.r);
+    float *piece = malloc((size_t)n * sizeof *piece);
 
-    if (!values) return BL_FAIL(BL_ENOMEM, "%lld floats of a factor", (long long)n);
-    bl_status st = read_whole(from, begin, n, values);
-    if (st == BL_OK) adapter_term_to_peft(layout, module, factor, values, dst);
-    free(values);
+    if (!piece) return BL_FAIL(BL_ENOMEM, "%lld floats of a factor", (long long)n);
+    bl_status st =
+        adapter_term_to_peft(&from->ranks->layout, module, factor, read_terms, from, piece, n, dst);
+    free(piece);
     return st;
 }
 

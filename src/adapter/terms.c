@@ -5,7 +5,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "adapter/lora_io.h"
 #include "base/sizes.h"
@@ -141,37 +140,44 @@ static bool is_transposed(int module, bl_peft_factor factor)
     return module == BL_PEFT_EMBEDDING && factor == BL_PEFT_A;
 }
 
-void adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
-                          const float *values, float *dst)
+/* The embedding's A comes in rows, without a second copy of the whole. */
+bl_status adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
+                               adapter_term_read_fn read, void *user, float *piece, int64_t n_piece,
+                               float *dst)
 {
-    int64_t n = adapter_term_floats(layout, module, factor);
+    int64_t r = layout->options.r, vocab = layout->vocab, most = n_piece / r,
+            offset = adapter_term_offset(layout, module, factor);
 
-    if (is_transposed(module, factor))
-        transpose(values, layout->vocab, layout->options.r, dst);
-    else
-        memcpy(dst, values, (size_t)n * FLOAT);
+    if (!is_transposed(module, factor))
+        return read(user, offset, adapter_term_floats(layout, module, factor), dst);
+    for (int64_t begin = 0, n; begin < vocab; begin += n) {
+        n = bl_min_i64(most, vocab - begin);
+        BL_TRY(read(user, offset + begin * r, n * r, piece));
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < r; k++) dst[k * vocab + begin + i] = piece[i * r + k];
+    }
+    return BL_OK;
+}
+
+/* Of a vector in device memory. */
+typedef struct vector_source {
+    const float *vector;
+    bl_staging *staging;
+} vector_source;
+
+/* adapter_term_read_fn */
+static bl_status read_vector(void *user, int64_t begin, int64_t n, float *dst)
+{
+    const vector_source *from = user;
+    return bl_staging_download(from->staging, dst, from->vector + begin, (size_t)n * FLOAT);
 }
 
 bl_status adapter_terms_download(const bl_adapter_terms *terms, const float *vector, int module,
                                  bl_peft_factor factor, bl_staging *staging, float *dst)
 {
-    const bl_lora_layout *layout = terms->layout;
-    int64_t r = layout->options.r, vocab = layout->vocab,
-            most = bl_max_i64(1, (int64_t)(staging->n_bytes / FLOAT) / r);
-    const float *from = vector + adapter_term_offset(layout, module, factor),
-                *rows = staging->bytes;
-
-    if (!is_transposed(module, factor))
-        return bl_staging_download(staging, dst, from,
-                                   (size_t)adapter_term_floats(layout, module, factor) * FLOAT);
-    for (int64_t begin = 0, n; begin < vocab; begin += n) { /* without a second copy of the whole */
-        n = bl_min_i64(most, vocab - begin);
-        BL_TRY(bl_staging_download(staging, staging->bytes, from + begin * r,
-                                   (size_t)(n * r) * FLOAT));
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t k = 0; k < r; k++) dst[k * vocab + begin + i] = rows[i * r + k];
-    }
-    return BL_OK;
+    vector_source from = {vector, staging};
+    return adapter_term_to_peft(terms->layout, module, factor, read_vector, &from, staging->bytes,
+                                (int64_t)(staging->n_bytes / FLOAT), dst);
 }
 
 static bl_status read_factor(bl_adapter_terms *terms, const bl_peft_adapter *adapter, int module,

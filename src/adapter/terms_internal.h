@@ -27,12 +27,16 @@ static inline bool adapter_is_table(int module)
     return module >= BL_PEFT_EMBEDDING;
 }
 
-/* Of a factor: floats before it in the tables' vector, and the factor in PEFT's order from `values`
- * in this vector's, host memory; both [n]. */
+/* Of a factor: floats before it in the tables' vector, and its own. */
 int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor);
 int64_t adapter_term_floats(const bl_lora_layout *layout, int module, bl_peft_factor factor);
-void adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
-                          const float *values, float *dst);
+
+/* Reads floats [begin, begin + n) of the tables' vector to host memory. */
+typedef bl_status (*adapter_term_read_fn)(void *user, int64_t begin, int64_t n, float *dst);
+/* A factor in PEFT's order, dst, through `piece` of n_piece floats, at least r. */
+bl_status adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
+                               adapter_term_read_fn read, void *user, float *piece, int64_t n_piece,
+                               float *dst);
 /* A factor of the tables' vector `vector` (device memory) in PEFT's order. */
 bl_status adapter_terms_download(const bl_adapter_terms *terms, const float *vector, int module,
                                  bl_peft_factor factor, bl_staging *staging, float *dst);
