@@ -162,6 +162,47 @@ static void test_start(void **state)
     free(whole), free(pieces), free(other);
 }
 
+/* Of the embedding A = 0 and B ~ N(0, 1), of the head as a projection, as PEFT's; the same whoever
+ * asks for which range. */
+static void test_start_of_tables(void **state)
+{
+    bl_lora_options options = some_options();
+    bl_lora_layout layout;
+    (void)state;
+
+    options.r = 64;
+    options.table[BL_TABLE_EMBEDDING] = options.table[BL_TABLE_HEAD] = true;
+    bl_lora_layout_init(&config, &options, &layout);
+    int64_t V = config.vocab_size, H = config.hidden_size, n = layout.n_table_floats;
+    assert_int_equal(layout.table_a[BL_TABLE_EMBEDDING], 0);
+    assert_int_equal(layout.table_b[BL_TABLE_EMBEDDING], 64 * V);
+    assert_int_equal(layout.table_a[BL_TABLE_HEAD], 64 * (V + H));
+    assert_int_equal(layout.table_b[BL_TABLE_HEAD], 64 * (V + 2 * H));
+    assert_int_equal(n, 128 * (V + H));
+    assert_int_equal(bl_lora_n_weights(&layout, 3), 3 * layout.n_floats + n);
+    float *whole = test_floats(n), *pieces = test_floats(n);
+    bl_lora_layout_initialize_tables(&layout, 42, 0, n, whole);
+    for (int64_t begin = 0; begin < n; begin += 501)
+        bl_lora_layout_initialize_tables(&layout, 42, begin, bl_min_i64(501, n - begin),
+                                         pieces + begin);
+    test_same_bits("pieces", whole, pieces, n);
+    double count = 64.0 * (double)H, sum = 0, squares = 0, bound = 1 / sqrt((double)H);
+    for (int64_t i = 0; i < 64 * V; i++)
+        assert_true(whole[i] == 0 && whole[layout.table_b[BL_TABLE_HEAD] + i] == 0);
+    for (int64_t i = 64 * V; i < 64 * (V + H); i++) {
+        sum += (double)whole[i];
+        squares += (double)whole[i] * (double)whole[i];
+    }
+    /* Variance 1, that of the squares 2: within five standard deviations. */
+    assert_true(fabs(sum / count) <= 5 / sqrt(count));
+    assert_true(fabs(squares / count - 1) <= 5 * sqrt(2 / count));
+    for (int64_t i = 64 * (V + H); i < 64 * (V + 2 * H); i++)
+        assert_true(whole[i] != 0 && fabs((double)whole[i]) <= bound * (1 + U));
+    bl_lora_layout_initialize_tables(&layout, 43, 0, n, pieces);
+    assert_memory_not_equal(whole + 64 * V, pieces + 64 * V, (size_t)(64 * H) * sizeof *whole);
+    free(whole), free(pieces);
+}
+
 static void test_peft_configuration(void **state)
 {
     bl_lora_options options = some_options(), back;
@@ -180,11 +221,9 @@ static void test_peft_configuration(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),
-        cmocka_unit_test(test_stacked_layout),
-        cmocka_unit_test(test_binding),
-        cmocka_unit_test(test_start),
-        cmocka_unit_test(test_peft_configuration),
+        cmocka_unit_test(test_layout),          cmocka_unit_test(test_stacked_layout),
+        cmocka_unit_test(test_binding),         cmocka_unit_test(test_start),
+        cmocka_unit_test(test_start_of_tables), cmocka_unit_test(test_peft_configuration),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

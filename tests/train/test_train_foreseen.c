@@ -23,6 +23,7 @@ typedef struct job {
     const char *optimizer_tier, *optimizer_ratio; /* NULL: none is outside of device memory */
     bool has_bf16_moments;
     const char *modules; /* modules_to_save; NULL: none */
+    bool has_terms;      /* LoRA terms of the embedding and the head beside all projections */
     int ranks, depth, n_micro;
     const char *ratio, *tier, *host_part, *checkpointing; /* host_part NULL: none */
     unsigned save;
@@ -72,6 +73,10 @@ static void train(const job *j, spans *out)
     }
     if (j->trainable) runs_set(&args, "trainable_modules", "%s", j->trainable);
     if (j->modules) runs_set(&args, "modules_to_save", "%s", j->modules);
+    if (j->has_terms)
+        runs_set(&args, "lora_target_modules",
+                 "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,"
+                 "down_proj,embed_tokens,lm_head");
     runs_set(&args, "offload_ratio", "%s", j->ratio);
     runs_set(&args, "offload_tier", "%s", j->tier);
     if (j->places_copy) runs_set(&args, "offload_compute_copy", "true");
@@ -95,7 +100,7 @@ static bl_tier tier_of(const char *name)
 static void foresee(const job *j, spans *out)
 {
     bl_model_config model;
-    bl_lora_options options = {.r = 8, .alpha = 16};
+    bl_lora_options options = {.r = 8, .alpha = 16, .table = {j->has_terms, j->has_terms}};
     bl_lora_layout lora;
     bl_time_run run = {.save = j->save, .n_layers = 1}, runs[LAYERS];
     bl_trained_patterns patterns = {&j->trainable, j->trainable ? 1 : 0, NULL, 0};
@@ -349,6 +354,21 @@ static void saved_modules(void **state)
                        .checkpointing = "full"});
 }
 
+/* The gradient of the embedding's term ends the pass. */
+static void terms_of_tables(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++)
+        compare(&(job){.has_terms = true,
+                       .is_untied = i / 2 % 2,
+                       .ranks = 1 + i % 2,
+                       .depth = 1 + i % 3,
+                       .n_micro = 1 + i % 2,
+                       .ratio = "1",
+                       .tier = "host",
+                       .checkpointing = "full"});
+}
+
 /* The same schedule feeds a GPU, which has a tied head gathered and micro-batches in tiles. */
 static void a_gpu(void **state)
 {
@@ -383,11 +403,17 @@ static int set_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_resident_base),       cmocka_unit_test(an_offloaded_base),
-        cmocka_unit_test(three_tiers),           cmocka_unit_test(spilled_activations),
-        cmocka_unit_test(a_head_of_its_own),     cmocka_unit_test(every_weight),
-        cmocka_unit_test(every_weight_in_tiers), cmocka_unit_test(some_weights),
-        cmocka_unit_test(saved_modules),         cmocka_unit_test(a_gpu),
+        cmocka_unit_test(a_resident_base),
+        cmocka_unit_test(an_offloaded_base),
+        cmocka_unit_test(three_tiers),
+        cmocka_unit_test(spilled_activations),
+        cmocka_unit_test(a_head_of_its_own),
+        cmocka_unit_test(every_weight),
+        cmocka_unit_test(every_weight_in_tiers),
+        cmocka_unit_test(some_weights),
+        cmocka_unit_test(saved_modules),
+        cmocka_unit_test(terms_of_tables),
+        cmocka_unit_test(a_gpu),
     };
     return cmocka_run_group_tests_name("foreseen", tests, set_up, runs_tear_down);
 }
