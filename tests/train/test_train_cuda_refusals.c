@@ -78,7 +78,7 @@ static void test_refusals(void **state)
         {ORDINARY, "train", "compute_dtype fp32", 2,
          "device cuda computes in bf16 or fp8; use auto, bf16 or fp8"},
         {ORDINARY, "train", "compute_bf16_modules layers.2", 2, "the model has layers 0 to 1"},
-        {ORDINARY, "train", "lora_target_modules [q_proj,lm_head]", 2,
+        {ORDINARY, "train", "lora_target_modules q_proj,lm_head", 2,
          "lora_target_modules: device cuda is not supported with LoRA terms of the embedding or"},
         {ORDINARY, "eval", "init_adapter tests/golden/modules/adapters/terms", 2,
          "init_adapter tests/golden/modules/adapters/terms: device cuda is not supported with"},
