@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/sizes.h"
+#include "plan/report_internal.h"
 
 enum { N_RATIOS = 20, RING_MIN = 2, RING_MAX = 4, N_TOP = 16, N_PARTS = 8 };
 
@@ -508,15 +509,18 @@ static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned 
     if (freedom == BL_FREE_SAVE)
         add(r, "activation_checkpointing %s",
             bl_plan_save_name(bl_plan_save_of(c->activation_checkpointing)));
-    if (freedom == BL_FREE_ACTIVATION_OFFLOAD) add(r, "activation_offload true");
+    if (freedom == BL_FREE_ACTIVATION_OFFLOAD)
+        add(r, "activation_offload %s", c->activation_offload ? "true" : "false");
     if (freedom == BL_FREE_VISIT) add(r, "visit_tokens %lld", (long long)c->visit_tokens);
     if (freedom == BL_FREE_MICRO_BATCH)
         add(r, "per_device_train_batch_size %lld, gradient_accumulation_steps %lld",
             (long long)c->per_device_train_batch_size, (long long)c->gradient_accumulation_steps);
     if (freedom == BL_FREE_TIER) add(r, "offload_tier disk");
     if (freedom == BL_FREE_OPTIMIZER)
-        add(r, "optimizer_tier %s", c->optimizer_tier == BL_OPTIMIZER_DISK ? "disk" : "host");
-    if (freedom == BL_FREE_COPY) add(r, "offload_compute_copy true");
+        add(r, "optimizer_tier %s", plan_optimizer_tier_name(choice.best.plan.optimizer.tier));
+    if (freedom == BL_FREE_COPY)
+        add(r, "offload_compute_copy %s",
+            choice.best.plan.placement.places_copy ? "true" : "false");
     return BL_OK;
 }
 

@@ -378,6 +378,38 @@ static void test_remedies(void **state)
     }
 }
 
+/* Given keys that put too much into the host's memory: a remedy names the value that fits. */
+static void test_remedies_of_the_host(void **state)
+{
+#define FULL "--model llama-3-8b --finetuning_type full --offload_tier host "
+    static const struct {
+        const char *words, *remedy;
+        double host_gb;
+    } cases[] = {
+        {FULL "--optimizer_tier host", "optimizer_tier device", 48},
+        {FULL "--optimizer_tier device --offload_ratio 1 --offload_compute_copy true",
+         "offload_compute_copy false", 44},
+        {"--model llama-3-8b --offload_ratio 0 --activation_checkpointing none --visit_tokens 2048 "
+         "--activation_offload true",
+         "activation_offload false", 48},
+    };
+#undef FULL
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char remedies[BL_PLAN_REMEDY_BYTES];
+        bl_plan_case c;
+        open_case("8xh200", cases[i].words, &c);
+        c.input.available_bytes = (int64_t)(cases[i].host_gb * 1e9);
+        assert_int_equal(search(&c).n_fit, 0);
+        assert_int_equal(
+            bl_plan_find_remedies(&c.input, bl_plan_keys_left_open(c.config), remedies), BL_OK);
+        print_message("%s\n", remedies);
+        if (!strstr(remedies, cases[i].remedy)) fail_msg("no %s: %s", cases[i].remedy, remedies);
+        bl_plan_case_close(&c);
+    }
+}
+
 /* Rows that are too long: the length that is named fits, 128 more do not. */
 static void test_shorter_rows(void **state)
 {
@@ -534,6 +566,7 @@ int main(void)
         cmocka_unit_test(test_is_no_long_search),
         cmocka_unit_test(test_given_keys_stay),
         cmocka_unit_test(test_remedies),
+        cmocka_unit_test(test_remedies_of_the_host),
         cmocka_unit_test(test_shorter_rows),
         cmocka_unit_test(test_replicas),
         cmocka_unit_test(test_three_tiers),
