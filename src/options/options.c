@@ -105,7 +105,8 @@ static bool parse_enum(const char *names, const char *text, int *value)
         size_t length = bl_option_next_name(at, &next);
         bool same = strlen(text) == length && strncasecmp(at, text, length) == 0;
         bool is_off = (length == 2 && strncmp(at, "no", 2) == 0) ||
-                      (length == 4 && strncmp(at, "none", 4) == 0);
+                      (length == 4 && strncmp(at, "none", 4) == 0) ||
+                      (length == 5 && strncmp(at, "false", 5) == 0);
         if (same || (is_off && text_is_bool && !truth)) {
             *value = index;
             return true;

@@ -395,6 +395,15 @@ static bool is_switch(const bl_options *options, const char *name)
     return alias->key && bl_options_find(options, alias->key)->type == BL_OPTION_BOOL;
 }
 
+/* Whether it is an enum in which true is the name of a value: true where no value follows. */
+static bool may_be_true(const bl_options *options, const char *name)
+{
+    char key[BL_OPTION_KEY_BYTES];
+    bl_option_normalize(name, key);
+    const bl_option *option = bl_options_find(options, key);
+    return option && option->true_name && strcmp(option->true_name, "true") == 0;
+}
+
 /* `before` is the word that gave the option first. */
 static bl_status fail_twice(const bl_options *options, const char *name, const char *before,
                             const bl_option_meaning *meaning)
@@ -437,6 +446,7 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
     } else {
         text = next && strncmp(next, "--", 2) != 0 ? next : NULL;
         *at += text != NULL;
+        if (!text && may_be_true(options, name)) text = "true";
     }
     value.is_null = !text || strcmp(text, "null") == 0;
     BL_TRY_GOTO(st, done, bl_options_resolve(options, "--", name, &value, &meaning));

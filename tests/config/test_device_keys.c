@@ -16,7 +16,7 @@
 #include "arch/arch.h"
 #include "skip.h"
 
-enum { MAX_WORDS = 16, TEXT_BYTES = 256 };
+enum { MAX_WORDS = 24, TEXT_BYTES = 256 };
 
 /* The words of `line`, which blanks separate, and what every training needs. */
 static bl_status load(const char *line, bl_train_config **out)
@@ -279,9 +279,37 @@ static void test_names_of_matrices(void **state)
     bl_train_config_free(c);
 }
 
+/* An enum of auto, true and false takes what a bool takes: its words, and no value for true. */
+static void test_enum_of_a_bool(void **state)
+{
+#define FULL "--finetuning_type full --device cpu --compute_dtype bf16 --offload_ratio 1 "
+    static const struct {
+        const char *line;
+        int copy, seed;
+    } cases[] = {
+        {FULL "--offload_compute_copy", BL_COPY_OFFLOADED, 42},
+        {FULL "--offload_compute_copy --seed 7", BL_COPY_OFFLOADED, 7},
+        {FULL "--offload_compute_copy on", BL_COPY_OFFLOADED, 42},
+        {FULL "--offload_compute_copy no", BL_COPY_ON_DEVICE, 42},
+        {FULL "--offload-compute-copy=Off", BL_COPY_ON_DEVICE, 42},
+        {"--device cpu --offload_compute_copy auto", BL_COPY_AUTO, 42},
+    };
+#undef FULL
+    bl_train_config *c;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        if (load(cases[i].line, &c) != BL_OK) fail_msg("%s: %s", cases[i].line, bl_error_text());
+        assert_int_equal(c->offload_compute_copy, cases[i].copy);
+        assert_int_equal(c->seed, cases[i].seed);
+        bl_train_config_free(c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_enum_of_a_bool),
         cmocka_unit_test(test_pairs_that_do_not_fit),
         cmocka_unit_test(test_each_process_needs_a_gpu),
         cmocka_unit_test(test_a_gpu_that_is_shown_alone),
