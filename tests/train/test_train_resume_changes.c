@@ -189,6 +189,47 @@ static void test_differences_are_allowed_by_name(void **state)
     }
 }
 
+/* A checkpoint of other modules is rejected, also with allow_resume_mismatch and with equal sizes.
+ * Other words for the same modules can be allowed. */
+static void test_the_state_is_of_the_same_modules(void **state)
+{
+    static const struct {
+        const char *targets[2], *modules[2];
+        bl_status status;
+    } cases[] = {
+        {{"q_proj", "o_proj"}, {NULL, NULL}, BL_ECHECKPOINT},
+        {{"q_proj,lm_head", "q_proj,embed_tokens"}, {NULL, NULL}, BL_ECHECKPOINT},
+        {{"q_proj,lm_head", "q_proj"}, {NULL, NULL}, BL_ECHECKPOINT},
+        {{"q_proj", "q_proj"}, {"input_layernorm", "post_attention_layernorm"}, BL_ECHECKPOINT},
+        {{"q_proj", "q_proj"}, {"model.norm", NULL}, BL_ECHECKPOINT},
+        {{"q_proj", "self_attn.q_proj"}, {"model.norm", "l.norm"}, BL_OK},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++)
+        for (int after = 0; after < 2; after++) {
+            golden_args args = {0};
+            golden_args_add(&args, "device", "cpu");
+            golden_args_add(&args, "model_name_or_path", GOLDEN_DIR "/models/tiny-mha-tied");
+            golden_args_add(&args, "train_file", GOLDEN_DIR "/tokens/tiny-more.jsonl");
+            golden_args_add(&args, "data_format", "tokens");
+            golden_args_add(&args, "max_seq_length", "64");
+            golden_args_add(&args, "base_format", "stored");
+            golden_args_add(&args, "output_dir", "%s", runs_path("modules-%zu", i));
+            golden_args_add(&args, "max_steps", after ? "3" : "2");
+            golden_args_add(&args, "lora_target_modules", "%s", cases[i].targets[after]);
+            if (cases[i].modules[after])
+                golden_args_add(&args, "modules_to_save", "%s", cases[i].modules[after]);
+            if (after) golden_args_add(&args, "resume_from_checkpoint", "true");
+            if (after) golden_args_add(&args, "allow_resume_mismatch", "true");
+            bl_status st = golden_train(&args);
+            if (st != (after ? cases[i].status : BL_OK))
+                fail_msg("case %zu: status %d: %s", i, (int)st, st ? bl_error_text() : "");
+            if (st != BL_OK) assert_error_has("weights and moments of other modules than lora_");
+            golden_args_free(&args);
+        }
+}
+
 /* A whole checkpoint that lacks a key of its state, or has an unknown one in its configuration. */
 static void test_a_checkpoint_of_another_version(void **state)
 {
@@ -318,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_differences_are_listed),
         cmocka_unit_test(test_what_changes_no_bit),
         cmocka_unit_test(test_differences_are_allowed_by_name),
+        cmocka_unit_test(test_the_state_is_of_the_same_modules),
         cmocka_unit_test(test_a_checkpoint_of_another_version),
         cmocka_unit_test(test_another_machine),
         cmocka_unit_test(test_another_build),

@@ -26,6 +26,7 @@
 #include <sys/stat.h>
 
 #include "adapter/choose.h"
+#include "adapter/lora_io.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -235,6 +236,56 @@ static bl_status check_trained(const bl_training *training, const bl_train_confi
                    dir);
 }
 
+static bool is_same_set(const bl_model_config *config, const bl_trained_set *a,
+                        const bl_trained_set *b)
+{
+    if (a->n_tensors != b->n_tensors) return false;
+    return a->n_tensors == 0 ||
+           memcmp(a->tensor, b->tensor, (size_t)bl_arch_tensor_count(config)) == 0;
+}
+
+/* Of the adapter in a checkpoint; false: it has none, as those of earlier versions. */
+static bl_status read_modules(const bl_training *training, bool *is_there, bl_lora_options *lora,
+                              bl_saved_modules *saved)
+{
+    const bl_model_config *config = &training->job.model->config;
+    bl_peft_modules modules = bl_arch_peft_modules(config->arch);
+    bl_peft_config peft;
+    char *path;
+
+    BL_TRY(bl_path_join(training->start.dir, BL_OUTPUT_ADAPTER_CONFIG, &path));
+    *is_there = bl_file_exists(path);
+    free(path);
+    if (!*is_there) return BL_OK;
+    bl_status st = bl_peft_load_config(training->start.dir, &modules, config->n_layers, &peft);
+    if (st == BL_OK) st = bl_saved_modules_of_peft(&peft, config, training->start.dir, saved);
+    if (st == BL_OK) bl_lora_options_of_peft(&peft, lora);
+    return st == BL_EINPUT ? BL_ECHECKPOINT : st;
+}
+
+/* The same of LoRA terms and modules_to_save. */
+static bl_status check_modules(const bl_training *training, const bl_train_config *before)
+{
+    const bl_job *job = &training->job;
+    bl_saved_modules saved;
+    bl_lora_options lora;
+    bool is_there;
+
+    if (job->model->is_trained || bl_train_config_is_full(before)) return BL_OK;
+    BL_TRY(read_modules(training, &is_there, &lora, &saved));
+    if (!is_there) return BL_OK;
+    bool is_same = is_same_set(&job->model->config, &saved.set, &job->modules.set) &&
+                   memcmp(lora.target, job->lora.options.target, sizeof lora.target) == 0 &&
+                   memcmp(lora.table, job->lora.options.table, sizeof lora.table) == 0;
+    bl_saved_modules_free(&saved);
+    if (is_same) return BL_OK;
+    return BL_FAIL(BL_ECHECKPOINT,
+                   "%s has weights and moments of other modules than lora_target_modules and "
+                   "modules_to_save choose now: give both keys as they were, or start a new run in "
+                   "another output_dir",
+                   training->start.dir);
+}
+
 /* The keys, the data and the model. */
 static bl_status list_differences(bl_training *training, const json_t *state, bl_differences *d)
 {
@@ -245,6 +296,7 @@ static bl_status list_differences(bl_training *training, const json_t *state, bl
     BL_TRY(bl_path_join(training->start.dir, "config.yaml", &path));
     BL_TRY_GOTO(st, done, bl_train_config_read_back(path, &before));
     BL_TRY_GOTO(st, done, check_trained(training, before));
+    BL_TRY_GOTO(st, done, check_modules(training, before));
     BL_TRY_GOTO(st, done, bl_train_config_diff(before, training->config, BL_EFFECT_RESULT, &keys));
     bool is_same_rate = is_same_course(training, before);
     for (const char *line = keys; *line; line += strcspn(line, "\n") + 1)
