@@ -71,7 +71,7 @@ static json_t *add_full_keys(const bl_train_config *c, const bl_plan *plan, json
 static json_t *describe_keys(int64_t n_layers, const bl_train_config *c, const bl_plan *plan)
 {
     json_t *keys = json_pack(
-        "{s:f, s:s, s:f, s:s, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:I}", "offload_ratio",
+        "{s:f, s:s, s:f, s:s, s:I, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:b}", "offload_ratio",
         plan->placement.ratio, "offload_tier",
         plan->placement.tier == BL_TIER_DISK ? "disk" : "host", "offload_host_part",
         plan->placement.host_part, "activation_checkpointing", bl_plan_save_name(plan->pass.save),
@@ -81,7 +81,8 @@ static json_t *describe_keys(int64_t n_layers, const bl_train_config *c, const b
         (json_int_t)c->gradient_accumulation_steps, "visit_tokens",
         (json_int_t)(plan->pass.max_group * plan->pass.T_max), "ring_depth",
         (json_int_t)c->ring_depth, "shard_size", (json_int_t)c->shard_size, "ranks",
-        (json_int_t)c->ranks);
+        (json_int_t)c->ranks, "sum_block", (json_int_t)c->sum_block, "gather_by_hosts",
+        c->gather_by_hosts);
     return add_full_keys(c, plan, keys);
 }
 
