@@ -41,7 +41,7 @@ static const bl_option table[] = {
     {OPTION(runs, INT), .default_text = "10", .min = 1, .max = BL_BENCH_MAX_RUNS,
      .help = "timed runs of each size"},
     {OPTION(by_hosts, BOOL), .default_text = "false",
-     .help = "GPUs of several hosts: as `ballast train` gathers with gather_by_hosts"},
+     .help = "gather between GPUs of several hosts as `ballast train` does with gather_by_hosts"},
     {OPTION(nccl_tests, BOOL), .default_text = "true",
      .help = "run nccl-tests' all_gather_perf, too, where it is installed"},
     {OPTION(json, BOOL), .default_text = "false", .help = "print a JSON line for each size"},

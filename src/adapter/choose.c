@@ -42,7 +42,8 @@ static bl_status targets_of_config(const bl_train_config *c, const bl_model_conf
     if (*targets & bl_peft_all(&modules)) return BL_OK;
     return BL_FAIL(BL_EUSAGE, "%s: \"%.100s\"%s no projection%s", where, list->items[0],
                    list->n_items > 1 ? " and the other names select" : " matches",
-                   *targets ? "; LoRA terms of the embedding and the head alone are not supported"
+                   *targets ? "; LoRA terms of the embedding and the head alone are not supported: "
+                              "add a projection"
                             : "");
 }
 
@@ -79,7 +80,7 @@ static bl_status check_given(const bl_train_config *c, const bl_lora_options *as
                    key, c->init_adapter);
 }
 
-/* The loss head of a GPU has no such term. */
+/* A GPU's loss head does not support such a term. */
 static bl_status check_tables(const bl_train_config *c, const bl_lora_options *options)
 {
     if (c->device != BL_CONFIG_DEVICE_CUDA ||

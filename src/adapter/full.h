@@ -104,9 +104,9 @@ bl_status bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
                                       bl_status (*then)(void *user), void *user);
 /* Whether `then` has run, or something has failed. */
 bool bl_adapter_full_shard_is_done(const bl_adapter_state *state);
-/* How far the file is. has_waiting: some units are written after an update that waits for their
- * next visit. left_s: until all units are written, by the rate so far; 0: they are. writing_s: from
- * the beginning to the newest write; idle_s: since then. */
+/* Progress of the file. has_waiting: some units can be written only after an update that is due in
+ * their next visit. left_s: estimated time until all units are written, by the rate so far; 0: all
+ * are. writing_s: from the beginning to the newest write; idle_s: since then. */
 typedef struct bl_adapter_shard_progress {
     bool has_waiting;
     double left_s, writing_s, idle_s;

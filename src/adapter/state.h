@@ -44,8 +44,8 @@ bl_status bl_adapter_state_create_frozen(bl_device *device, bl_comm *world, bl_s
                                          bl_stream *communication, bl_timeline *timeline,
                                          const bl_lora_layout *layout, int64_t n_layers,
                                          int ring_depth, bl_adapter_state **out);
-/* Adds what is trained whole on every rank to gradients, sums, updates and checkpoints: modules
- * (set NULL: none) and the layout's terms of the embedding and the head. At least one of them.
+/* Adds tensors that are trained whole on every rank to gradients, sums, updates and checkpoints:
+ * modules (set NULL: none) and the layout's terms of the embedding and the head. At least one.
  * Borrowed: set, and weights, after bl_adapter_modules_prepare. */
 bl_status bl_adapter_state_add_modules(bl_adapter_state *state, bl_model_weights *weights,
                                        const bl_trained_set *set);
@@ -101,8 +101,7 @@ bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *
 
 /* Upper bound of a checkpoint's bytes, without the files' headers: LoRA weights and both of AdamW's
  * moments of all ranks, those of modules_to_save and of terms of the embedding and the head once,
- * and the adapter, all in fp32. modules may be
- * NULL. */
+ * and the adapter, all in fp32. modules may be NULL. */
 int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model_config *config,
                                     const bl_trained_set *modules);
 

@@ -134,13 +134,13 @@ static void transpose(const float *src, int64_t rows, int64_t cols, float *dst)
         for (int64_t k = 0; k < cols; k++) dst[k * rows + i] = src[i * cols + k];
 }
 
-/* The embedding's A is (vocab, r) here and (r, vocab) there. */
+/* The embedding's A is (vocab, r) here and (r, vocab) in PEFT's file. */
 static bool is_transposed(int module, bl_peft_factor factor)
 {
     return module == BL_PEFT_EMBEDDING && factor == BL_PEFT_A;
 }
 
-/* The embedding's A comes in rows, without a second copy of the whole. */
+/* Transposes the embedding's A piece by piece, without a second copy of the whole. */
 bl_status adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft_factor factor,
                                adapter_term_read_fn read, void *user, float *piece, int64_t n_piece,
                                float *dst)
@@ -227,9 +227,9 @@ bl_status bl_adapter_terms_read(bl_adapter_terms *terms, const bl_model_config *
     return st == BL_OK ? adapter_terms_publish(terms, stream) : st;
 }
 
-/* ---- the weights under the terms ---- */
+/* ---- frozen weights in an adapter ---- */
 
-/* Whether a and b are one number, of which one may have been rounded to bf16. */
+/* Whether a and b are equal, one of them possibly rounded to bf16. */
 static bool is_same(float a, float b)
 {
     return fabsf(a - b) <= 0x1p-8f * fmaxf(fabsf(a), fabsf(b));
@@ -248,12 +248,12 @@ static bl_status compare_piece(const bl_peft_adapter *adapter, int module,
     bl_dtype_to_f32(stored->dtype, bytes, ours, (size_t)n);
     for (int64_t i = 0; i < n; i++)
         if (!is_same(ours[i], theirs[i]))
-            return BL_FAIL(BL_EINPUT,
-                           "%s: it has another %s than the model (element %lld is %g, not %g): "
-                           "PEFT puts it in place of the model's, which is not supported; use the "
-                           "model that the adapter was trained on",
-                           dir, stored->name, (long long)(begin + i), (double)theirs[i],
-                           (double)ours[i]);
+            return BL_FAIL(
+                BL_EINPUT,
+                "%s: its frozen %s differs from the model's (element %lld is %g, not %g): "
+                "PEFT would replace the model's weight, which is not supported; use the model "
+                "that the adapter was trained on",
+                dir, stored->name, (long long)(begin + i), (double)theirs[i], (double)ours[i]);
     return BL_OK;
 }
 

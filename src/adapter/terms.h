@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* terms.h -- LoRA terms of the embedding and the head: whole on every rank, in fp32, with a copy in
- * the dtype of activations where that is another one. */
+ * the dtype of activations if that is not fp32. */
 #ifndef BALLAST_ADAPTER_TERMS_H
 #define BALLAST_ADAPTER_TERMS_H
 
@@ -17,7 +17,7 @@ typedef struct bl_adapter_terms_bytes {
 } bl_adapter_terms_bytes;
 bl_adapter_terms_bytes bl_adapter_terms_measure(bl_dtype act, const bl_lora_layout *layout);
 
-/* Zeros, of a layout that has such terms; device and layout are borrowed. */
+/* The layout must have such terms; the weights are zeros. Borrowed: device and layout. */
 bl_status bl_adapter_terms_create(bl_device *device, const bl_lora_layout *layout,
                                   bl_adapter_terms **out);
 void bl_adapter_terms_destroy(bl_adapter_terms *terms); /* NULL is fine */
@@ -29,9 +29,9 @@ const bl_table_term *bl_adapter_terms_list(const bl_adapter_terms *terms);
 bl_status bl_adapter_terms_read(bl_adapter_terms *terms, const bl_model_config *config,
                                 const char *dir, bl_staging *staging, bl_stream *stream);
 
-/* PEFT may write the weights under these terms, too (save_embedding_layers), and puts them in place
- * of the model's. BL_EINPUT if they are not the model's, rounded to bf16 at most; without them
- * nothing is read. */
+/* PEFT may also write the frozen weights of these modules (save_embedding_layers), and loads them
+ * in place of the model's. BL_EINPUT if they differ from the model's by more than rounding to bf16.
+ * An adapter without them is accepted. */
 bl_status bl_adapter_terms_check_base(const bl_hf_model *files, const bl_model_config *config,
                                       const char *dir);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* terms_internal.h -- terms.h for the state of an adapter. Their moments, sums and updates are
- * those of modules_to_save (modules_internal.h), of which all terms are one part. */
+/* terms_internal.h -- LoRA terms of the embedding and the head, for the state of an adapter. All
+ * terms are one part of adapter_modules (modules_internal.h), which has their moments, sums and
+ * updates. */
 #ifndef BALLAST_ADAPTER_TERMS_INTERNAL_H
 #define BALLAST_ADAPTER_TERMS_INTERNAL_H
 
@@ -15,9 +16,9 @@ struct bl_adapter_terms {
     bl_table_term term[BL_MODEL_TABLES];
 };
 
-/* Takes the gradients, zeros. */
+/* Allocates the gradients, zeros. */
 bl_status adapter_terms_train(bl_adapter_terms *terms);
-/* First values; queues no copy. */
+/* Sets the initial values; queues no copy. */
 bl_status adapter_terms_initialize(bl_adapter_terms *terms, uint64_t seed, bl_staging *staging);
 /* Queues the copy, after every change of w. */
 bl_status adapter_terms_publish(const bl_adapter_terms *terms, bl_stream *stream);
@@ -27,7 +28,7 @@ static inline bool adapter_is_table(int module)
     return module >= BL_PEFT_EMBEDDING;
 }
 
-/* Of a factor: floats before it in the tables' vector, and its own. */
+/* Of a factor: floats before it in the tables' vector, and its number of floats. */
 int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor);
 int64_t adapter_term_floats(const bl_lora_layout *layout, int module, bl_peft_factor factor);
 

@@ -8,8 +8,8 @@
  * layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks:
  * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end.
  *
- * The terms of the embedding and the head are in a vector besides the layers', whole on every rank:
- * A before B of each, the embedding first. The embedding's A is stored transposed, (vocab, r), so
+ * The terms of the embedding and the head are in a separate vector, whole on every rank: A before B
+ * of each, the embedding first. The embedding's A is stored transposed, (vocab, r), so
  * that a token's column of PEFT's A is a row. */
 #ifndef BALLAST_ARCH_LORA_H
 #define BALLAST_ARCH_LORA_H
@@ -61,7 +61,7 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
 int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers);
 
 /* FLOPs of a step of the terms of the embedding and the head: forward, and twice as many backward.
- * Products with the head's B are of labels alone. */
+ * Products with the head's B are only for tokens with labels. */
 double bl_lora_table_flops(const bl_lora_layout *layout, double n_tokens, double n_labels);
 
 /* Floats of a factor of a table's term: r times vocab or hidden. */

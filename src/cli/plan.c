@@ -68,7 +68,7 @@ static const bl_option table[] = {
      .help = "published: another system's speeds, and what each of its choices costs"},
     {OPTION(ladder, BOOL), .default_text = "false",
      .help = "memory of classical strategies: ZeRO's stages, LoRA, FP8, sharding, offloading; "
-             "and the keys of `ballast train` for each, with their planned memory"},
+             "and keys of `ballast train` for each of them, with their planned memory"},
     {OPTION(family, LIST),
      .help = "names of models: the fastest of ZeRO's stages with LoRA that fits, by lengths"},
     {OPTION(lengths, LIST), .default_text = "256,512,1024,2048,4096",

@@ -52,8 +52,8 @@ typedef struct comm_blocks_traffic {
 comm_blocks_traffic comm_blocks_count(const comm_blocks *blocks, int n_on_host); /* a sum's */
 comm_blocks_traffic comm_blocks_count_gather(const comm_blocks *blocks, int n_on_host);
 
-/* Pieces of a gather between GPUs of several hosts, `bytes` of each rank: while one piece crosses
- * the network, the one before it is sent within the hosts. At least 1. */
+/* Pieces of a gather of `bytes` per rank between GPUs of several hosts: while one piece is sent
+ * over the network, the previous one is sent within the hosts. At least 1. */
 int comm_gather_pieces(int64_t bytes);
 
 #endif

@@ -28,7 +28,7 @@ typedef struct bl_exchange {
 } bl_exchange;
 /* How communicators gather by default: processes on CPUs in blocks, GPUs by NCCL's ring. */
 bl_exchange_kind bl_exchange_gather_kind(bl_device_kind kind);
-/* With rates->gather_bytes_per_s 0, which one rank per host allows, of the network alone. */
+/* rates->gather_bytes_per_s may be 0 with one rank per host: then only the network takes time. */
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
 /* Bytes that rank 0 receives. */
 double bl_exchange_received(const bl_exchange *exchange);

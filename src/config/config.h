@@ -179,8 +179,8 @@ typedef struct bl_train_config {
     double offload_ratio;             /* BL_OPTION_AUTO or 0..1 */
     bl_offload_tier offload_tier;
     double offload_host_part; /* with BL_OFFLOAD_DISK */
-    /* Of full fine-tuning, in bf16; the plan of a training on GPUs chooses where they are auto
-     * (plan/search.h); without GPUs they are resolved. */
+    /* This key and optimizer_*: full fine-tuning only. On GPUs the plan chooses keys that are auto
+     * (plan/search.h); on CPUs they are already resolved. */
     bl_compute_copy offload_compute_copy;
     char *offload_dir;
     bl_optimizer_tier optimizer_tier;

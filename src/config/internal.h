@@ -40,8 +40,8 @@ bl_status config_check_base(const bl_train_config *config);
 /* config.c: whether a key was given that has another value than its default. */
 bool config_differs(const bl_train_config *config, const char *key);
 
-/* full.c: resolves the keys of full fine-tuning that are auto, but those that a plan chooses; after
- * device. */
+/* full.c: resolves the keys of full fine-tuning that are auto, except those that a plan chooses.
+ * Call it after device is resolved. */
 void config_resolve_full(bl_train_config *config);
 /* full.c: of a resolved configuration. BL_EUSAGE: a key that finetuning_type full does not
  * support. */

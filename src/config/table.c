@@ -141,12 +141,14 @@ const bl_option bl_train_options[] = {
     {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "dropout probability of the LoRA input"},
     {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
-     .help = "projections with a LoRA term: all-linear, some of q_proj, k_proj, v_proj, "
-             "o_proj, gate_proj, up_proj, down_proj, their paths in every layer, or a "
-             "regular expression without comma; on CPUs also embed_tokens and lm_head"},
+     .help = "modules with a LoRA term: all-linear (all projections), some of q_proj, k_proj, "
+             "v_proj, o_proj, gate_proj, up_proj, down_proj and, on CPUs, embed_tokens and "
+             "lm_head, their paths in every layer, or a regular expression without comma"},
     {KEY(modules_to_save, LIST), RESULT, .commands = TRAIN,
-     .help = "modules to train whole beside LoRA and to write into the adapter, as in PEFT: norms, "
-             "embedding or head, named by the ends of their paths (norm, embed_tokens, lm_head)"},
+     .help =
+         "modules to train whole in addition to LoRA and to write into the adapter, as in PEFT: "
+         "norms, embedding or head, named by the ends of their paths (norm, embed_tokens, "
+         "lm_head)"},
     {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
@@ -295,9 +297,9 @@ const bl_option bl_train_options[] = {
              "divisor of it"},
     {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
      .default_text = "auto",
-     .help = "fraction of the base outside device memory, prefetched before use; auto: on GPUs the "
-             "fastest that fits, otherwise as little as memory requires; with finetuning_type full "
-             "on CPUs 0"},
+     .help = "fraction of the base outside device memory, prefetched before use; auto: in training "
+             "on GPUs the fastest that fits; in full fine-tuning on CPUs 0; otherwise as little as "
+             "memory requires"},
     {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
      .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
     {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH, .default_text = "0",
@@ -307,19 +309,20 @@ const bl_option bl_train_options[] = {
      .default_text = "auto", .true_name = "true",
      .help = "with finetuning_type full, bf16 products and offload_ratio above 0, store the bf16 "
              "copy of the weights in the tiers of the fp32 weights; false: in device memory; auto: "
-             "on GPUs the faster that fits, otherwise false"},
+             "on GPUs the faster choice that fits, on CPUs false"},
     {KEY(offload_dir, PATH), .commands = BOTH,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},
     {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "auto|device|host|disk",
      .default_text = "auto",
      .help = "with finetuning_type full, tier of AdamW's moments and the gradients: device memory, "
-             "host memory (the same on CPUs), or a file in offload_dir; auto: on GPUs device, or "
-             "offload_tier for what does not fit; otherwise device"},
+             "host memory (the same on CPUs), or a file in offload_dir; auto: device, on GPUs "
+             "offload_tier for layers that do not fit"},
     {KEY(optimizer_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = TRAIN,
      .default_text = "auto",
      .help = "fraction of moments and gradients in optimizer_tier, in whole layers; the rest is in "
-             "device memory; auto: 1, or offload_ratio with optimizer_tier auto"},
+             "device memory; auto: offload_ratio if that is above 0 and optimizer_tier is auto, "
+             "otherwise 1"},
     {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
      .default_text = "first",
      .help = "when to verify base checksums: at the first read of each page from disk; also "
@@ -348,8 +351,8 @@ const bl_option bl_train_options[] = {
      .help = "timeout in seconds of a rank that waits for another; 0: none"},
     {KEY(gather_by_hosts, BOOL), .commands = BOTH, .default_text = "false",
      .help =
-         "all-gathers between GPUs of several hosts: each rank's part is sent once to each host "
-         "and from there within it; false: by NCCL's ring"},
+         "in all-gathers between GPUs of several hosts, send each rank's part once to each host "
+         "and distribute it there; false: NCCL's algorithm, usually a ring"},
     {KEY(compare_collectives, BOOL), .commands = BOTH, .default_text = "false",
      .help = "debugging: in the first step, compare the collectives of GPUs between ranks before "
              "each starts"},

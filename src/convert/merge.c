@@ -41,15 +41,15 @@ static bl_status choose_modules(bl_merge *m, size_t i)
     return BL_OK;
 }
 
-/* Terms of the embedding and the head: PEFT would add both to a tied weight, which is another
- * model. */
+/* PEFT would add the terms of the embedding and the head to one tied weight, which is not what the
+ * adapter computes. */
 static bl_status check_tables(const bl_merge *m, const char *dir, const bl_lora_layout *layout)
 {
     if (layout->n_table_floats == 0) return BL_OK;
     if (m->conversion.config.tie_word_embeddings)
         return BL_FAIL(BL_EUSAGE,
-                       "%s: it has a LoRA term of the embedding or the head, and this model's are "
-                       "one weight (tie_word_embeddings): use it as an adapter",
+                       "%s: a LoRA term of the embedding or the head cannot be merged into a model "
+                       "that ties them (tie_word_embeddings); use the adapter itself",
                        dir);
     return bl_adapter_terms_check_base(m->conversion.model, &m->conversion.config, dir);
 }

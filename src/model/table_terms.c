@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* table_terms.c -- LoRA terms of the embedding and the head, from products and gathers of ops/. The
- * head's product with B and its gradient are in the loss head, whose logits are never whole. */
+ * head's product with B and its gradient are in the loss head, which never stores all logits. */
 #include "model/table_terms_internal.h"
 
 #include "base/sizes.h"

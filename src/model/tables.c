@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* tables.c -- an adapter's embedding and head in place of the model's, in fp32. Products on a GPU
- * take a bf16 copy of the head: a conversion in each product would read all of it twice per chunk
+ * use a bf16 copy of the head: a conversion in each product would read all of it twice per chunk
  * of tokens. */
 #include "base/sizes.h"
 #include "device/staging.h"

@@ -27,8 +27,8 @@ static bl_status load_topology_with(enum hwloc_type_filter_e devices, hwloc_topo
     return BL_OK;
 }
 
-/* One thread at a time loads a topology: looking for PCI devices libudev seeds its hash tables in a
- * static variable, without a lock. */
+/* One thread at a time loads a topology: for PCI devices hwloc calls libudev, which seeds its hash
+ * tables in a static variable without a lock. */
 static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
 
 /* With the host's PCI devices; the caller destroys it. */

@@ -68,9 +68,9 @@ double bl_strategy_step_s(const bl_strategy *strategy, const bl_strategy_job *jo
  * allocator's fragments). Both are assumed. */
 int64_t bl_strategy_room(const bl_hardware *hardware);
 
-/* The rungs, each with the ones before it, except that a ZeRO stage takes the place of the last
- * one: none, ZeRO-1, -2, -3, state in host memory, weights, too; LoRA under ZeRO-2, FP8, a sharded
- * base, that base in host memory. */
+/* The rungs: none, ZeRO-1, -2, -3, state in host memory, weights in host memory; LoRA under ZeRO-2,
+ * FP8, a sharded base, that base in host memory. Each adds to the ones before it; a ZeRO stage
+ * replaces the stage before it. */
 typedef struct bl_ladder_rung {
     const char *name;
     bl_strategy strategy;

@@ -58,7 +58,7 @@ static void print_words(const char *words, FILE *out)
 
 static bl_status print_runs(const bl_ladder_case *c, FILE *out)
 {
-    fputs("\nThe same with Ballast: memory as planned, and the keys of `ballast train`\n", out);
+    fputs("\nWith Ballast: planned memory, and the keys of `ballast train`\n", out);
     for (size_t i = 0; i < bl_ladder_length; i++) {
         bl_ladder_run run;
         BL_TRY(bl_ladder_plan(c, i, &run));

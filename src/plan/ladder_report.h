@@ -19,15 +19,15 @@ typedef struct bl_ladder_case {
     bl_plan_machine machine; /* what `hardware` was opened from */
 } bl_ladder_case;
 
-/* A rung's keys for Ballast, of `ballast train` and `ballast plan`: a sequence on each GPU, all
- * activations recomputed. */
+/* A rung's keys for `ballast train` and `ballast plan`: one sequence per GPU, all activations
+ * recomputed. */
 enum { BL_LADDER_KEYS_BYTES = 512 };
 typedef struct bl_ladder_run {
     char keys[BL_LADDER_KEYS_BYTES]; /* "--key value --key value"; "": not supported */
-    char reason[256];                /* why not; "": it is */
-    /* As planned with these keys: of a GPU, of a host. */
+    char reason[256];                /* why not; "": supported */
+    /* Planned with these keys: per GPU, per host. */
     int64_t device_bytes, host_bytes;
-    bool fits; /* as search.h has it */
+    bool fits; /* by the rule of search.h */
 } bl_ladder_run;
 
 /* ladder_run.c: the plan of one rung; a BL_EUSAGE of its keys is the reason. BL_ENOMEM; errors of

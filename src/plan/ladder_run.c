@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder_run.c -- the rungs of the ladder as runs of Ballast: keys, and the memory that they are
- * planned with. */
+/* ladder_run.c -- the rungs of the ladder as runs of Ballast: keys and planned memory. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +42,7 @@ static void write_keys(const bl_ladder_case *c, const bl_strategy *s, char *out)
              s->checkpointing ? "full" : "none");
 }
 
-/* Splits `text`, and calls for a plan. */
+/* Splits `text` into arguments and plans the run. */
 static bl_status plan_keys(const bl_ladder_case *c, char *text, bl_ladder_run *out)
 {
     enum { MAX_WORDS = 48 };

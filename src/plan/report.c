@@ -396,7 +396,7 @@ static void print_second(const bl_plan_report *r, FILE *out)
     fputs("\n", out);
 }
 
-/* Seconds that the plan saves with another configuration, if it is a hundredth at least; else 0. */
+/* Seconds per step that another configuration would save, if at least a hundredth; else 0. */
 static bl_status saving_of(const bl_plan_report *r, const bl_train_config *config, double *out_s)
 {
     static const double LEAST = 1e-2;
@@ -410,8 +410,8 @@ static bl_status saving_of(const bl_plan_report *r, const bl_train_config *confi
     return BL_OK;
 }
 
-/* Where blocks of a sum span hosts: what blocks of a host's ranks would save. And what gathers by
- * hosts would. */
+/* The time that blocks of a host's ranks would save if blocks span hosts, and that of gathers by
+ * hosts. */
 static bl_status print_savings(const bl_plan_report *r, FILE *out)
 {
     const bl_topology *t = &r->c->input.topology;
@@ -425,7 +425,7 @@ static bl_status print_savings(const bl_plan_report *r, FILE *out)
     if (saved_s > 0)
         fprintf(out,
                 "Note     --sum_block %d, the ranks of a host, would save %.3g s per %s (%.1f %%): "
-                "sums of gradients\n         then bring fewer bytes over the network\n",
+                "sums of gradients\n         would send fewer bytes over the network\n",
                 t->n_on_host, saved_s, step, 100 * saved_s / r->time->step_s);
     config = *r->config;
     config.gather_by_hosts = true;
@@ -434,7 +434,7 @@ static bl_status print_savings(const bl_plan_report *r, FILE *out)
     if (saved_s > 0)
         fprintf(out,
                 "Note     --gather_by_hosts true would save %.3g s per %s (%.1f %%): each part of "
-                "the weights\n         then enters each host once\n",
+                "the weights\n         would enter each host once\n",
                 saved_s, step, 100 * saved_s / r->time->step_s);
     return BL_OK;
 }

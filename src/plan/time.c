@@ -50,7 +50,8 @@ static bl_status check_rates(const bl_time_input *in)
     if (is_cuda)
         BL_TRY(need(r->memory_bytes_per_s, "device memory's rate", "device_memory_bytes_per_s"));
     if (is_cuda)
-        BL_TRY(need(r->decode_weights_per_s, "rate of decoding FP8", "fp8_decode_weights_per_s"));
+        BL_TRY(
+            need(r->decode_weights_per_s, "rate of dequantizing FP8", "fp8_decode_weights_per_s"));
     bl_time_count_products(in, &products);
     if (products.n_fp8 > 0)
         BL_TRY(need(r->fp8_gemm_flops_per_s, "rate of FP8 products", "fp8_gemm_flops_per_s"));

@@ -211,7 +211,7 @@ static double optimizer_bytes(const bl_time_input *in, int64_t n)
            (double)sizeof(float) * (double)n;
 }
 
-/* A GPU's copy of an adapter's head is made again after each update. */
+/* A GPU's copy of an adapter's head, which each update renews. */
 static double head_copy_bytes(const bl_time_input *in)
 {
     plan_tally t = plan_tally_of(in, NULL);

@@ -136,8 +136,8 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
 bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor, int64_t begin,
                              int64_t n, float *dst);
 
-/* What PEFT may write beside the terms of the embedding or the head (save_embedding_layers): the
- * weight under them. Accepted, and not checked against the model's. */
+/* Whether the adapter has the frozen weight of the targeted embedding or head, which PEFT may write
+ * (save_embedding_layers). It is not compared with the model's. */
 bool bl_peft_has_base_weight(const bl_peft_adapter *adapter, int module);
 /* Elements [begin, begin + n) of it, as float. BL_EINPUT: as bl_peft_read_saved. */
 bl_status bl_peft_read_base_weight(const bl_peft_adapter *adapter, int module, int64_t begin,

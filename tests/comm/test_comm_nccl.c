@@ -352,7 +352,7 @@ static void test_gathers_not_by_hosts(void **state)
         {SETTINGS("BALLAST_TEST_BY_HOSTS=1", HOSTS(1)), NULL},
         {SETTINGS(HOSTS(2)), NULL},
         {SETTINGS("BALLAST_TEST_BY_HOSTS=1", HOSTS(2), "BALLAST_TEST_ROUND=1"),
-         "NCCL gathers: ranks are not numbered host by host"},
+         "gather_by_hosts has no effect: ranks are not numbered host by host"},
     };
 #undef HOSTS
 

@@ -154,8 +154,8 @@ static bl_status queue_sums_within(comm_nccl *c, const comm_parts *p, void *stre
     return queue_back_within(c, &c->sum_blocks, p, stream);
 }
 
-/* One piece goes between hosts, and the one before it within them. p[0]: the latter, p[1]: the
- * former; one without elements does not. */
+/* Sends piece p[1] between hosts and the previous piece, p[0], within them. A piece without
+ * elements is skipped. */
 static bl_status queue_pieces(comm_nccl *c, const comm_parts *p, void *stream)
 {
     if (p[1].n_part > 0) BL_TRY(queue_back_between(c, &c->hosts, &p[1], stream));
@@ -240,7 +240,7 @@ static bl_status reduce(comm_nccl *c, bl_stream *stream, const bl_comm_task *t)
     return BL_OK;
 }
 
-/* Piece k of each rank's part; none outside of 0..n - 1. */
+/* Piece k of each rank's part; no elements if k is outside of 0..n - 1. */
 static comm_parts gather_piece(const bl_comm_task *t, int k, int n)
 {
     int64_t bytes = (int64_t)t->call.bytes, begin = bytes * k / n, end = bytes * (k + 1) / n;

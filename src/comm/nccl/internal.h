@@ -125,8 +125,8 @@ void comm_nccl_describe(char text[COMM_NCCL_TEXT_BYTES], const bl_comm_call *cal
 bl_status comm_nccl_learn_places(comm_nccl *c);
 bool comm_nccl_spans_hosts(
     const comm_nccl *c); /* by the hosts' names and boots; the same on all ranks */
-/* Ranks per host where the group's ranks are numbered host by host, with equal numbers; the last
- * host may have fewer. 0: they are not. The same on all ranks. */
+/* Ranks per host, if the group's ranks are numbered host by host with equal numbers per host (the
+ * last host may have fewer); otherwise 0. The same on all ranks. */
 int comm_nccl_ranks_per_host(const comm_nccl *c);
 
 /* order.c: compares a call with those of the communicator's other ranks, where the job asks for it

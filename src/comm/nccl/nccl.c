@@ -211,7 +211,7 @@ static bl_status learn_ranks(comm_nccl *c, int job_rank)
     return bl_stream_synchronize(c->job->host_stream);
 }
 
-/* Which way gathers go over several hosts. With one rank per host NCCL's is as good. */
+/* The path of gathers over several hosts. With one rank per host NCCL's sends no more bytes. */
 static void choose_gathers(comm_nccl *c)
 {
     int n = comm_nccl_spans_hosts(c) ? comm_nccl_ranks_per_host(c) : c->base.size;
@@ -220,11 +220,10 @@ static void choose_gathers(comm_nccl *c)
     c->hosts = comm_blocks_of(c->base.size, by_hosts ? n : c->base.size);
     if (!c->job->options.gathers_by_hosts || c->base.rank > 0 || c->number > 0) return;
     if (n == 0)
-        bl_log_info(
-            "gather_by_hosts: NCCL gathers: ranks are not numbered host by host, with equal "
-            "numbers");
+        bl_log_info("gather_by_hosts has no effect: ranks are not numbered host by host, with "
+                    "equal numbers per host");
     else if (c->hosts.n > 1)
-        bl_log_info("gathers by hosts: each part goes once to each of %d hosts of %d GPUs",
+        bl_log_info("gather_by_hosts: each part is sent once to each of %d hosts of %d GPUs",
                     c->hosts.n, n);
 }
 

@@ -5,7 +5,7 @@
  * so results have the same bits as with any other communicator.
  *
  *   collective                  goes
- *   all_gather, broadcast       through NCCL; all_gather by hosts, too, where asked for
+ *   all_gather, broadcast       through NCCL; all_gather also by hosts (gathers_by_hosts)
  *   reduce_scatter_f32          through NCCL: in pieces into a scratch, summed by a kernel; within
  *                               blocks of ranks, then between them
  *   all_reduce, more than       the same, then the sums on the same paths in reverse
@@ -49,8 +49,8 @@ typedef struct bl_nccl_options {
      * the deadline. */
     bool compares_calls;
     /* All-gathers over hosts of several ranks each: a rank sends its part to one rank of each other
-     * host, which sends it on within the host (docs/design/0029). False, or where ranks are not
-     * numbered host by host: NCCL's algorithm, usually a ring. Results are the same. */
+     * host, which sends it to the other ranks of that host (docs/design/0029). False, or if ranks
+     * are not numbered host by host: NCCL's algorithm, usually a ring. Results are the same. */
     bool gathers_by_hosts;
     /* Bytes of the largest sum of the first communicator that takes one exchange. Of LoRA that is a
      * layer's gradients: each exchange waits for multiprocessors twice, for NCCL's kernel and for

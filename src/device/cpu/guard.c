@@ -3,8 +3,8 @@
  * zero. The lock is held while the protection is changed, never while a task runs: collectives wait
  * for one another.
  *
- * A change of protection costs time per page between the first and the last, and every task makes
- * two. So the memory is in huge pages, and what lies before the blocks that live is left closed. */
+ * A change of protection takes time per page of its range, and every task makes two. So the memory
+ * is in huge pages, and addresses before the allocated blocks stay closed. */
 #include "device/cpu/guard.h"
 
 #include <pthread.h>
@@ -24,9 +24,9 @@ struct bl_cpu_guard {
     void *reservation; /* ARENA_BYTES and HUGE_BYTES */
     char *memory;      /* ARENA_BYTES, aligned to HUGE_BYTES */
     pthread_mutex_t lock;
-    /* Blocks that live are between these offsets; first_bytes is a multiple of HUGE_BYTES. */
+    /* Allocated blocks are between these offsets; first_bytes is a multiple of HUGE_BYTES. */
     size_t first_bytes, used_bytes;
-    int n_blocks;  /* that live */
+    int n_blocks;  /* allocated */
     int n_running; /* tasks; the memory is closed while there are none */
     bool is_void;  /* the system did not change a protection: the guard proves nothing */
 };
@@ -61,7 +61,8 @@ bl_status bl_cpu_guard_create(bl_cpu_guard **out)
         return BL_FAIL(BL_ENOMEM, "%zu addresses for a guarded CPU device", ARENA_BYTES);
     }
     guard->memory = align_up(guard->reservation);
-    madvise(guard->memory, ARENA_BYTES, MADV_HUGEPAGE); /* where the system has none: slower */
+    /* A hint: without huge pages changes of protection are slower. */
+    madvise(guard->memory, ARENA_BYTES, MADV_HUGEPAGE);
     pthread_mutex_init(&guard->lock, NULL);
     *out = guard;
     return BL_OK;
@@ -75,8 +76,8 @@ void bl_cpu_guard_destroy(bl_cpu_guard *guard)
     free(guard);
 }
 
-/* Under the lock. Whole huge pages, which would be split otherwise. No more is opened: where the
- * system counts writable memory, the rest of the reservation costs nothing. */
+/* With the lock held. Whole huge pages, because a part would split one. The rest of the reservation
+ * stays closed: some systems count writable memory. */
 static void protect(bl_cpu_guard *guard, int protection)
 {
     char *begin = guard->memory + guard->first_bytes,

@@ -4,7 +4,7 @@
 #include "ops/cpu/half_avx512.h"
 #include "ops/cpu/ops_cpu.h"
 
-/* The part of a row that kernels with vectors do. */
+/* The elements of a row that vector kernels compute. */
 static int64_t whole_16(int64_t n)
 {
     return n & ~INT64_C(15);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* half_avx512.h -- 16 elements between bf16 and fp32 in AVX-512: compilers make three times as many
- * instructions of the generic vectors in ops_cpu.h, whose bits are the same. Only functions with
- * HALF_TARGET call these, and only where ops_has_avx512 is true. */
+/* half_avx512.h -- converts 16 elements between bf16 and fp32 with AVX-512. The generic vectors in
+ * ops_cpu.h give the same bits, but compilers make three times as many instructions of them. Only
+ * functions with HALF_TARGET call these, and only if ops_has_avx512 is true. */
 #ifndef BALLAST_OPS_CPU_HALF_AVX512_H
 #define BALLAST_OPS_CPU_HALF_AVX512_H
 
@@ -52,7 +52,7 @@ HALF_INLINE void half_round_random_16(__m512 x, __m512i random, uint16_t *y)
     half_store_16(_mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000)), y);
 }
 
-/* A function that exists for both. */
+/* The variant of a function for this processor. */
 #define OPS_KERNEL(name) (ops_has_avx512() ? name##_avx512 : name##_generic)
 #else
 #define OPS_KERNEL(name) name##_generic

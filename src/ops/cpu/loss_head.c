@@ -115,7 +115,7 @@ static bl_status add_term(bl_pool *pool, const chunk *c)
                             term->r, term->B.data, term->r, 1.0f, BL_F32, a->logits, a->V);
 }
 
-/* dB += s dlogits^T u; du = s dlogits B, which goes to its tokens */
+/* dB += s dlogits^T u; du = s dlogits B, written to the rows of its tokens */
 static bl_status pull_back_term(bl_pool *pool, const chunk *c)
 {
     const bl_loss_head_args *a = c->args;
@@ -213,7 +213,7 @@ bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
     if (n_max < 1)
         return BL_FAIL(BL_EINTERNAL, "loss head: %lld channels for a vocabulary of %lld",
                        (long long)a->H, (long long)a->V);
-    /* Behind the logits, and the inputs of a forward pass. */
+    /* After the logits and, in a forward pass, the inputs. */
     c.u = bl_tensor_of((float *)a->logits + n_max * (floats_per_token - 2 * r), a->x.dtype);
     c.du = bl_tensor_at(c.u, n_max * r);
     if (r > 0 && has_dx) memset(a->term->du.data, 0, bl_tensor_bytes(a->term->du, a->T * r));

@@ -25,8 +25,8 @@ OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float 
         bl_adamw_element(&factors, grad_scale, grad[i], w + i, m + i, v + i);
 }
 
-/* Elements whose words differ in the lower 32 bits of their numbers only: from `low` on, with the
- * key of the upper bits. */
+/* Elements whose numbers have the same upper 32 bits, and so the same key; the first has the lower
+ * bits `low`. */
 typedef struct bf16_block {
     bl_philox_key key;
     uint32_t low;

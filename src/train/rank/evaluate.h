@@ -3,8 +3,8 @@
  * rows (k n + r) b ... of micro-batch k, b = per_device_eval_batch_size. All ranks have equally
  * many micro-batches; those of a rank without rows left have no tokens.
  *
- * Its micro-batches have separate passes, or are in those of a training's steps (eval_overlap):
- * the same work in the same order, so the same bits. */
+ * Its micro-batches have separate passes, or are in the passes of a training's steps
+ * (eval_overlap): the same work in the same order, so the same bits. */
 #ifndef BALLAST_TRAIN_RANK_EVALUATE_H
 #define BALLAST_TRAIN_RANK_EVALUATE_H
 

@@ -251,7 +251,7 @@ static bl_status commit_task(bl_stream *stream, const void *args)
 
 enum { POLL_NS = 20 * 1000 * 1000 };
 
-/* Of step_deadline_s: a stall that collectives on the device may take part in. */
+/* Fraction of step_deadline_s: for a shorter stall, collectives on the device may wait. */
 static const double STALL_PART = 0.125;
 
 /* Reading the file for its checksum, after the last write, may take as long as writing it. */
@@ -263,12 +263,12 @@ static bl_status check_progress(const bl_trainer *t, const bl_adapter_shard_prog
     if (deadline_s <= 0 || p->idle_s <= limit_s) return BL_OK;
     return BL_FAIL(BL_EIO,
                    "%s: rank %d has written nothing for %.0f s (step_deadline_s %g): the disk is "
-                   "slow or hangs",
+                   "slow or hangs; use a faster one, or a larger step_deadline_s",
                    t->save.path, t->rank->index, p->idle_s, deadline_s);
 }
 
-/* Sums until no rank waits: a rank that is gone or hangs is seen by the sum, after the deadline;
- * one that writes takes part. */
+/* Sums until no rank waits. A rank that is writing takes part; one that is dead or hangs does not,
+ * and the sum ends with an error after the deadline. */
 static bl_status wait_together(bl_trainer *t,
                                bool (*waits)(const bl_trainer *, const bl_adapter_shard_progress *))
 {
@@ -316,7 +316,7 @@ static bl_status collect(bl_trainer *t)
     bl_rank *r = t->rank;
 
     BL_TRY(bl_adapter_full_end_shard(r->state));
-    if (!t->save.is_described) BL_TRY(bl_trainer_describe_save(t)); /* a stop in an evaluation */
+    if (!t->save.is_described) BL_TRY(bl_trainer_describe_save(t)); /* stopped in an evaluation */
     BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
     t->save.commits = true;
     if (!t->output) return BL_OK;

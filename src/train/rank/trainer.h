@@ -185,16 +185,17 @@ bl_status bl_trainer_check_weights(bl_trainer *trainer);
  * job. In full fine-tuning only begins it: the checkpoint is written behind the steps, and
  * completed by advance_save or end_save. */
 bl_status bl_trainer_save(bl_trainer *trainer, int64_t step);
-/* The two parts of save in full fine-tuning: the first begins to write the weights and their state;
- * the second describes the run for the manifest, as of now, and the checkpoint is completed after
- * it. Between them an evaluation of this step may end, and no step. */
+/* The two parts of save in full fine-tuning. begin_save begins to write the weights and their
+ * state. describe_save records the current state of the run for the manifest; the checkpoint is
+ * completed after it. An evaluation of this step may end between them; a step may not. */
 bl_status bl_trainer_begin_save(bl_trainer *trainer, int64_t step);
 bl_status bl_trainer_describe_save(bl_trainer *trainer);
 /* Waits for the checkpoint that is written behind the steps, if there is one; collective. */
 bl_status bl_trainer_end_save(bl_trainer *trainer);
-/* Before work of a later step or of its evaluation, whose collectives would wait on the device for
- * updates that wait for a file: if a rank's file takes much longer, all ranks wait here, and meet
- * meanwhile. Collective. BL_EIO: this rank's file gets no data for longer than step_deadline_s. */
+/* Call it before the work of a later step or of its evaluation: collectives of that work wait on
+ * the device for updates that wait for a file. If a rank's file needs much longer, all ranks wait
+ * here and exchange their progress. Collective. BL_EIO: this rank's file gets no data for longer
+ * than step_deadline_s. */
 bl_status bl_trainer_await_save(bl_trainer *trainer);
 /* Whether this rank has done its current part of a checkpoint behind the steps. When all ranks
  * have, each calls advance_save, which is collective: the first call makes rank 0 commit the
