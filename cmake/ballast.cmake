@@ -51,7 +51,7 @@ function(ballast_add_test name)
   add_test(NAME ${name} ${configurations} COMMAND ${ARG_COMMAND} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77 LABELS "${room};${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
   if(is_long OR "thorough" IN_LIST ARG_LABELS OR "slow" IN_LIST ARG_LABELS)
-    set_tests_properties(${name} PROPERTIES COST 10) # begins early, so that the last test to end is a short one
+    set_tests_properties(${name} PROPERTIES COST 10) # starts early, so that a short test ends last
   endif()
 endfunction()
 

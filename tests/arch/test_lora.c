@@ -162,8 +162,8 @@ static void test_start(void **state)
     free(whole), free(pieces), free(other);
 }
 
-/* Of the embedding A = 0 and B ~ N(0, 1), of the head as a projection, as PEFT's; the same whoever
- * asks for which range. */
+/* As in PEFT: the embedding has A = 0 and B ~ N(0, 1), the head is initialized like a projection.
+ * The values do not depend on the ranges of the calls. */
 static void test_start_of_tables(void **state)
 {
     bl_lora_options options = some_options();

@@ -230,9 +230,9 @@ static void leave(void *user)
     _exit(bl_status_exit_code(bl_wire_end(wire)));
 }
 
-/* BALLAST_TEST_ON_HOST=N: rank r is on host r / N of this name, with BALLAST_TEST_ROUND on r % N;
- * those from 1 on have the file that BALLAST_TEST_BOOT_ID names, with .1, .2, ... behind the name,
- * as boot id. */
+/* BALLAST_TEST_ON_HOST=N: rank r is on simulated host r / N, with BALLAST_TEST_ROUND on host r % N.
+ * Hosts have the same name. The boot id of host h > 0 is in the file that BALLAST_TEST_BOOT_ID
+ * names, with .h appended to its name. */
 static bl_status move_to_other_host(const nccl_self *self)
 {
     const char *prefix = getenv("BALLAST_TEST_BOOT_ID"), *text = getenv("BALLAST_TEST_ON_HOST");

@@ -80,8 +80,8 @@ static comm_blocks_traffic count_all(const comm_blocks *b, int n_on_host, int64_
     return t;
 }
 
-/* And that a gather moves: from every owner to its helpers, from these to the ranks of the
- * block. */
+/* Counts every part that a gather moves: from every owner to its helpers, and from helpers to the
+ * ranks of the block. */
 static comm_blocks_traffic count_gather(const comm_blocks *b, int n_on_host)
 {
     int n_hosts = (int)bl_ceil_div(b->size, n_on_host);
@@ -271,8 +271,8 @@ done:
     return st;
 }
 
-/* The model of a gather (comm/model.h), whose time is its bytes where nothing else takes time,
- * against the bytes that the wire brings into the host that receives most. */
+/* Compares the bytes of the model of a gather (comm/model.h), with rates at which they are its
+ * time, with the bytes that the wire sends to the host that receives most. */
 static void test_model_of_a_gather(void **state)
 {
     static const bl_rates rates = {.network_bytes_per_s = 1};

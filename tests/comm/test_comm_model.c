@@ -45,8 +45,8 @@ static void measure(bl_comm *comm, bl_device_kind kind, double seconds[2])
     bl_device_destroy(device);
 }
 
-/* GPUs, four on each of two hosts: pieces cross the network one after the other, each beside the
- * distribution of the piece before it within the hosts. The slower of the two counts. */
+/* Two hosts of four GPUs: pieces are sent over the network one after the other, each while the
+ * previous one is distributed within the hosts. The slower of the two counts. */
 static void gathers_by_hosts(void)
 {
     bl_exchange e = {
@@ -126,7 +126,7 @@ static void collectives_take_their_time(void **state)
     assert_float_equal(
         seconds[1], 1 + 2 * 100 / 100.0 + (3 + 2 * 100 / 20.0) + (2 * 3 + 3) * 100 / 1000.0, 1e-9);
     measure(comm, BL_DEVICE_CPU,
-            seconds); /* by blocks: two parts into a host, then one to its mate */
+            seconds); /* by blocks: two parts into a host, then one to the host's other rank */
     assert_float_equal(seconds[0], 3 + 2 * 100 / 20.0 + 1 + 2 * 100 / 100.0, 1e-9);
     bl_comm_destroy(comm);
     gathers_by_hosts();

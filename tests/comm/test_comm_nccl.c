@@ -238,7 +238,7 @@ static void test_two_ranks_with_one_gpu(void **state)
     nccl_run_failing("values", 4, SETTINGS("BALLAST_TEST_GPUS=3"), 4, text);
 }
 
-/* Three hosts of one name: boot ids for ranks (nccl_ranks.c). */
+/* Three simulated hosts with the same name and different boot ids (nccl_ranks.c). */
 enum { OTHER_HOSTS = 2 };
 static char boot_ids[] = "/tmp/boot_id.XXXXXX", boot_ids_setting[64];
 
@@ -288,7 +288,7 @@ static void test_two_hosts_with_one_name(void **state)
 
 /* ---- gathers by hosts ---- */
 
-/* Bytes that the rank's log has as sent to ranks of other hosts. */
+/* Bytes that the rank's log records as sent to ranks of other hosts. */
 static int64_t sent_to_hosts(const nccl_log *log, int rank, int n_on_host)
 {
     int64_t n_bytes = 0;
@@ -301,8 +301,9 @@ static int64_t sent_to_hosts(const nccl_log *log, int rank, int n_on_host)
     return n_bytes;
 }
 
-/* The bytes of every part, in all lengths, in groups split from all ranks, and beside sums. Each
- * part is sent once to each other host, in several pieces, and NCCL gathers nothing. */
+/* Every rank receives the bytes of every part: with several lengths, in groups split from all
+ * ranks, and together with sums. Each part is sent once to each other host, in several pieces, and
+ * ncclAllGather is not called. */
 static void test_gathers_by_hosts(void **state)
 {
     static const struct {
@@ -340,8 +341,8 @@ static void test_gathers_by_hosts(void **state)
     hosts_close();
 }
 
-/* One host, one rank per host, ranks that are not numbered host by host, or not asked for: NCCL
- * gathers. */
+/* NCCL gathers with one host, with one rank per host, if ranks are not numbered host by host, and
+ * without the option. */
 static void test_gathers_not_by_hosts(void **state)
 {
 #define HOSTS(n) "BALLAST_TEST_ON_HOST=" #n, boot_ids_setting

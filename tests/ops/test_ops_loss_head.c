@@ -271,8 +271,8 @@ static void multiply(int64_t M, int64_t N, int64_t K, double alpha, const float 
         }
 }
 
-/* The head p.head is W + s B A: of W with the term s B A the loss is the same, dx + du A is its dx,
- * and dB is s dW' A^T, of the gradient dW' of the whole head. */
+/* The head p.head is W' = W + s B A. W with the term s B A has the same loss; dx + du A equals the
+ * dx of W', and dB equals s dW' A^T. */
 static void check_term(int64_t T, int64_t H, int64_t V, int weights, int64_t r)
 {
     const double s = 0.75;

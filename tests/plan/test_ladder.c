@@ -155,7 +155,7 @@ static void test_order(void **state)
     }
 }
 
-/* Of hosts of one GPU: between them the network, and nothing on one. */
+/* Hosts of one GPU: gathers use the network only; one host gathers nothing. */
 static void test_hosts_of_one_gpu(void **state)
 {
     bl_model_config model = model_of("llama3.1-8b");
@@ -211,7 +211,7 @@ static int read_keys(const char *text, const char *rung, char *copy, size_t n_by
     return argc;
 }
 
-/* The printed keys of each rung are planned to the printed memory. */
+/* A plan with the printed keys of a rung has the printed memory. */
 static void test_keys(void **state)
 {
     enum { MAX_WORDS = 48, N_UNSUPPORTED = 3 };
@@ -249,8 +249,8 @@ static void test_keys(void **state)
     bl_plan_case_close(&c);
 }
 
-/* Each rung takes less of a GPU than the one before it, within each of the two ladders; a GPU alone
- * runs all of them. An FP8 checkpoint has no full fine-tuning. */
+/* Each rung takes less GPU memory than the one before it, within each of the two ladders. On one
+ * GPU all rungs have keys. An FP8 checkpoint has no full fine-tuning. */
 static void test_runs(void **state)
 {
     bl_plan_case c;

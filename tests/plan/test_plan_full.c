@@ -405,8 +405,8 @@ static int64_t host_bytes(const bl_plan *plan)
     return n;
 }
 
-/* A GPU also has a bf16 copy of the head, which products take, and makes it again after the update,
- * which moves 36 bytes per weight. It gathers a trained embedding from its memory. */
+/* A GPU also has a bf16 copy of the head for products and renews it after the update, which moves
+ * 36 bytes per weight. It gathers a trained embedding from its memory. */
 static void a_gpu_copies_a_trained_head(void **state)
 {
     const double table = (double)128256 * 4096;

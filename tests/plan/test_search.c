@@ -170,8 +170,8 @@ static double fastest_placement(const bl_plan_case *c)
     return fastest;
 }
 
-/* Nothing is offloaded where all of it fits; the copy stays where it fits; a model whose copy is
- * larger than the GPU's memory trains with it in host memory. */
+/* Nothing is offloaded if everything fits. The copy stays in GPU memory if it fits. A model whose
+ * copy is larger than the GPU's memory trains with the copy in host memory. */
 static void test_placement_of_all_weights(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* generate_runs.c -- generation with an adapter on a GPU beside the CPU. */
+/* generate_runs.c -- compares generation with an adapter on a GPU with the CPU's. */
 #include "generate_runs.h"
 
 #include <math.h>
@@ -70,7 +70,7 @@ static float *continue_text(bool on_gpu, const char *model, const char *adapter,
     return copy;
 }
 
-/* The largest difference, as a part of the largest logit. */
+/* The largest difference, as a fraction of the largest logit. */
 static double distance(const float *a, const float *b, int64_t n)
 {
     double most = 0, largest = 0;

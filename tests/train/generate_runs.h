@@ -3,9 +3,9 @@
 #ifndef BALLAST_TESTS_TRAIN_GENERATE_RUNS_H
 #define BALLAST_TESTS_TRAIN_GENERATE_RUNS_H
 
-/* Fails unless the logits after a text of ten tokens, as a part of the largest one, are those of
- * the CPU within 0.03: bf16 logits, 2^-9 each, after a few layers of as much. So are those after
- * the same text in pieces of three tokens. Another text must have other logits. */
+/* Generates after a text of ten tokens, whole and in pieces of three tokens. Fails if a logit
+ * differs from the CPU's by more than 0.03 of the largest one (bf16: 2^-9 per rounding, over a few
+ * layers), or if another text has the same logits. */
 void generate_runs_check(const char *model, const char *adapter);
 
 #endif

@@ -37,8 +37,8 @@ bl_status golden_train(const golden_args *args);
 /* The same with what offload/pager.h offers tests; NULL: nothing. */
 bl_status golden_train_hooked(const golden_args *args, const struct bl_pager_hooks *hooks);
 
-/* The loss on GOLDEN_VALIDATION, on that device, with the base as stored; adapter NULL: of the
- * base. */
+/* The loss on GOLDEN_VALIDATION on that device, with the base as stored; adapter NULL: the base
+ * alone. */
 #define GOLDEN_VALIDATION GOLDEN_DIR "/tokens/tiny-validation.jsonl"
 double golden_evaluate(const char *model, const char *device, const char *adapter);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slow_writes.c -- a library for LD_PRELOAD: a slow disk below the checkpoint files of one rank of
- * a job of processes. BALLAST_TEST_SLOW_WRITES=RANK:SECONDS[:N]: every write into the rank's file
- * takes SECONDS more; with N only the write of this number, from 1. Negative SECONDS: the process
+/* slow_writes.c -- a library for LD_PRELOAD: slows writes to the checkpoint files of one rank of
+ * a job of processes. BALLAST_TEST_SLOW_WRITES=RANK:SECONDS[:N]: every write to the rank's file
+ * takes SECONDS more; with N, only write number N, counted from 1. Negative SECONDS: the process
  * is stopped (SIGSTOP). */
-/* The checked inline functions of libc collide with the functions that this file defines. */
+/* libc's checked inline functions would conflict with the functions that this file defines. */
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
 #include <signal.h>

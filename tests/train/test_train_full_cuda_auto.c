@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Full fine-tuning on emulated GPUs of several sizes, without keys of placement: a training keeps
- * what fits in GPU memory, and offloads state, weights and then the bf16 copy. It chooses the keys
- * that `ballast plan` prints for the same GPU, takes the GPU memory that they are planned with, and
- * ends with the same bits on every size. */
+ * in GPU memory what fits, and offloads state, weights and then the bf16 copy. It chooses the keys
+ * that `ballast plan` prints for the same GPU, uses the planned GPU memory, and ends with the same
+ * bits on every size. */
 #include "full_cuda_runs.h"
 
 #include <fcntl.h>
@@ -50,7 +50,8 @@ static char *run(const char *command, int mib, const golden_args *args)
     return log;
 }
 
-/* The keys that are not about placement are given: `ballast plan` chooses all that are not. */
+/* Keys that are not about placement are given: `ballast plan` chooses all keys that are not given.
+ * */
 static void fill(const char *output, golden_args *args)
 {
     full_cuda_runs_fill(FULL_CUDA_CASE("tiny-mha-tied"), 1, output,
@@ -92,7 +93,7 @@ static void assert_plan_is_training(const char *log, const char *keys, bool is_o
     assert_same_value(log, "offload_compute_copy auto:", keys, "--offload_compute_copy");
 }
 
-/* What is measured covers counters and sums, too: less than 16 KiB. */
+/* The measured memory includes counters and sums: less than 16 KiB. */
 static void assert_memory_is_planned(const char *log, const gpu *g)
 {
     double measured, predicted;
@@ -136,7 +137,7 @@ static void check(const gpu *g)
     free(plan);
 }
 
-/* 50 M weights: 0.9 GB with state and copy, 99.8 MB of it the copy. */
+/* 50 M weights: 0.9 GB with state and copy; the copy takes 99.8 MB. */
 static void what_fits_stays_in_gpu_memory(void **state)
 {
     static const gpu gpus[] = {{2048, "device", "false", 0, 0},

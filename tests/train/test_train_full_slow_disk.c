@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two processes, on CPUs or on GPUs with NCCL. Writing the checkpoint of one rank takes several
- * times step_deadline_s: the other rank does not take it for missing, and the run ends with the
- * bits of a fast one. A rank whose write hangs, and one that is stopped meanwhile, are errors after
- * the deadline. */
+ * times step_deadline_s: the other rank does not report it as missing, and the run ends with the
+ * bits of a run on a fast disk. A rank whose write hangs, and one that is stopped while it writes,
+ * are errors after the deadline. */
 #include "full_cuda_runs.h"
 
 #include <signal.h>
@@ -87,7 +87,7 @@ static void a_write_that_hangs_is_an_error(void **state)
     runs_assert_error(&child, "rank 1 has written nothing for");
 }
 
-/* At its third write, without an end. */
+/* The process is stopped at its third write. */
 static void a_rank_that_is_stopped_is_missing(void **state)
 {
     runs_child child;

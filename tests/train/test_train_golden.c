@@ -172,10 +172,10 @@ static void read_adapter(const run *r, void **bytes, size_t *n)
     assert_int_equal(bl_file_read_all(r->adapter, 1 << 26, bytes, n), BL_OK);
 }
 
-/* Models with all variants: a plain one, a tied table, two formats in a fused matrix, trained
- * tables, LoRA over tables. Starts of runs take most of the time, so the other models have every
- * third variant each, with all variants in any three neighbors; with AddressSanitizer, which looks
- * for other errors, so do all models. Everything kept and nothing kept is for all. */
+/* Models that train all variants: a plain one, a tied table, two formats in a fused matrix, trained
+ * tables, LoRA terms of tables. Starting runs takes most of the time, so each other model trains
+ * every third variant, and any three neighbors train all of them; with AddressSanitizer this holds
+ * for all models. All models train with everything kept and with nothing kept. */
 #ifdef __SANITIZE_ADDRESS__
 enum { WITH_ALL_VARIANTS = 0 };
 #else

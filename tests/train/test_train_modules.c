@@ -365,8 +365,9 @@ static double first_loss(const char *adapter, const char *dropout, const char *g
     return loss_of_first_step(output);
 }
 
-/* With dropout, whose masks PEFT draws otherwise: the change of the loss along the gradient of the
- * terms, by differences. In fp32 the loss has an error of 1e-7 of 4, and the difference is 4e-3. */
+/* PEFT draws other dropout masks, so gradients with dropout are compared with finite differences:
+ * the change of the loss along the gradient of the terms. The loss is 4 with a relative error of
+ * 1e-7 in fp32, and the difference is 4e-3. */
 static void gradients_with_dropout(void **state)
 {
     static const double STEP = 1e-3;

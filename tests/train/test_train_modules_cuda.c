@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* LoRA with PEFT's modules_to_save on a GPU, real or emulated: losses and gradients beside the
+/* LoRA with PEFT's modules_to_save on a GPU, real or emulated: losses and gradients against the
  * float64 reference; the same bits for any visits, recomputation, ring and tiers of the base, on
  * threads and on processes, after a resumption; memory as predicted; the adapter read by a GPU and
- * by a CPU. With BALLAST_EMULATED=strict the losses are left out. */
+ * by a CPU. With BALLAST_EMULATED=strict losses are not compared. */
 #include "full_cuda_runs.h"
 #include "generate_runs.h"
 
@@ -19,7 +19,7 @@
 
 enum { STEPS = FULL_CUDA_STEPS };
 
-/* ---- beside float64 ---- */
+/* ---- against float64 ---- */
 
 /* A head, which has a copy, and norms; tables, whose gradients two ranks add; a tied table that
  * becomes two; LayerNorm in a parallel layer. */
@@ -31,8 +31,8 @@ static const struct {
              {CASE("tied-tables"), 2, 1},
              {CASE("falcon-layernorms"), 1, 1}};
 
-/* Of each tensor's norm: the limit of bf16 and its derivation are those of test_step_cuda.c.
- * Measured: 1.0 to 5.2 %. A rank's gradient that is missing is half of it. */
+/* A fraction of each tensor's norm: the limit of bf16; test_step_cuda.c derives it. Measured: 1.0
+ * to 5.2 %. Without the gradient of one of two ranks the difference would be half of the norm. */
 static const double GRADIENT = 8e-2;
 
 static void check_gradients(const char *name)
@@ -116,8 +116,8 @@ static void memory_is_as_predicted(void **state)
 
 /* ---- the adapter ---- */
 
-/* By a CPU, by generation and by an evaluation; training goes on from it. The limit is that of
- * evaluations on a GPU (test_train_cuda_losses.c). */
+/* A CPU, generation and an evaluation read it, and a training continues from it. The limit is that
+ * of evaluations on a GPU (test_train_cuda_losses.c). */
 static void the_adapter_is_read_back(void **state)
 {
     static const char model[] = GOLDEN_DIR "/models/tiny-mha-tied";
