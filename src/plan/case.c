@@ -15,8 +15,8 @@ static int64_t n_devices(const bl_hardware *h)
     return (int64_t)h->n_hosts * h->n_devices;
 }
 
-/* Several hosts of a number of ranks that sum_block does not divide: blocks that no host shares.
- * Without a file, where a key is the plan's to choose. */
+/* On several hosts, if sum_block does not divide the ranks per host: chooses the ranks of a
+ * host as a block. Only without a configuration file: then the plan chooses keys. */
 static void choose_sum_block(const bl_hardware *h, bl_train_configs *configs)
 {
     for (int i = 0; i < configs->n; i++) {

@@ -52,7 +52,7 @@ static json_t *describe_time(const bl_plan_report *r)
                      "phases", phases);
 }
 
-/* And keys of full fine-tuning. */
+/* Adds the chosen keys of full fine-tuning. */
 static json_t *add_full_keys(const bl_train_config *c, const bl_plan *plan, json_t *keys)
 {
     if (!bl_train_config_is_full(c) || !keys) return keys;

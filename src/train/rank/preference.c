@@ -236,7 +236,7 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
     bl_preference *p = calloc(1, sizeof *p);
     if (!p) return BL_FAIL(BL_ENOMEM, "preferences");
     *p = (bl_preference){.rank = rank, .losses = losses};
-    /* Of a pass: never more than a step's, or of its overlapped evaluations. */
+    /* Micro-batches of a pass: at most those of a step, or those of overlapped evaluations. */
     int64_t n = bl_max_i64(bl_max_i64(1, rank->job->config->gradient_accumulation_steps),
                            rank->job->plan.n_overlapped);
     p->divergence = calloc(2 * (size_t)n, sizeof *p->divergence);

@@ -283,7 +283,7 @@ static bool evaluation_is_due(const bl_trainer *t, int64_t step)
     return c->eval_strategy == BL_EVAL_EPOCH && ends_epoch(t, step);
 }
 
-/* Whatever the loss of an evaluation is. */
+/* Whether the schedule of saves has this step, independently of evaluations. */
 static bool save_is_scheduled(const bl_trainer *t, int64_t step)
 {
     const bl_train_config *c = t->config;
