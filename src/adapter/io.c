@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* io.c -- the adapter between its shards and PEFT's files, a layer at a time. */
+/* io.c -- the adapter from PEFT's files, and its gradients into a file, a layer at a time. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,12 +31,11 @@ bl_status bl_adapter_state_read_peft(bl_adapter_state *s, const bl_model_config 
     return st == BL_OK ? bl_adapter_state_publish(s) : st;
 }
 
-/* ---- writing: layers in the order of PEFT's file, each gathered once ---- */
+/* ---- gradients: layers in the order of PEFT's file, each gathered once ---- */
 
 typedef struct exporter {
     bl_adapter_state *state;
-    const float *shards; /* w or grad */
-    int64_t layer;       /* what state->full[0] holds; -1: nothing */
+    int64_t layer; /* what state->full[0] holds; -1: nothing */
 } exporter;
 
 static bl_status gather_layer(exporter *e, int64_t layer)
@@ -44,10 +43,8 @@ static bl_status gather_layer(exporter *e, int64_t layer)
     bl_adapter_state *s = e->state;
     if (e->layer == layer) return BL_OK;
     e->layer = layer;
-    bl_comm_set_label(
-        s->world,
-        e->shards == s->grad ? "the LoRA gradients of layer" : "the LoRA weights of layer", layer);
-    BL_TRY(bl_comm_all_gather(s->world, s->communication, e->shards + layer * s->chunk, s->full[0],
+    bl_comm_set_label(s->world, "the LoRA gradients of layer", layer);
+    BL_TRY(bl_comm_all_gather(s->world, s->communication, s->grad + layer * s->chunk, s->full[0],
                               (size_t)s->chunk * sizeof(float)));
     bl_comm_set_label(s->world, NULL, 0);
     return bl_stream_synchronize(s->communication);
@@ -61,8 +58,7 @@ static bl_status fill_factor(void *user, int64_t layer, int module, bl_peft_fact
     const bl_lora_layout *layout = s->layout;
 
     if (adapter_is_table(module))
-        return adapter_terms_download(s->terms, e->shards == s->grad ? s->terms->grad : s->terms->w,
-                                      module, factor, s->staging, dst);
+        return adapter_terms_download(s->terms, s->terms->grad, module, factor, s->staging, dst);
     int64_t offset = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module];
     int64_t n =
         layout->options.r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
@@ -92,40 +88,11 @@ static bl_status follow(exporter *e)
     return st;
 }
 
-/* full[0] must be idle, and `shards` final. */
-static bl_status settle(bl_adapter_state *s)
-{
-    BL_TRY(bl_stream_synchronize(s->compute));
-    return bl_stream_synchronize(s->communication);
-}
-
 /* Past the layer's floats the buffer is gradient padding, which must stay zero. */
 static bl_status clear_padding(bl_adapter_state *s)
 {
     int64_t whole = s->chunk * bl_comm_size(s->world), n = s->layout->n_floats;
     return bl_stream_zero(s->compute, s->full[0] + n, (size_t)(whole - n) * sizeof(float));
-}
-
-/* bl_peft_fill_saved_fn */
-static bl_status fill_module(void *user, const char *tensor, int64_t begin, int64_t n, float *dst)
-{
-    const bl_adapter_state *s = ((const exporter *)user)->state;
-    return adapter_modules_read_weights(s->modules, tensor, begin, n, s->staging, dst);
-}
-
-bl_status bl_adapter_state_write_peft(bl_adapter_state *s, const bl_saved_modules *modules,
-                                      const bl_model_config *config, const char *dir,
-                                      const char *base_model, bool bf16)
-{
-    exporter e = {s, s->w, -1};
-    bl_peft_config peft = bl_lora_peft_config(&s->layout->options);
-    bl_peft_base base = bl_lora_peft_base(config);
-
-    peft.saved = modules->names;
-    BL_TRY(settle(s));
-    if (bl_comm_rank(s->world) != 0) return follow(&e);
-    return bl_peft_write(dir, &peft, &base, base_model, bf16 ? BL_BF16 : BL_F32, fill_factor,
-                         fill_module, &e);
 }
 
 typedef struct named_factor {
@@ -247,8 +214,9 @@ static bl_status write_gradient_file(exporter *e, const char *path)
 
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *s, const char *path)
 {
-    exporter e = {s, s->grad, -1};
-    BL_TRY(settle(s));
+    exporter e = {s, -1};
+    BL_TRY(bl_stream_synchronize(s->compute)); /* full[0] is then idle, and the gradients final */
+    BL_TRY(bl_stream_synchronize(s->communication));
     if (s->trained) return adapter_full_write_gradients(s, path);
     BL_TRY(bl_comm_rank(s->world) == 0 ? write_gradient_file(&e, path) : follow(&e));
     return clear_padding(s);

@@ -224,19 +224,6 @@ int64_t adapter_modules_count(const adapter_modules *m)
     return m->n_floats;
 }
 
-bl_status adapter_modules_read_weights(const adapter_modules *m, const char *tensor, int64_t begin,
-                                       int64_t n, bl_staging *staging, float *dst)
-{
-    bl_arch_tensor t;
-
-    if (!bl_trained_find(m->config, m->set, tensor, &t))
-        return BL_FAIL(BL_EINTERNAL, "%s is not trained", tensor);
-    int64_t at = adapter_modules_before(m->config, m->set, &t) + begin;
-    const module_part *part = m->part;
-    while (at >= part->before + part->n) part++;
-    return bl_staging_download(staging, dst, part->w + (at - part->before), (size_t)n * FLOAT);
-}
-
 int64_t adapter_modules_tensors(const adapter_modules *m)
 {
     return m->set ? bl_arch_tensor_count(m->config) : 0;

@@ -51,9 +51,6 @@ bool adapter_modules_have_table(const bl_trained_set *set, bl_model_table table)
  * set: may be NULL or empty. */
 int64_t adapter_modules_floats(const bl_model_config *config, const bl_trained_set *set);
 int64_t adapter_modules_count(const adapter_modules *modules); /* with the terms */
-/* Floats [begin, begin + n) of the weights of a trained tensor to dst (host memory). */
-bl_status adapter_modules_read_weights(const adapter_modules *modules, const char *tensor,
-                                       int64_t begin, int64_t n, bl_staging *staging, float *dst);
 /* The number of the model's tensors; the gradient of tensor i, NULL: tensor i is frozen. */
 int64_t adapter_modules_tensors(const adapter_modules *modules);
 const float *adapter_modules_gradient(const adapter_modules *modules, int64_t i,

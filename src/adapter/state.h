@@ -88,12 +88,8 @@ bl_status bl_adapter_state_update(bl_adapter_state *state, int64_t step, double 
 /* In the metadata of a file of gradients: only such a file is replaced by another one. */
 #define BL_GRADIENTS_MARK "ballast-gradients"
 
-/* Collective; a layer at a time is gathered, and only rank 0 writes. The adapter goes into the
- * folder `dir`; the summed gradients of the step under way go, under the adapter's tensor names,
- * into the safetensors file `path`. */
-bl_status bl_adapter_state_write_peft(bl_adapter_state *state, const bl_saved_modules *modules,
-                                      const bl_model_config *config, const char *dir,
-                                      const char *base_model, bool bf16);
+/* Collective; a layer at a time is gathered, and only rank 0 writes: the summed gradients of the
+ * step under way, under the adapter's tensor names, into the safetensors file `path`. */
 bl_status bl_adapter_state_write_gradients(bl_adapter_state *state, const char *path);
 
 /* shards.c: the state as a checkpoint keeps it, a file for each rank, without
@@ -114,8 +110,7 @@ bl_status bl_adapter_state_write_shard(bl_adapter_state *state, const char *path
  * them is not such a file. */
 bl_status bl_adapter_state_read_shards(bl_adapter_state *state, const char *dir, int n_ranks);
 /* Writes the weights in the files that n_ranks ranks have written into `shards` as a PEFT adapter
- * into `dir`: the bytes of bl_adapter_state_write_peft. Errors: as read_shards, and those of
- * bl_peft_write. */
+ * into `dir`, without communication. Errors: as read_shards, and those of bl_peft_write. */
 bl_status bl_adapter_export_shards(const bl_lora_layout *layout, const bl_saved_modules *modules,
                                    const bl_model_config *config, const char *shards, int n_ranks,
                                    const char *dir, const char *base_model, bool bf16);

@@ -18,6 +18,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "base/file_progress.h"
 #include "base/sizes.h"
 
 /* ---- reading ---- */
@@ -77,6 +78,7 @@ bl_status bl_file_read_full(int fd, const char *path, void *dst, size_t n_bytes,
             return BL_FAIL(BL_EIO,
                            "%s: ends at offset %" PRId64 ", where %zu more bytes are expected",
                            path, offset_bytes, n_bytes);
+        bl_file_note_move();
         to += got;
         n_bytes -= (size_t)got;
         offset_bytes += got;
@@ -175,6 +177,7 @@ bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n
             return bl_fail_errno(BL_EIO, "%s: writing %zu bytes at offset %" PRId64, path, n_bytes,
                                  offset_bytes);
         }
+        bl_file_note_move();
         from += put;
         n_bytes -= (size_t)put;
         offset_bytes += put;
@@ -184,8 +187,10 @@ bl_status bl_file_write_full(int fd, const char *path, const void *src, size_t n
 
 bl_status bl_file_sync(int fd, const char *path)
 {
-    if (fsync(fd) != 0) return bl_fail_errno(BL_EIO, "%s: fsync", path);
-    return BL_OK;
+    bl_file_note_sync(true);
+    bl_status st = fsync(fd) == 0 ? BL_OK : bl_fail_errno(BL_EIO, "%s: fsync", path);
+    bl_file_note_sync(false);
+    return st;
 }
 
 bl_status bl_dir_sync(const char *path)
@@ -418,7 +423,9 @@ bl_status bl_path_check_private(const char *path)
 static int remove_entry(const char *path, const struct stat *info, int flag, struct FTW *walk)
 {
     (void)info, (void)flag, (void)walk;
-    return remove(path) != 0 && errno != ENOENT;
+    bool is_removed = remove(path) == 0 || errno == ENOENT;
+    bl_file_note_move();
+    return !is_removed;
 }
 
 bl_status bl_tree_remove(const char *path)

@@ -26,6 +26,11 @@ bl_status bl_talk_broadcast(const bl_talk *talk, void *bytes, size_t n_bytes);
 /* values[i] becomes the sum over the ranks. */
 bl_status bl_talk_sum(const bl_talk *talk, int64_t *values, int64_t n);
 bl_status bl_talk_sum_real(const bl_talk *talk, double *values, int64_t n);
+/* Sums until no rank is busy; a rank that is gone or hangs misses the next sum, and is found after
+ * the deadline. look tells whether this rank is busy, after a pause if it is; its failure ends the
+ * wait. */
+typedef bl_status (*bl_talk_look_fn)(void *user, bool *is_busy);
+bl_status bl_talk_wait(const bl_talk *talk, bl_talk_look_fn look, void *user);
 /* Returns when all ranks have called it. */
 bl_status bl_talk_meet(const bl_talk *talk);
 

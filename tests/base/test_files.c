@@ -14,10 +14,12 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/file_progress.h"
 #include "base/files.h"
 
 /* ---- fault injection ---- */
@@ -472,6 +474,32 @@ static void test_path_join(void **state)
     }
 }
 
+/* 0.05 s without a call is a hang; a sync may take as long as the work before it, too. */
+static void test_work_that_hangs(void **state)
+{
+    const struct timespec pause = {0, 100 * 1000 * 1000};
+    bl_file_progress progress = {0};
+    double idle_s;
+
+    (void)state;
+    assert_false(bl_file_hangs(&progress, 0.05, &idle_s));
+    bl_file_note_progress(&progress);
+    assert_false(bl_file_hangs(&progress, 10, &idle_s));
+    nanosleep(&pause, NULL);
+    assert_true(bl_file_hangs(&progress, 0.05, &idle_s));
+    assert_true(idle_s >= 0.1);
+    assert_int_equal(bl_dir_sync("/"), BL_OK);
+    assert_false(bl_file_hangs(&progress, 0.05, &idle_s));
+    bl_file_note_progress(NULL);
+    nanosleep(&pause, NULL);
+    assert_int_equal(bl_dir_sync("/"), BL_OK);
+    assert_true(bl_file_hangs(&progress, 0.05, &idle_s));
+    atomic_store(&progress.began_s, atomic_load(&progress.moved_s) - 1000);
+    assert_true(bl_file_hangs(&progress, 0.05, &idle_s));
+    atomic_store(&progress.syncs, true);
+    assert_false(bl_file_hangs(&progress, 0.05, &idle_s));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -481,6 +509,7 @@ int main(void)
         cmocka_unit_test_teardown(test_atomic_writes, clear_fault),
         cmocka_unit_test(test_only_regular_files_are_replaced),
         cmocka_unit_test(test_what_is_at_the_tmp_name),
+        cmocka_unit_test(test_work_that_hangs),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_lock_dies_with_its_holder),
         cmocka_unit_test(test_lock_of_a_folder_made_again),

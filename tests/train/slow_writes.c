@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* slow_writes.c -- a library for LD_PRELOAD: slows writes to the checkpoint files of one rank of
- * a job of processes. BALLAST_TEST_SLOW_WRITES=RANK:SECONDS[:N]: every write to the rank's file
- * takes SECONDS more; with N, only write number N, counted from 1. Negative SECONDS: the process
- * is stopped (SIGSTOP). */
+/* slow_writes.c -- a library for LD_PRELOAD: slows writes to some files of a job of processes.
+ * BALLAST_TEST_SLOW_WRITES=SECONDS[:N]: every write to a file whose path contains
+ * BALLAST_TEST_SLOW_FILES, and every fsync of one, takes SECONDS more; with N, only call number N
+ * of each process, counted from 1. Negative SECONDS: the process is stopped (SIGSTOP). */
 /* libc's checked inline functions would conflict with the functions that this file defines. */
 #undef _FORTIFY_SOURCE
 #include <dlfcn.h>
@@ -16,22 +16,21 @@
 #include <time.h>
 #include <unistd.h>
 
-static atomic_int n_writes;
+static atomic_int n_calls;
 
-/* Whether the file is the checkpoint file of the rank; its name has the rank's number. */
 static bool is_slow(int fd, double *seconds)
 {
-    const char *request = getenv("BALLAST_TEST_SLOW_WRITES");
-    char link[64], path[4096], name[32];
-    int rank, which = 0;
+    const char *request = getenv("BALLAST_TEST_SLOW_WRITES"),
+               *files = getenv("BALLAST_TEST_SLOW_FILES");
+    char link[64], path[4096];
+    int which = 0;
 
-    if (!request || sscanf(request, "%d:%lf:%d", &rank, seconds, &which) < 2) return false;
+    if (!request || !files || sscanf(request, "%lf:%d", seconds, &which) < 1) return false;
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
     if (n < 0) return false;
     path[n] = 0;
-    snprintf(name, sizeof name, "/state-%05d-of-", rank);
-    return strstr(path, name) && (which == 0 || atomic_fetch_add(&n_writes, 1) + 1 == which);
+    return strstr(path, files) && (which == 0 || atomic_fetch_add(&n_calls, 1) + 1 == which);
 }
 
 static void wait_if_slow(int fd)
@@ -60,4 +59,10 @@ EXPORT ssize_t pwrite64(int fd, const void *bytes, size_t n_bytes, off_t at)
 {
     wait_if_slow(fd);
     return ((write_at)dlsym(RTLD_NEXT, "pwrite64"))(fd, bytes, n_bytes, at);
+}
+
+EXPORT int fsync(int fd)
+{
+    wait_if_slow(fd);
+    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
 }

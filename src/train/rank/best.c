@@ -119,31 +119,38 @@ static bl_status list_adapter(const bl_trainer *t)
     return bl_output_list(t->config->output_dir, t->output, added, BL_COUNT(added));
 }
 
+static bool takes_best(const bl_trainer *t)
+{
+    return t->config->load_best_model_at_end && t->best.step >= 0 && t->best.step != t->steps_done;
+}
+
+/* bl_trainer_work_fn; user: rank 0's trainer. */
+static bl_status export_result(void *user)
+{
+    const bl_trainer *t = user;
+    bl_status st = takes_best(t) ? export_best(t) : export_step(t, t->steps_done);
+    return bl_output_failure(t->folder, st);
+}
+
+/* The result is written from a checkpoint, by rank 0 alone. */
 bl_status bl_trainer_write_adapter(bl_trainer *t)
 {
-    const bl_job *job = t->job;
-    bool takes_best =
-        t->config->load_best_model_at_end && t->best.step >= 0 && t->best.step != t->steps_done;
-    bl_status st = BL_OK;
+    bool is_best = takes_best(t);
 
-    /* A model is written from a checkpoint: of a run that had nothing left to do, another's. */
-    if (job->model->is_trained && !takes_best) BL_TRY(bl_trainer_save(t, t->steps_done));
+    /* Of a run that had nothing left to do, the checkpoint is another's. */
+    if (!is_best) BL_TRY(bl_trainer_save(t, t->steps_done));
     BL_TRY(bl_trainer_end_save(t));
     if (t->output) {
         bl_outcome *outcome = &t->output->outcome;
         BL_TRY(list_adapter(t));
         outcome->n_steps = outcome->adapter_step = t->steps_done;
         outcome->rung = t->rungs.stopped_at;
-        if (takes_best) {
+        if (is_best) {
             outcome->adapter_step = t->best.step;
             outcome->trained.loss = t->best.loss;
         }
     }
-    if (takes_best || job->model->is_trained)
-        st = !t->output ? BL_OK : takes_best ? export_best(t) : export_step(t, t->steps_done);
-    else
-        st = bl_adapter_state_write_peft(t->rank->state, &job->modules, &job->model->config,
-                                         job->config->output_dir, job->config->model_name_or_path,
-                                         job->config->adapter_dtype == BL_ADAPTER_BF16);
-    return bl_output_failure(t->folder, st);
+    BL_TRY(bl_talk_meet(&t->rank->talk));
+    atomic_store(&t->is_saving, true);
+    return bl_trainer_work_on_files(t, t->output ? export_result : NULL, t);
 }

@@ -242,7 +242,9 @@ static bl_status commit_task(bl_stream *stream, const void *args)
     bl_saving *save = &(*t)->save;
 
     (void)stream;
+    bl_file_note_progress(&save->progress);
     bl_error_save(&save->error, bl_output_failure((*t)->output, commit_save(*t)));
+    bl_file_note_progress(NULL);
     atomic_store(&save->is_committed, true);
     return BL_OK;
 }
@@ -267,30 +269,43 @@ static bl_status check_progress(const bl_trainer *t, const bl_adapter_shard_prog
                    t->save.path, t->rank->index, p->idle_s, deadline_s);
 }
 
-/* Sums until no rank waits. A rank that is writing takes part; one that is dead or hangs does not,
- * and the sum ends with an error after the deadline. */
-static bl_status wait_together(bl_trainer *t,
-                               bool (*waits)(const bl_trainer *, const bl_adapter_shard_progress *))
+/* bl_talk_look_fn, all three; user: the trainer. */
+
+static bl_status look_at_file(bl_trainer *t, bool is_busy, const bl_adapter_shard_progress *p)
 {
-    for (;;) {
-        bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
-        int64_t n = waits(t, &p);
-        if (n > 0) BL_TRY(check_progress(t, &p));
-        BL_TRY(bl_talk_sum(&t->rank->talk, &n, 1));
-        if (n == 0) return BL_OK;
-        nanosleep(&(struct timespec){0, POLL_NS}, NULL);
-    }
+    if (!is_busy) return BL_OK;
+    BL_TRY(check_progress(t, p));
+    nanosleep(&(struct timespec){0, POLL_NS}, NULL);
+    return BL_OK;
 }
 
-static bool stalls(const bl_trainer *t, const bl_adapter_shard_progress *p)
+static bl_status look_whether_it_stalls(void *user, bool *is_busy)
 {
-    return !p->has_waiting && p->left_s > STALL_PART * t->config->step_deadline_s;
+    bl_trainer *t = user;
+    bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
+
+    *is_busy = !p.has_waiting && p.left_s > STALL_PART * t->config->step_deadline_s;
+    return look_at_file(t, *is_busy, &p);
 }
 
-static bool is_incomplete(const bl_trainer *t, const bl_adapter_shard_progress *p)
+static bl_status look_whether_it_is_done(void *user, bool *is_busy)
 {
-    (void)p;
-    return !bl_adapter_full_shard_is_done(t->rank->state);
+    bl_trainer *t = user;
+    bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
+
+    *is_busy = !bl_adapter_full_shard_is_done(t->rank->state);
+    return look_at_file(t, *is_busy, &p);
+}
+
+static bl_status look_at_commit(void *user, bool *is_busy)
+{
+    bl_trainer *t = user;
+
+    *is_busy = !bl_trainer_save_is_done(t);
+    if (!*is_busy) return BL_OK;
+    BL_TRY(bl_trainer_check_files(t, &t->save.progress));
+    nanosleep(&(struct timespec){0, POLL_NS}, NULL);
+    return BL_OK;
 }
 
 bl_status bl_trainer_await_save(bl_trainer *t)
@@ -298,14 +313,14 @@ bl_status bl_trainer_await_save(bl_trainer *t)
     if (!t->save.is_active || t->save.commits || t->steps_done <= t->save.step ||
         t->config->step_deadline_s <= 0)
         return BL_OK;
-    return wait_together(t, stalls);
+    return bl_talk_wait(&t->rank->talk, look_whether_it_stalls, t);
 }
 
 static bl_status await_file(bl_trainer *t)
 {
     if (bl_adapter_full_shard_progress(t->rank->state).has_waiting)
         BL_TRY(bl_adapter_full_flush(t->rank->state));
-    return wait_together(t, is_incomplete);
+    return bl_talk_wait(&t->rank->talk, look_whether_it_is_done, t);
 }
 
 /* ---- both parts ---- */
@@ -321,6 +336,7 @@ static bl_status collect(bl_trainer *t)
     t->save.commits = true;
     if (!t->output) return BL_OK;
     atomic_store(&t->save.is_committed, false);
+    atomic_store(&t->save.progress.began_s, 0);
     return bl_stream_call(bl_adapter_full_behind(r->state), commit_task, &t, sizeof t);
 }
 
@@ -360,6 +376,7 @@ bl_status bl_trainer_end_save(bl_trainer *t)
         BL_TRY(await_file(t));
         BL_TRY(collect(t));
     }
+    BL_TRY(bl_talk_wait(&t->rank->talk, look_at_commit, t));
     BL_TRY(finish(t));
     return bl_talk_meet(&t->rank->talk);
 }
@@ -374,6 +391,20 @@ void bl_trainer_drop_save(bl_trainer *t)
 }
 
 /* ---- a whole save ---- */
+
+/* bl_trainer_work_fn, both; user: the trainer. */
+
+static bl_status write_rank_work(void *user)
+{
+    bl_trainer *t = user;
+    return write_rank(t, t->save.step, &t->files[t->rank->index]);
+}
+
+static bl_status commit_work(void *user)
+{
+    const bl_trainer *t = user;
+    return bl_output_failure(t->output, commit_save(t));
+}
 
 bl_status bl_trainer_begin_save(bl_trainer *t, int64_t step)
 {
@@ -400,11 +431,11 @@ bl_status bl_trainer_save(bl_trainer *t, int64_t step)
     BL_TRY(bl_trainer_describe_save(t));
     BL_TRY(bl_talk_meet(&r->talk));
     atomic_store(&t->is_saving, true);
-    BL_TRY(write_rank(t, step, &t->files[r->index]));
+    BL_TRY(bl_trainer_work_on_files(t, write_rank_work, t));
     BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
-    if (t->output) BL_TRY(bl_output_failure(t->output, commit_save(t)));
+    BL_TRY(bl_trainer_work_on_files(t, t->output ? commit_work : NULL, t));
     t->saved_step = step;
-    return bl_talk_meet(&r->talk);
+    return BL_OK;
 }
 
 void bl_trainers_settle_save(bl_trainer *trainers)

@@ -44,6 +44,17 @@ bl_status bl_talk_sum_real(const bl_talk *talk, double *values, int64_t n)
     return bl_stream_synchronize(talk->stream);
 }
 
+bl_status bl_talk_wait(const bl_talk *talk, bl_talk_look_fn look, void *user)
+{
+    for (int64_t n_busy = 1; n_busy > 0;) {
+        bool is_busy = false;
+        BL_TRY(look(user, &is_busy));
+        n_busy = is_busy;
+        BL_TRY(bl_talk_sum(talk, &n_busy, 1));
+    }
+    return BL_OK;
+}
+
 bl_status bl_talk_meet(const bl_talk *talk)
 {
     BL_TRY(bl_comm_barrier(talk->comm, talk->stream));

@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "base/file_progress.h"
 #include "base/json.h"
 #include "train/rank.h"
 #include "train/data/sampler.h"
@@ -27,12 +28,13 @@ typedef struct bl_fill {
 typedef struct bl_saving {
     bool is_active;
     int64_t step, best_step;
-    bool is_described;        /* state and best_step are those of the step */
-    bool commits;             /* all ranks' files are complete; rank 0 commits */
-    char *path;               /* of the rank's file */
-    json_t *state;            /* rank 0's, for the manifest */
-    atomic_bool is_committed; /* rank 0's; also after a failure */
-    bl_error error;           /* of the commit; read it after is_committed */
+    bool is_described;         /* state and best_step are those of the step */
+    bool commits;              /* all ranks' files are complete; rank 0 commits */
+    char *path;                /* of the rank's file */
+    json_t *state;             /* rank 0's, for the manifest */
+    atomic_bool is_committed;  /* rank 0's; also after a failure */
+    bl_file_progress progress; /* of the commit */
+    bl_error error;            /* of the commit; read it after is_committed */
 } bl_saving;
 
 /* Its own thread's, while that runs. */
@@ -197,6 +199,14 @@ bl_status bl_trainer_end_save(bl_trainer *trainer);
  * here and exchange their progress. Collective. BL_EIO: this rank's file gets no data for longer
  * than step_deadline_s. */
 bl_status bl_trainer_await_save(bl_trainer *trainer);
+/* file_work.c: runs fn in a thread while all ranks meet, until no rank has work left: a rank whose
+ * disk is slow is not missing. fn NULL: this rank has no work. Collective, also after a failure of
+ * fn, which it then returns; with one rank, a plain call. BL_EIO: nothing was read or written for
+ * longer than step_deadline_s. BL_ELIMIT: no thread. */
+typedef bl_status (*bl_trainer_work_fn)(void *user);
+bl_status bl_trainer_work_on_files(const bl_trainer *trainer, bl_trainer_work_fn fn, void *user);
+/* That BL_EIO, of other work. */
+bl_status bl_trainer_check_files(const bl_trainer *trainer, const bl_file_progress *progress);
 /* Whether this rank has done its current part of a checkpoint behind the steps. When all ranks
  * have, each calls advance_save, which is collective: the first call makes rank 0 commit the
  * checkpoint, the second call completes it. */
