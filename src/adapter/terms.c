@@ -116,7 +116,8 @@ static bl_model_table table_of(int module)
     return module == BL_PEFT_EMBEDDING ? BL_TABLE_EMBEDDING : BL_TABLE_HEAD;
 }
 
-int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor)
+/* Floats before a factor in the tables' vector. */
+static int64_t offset_of(const bl_lora_layout *layout, int module, bl_peft_factor factor)
 {
     bl_model_table table = table_of(module);
     return factor == BL_PEFT_A ? layout->table_a[table] : layout->table_b[table];
@@ -146,7 +147,7 @@ bl_status adapter_term_to_peft(const bl_lora_layout *layout, int module, bl_peft
                                float *dst)
 {
     int64_t r = layout->options.r, vocab = layout->vocab, most = n_piece / r,
-            offset = adapter_term_offset(layout, module, factor);
+            offset = offset_of(layout, module, factor);
 
     if (!is_transposed(module, factor))
         return read(user, offset, adapter_term_floats(layout, module, factor), dst);
@@ -193,7 +194,7 @@ static bl_status read_factor(bl_adapter_terms *terms, const bl_peft_adapter *ada
         transpose(values, layout->options.r, layout->vocab, transposed);
         from = transposed;
     }
-    return bl_staging_upload(staging, terms->w + adapter_term_offset(layout, module, factor), from,
+    return bl_staging_upload(staging, terms->w + offset_of(layout, module, factor), from,
                              (size_t)n * FLOAT);
 }
 

@@ -28,8 +28,7 @@ static inline bool adapter_is_table(int module)
     return module >= BL_PEFT_EMBEDDING;
 }
 
-/* Of a factor: floats before it in the tables' vector, and its number of floats. */
-int64_t adapter_term_offset(const bl_lora_layout *layout, int module, bl_peft_factor factor);
+/* Floats of a factor. */
 int64_t adapter_term_floats(const bl_lora_layout *layout, int module, bl_peft_factor factor);
 
 /* Reads floats [begin, begin + n) of the tables' vector to host memory. */
