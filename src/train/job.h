@@ -75,13 +75,15 @@ bl_status bl_job_identify(bl_job *job);
 void bl_job_identify_data(bl_job *job); /* only the data; not collective */
 /* bl_model_fingerprint of the model, whose bytes are read once per host. */
 bl_status bl_job_fingerprint(const bl_job *job, int64_t probe_bytes, uint64_t *fingerprint);
+/* Of the bytes of init_adapter's configuration and tensors; 0: the run has none. */
+bl_status bl_job_hash_adapter(const bl_train_config *config, uint64_t *hash);
 
 /* processes.c: how the processes of a job, with a rank each, agree before their ranks start.
  * Collective over the processes. */
 
-/* Whether all see the same output_dir (a shared file system; NULL: there is none), model, data and
- * configuration. Of the model each host reads all, if it is small, or some blocks everywhere
- * (bl_model_fingerprint): ranks of one shard group read each row but once. */
+/* Whether all see the same output_dir (a shared file system; NULL: there is none), model, adapter,
+ * data and configuration. Of the model each host reads all, if it is small, or some blocks
+ * everywhere (bl_model_fingerprint): ranks of one shard group read each row but once. */
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir);
 /* Gives `input` the least memory available to any process, so that all choose alike. */
 bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input);

@@ -248,6 +248,35 @@ static void test_models_differ(void **state)
     }
 }
 
+/* Hosts with other copies of the adapter that a run starts from, or that is evaluated: a bit of its
+ * head, which each rank has whole. */
+static void test_adapters_differ(void **state)
+{
+    static const char own[] = "tests/golden/modules/adapters/head-and-norms";
+    char word[GOLDEN_PATH_BYTES + 32], other[GOLDEN_PATH_BYTES + 32];
+
+    (void)state;
+    runs_copy(own, runs_path("other-adapter"));
+    runs_flip_bit(runs_path("other-adapter/adapter_model.safetensors"), 8000);
+    snprintf(word, sizeof word, "--init_adapter %s", own);
+    snprintf(other, sizeof other, "--init_adapter %s", runs_path("other-adapter"));
+    for (int evaluates = 0; evaluates < 2; evaluates++) {
+        runs_child child = {0};
+        golden_args args = {0};
+        golden_args_add(&args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");
+        golden_args_add(&args, evaluates ? "validation_file" : "train_file",
+                        GOLDEN_DIR "/tokens/tiny-validation.jsonl");
+        golden_args_add(&args, "data_format", "tokens");
+        golden_args_add(&args, "max_seq_length", "64");
+        if (!evaluates) golden_args_add(&args, "output_dir", "%s", runs_path("adapters"));
+        mpi_start_ballast(&child, 2, with_words(other, word), evaluates ? "eval" : "train", &args);
+        int code = runs_wait(&child, LIMIT_S);
+        if (code != 2) fail_msg("evaluates %d: exit %d, not 2", evaluates, code);
+        mpi_assert_error(&child, "error: init_adapter is not the same on rank 0 and on rank 1");
+        golden_args_free(&args);
+    }
+}
+
 /* Hosts of different instruction sets: a warning, of rank 0 only. */
 static void test_one_machine_differs(void **state)
 {
@@ -540,13 +569,21 @@ static void test_eval(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_as_local),       cmocka_unit_test(test_resume_across_kinds),
-        cmocka_unit_test(test_one_process_differs), cmocka_unit_test(test_output_dir_comes_late),
-        cmocka_unit_test(test_models_differ),       cmocka_unit_test(test_one_machine_differs),
-        cmocka_unit_test(test_stop_and_go_on),      cmocka_unit_test(test_a_rank_dies),
-        cmocka_unit_test(test_a_rank_hangs),        cmocka_unit_test(test_output_dir_is_removed),
-        cmocka_unit_test(test_strangers),           cmocka_unit_test(test_builds_differ),
-        cmocka_unit_test(test_srun_without_pmix),   cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_same_as_local),
+        cmocka_unit_test(test_resume_across_kinds),
+        cmocka_unit_test(test_one_process_differs),
+        cmocka_unit_test(test_output_dir_comes_late),
+        cmocka_unit_test(test_models_differ),
+        cmocka_unit_test(test_adapters_differ),
+        cmocka_unit_test(test_one_machine_differs),
+        cmocka_unit_test(test_stop_and_go_on),
+        cmocka_unit_test(test_a_rank_dies),
+        cmocka_unit_test(test_a_rank_hangs),
+        cmocka_unit_test(test_output_dir_is_removed),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_builds_differ),
+        cmocka_unit_test(test_srun_without_pmix),
+        cmocka_unit_test(test_eval),
     };
     if (!mpi_is_here()) return 77;
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

@@ -6,8 +6,12 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/files.h"
 #include "base/json.h"
+#include "base/sizes.h"
+#include "base/xxh3.h"
 #include "train/training_internal.h"
 
 enum { HASH_TEXT_BYTES = 17 };
@@ -132,4 +136,38 @@ bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start 
     /* Changes no bit of the adapter, only the reported losses. */
     start->other_validation = !is_same(state, "validation_data", job->identity.validation);
     return BL_OK;
+}
+
+/* ---- the adapter that a run starts from ---- */
+
+/* *hash: of the file's bytes, with the hash so far. A run that is resumed needs no weights of the
+ * adapter: a missing file has no bytes. */
+static bl_status hash_file(const char *dir, const char *name, uint64_t *hash)
+{
+    enum { PIECE_BYTES = 1 << 18 };
+    char *path = NULL, *piece = malloc(PIECE_BYTES);
+    int64_t n_bytes = 0;
+    int fd = -1;
+    bl_status st = piece ? BL_OK : BL_FAIL(BL_ENOMEM, "the bytes of an adapter");
+
+    if (st == BL_OK) st = bl_path_join(dir, name, &path);
+    if (st == BL_OK && bl_file_exists(path)) st = bl_file_open(path, &fd, &n_bytes);
+    for (int64_t at = 0; st == BL_OK && fd >= 0 && at < n_bytes; at += PIECE_BYTES) {
+        size_t n = (size_t)bl_min_i64(PIECE_BYTES, n_bytes - at);
+        st = bl_file_read_full(fd, path, piece, n, at);
+        if (st == BL_OK) *hash = XXH3_64bits_withSeed(piece, n, *hash);
+    }
+    if (fd >= 0) close(fd);
+    free(path);
+    free(piece);
+    return st;
+}
+
+bl_status bl_job_hash_adapter(const bl_train_config *c, uint64_t *hash)
+{
+    *hash = 0;
+    if (!c->init_adapter) return BL_OK;
+    *hash = 1;
+    BL_TRY(hash_file(c->init_adapter, BL_OUTPUT_ADAPTER_CONFIG, hash));
+    return hash_file(c->init_adapter, BL_OUTPUT_ADAPTER, hash);
 }

@@ -9,7 +9,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "base/build_id.h"
 #include "base/clock.h"
@@ -21,40 +20,9 @@
 #include "train/rank/preference.h"
 #include "train/rank/trainer.h"
 
-enum { PIECE_BYTES = 1 << 18, SUMS_AT_ONCE = 1 << 20 };
+enum { SUMS_AT_ONCE = 1 << 20 };
 
 /* ---- the key ---- */
-
-/* *hash: of the file's bytes, with the hash so far. */
-static bl_status hash_file(const char *dir, const char *name, uint64_t *hash)
-{
-    char *path = NULL, *piece = malloc(PIECE_BYTES);
-    int64_t n_bytes;
-    int fd = -1;
-    bl_status st = piece ? BL_OK : BL_FAIL(BL_ENOMEM, "the bytes of an adapter");
-
-    if (st == BL_OK) st = bl_path_join(dir, name, &path);
-    if (st == BL_OK) st = bl_file_open(path, &fd, &n_bytes);
-    for (int64_t at = 0; st == BL_OK && at < n_bytes; at += PIECE_BYTES) {
-        size_t n = (size_t)bl_min_i64(PIECE_BYTES, n_bytes - at);
-        st = bl_file_read_full(fd, path, piece, n, at);
-        if (st == BL_OK) *hash = XXH3_64bits_withSeed(piece, n, *hash);
-    }
-    if (fd >= 0) close(fd);
-    free(path);
-    free(piece);
-    return st;
-}
-
-/* 0: the reference is the base alone. */
-static bl_status hash_reference(const bl_train_config *c, uint64_t *hash)
-{
-    *hash = 0;
-    if (!c->init_adapter) return BL_OK;
-    *hash = 1;
-    BL_TRY(hash_file(c->init_adapter, BL_OUTPUT_ADAPTER_CONFIG, hash));
-    return hash_file(c->init_adapter, BL_OUTPUT_ADAPTER, hash);
-}
 
 /* Rows, reference, products, and the division of rows into micro-batches. The caller frees
  * *text. */
@@ -68,7 +36,7 @@ static bl_status describe(const bl_trainer *t, char **text)
     bool pads = bl_pass_token_step(t->rank->pass) > 0;
     uint64_t reference, bf16 = 0;
 
-    BL_TRY(hash_reference(c, &reference));
+    BL_TRY(bl_job_hash_adapter(c, &reference));
     BL_TRY(bl_products_describe(job, products));
     if (job->bf16_matrices)
         bf16 = XXH3_64bits(job->bf16_matrices, (size_t)job->model->config.n_layers);

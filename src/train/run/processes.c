@@ -33,7 +33,7 @@ static const double QUICK_S = 5.0, PATIENCE_S = 65.0;
 /* 1 or 0. */
 typedef struct view {
     uint64_t folder, is_elsewhere; /* the same directory; an existing, different one */
-    uint64_t model, weights, train, validation, config;
+    uint64_t model, weights, adapter, train, validation, config;
     uint64_t schedule; /* keys that decide when and how collectives run, and change no result */
 } view;
 
@@ -124,6 +124,7 @@ static bl_status look(const bl_job *job, view *own)
     /* Where all share one host's memory, they read the same files; a borrowed base was compared. */
     if (!job->lead && bl_host_memory_size(job->host_memory) < job->topology.n_ranks)
         BL_TRY(bl_job_fingerprint(job, PROBE_BYTES, &own->weights));
+    BL_TRY(bl_job_hash_adapter(job->config, &own->adapter));
     return bl_train_config_hash(job->config, BL_EFFECT_RESULT, &own->config);
 }
 
@@ -153,6 +154,7 @@ static bl_status compare_views(const bl_job *job, const view *views)
                    "the model's config.json, or its tensors, are"));
     BL_TRY(
         compare(views, job->topology.n_ranks, offsetof(view, weights), "the model's weights are"));
+    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, adapter), "init_adapter is"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, train), "the training data are"));
     return compare(views, job->topology.n_ranks, offsetof(view, validation),
                    "the validation data are");
