@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "adapter/full.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
@@ -31,10 +32,11 @@ static struct {
     char log[512];         /* metrics of the run */
     atomic_int held_until; /* the first write waits for the log's line of this step; 0: none */
     atomic_bool held_for_evaluation; /* the first write waits for the loss of step MIDDLE */
-    atomic_bool came;                /* the line was logged, during the wait */
-    atomic_int delay_us;             /* of each write */
-    atomic_int fails_after;          /* writes that succeed; -1: all */
-    atomic_int update_us;            /* before each update of a piece by the host */
+    atomic_bool came;                /* the line was logged */
+    atomic_bool is_late;    /* the checkpoint of step MIDDLE began after the loss was logged */
+    atomic_int delay_us;    /* of each write */
+    atomic_int fails_after; /* writes that succeed; -1: all */
+    atomic_int update_us;   /* before each update of a piece by the host */
 } disk;
 
 static void pause_us(int n)
@@ -68,10 +70,9 @@ bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t
 static void wait_for_line(int step, const char *other)
 {
     double until = bl_now_s() + WAIT_S;
-    bool was_there = has_line(step, other);
 
     while (!has_line(step, other) && bl_now_s() < until) pause_us(2000);
-    atomic_store(&disk.came, !was_there && has_line(step, other));
+    atomic_store(&disk.came, has_line(step, other));
 }
 
 bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
@@ -85,6 +86,23 @@ bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t
     if (atomic_load(&disk.fails_after) >= 0 && atomic_fetch_sub(&disk.fails_after, 1) == 0)
         return BL_FAIL(BL_ELIMIT, "a full disk");
     return __real_bl_safetensors_writer_put(writer, index, offset_bytes, bytes, n_bytes);
+}
+
+bl_status __real_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
+                                             bl_status (*then)(void *user), void *user);
+bl_status __wrap_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
+                                             bl_status (*then)(void *user), void *user);
+
+/* On the thread that trains: unlike the first write's, the moment does not depend on the load. */
+bl_status __wrap_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
+                                             bl_status (*then)(void *user), void *user)
+{
+    char middle[32];
+
+    snprintf(middle, sizeof middle, "/step-%d", MIDDLE);
+    if (strstr(path, middle) && has_line(MIDDLE, "\"eval_loss\""))
+        atomic_store(&disk.is_late, true);
+    return __real_bl_adapter_full_begin_shard(state, path, then, user);
 }
 
 bl_status __real_bl_adamw_on_host(bl_stream *stream, const bl_adamw_args *args);
@@ -101,6 +119,7 @@ static void use_disk(const char *output, int held_until, int delay_us, int fails
     snprintf(disk.log, sizeof disk.log, "%s", runs_path("%s/metrics.jsonl", output));
     atomic_store(&disk.held_until, held_until);
     atomic_store(&disk.came, false);
+    atomic_store(&disk.is_late, false);
     atomic_store(&disk.delay_us, delay_us);
     atomic_store(&disk.fails_after, fails_after);
     atomic_store(&disk.update_us, 0);
@@ -169,7 +188,7 @@ static void an_evaluation_goes_on(void **state)
             atomic_store(&disk.held_for_evaluation, true);
             assert_int_equal(train(full_runs_cases[0], n_ranks, "goes-on", mode, STEPS, MIDDLE),
                              BL_OK);
-            assert_true(atomic_load(&disk.came));
+            assert_true(atomic_load(&disk.came) && !atomic_load(&disk.is_late));
             full_runs_assert_same(MIDDLE, "evaluated", "goes-on", n_ranks, "an evaluation");
             assert_int_equal(number_of_state("goes-on", "evaluated_step"), MIDDLE);
             assert_true(number_of_state("goes-on", "validation_loss") ==
