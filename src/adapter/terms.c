@@ -230,6 +230,8 @@ bl_status bl_adapter_terms_read(bl_adapter_terms *terms, const bl_model_config *
 
 /* ---- frozen weights in an adapter ---- */
 
+enum { PIECE = 1024 };
+
 /* Whether a and b are equal, one of them possibly rounded to bf16. */
 static bool is_same(float a, float b)
 {
@@ -238,15 +240,12 @@ static bool is_same(float a, float b)
 
 static bl_status compare_piece(const bl_peft_adapter *adapter, int module,
                                const bl_stored_tensor *stored, int64_t begin, int64_t n,
-                               float *theirs, const char *dir)
+                               const char *dir)
 {
-    char bytes[4 * 1024];
-    float ours[sizeof bytes / 2];
-    size_t size = bl_dtype_bytes(stored->dtype);
+    float ours[PIECE], theirs[PIECE];
 
     BL_TRY(bl_peft_read_base_weight(adapter, module, begin, n, theirs));
-    BL_TRY(bl_stored_tensor_read(stored, begin * (int64_t)size, (size_t)n * size, bytes));
-    bl_dtype_to_f32(stored->dtype, bytes, ours, (size_t)n);
+    BL_TRY(bl_stored_tensor_read_floats(stored, begin, n, ours));
     for (int64_t i = 0; i < n; i++)
         if (!is_same(ours[i], theirs[i]))
             return BL_FAIL(
@@ -276,17 +275,15 @@ static const bl_stored_tensor *find_stored(const bl_hf_model *files, const bl_mo
 static bl_status compare_base(const bl_hf_model *files, const bl_model_config *config,
                               const bl_peft_adapter *adapter, int module, const char *dir)
 {
-    enum { PIECE = 1024 };
     const bl_stored_tensor *stored = find_stored(files, config, module);
     int64_t n_floats = config->vocab_size * config->hidden_size;
-    float theirs[PIECE];
 
     if (!stored)
         return BL_FAIL(BL_EINTERNAL, "%s: the model has no such tensor",
                        module == BL_PEFT_HEAD ? "head" : "embedding");
     for (int64_t begin = 0, n; begin < n_floats; begin += n) {
         n = bl_min_i64(PIECE, n_floats - begin);
-        BL_TRY(compare_piece(adapter, module, stored, begin, n, theirs, dir));
+        BL_TRY(compare_piece(adapter, module, stored, begin, n, dir));
     }
     return BL_OK;
 }
