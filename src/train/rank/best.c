@@ -106,6 +106,13 @@ static bl_status export_best(const bl_trainer *t)
                : st;
 }
 
+/* Written and verified by this run, or verified at its start. */
+static bl_status export_last(const bl_trainer *t)
+{
+    bl_status st = export_step(t, t->steps_done);
+    return st == BL_ECHECKPOINT ? bl_error_prefix(BL_EIO, "reading the last checkpoint again") : st;
+}
+
 /* Before the files appear. README.md follows when the ranks have ended. */
 static bl_status list_adapter(const bl_trainer *t)
 {
@@ -128,7 +135,7 @@ static bool takes_best(const bl_trainer *t)
 static bl_status export_result(void *user)
 {
     const bl_trainer *t = user;
-    bl_status st = takes_best(t) ? export_best(t) : export_step(t, t->steps_done);
+    bl_status st = takes_best(t) ? export_best(t) : export_last(t);
     return bl_output_failure(t->folder, st);
 }
 
