@@ -27,7 +27,7 @@ static double network_s_of(const step *s, const bl_rates *r)
     return s->into_host > 0 ? s->into_host / r->network_bytes_per_s : 0;
 }
 
-/* parts: what of the step's bytes is moved at once. */
+/* parts: the part of the step's bytes that is moved at once. */
 static double seconds_of(const step *s, const bl_rates *r, double parts)
 {
     double seconds = 0, network_s = network_s_of(s, r) / parts;
