@@ -48,11 +48,11 @@ static void row_from_bf16(bench *b)
 }
 static void block_from_f32(bench *b)
 {
-    bl_fp8_block_quantize(b->pool, BL_F32, b->source[0], b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_block_quantize(b->pool, BL_F32, b->source[0], 0, b->rows, b->cols, b->codes, b->scales);
 }
 static void block_from_bf16(bench *b)
 {
-    bl_fp8_block_quantize(b->pool, BL_BF16, b->source[1], b->rows, b->cols, b->codes, b->scales);
+    bl_fp8_block_quantize(b->pool, BL_BF16, b->source[1], 0, b->rows, b->cols, b->codes, b->scales);
 }
 static void row_to_f32(bench *b)
 {

@@ -104,7 +104,7 @@ static bool make_weights(bench *b)
         if (format == BL_FORMAT_FP8_ROW)
             bl_fp8_row_quantize(b->pool, BL_F32, W, 0, b->N, b->K, codes, scales);
         if (format == BL_FORMAT_FP8_BLOCK)
-            bl_fp8_block_quantize(b->pool, BL_F32, W, b->N, b->K, codes, scales);
+            bl_fp8_block_quantize(b->pool, BL_F32, W, 0, b->N, b->K, codes, scales);
         if (format == BL_FORMAT_F16)
             for (int64_t i = 0; i < b->N * b->K; i++) halves[i] = bl_f32_to_f16(W[i]);
         if (format == BL_FORMAT_BF16)

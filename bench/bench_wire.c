@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How fast processes of one host exchange bulk data: bench_wire N sockets|shared|mpirun; the last:
- *   mpirun starts them. One JSON line per collective
- * and size, the fastest of some repetitions; "bytes" is the whole buffer that every rank gathers,
- * or adds to the sum. */
+/* bench_wire.c -- how fast processes of one host exchange bulk data: bench_wire N
+ * sockets|shared|mpirun; the last: mpirun starts them. One JSON line per collective and size, the
+ * fastest of some repetitions; "bytes" is the whole buffer that every rank gathers, or adds to the
+ * sum. */
 #include <math.h>
 #include <signal.h>
 #include <stdio.h>

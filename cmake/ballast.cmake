@@ -12,7 +12,7 @@ find_package(PkgConfig REQUIRED)
 find_package(Threads REQUIRED)
 
 add_library(ballast_options INTERFACE)
-set(ballast_c_options -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wpointer-arith
+set(ballast_c_options -Wall -Wextra -Wstrict-prototypes -Wmissing-prototypes -Wshadow -Wvla -Wpointer-arith -Wformat-security
   -fno-math-errno -ffp-contract=off
   $<$<C_COMPILER_ID:Clang>:-Wno-pass-failed>) # a loop that clang leaves scalar at -O1 is no error
 target_compile_options(ballast_options INTERFACE "$<$<COMPILE_LANGUAGE:C>:${ballast_c_options}>")
@@ -67,7 +67,7 @@ function(ballast_test name)
   endif()
   ballast_add_test(${name} COMMAND ${name} ${ARG_ARGS} LABELS ${ARG_LABELS} TIMEOUT ${ARG_TIMEOUT})
   if("gpu" IN_LIST ARG_LABELS)
-    set_property(GLOBAL APPEND_STRING PROPERTY BALLAST_GPU_TESTS "${name}\n") # scripts/gpu-check reads them
+    set_property(GLOBAL APPEND PROPERTY BALLAST_GPU_TESTS ${name}) # scripts/gpu-check reads them
     add_dependencies(gpu_programs ${name})
   endif()
 endfunction()

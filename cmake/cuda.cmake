@@ -59,7 +59,7 @@ elseif(BALLAST_CUDA)
   set(CMAKE_CUDA_RUNTIME_LIBRARY None)        # a module that needs it links CUDA::cudart_static
   set(CMAKE_CUDA_IMPLICIT_LINK_LIBRARIES "") # of the host compiler: the C++ library, which nothing here uses
   set(CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES "")
-  set(BALLAST_CUDA_OPTIONS --Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti)
+  set(BALLAST_CUDA_OPTIONS -Xcompiler=-Wall,-Wextra$<$<BOOL:${BALLAST_WERROR}>:,-Werror>,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti)
   add_library(ballast_cudart INTERFACE)
   target_link_libraries(ballast_cudart INTERFACE CUDA::cudart_static)
   add_library(ballast_cublaslt INTERFACE)
@@ -95,7 +95,7 @@ function(ballast_cuda_sources target)
     COMPILE_OPTIONS "-include;${emulate}/emulate.h;${options}")
 endfunction()
 # A GPU traps on a wide access that is not aligned; x86 may let it pass. These traps need no sanitizer's runtime.
-set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Werror -Wno-unknown-pragmas -O2 -ffp-contract=off -U_FORTIFY_SOURCE
+set(BALLAST_EMULATED_OPTIONS -Wall -Wextra -Wno-unknown-pragmas -O2 -ffp-contract=off -U_FORTIFY_SOURCE
   -fsanitize=alignment,bounds,shift,signed-integer-overflow -fsanitize-undefined-trap-on-error)
 
 # ballast_checked_kernels(NAME ARCH FILE...): objects of .cu files compiled for the compute capability ARCH (80 or 90), which call the emulator

@@ -5,7 +5,7 @@ set(BALLAST_NCCL_HEADER_MIN 2.28)
 # ballast_check_nccl_header(FOLDER OUT): OUT is whether FOLDER's nccl.h serves. Where there is none, FOLDER is empty or ends in NOTFOUND; then,
 # and where it is too old, a warning says what the build lacks and how to have it.
 function(ballast_check_nccl_header folder out)
-  set(remedy "This build uses one GPU of a host, however many there are: ranks on several need nccl.h ${BALLAST_NCCL_HEADER_MIN} or newer, of the package libnccl-dev (NVIDIA's repository) or nvidia-nccl-cu13 (pip), with -DBALLAST_NCCL_INCLUDE=FOLDER where it is not found (docs/gpu.md, Build)")
+  set(remedy "This build uses one GPU of a host, however many there are: ranks on several need nccl.h ${BALLAST_NCCL_HEADER_MIN} or newer, of the package libnccl-dev (NVIDIA's repository) or nvidia-nccl-cu13 (pip), with -DBALLAST_NCCL_INCLUDE=FOLDER where it is not found (docs/install.md)")
   set(${out} FALSE PARENT_SCOPE)
   if(NOT folder)
     message(WARNING "No nccl.h. ${remedy}")

@@ -13,6 +13,7 @@ install(FILES packaging/completions/ballast.bash DESTINATION ${CMAKE_INSTALL_DAT
 install(FILES packaging/completions/_ballast DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions)
 install(FILES packaging/completions/ballast.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 
 if(BALLAST_CUDA AND NOT BALLAST_CUDA_EMULATED)
   ballast_component(cublas "${CUDAToolkit_VERSION}" LicenseRef-NVIDIA-CUDA-EULA)

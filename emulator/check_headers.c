@@ -40,6 +40,7 @@ IS((CUstream)0, struct CUstream_st *);
 IS((cudaEvent_t)0, struct CUevent_st *);
 IS((cudaHostFn_t)0, void (*)(void *));
 IS((CUdeviceptr)0, unsigned long long);
+IS((CUdevice)0, int);
 IS((cuuint32_t)0, uint32_t);
 IS(&((cublasLtMatmulAlgo_t *)0)->data, uint64_t (*)[8]);
 IS(((cublasLtMatmulHeuristicResult_t *)0)->algo, cublasLtMatmulAlgo_t);

@@ -19,6 +19,7 @@
 #include "counts.h"
 #include "grid.h"
 #include "lock.h"
+#include "ptx/launch.h"
 #include "queue.h"
 
 /* What a thread of a block waits for; nothing: it can run. */
@@ -547,6 +548,7 @@ static void run_grid(const emulated_grid &g)
 struct launch {
     emulated_grid grid;
     std::function<void()> thread;
+    ptx_launch *ptx; /* the same kernel as PTX; NULL: none */
 };
 
 static unseen_lock one_grid; /* all of the above is one grid's */
@@ -556,18 +558,27 @@ static void run_launch(void *argument)
     std::unique_ptr<launch> l((launch *)argument);
     unseen_guard guard(&one_grid);
     unseen_work unseen; /* but what threads do */
+    if (l->ptx) ptx_launch_run(l->ptx);
     body = std::move(l->thread);
     run_grid(l->grid);
     body = nullptr;
+    if (l->ptx) ptx_launch_compare(l->ptx);
+}
+
+static ptx_launch *launch_ptx(const emulated_grid &g, const emulated_parameters &p)
+{
+    ptx_shape shape = {g.blocks.x, g.threads.x, std::max(1u, g.n_clustered), g.shared_bytes,
+                       g.blocks.y * g.blocks.z * g.threads.y * g.threads.z == 1};
+    return ptx_launch_create(g.kernel, &shape, p.at + 1, p.bytes + 1, p.n);
 }
 
 cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &g,
-                            std::function<void()> thread)
+                            const emulated_parameters &parameters, std::function<void()> thread)
 {
     cudaError_t error = check_launch(g);
     if (error != cudaSuccess) return error;
     emulated_count_kernel(g.kernel);
-    auto *l = new launch{g, std::move(thread)};
+    auto *l = new launch{g, std::move(thread), launch_ptx(g, parameters)};
     error = emulated_queue(stream, run_launch, l);
     if (error != cudaSuccess) delete l;
     return error;

@@ -325,10 +325,18 @@ struct emulated_grid {
     const void *kernel;
 };
 
+/* A kernel's parameters during its launch: n addresses after the first, which is NULL, and their
+ * sizes. */
+struct emulated_parameters {
+    const void *const *at;
+    const size_t *bytes;
+    size_t n;
+};
+
 /* Queues the grid on a stream; one grid runs at a time. Returns CUDA's error for a grid that the
  * device cannot run. */
 cudaError_t emulated_launch(cudaStream_t stream, const emulated_grid &grid,
-                            std::function<void()> thread);
+                            const emulated_parameters &parameters, std::function<void()> thread);
 cudaError_t emulated_set_most_shared(const void *kernel, int bytes);
 
 template <typename... Parameters, typename... Arguments>
@@ -338,7 +346,12 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config,
     emulated_grid grid = {config->gridDim, config->blockDim,
                           config->numAttrs ? config->attrs->val.clusterDim.x : 1,
                           config->dynamicSmemBytes, (const void *)kernel};
-    return emulated_launch(config->stream, grid, [=] { kernel(arguments...); });
+    return [&](Parameters... values) {
+        const void *const at[] = {nullptr, &values...};
+        const size_t bytes[] = {0, sizeof values...};
+        return emulated_launch(config->stream, grid, {at, bytes, sizeof...(values)},
+                               [=] { kernel(values...); });
+    }(arguments...);
 }
 
 /* Only cudaFuncAttributeMaxDynamicSharedMemorySize: a kernel with more than 48 KiB of dynamic

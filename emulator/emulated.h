@@ -12,6 +12,8 @@
 void emulated_cuda_break(void); /* from now on every call fails, and no host function runs */
 void emulated_cuda_mend(void);
 void emulated_cuda_set_machine(int driver_version, int n_devices);
+/* Whether BALLAST_EMULATED_GPUS allows so many; if not, prints the reason to skip. */
+bool emulated_cuda_have_devices(int n);
 int emulated_cuda_registrations(void); /* of host memory, alive */
 /* Peak of registered host memory in bytes since the last call. */
 size_t emulated_cuda_registered_peak(void);

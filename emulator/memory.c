@@ -108,6 +108,11 @@ uintptr_t emulated_registered_end(const void *at)
     return find_range(&registered, at, false).end;
 }
 
+uintptr_t emulated_memory_begin(const void *at)
+{
+    return find_range(&memory, at, false).begin;
+}
+
 uintptr_t emulated_memory_end(const void *at)
 {
     return find_range(&memory, at, false).end;
@@ -328,7 +333,7 @@ static cudaError_t queue_rows(cudaStream_t stream, rows r)
         return cudaErrorInvalidValue;
     emulated_launch(stream);
     count_rows(&r, stream->device);
-    (void)bl_stream_call(stream->stream, move_rows, &r, sizeof r);
+    emulated_give(stream, false, move_rows, &r, sizeof r);
     return cudaSuccess;
 }
 

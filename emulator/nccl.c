@@ -250,7 +250,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId 
     ncclResult_t result = read_config(config, &own);
     if (result != ncclSuccess) return result;
     emulated_nccl_set_rank(rank);
-    result = emulated_nccl_suffer(NCCL_AT_INIT);
+    result = emulated_nccl_fault(NCCL_AT_INIT);
     if (result != ncclSuccess) return result;
     result = open_comm(&own, emulated_current_device(), &id, rank, n_ranks, comm);
     /* As in the real one, the environment is stronger than config.blocking. Nothing else does not
@@ -309,7 +309,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     if (color < 0 && color != NCCL_SPLIT_NOCOLOR)
         return emulated_nccl_fail(ncclInvalidArgument, "Invalid color %d", color);
     emulated_nccl_enter(comm, "ncclCommSplit");
-    ncclResult_t result = emulated_nccl_suffer(NCCL_AT_SPLIT);
+    ncclResult_t result = emulated_nccl_fault(NCCL_AT_SPLIT);
     /* Without a configuration the new communicator inherits its parent's. */
     if (result == ncclSuccess) result = read_config(config ? config : &comm->config, &own);
     if (result == ncclSuccess) result = split(comm, color, key, &own, out);
@@ -345,7 +345,7 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank)
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
 {
     check_alive(comm, "ncclCommGetAsyncError");
-    ncclResult_t result = emulated_nccl_suffer(NCCL_AT_ASK);
+    ncclResult_t result = emulated_nccl_fault(NCCL_AT_ASK);
     if (result != ncclSuccess) return result;
     bool is_lost = emulated_settings_get()->nccl_reports && emulated_nccl_has_dead(&comm->member);
     *error = is_lost ? ncclRemoteError : ncclSuccess;
@@ -370,7 +370,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     if (!comm) return ncclSuccess;
     if (emulated_enter() != cudaSuccess) return ncclUnhandledCudaError;
     emulated_nccl_enter(comm, "ncclCommDestroy");
-    ncclResult_t result = emulated_nccl_suffer(NCCL_AT_DESTROY);
+    ncclResult_t result = emulated_nccl_fault(NCCL_AT_DESTROY);
     if (result == ncclSuccess) {
         emulated_nccl_drain(comm);
         result = emulated_nccl_meet(&comm->member, words, comm->host_mask, said);
@@ -392,7 +392,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     if (!comm) return ncclSuccess;
     check_alive(comm, "ncclCommAbort");
     emulated_nccl_log("abort %s", comm->name);
-    ncclResult_t result = emulated_nccl_suffer(NCCL_AT_ABORT);
+    ncclResult_t result = emulated_nccl_fault(NCCL_AT_ABORT);
     if (result != ncclSuccess) return result;
     while (emulated_settings_get()->nccl_abort == EMULATED_ABORT_HANGS) pause();
     atomic_store(&comm->member.is_canceled, true);

@@ -26,7 +26,7 @@ struct ncclWindow_vidmem {
 };
 
 struct ncclComm {
-    ncclComm_t next; /* of all, also those that are over: whoever uses one of them is found out */
+    ncclComm_t next; /* of all, also those that are over: a use of one of these is reported */
     nccl_membership member;
     int rank, n_ranks, device;
     char name[NCCL_NAME_BYTES]; /* the same on all ranks */
@@ -114,7 +114,7 @@ typedef enum nccl_moment {
 
 /* The process's rank is that in its first communicator. ncclSystemError when this call is to
  * fail. */
-ncclResult_t emulated_nccl_suffer(nccl_moment moment);
+ncclResult_t emulated_nccl_fault(nccl_moment moment);
 void emulated_nccl_set_rank(int rank);
 
 /* A line of this process's log. */

@@ -83,7 +83,7 @@ static ncclResult_t strike(const fault *f)
     return ncclSuccess;
 }
 
-ncclResult_t emulated_nccl_suffer(nccl_moment moment)
+ncclResult_t emulated_nccl_fault(nccl_moment moment)
 {
     const char *whole = emulated_settings_get()->fault;
     int n = moment == NCCL_AT_LAUNCH ? 1 + atomic_fetch_add(&n_launches, 1) : 0;

@@ -197,7 +197,7 @@ static ncclResult_t launch(nccl_work *work)
 {
     ncclComm_t comm = work->comm;
     ncclResult_t result = work->kind == NCCL_PAIRS ? join_own_parts(work) : ncclSuccess;
-    if (result == ncclSuccess) result = emulated_nccl_suffer(NCCL_AT_LAUNCH);
+    if (result == ncclSuccess) result = emulated_nccl_fault(NCCL_AT_LAUNCH);
     if (result != ncclSuccess) {
         free(work->transfers);
         free(work);

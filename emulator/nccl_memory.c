@@ -164,9 +164,12 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *at, size_t bytes, ncc
     if (!at || bytes == 0)
         return emulated_nccl_fail(ncclInvalidArgument, "ncclCommWindowRegister: no memory");
     emulated_nccl_enter(comm, "ncclCommWindowRegister");
-    result = emulated_nccl_suffer(NCCL_AT_WINDOW);
+    result = emulated_nccl_fault(NCCL_AT_WINDOW);
     if (result != ncclSuccess)
         emulated_nccl_log("window %s failed", comm->name);
+    else if (comm->member.n_ranks == 1)
+        result =
+            emulated_nccl_fail(ncclInvalidUsage, "Communicator does not support symmetric memory!");
     else if (settings->nccl_windows == EMULATED_WINDOWS_FAIL)
         result = emulated_nccl_fail(ncclInvalidUsage, "Symmetric memory is not supported");
     else if (settings->nccl_windows == EMULATED_WINDOWS_YES && comm->is_one_host)

@@ -132,7 +132,7 @@ ncclResult_t emulated_nccl_join(nccl_membership *m, const ncclUniqueId *id, int 
     if (result != ncclSuccess)
         emulated_nccl_leave(m, false, false);
     else
-        atomic_store(&m->segment->places[rank].is_taken, 1); /* whoever is seen has the lock */
+        atomic_store(&m->segment->places[rank].is_taken, 1); /* a rank that is seen has the lock */
     return result;
 }
 
@@ -222,9 +222,9 @@ void emulated_nccl_wait_bell(const nccl_membership *m, uint32_t seen)
 
 /* ---- meetings ---- */
 
-/* Whether all have said something; an answer that does not fit is never heard. */
-static bool hear(const nccl_membership *m, uint64_t number, uint64_t mask, int64_t what,
-                 int64_t said[][NCCL_WORDS])
+/* Whether all ranks of the mask have answered; an answer to another question does not count. */
+static bool have_answered(const nccl_membership *m, uint64_t number, uint64_t mask, int64_t what,
+                          int64_t said[][NCCL_WORDS])
 {
     for (int rank = 0; rank < m->n_ranks; rank++) {
         if (!(mask >> rank & 1)) continue;
@@ -243,7 +243,7 @@ ncclResult_t emulated_nccl_meet(nccl_membership *m, const int64_t words[NCCL_WOR
     emulated_nccl_ring_all(m);
     for (;;) {
         uint32_t seen = emulated_nccl_bell(m);
-        if (hear(m, number, mask, words[0], said)) return ncclSuccess;
+        if (have_answered(m, number, mask, words[0], said)) return ncclSuccess;
         if (atomic_load(&m->is_canceled))
             return emulated_nccl_fail(ncclInternalError, "aborted while it waited for other ranks");
         if (emulated_settings_get()->nccl_reports && emulated_nccl_has_dead(m))

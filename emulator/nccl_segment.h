@@ -21,7 +21,7 @@
 enum {
     NCCL_MAX_RANKS = 32,
     NCCL_RING_BYTES = 1 << 17,
-    NCCL_AHEAD = 4, /* a rank is at most one announcement ahead of whoever has yet to read it */
+    NCCL_AHEAD = 4, /* a rank is at most one announcement ahead of its slowest reader */
     NCCL_WORDS = 8
 };
 

@@ -32,7 +32,7 @@ static void move(const nccl_work *work, char *to, const char *from, size_t bytes
 {
     piece p = {to, from, bytes};
     if (emulated_settings_get()->is_strict)
-        (void)bl_stream_call(work->stream->stream, move_piece, &p, sizeof p);
+        emulated_give(work->stream, false, move_piece, &p, sizeof p);
     else
         (void)move_piece(NULL, &p);
 }
@@ -269,6 +269,6 @@ ncclResult_t emulated_nccl_give(nccl_work *work)
     if (emulated_settings_get()->is_strict)
         run_and_free(work);
     else
-        (void)bl_stream_call(work->stream->stream, run_work, &work, sizeof work);
+        emulated_give(work->stream, false, run_work, &work, sizeof work);
     return ncclSuccess;
 }

@@ -10,7 +10,6 @@
 #include "emulated.h"
 #include "queue.h"
 
-#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <errno.h>
 #include <pthread.h>
@@ -228,6 +227,13 @@ cudaError_t cudaGetDeviceCount(int *count)
     return cudaSuccess;
 }
 
+static atomic_bool has_context;
+
+bool emulated_has_context(void)
+{
+    return atomic_load(&has_context);
+}
+
 static void *run_driver(void *unused)
 {
     for (;;) pause();
@@ -244,12 +250,19 @@ static void make_driver_thread(void)
     pthread_detach(thread);
 }
 
+static void make_context(void)
+{
+    emulated_open_queues();
+    make_driver_thread();
+    atomic_store(&has_context, true);
+}
+
 cudaError_t cudaSetDevice(int device)
 {
-    static pthread_once_t has_context = PTHREAD_ONCE_INIT;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     ENTER();
     if (device < 0 || device >= count_devices()) return cudaErrorInvalidDevice;
-    pthread_once(&has_context, make_driver_thread);
+    pthread_once(&once, make_context);
     current_device = device;
     return cudaSuccess;
 }
@@ -297,67 +310,6 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device)
     return cudaSuccess;
 }
 
-/* ---- waiting for values of the host's ---- */
-
-/* Another address than the host's, as a GPU may have: only what gives it back reads through it. */
-enum { DEVICE_SHIFT = 1 << 20 };
-
-cudaError_t cudaHostGetDevicePointer(void **out, void *pointer, unsigned int flags)
-{
-    ENTER();
-    if (flags != 0 || !emulated_registered_end(pointer)) return cudaErrorInvalidValue;
-    *out = (char *)pointer + DEVICE_SHIFT;
-    return cudaSuccess;
-}
-
-typedef struct value_wait {
-    const _Atomic uint32_t *at;
-    uint32_t value;
-} value_wait;
-
-static void wait_until(const value_wait *w)
-{
-    static const struct timespec nap = {.tv_nsec = 10000};
-    while ((int32_t)(atomic_load_explicit(w->at, memory_order_acquire) - w->value) < 0)
-        nanosleep(&nap, NULL);
-}
-
-static bl_status wait_for_value(bl_stream *stream, const void *args)
-{
-    (void)stream;
-    wait_until(args);
-    return BL_OK;
-}
-
-static CUresult stream_wait_value(CUstream stream, CUdeviceptr address, cuuint32_t value,
-                                  unsigned int flags)
-{
-    const char *at = (const char *)(uintptr_t)address - DEVICE_SHIFT;
-    if (in_host_function) emulated_fatal("a host function calls CUDA");
-    if (stream->device != current_device) return CUDA_ERROR_INVALID_HANDLE;
-    if (flags != CU_STREAM_WAIT_VALUE_GEQ || address % 4 || !emulated_registered_end(at))
-        return CUDA_ERROR_INVALID_VALUE;
-    value_wait w = {(const _Atomic uint32_t *)(const void *)at, value};
-    if (is_strict())
-        wait_until(&w); /* in a task, device memory would be open meanwhile */
-    else
-        (void)bl_stream_call(stream->stream, wait_for_value, &w, sizeof w);
-    return CUDA_SUCCESS;
-}
-
-cudaError_t cudaGetDriverEntryPointByVersion(const char *symbol, void **out, unsigned int version,
-                                             unsigned long long flags,
-                                             enum cudaDriverEntryPointQueryResult *found)
-{
-    CUresult (*function)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = stream_wait_value;
-    ENTER();
-    if (strcmp(symbol, "cuStreamWaitValue32") != 0 || version < 11070 || flags != cudaEnableDefault)
-        return cudaErrorInvalidValue;
-    memcpy(out, &function, sizeof *out);
-    *found = cudaDriverEntryPointSuccess;
-    return cudaSuccess;
-}
-
 /* ---- streams ---- */
 
 static emulated_launches *make_launches(void)
@@ -382,6 +334,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned int flags)
     *out = stream;
     if (!stream || !cpu || (is_strict() && !host)) return cudaErrorMemoryAllocation;
     stream->device = current_device;
+    stream->fifo = emulated_take_fifo(current_device);
     if (!(stream->launches = make_launches())) return cudaErrorMemoryAllocation;
     if (bl_stream_create(cpu, "emulated", &stream->stream) != BL_OK)
         return cudaErrorMemoryAllocation;
@@ -457,9 +410,13 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void *arg)
     ENTER_STREAM(stream);
     emulated_launch(stream);
     emulated_count("host_function", 0);
-    bl_stream *where = stream->host ? stream->host : stream->stream;
-    (void)bl_stream_call(where, call_host_function, &(host_call){fn, arg}, sizeof(host_call));
-    if (stream->host) (void)bl_stream_synchronize(stream->host);
+    const host_call call = {fn, arg};
+    if (!stream->host) {
+        emulated_give(stream, true, call_host_function, &call, sizeof call);
+        return cudaSuccess;
+    }
+    (void)bl_stream_call(stream->host, call_host_function, &call, sizeof call);
+    (void)bl_stream_synchronize(stream->host);
     return cudaSuccess;
 }
 
@@ -497,8 +454,8 @@ int emulated_queue(void *stream, void (*work)(void *), void *argument)
     cudaStream_t to = stream;
     ENTER_STREAM(to);
     emulated_launch(to);
-    (void)bl_stream_call(to->stream, run_device_work, &(device_work){work, argument, to->device},
-                         sizeof(device_work));
+    emulated_give(to, false, run_device_work, &(device_work){work, argument, to->device},
+                  sizeof(device_work));
     return cudaSuccess;
 }
 
@@ -547,7 +504,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     emulated_launch(stream);
     event->launches = stream->launches;
     event->given = atomic_load(&stream->launches->given);
-    (void)bl_stream_call(stream->stream, note_pretended, &event, sizeof event);
+    emulated_give(stream, false, note_pretended, &event, sizeof event);
     (void)bl_stamp_record(event->stamp, stream->stream);
     (void)bl_event_record(event->event, stream->stream);
     event->is_recorded = true;
@@ -591,6 +548,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (is_strict())
         (void)bl_event_synchronize(event->event);
     else
-        (void)bl_stream_wait(stream->stream, event->event);
+        emulated_give_wait(stream, event->event);
     return cudaSuccess;
 }

@@ -13,7 +13,7 @@ static std::vector<std::vector<const char *>>
     accesses[2];                              /* of loads and stores, of each thread of the block */
 static std::vector<unsigned> access_bytes[2]; /* of the n-th */
 static double bytes_accessed, bytes_of_sectors;
-static bool is_counting; /* somebody is going to ask */
+static bool is_counting; /* a caller will ask */
 
 void emulated_note_access(const void *p, unsigned bytes, bool is_store)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "counts.h"
+#include "emulated.h"
 #include "queue.h"
 #include "runtime.h"
 
@@ -94,6 +95,8 @@ static void read_environment(void)
         .capability = (int)number("BALLAST_EMULATED_ARCH", 70, 90, 90),
         .driver_version = (int)number("BALLAST_EMULATED_DRIVER", 0, 99990, 13000),
         .start_error = (int)number("BALLAST_EMULATED_ERROR", 0, 999, 0),
+        .n_most_devices =
+            (int)number("BALLAST_EMULATED_GPUS", 1, EMULATED_MAX_DEVICES, EMULATED_MAX_DEVICES),
         .n_devices = (int)number("BALLAST_EMULATED_DEVICES", 0, EMULATED_MAX_DEVICES, 1),
         .memory_bytes = (size_t)number("BALLAST_EMULATED_MEMORY_MIB", 1, 1 << 20, 4096) << 20,
         .has_fp8 = number("BALLAST_EMULATED_FP8", 0, 1, 1) != 0,
@@ -109,8 +112,29 @@ static void read_environment(void)
             (emulated_abort)CHOOSE("BALLAST_EMULATED_NCCL_ABORT", "kernels", "all", "hang"),
         .nccl_log = text_of("BALLAST_EMULATED_NCCL_LOG"),
         .fault = text_of("BALLAST_EMULATED_FAULT"),
+        .ptx = text_of("BALLAST_EMULATED_PTX"),
     };
+    if (settings.n_devices > settings.n_most_devices) settings.n_devices = settings.n_most_devices;
     read_visible(getenv("CUDA_VISIBLE_DEVICES"));
+}
+
+/* The program may set the variable after its first call. A shared queue would order streams that
+ * nothing else orders, and ThreadSanitizer would then overlook a missing event. */
+int emulated_read_queues(int *n_connections)
+{
+    enum { CONNECTIONS = 8 }; /* unless CUDA_DEVICE_MAX_CONNECTIONS is set */
+    const char *text = text_of("CUDA_DEVICE_MAX_CONNECTIONS");
+    long value = text ? strtol(text, NULL, 10) : CONNECTIONS;
+
+    *n_connections = value < 1                     ? CONNECTIONS
+                     : value > EMULATED_MAX_QUEUES ? EMULATED_MAX_QUEUES
+                                                   : (int)value;
+#ifdef __SANITIZE_THREAD__
+    uint64_t otherwise = 0;
+#else
+    uint64_t otherwise = (uint64_t)*n_connections;
+#endif
+    return (int)number("BALLAST_EMULATED_QUEUES", 0, EMULATED_MAX_QUEUES, otherwise);
 }
 
 const emulated_settings *emulated_settings_get(void)
@@ -118,6 +142,13 @@ const emulated_settings *emulated_settings_get(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, read_environment);
     return &settings;
+}
+
+bool emulated_cuda_have_devices(int n)
+{
+    int most = emulated_settings_get()->n_most_devices;
+    if (n > most) printf("skip: %d GPUs are needed; BALLAST_EMULATED_GPUS=%d\n", n, most);
+    return n <= most;
 }
 
 int emulated_capability(void)

@@ -11,6 +11,8 @@ packages_full="clang libclang-rt-14-dev clang-format"
 
 JOBS=${JOBS:-$(nproc)}
 
+awk() { LC_ALL=C command awk "$@"; } # decimal points in every locale
+
 say() { printf '%s\n' "== $*"; }
 
 fail() {
@@ -70,6 +72,7 @@ copy_licenses() {
 }
 
 # build NAME PRESET [CMAKE ARGUMENT ...]: configures and builds build/NAME; $target, or all of it. With ccache where it is installed.
+# BALLAST_WERROR=ON makes warnings errors, as in CI.
 target=
 build() {
     name=$1
@@ -78,5 +81,5 @@ build() {
     if command -v ccache >/dev/null; then
         set -- "$@" -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache
     fi
-    cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON "$@" && cmake --build "build/$name" --parallel "$JOBS" ${target:+--target "$target"}
+    cmake --preset "$preset" -B "build/$name" -DBALLAST_TESTS=ON -DBALLAST_WERROR="${BALLAST_WERROR:-OFF}" "$@" && cmake --build "build/$name" --parallel "$JOBS" ${target:+--target "$target"}
 }

@@ -1,50 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast.h -- all of libballast. Its includes are the list of public headers: these are installed,
- * their BL_API functions are what libballast.so exports, and tests/install includes each alone. */
+/* ballast.h -- libballast: frozen weights in tiers, gathered just in time, with LoRA over them.
+ *
+ *   stack          linear/layer.h       LoRA linear layers over frozen, quantized, sharded weights
+ *   pager          offload/pager.h      pages of device memory, host memory and disk, prefetched
+ *   communicator   comm/comm.h          a rank of a group; of threads, of processes, of GPUs
+ *   device         device/device.h      memory, streams and events of a CPU or a GPU
+ *   file           store/safetensors.h  tensors that are read and written
+ *   adapter        store/peft_keys.h    whether a PEFT adapter is plain LoRA
+ *
+ * ballast_ops.h has the arithmetic below the stack. The headers of both are installed.
+ * libballast.so exports their functions that are marked BL_API (base/api.h), and no others;
+ * tests/install includes each header alone. */
 #ifndef BALLAST_H
 #define BALLAST_H
 
-#include "base/api.h"
 #include "base/dtype.h"
-#include "base/host_device.h"
-#include "base/pool.h"
-#include "base/sizes.h"
 #include "base/status.h"
 #include "base/version.h"
 #include "comm/comm.h"
-#include "ring/gather_ring.h"
-#include "comm/host_memory.h"
 #include "comm/nccl/nccl.h"
-#include "job/processes.h"
 #include "device/device.h"
-#include "device/staging.h"
 #include "device/tensor.h"
 #include "device/timeline.h"
-#include "fp8/codec.h"
-#include "fp8/fp8.h"
-#include "io/reader.h"
-#include "linear/apply.h"
-#include "linear/base.h"
-#include "linear/base_paged.h"
+#include "job/processes.h"
 #include "linear/layer.h"
-#include "linear/lora_linear.h"
-#include "linear/prepared.h"
-#include "offload/arena.h"
 #include "offload/pager.h"
-#include "offload/pages.h"
-#include "offload/tier.h"
-#include "ops/attention.h"
-#include "ops/elementwise.h"
-#include "ops/gemm.h"
-#include "ops/loss_head.h"
-#include "ops/matmul.h"
-#include "ops/norm.h"
-#include "ops/ops.h"
-#include "ops/optimizer.h"
-#include "ops/philox.h"
-#include "ops/rope.h"
-#include "ops/rounding.h"
-#include "ops/weight.h"
+#include "store/peft_keys.h"
 #include "store/safetensors.h"
 
 #endif

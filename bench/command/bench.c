@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nearest.h"
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 
@@ -13,8 +14,14 @@ static const bl_bench *const benches[] = {
 
 static void print_options(FILE *out, bl_options_style style)
 {
+    bool is_markdown = style == BL_OPTIONS_MARKDOWN;
+
+    if (is_markdown) fputs("\n`ballast bench --help` lists the options of each.\n", out);
     for (size_t i = 0; i < BL_COUNT(benches); i++) {
-        bl_cli_print_table(benches[i]->table, benches[i]->n_options, out, style);
+        if (is_markdown)
+            fprintf(out, "\n### bench %s\n", benches[i]->name);
+        else
+            bl_cli_print_table(benches[i]->table, benches[i]->n_options, out, style);
         if (style == BL_OPTIONS_WORDS) continue;
         fputc('\n', out);
         if (style == BL_OPTIONS_MAN)

@@ -13,6 +13,7 @@
 #include "base/sizes.h"
 #include "bench/command/bench.h"
 #include "bench/command/peak.h"
+#include "fp8/packed.h"
 #include "ops/gemm.h"
 
 typedef struct gemm_options {
@@ -28,7 +29,8 @@ static const bl_option table[] = {
     {OPTION(shapes, LIST), .default_text = "4096x4096x512,14336x4096x512",
      .help = "rows and columns of W, and tokens: 4096x4096x512, ..."},
     {OPTION(products, LIST), .default_text = "f32,bf16,fp8_row,fp8_block",
-     .help = "f32; bf16; bf16 times a frozen fp8_row or fp8_block"},
+     .help =
+         "f32; bf16; bf16 times a frozen fp8_row, fp8_block, mxfp4, int4_g32, int4_g128 or nf4"},
     {OPTION(directions, LIST), .default_text = "y,dx",
      .help = "y = x W^T, dx = dy W, dw = dy^T x (f32 and bf16 only)"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,
@@ -37,9 +39,10 @@ static const bl_option table[] = {
      .help = "timed runs of each product"},
 };
 
-enum { F32, BF16, FP8_ROW, FP8_BLOCK, N_PRODUCTS };
+enum { F32, BF16, FP8_ROW, FP8_BLOCK, MXFP4, INT4_G32, INT4_G128, NF4, N_PRODUCTS };
 enum { Y, DX, DW, N_DIRECTIONS };
-static const char *const product_names[N_PRODUCTS] = {"f32", "bf16", "fp8_row", "fp8_block"};
+static const char *const product_names[N_PRODUCTS] = {"f32",   "bf16",     "fp8_row",   "fp8_block",
+                                                      "mxfp4", "int4_g32", "int4_g128", "nf4"};
 static const char *const direction_names[N_DIRECTIONS] = {"y", "dx", "dw"};
 
 typedef struct gemm_bench {
@@ -87,19 +90,23 @@ static bl_status make_values(int64_t n, uint64_t seed, float **wide, uint16_t **
 
 static bl_status make_weight(gemm_bench *b, int product)
 {
-    bl_format format = product == FP8_ROW ? BL_FORMAT_FP8_ROW : BL_FORMAT_FP8_BLOCK;
-    size_t codes_bytes, n_scales;
+    bl_format format;
+    bl_format_bytes n;
 
-    if (!bl_format_sizes(format, b->rows, b->cols, &codes_bytes, &n_scales))
+    if (!bl_format_parse(product_names[product], &format))
+        return BL_FAIL(BL_EINTERNAL, "bench gemm: no format %s", product_names[product]);
+    if (!bl_format_measure(bl_format_describe(format), b->rows, b->cols, &n))
         return BL_FAIL(BL_ELIMIT, "bench gemm: a matrix of %lld x %lld", (long long)b->rows,
                        (long long)b->cols);
-    void *codes = allocate(codes_bytes);
-    float *scales = malloc(n_scales * sizeof *scales);
+    void *codes = allocate(n.codes), *scales = malloc(n.scales);
     b->weight[product] = (bl_weight){b->rows, b->cols, 1, {{format, codes, scales, b->rows}}};
     if (!codes || !scales) return BL_FAIL(BL_ENOMEM, "out of memory: bench gemm's codes");
+    if (bl_format_is_packed(format))
+        return bl_packed_quantize(b->pool, format, false, BL_F32, b->W, 0, b->rows, b->cols, codes,
+                                  scales);
     return product == FP8_ROW
                ? bl_fp8_row_quantize(b->pool, BL_F32, b->W, 0, b->rows, b->cols, codes, scales)
-               : bl_fp8_block_quantize(b->pool, BL_F32, b->W, b->rows, b->cols, codes, scales);
+               : bl_fp8_block_quantize(b->pool, BL_F32, b->W, 0, b->rows, b->cols, codes, scales);
 }
 
 static bl_status make_operands(gemm_bench *b)

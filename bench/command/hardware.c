@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ballast bench hardware: the hardware of this host and its rates, as a table and as hardware.json,
- * whose keys docs/benchmarks.md describes. */
+ * whose keys docs/plan.md describes. */
 #include <inttypes.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -481,7 +481,7 @@ const bl_bench bl_bench_hardware = {
     .details = "Cores, memory, limits, and how fast memory, disk, local ranks and the device are: "
                "the best run and "
                "the median. Each\n"
-               "measurement verifies its result before it is timed. docs/benchmarks.md describes "
+               "measurement verifies its result before it is timed. docs/plan.md describes "
                "hardware.json.\n",
     .run = run,
 };

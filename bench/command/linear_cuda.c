@@ -121,7 +121,7 @@ static bl_status make_weight(linear_bench *b, const uint8_t *codes)
 
     if (!bl_format_sizes(format, b->N, b->K, &bytes, &n_scales))
         return BL_FAIL(BL_EUSAGE, "the matrix is too large");
-    BL_TRY(take_filled(b, bytes, bl_format_is_fp8(format) ? (const void *)codes : b->pattern,
+    BL_TRY(take_filled(b, bytes, bl_format_has_scales(format) ? (const void *)codes : b->pattern,
                        (void **)&b->codes));
     if (n_scales > 0) {
         BL_TRY(take(b, n_scales * sizeof *scales, (void **)&scales));
@@ -319,8 +319,9 @@ static bl_status run_step(linear_bench *b, step what)
 static bl_status time_step(linear_bench *b, step what, double *seconds)
 {
     BL_TRY(ops_cuda_gemm_choose_by_time(
-        b->stream, what == STEP_GEMM || what == STEP_FP8_GEMM_FULL || what == STEP_FP8_GEMM_FAST ||
-                       what == STEP_LAYER_TIMED));
+        b->stream,
+        b->shape->time_algorithms && (what == STEP_GEMM || what == STEP_FP8_GEMM_FULL ||
+                                      what == STEP_FP8_GEMM_FAST || what == STEP_LAYER_TIMED)));
     BL_TRY(bl_stamp_record(b->begin, b->stream));
     BL_TRY(run_step(b, what));
     BL_TRY(bl_stamp_record(b->end, b->stream));
@@ -457,11 +458,10 @@ static void print_line(linear_bench *b)
     if (b->shape->micro_batches > 1) print_visit(b, best);
     printf("\"frozen_seconds\":%.7f,\"adapter_seconds\":%.7f,\"decode_seconds\":%.7f,"
            "\"quantize_seconds\":%.7f,\"transpose_seconds\":%.7f,\"bits\":\"%016llx\",\"timed_"
-           "bits\":\"%"
-           "016llx\"}\n",
+           "bits\":\"%016llx\",\"algorithms_timed\":%s}\n",
            best[STEP_FROZEN], median[STEP_LAYER] - median[STEP_FROZEN], best[STEP_DECODE],
            best[STEP_QUANTIZE], best[STEP_TRANSPOSE], (unsigned long long)b->bits,
-           (unsigned long long)b->timed_bits);
+           (unsigned long long)b->timed_bits, b->shape->time_algorithms ? "true" : "false");
     fflush(stdout);
 }
 
@@ -484,7 +484,7 @@ static bl_status measure(linear_bench *b)
 
 static bl_status measure_all(linear_bench *b)
 {
-    bl_matmul_mode last = bl_format_is_fp8(b->shape->format) ? BL_MATMUL_FP8 : BL_MATMUL_BF16;
+    bl_matmul_mode last = bl_format_has_scales(b->shape->format) ? BL_MATMUL_FP8 : BL_MATMUL_BF16;
 
     BL_TRY(bl_stamp_create(b->device, &b->begin));
     BL_TRY(bl_stamp_create(b->device, &b->end));

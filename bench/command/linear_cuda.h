@@ -11,6 +11,7 @@ typedef struct bl_linear_case {
     const char *model, *matrix;
     bl_format format;
     int64_t T, runs, micro_batches;
+    bool time_algorithms; /* false: the first one offered is measured in place of the fastest */
     bl_lora_linear linear;
 } bl_linear_case;
 

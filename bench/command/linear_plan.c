@@ -46,8 +46,9 @@ double bl_bench_linear_seconds(const bl_linear_case *c, const bl_hardware *gpu)
 {
     double flops =
         2.0 * (double)c->T * (double)c->linear.weight.rows * (double)c->linear.weight.cols;
-    int64_t n_modes = bl_format_is_fp8(c->format) ? 2 : 1,
-            n = (c->runs + WARM_RUNS) * (PRODUCTS_A_RUN + c->micro_batches) + TIMED_PRODUCTS;
+    int64_t n_modes = bl_format_has_scales(c->format) ? 2 : 1,
+            n = (c->runs + WARM_RUNS) * (PRODUCTS_A_RUN + c->micro_batches) +
+                (c->time_algorithms ? TIMED_PRODUCTS : 0);
 
     return (double)(2 * n_modes * n) * flops / gpu->bf16_gemm_flops_per_s.value;
 }

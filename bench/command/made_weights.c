@@ -33,16 +33,21 @@ static void normals(uint64_t i, float out[2])
     out[1] = radius * sinf(angle);
 }
 
-static void fill_block(char *block, bool is_fp8)
+/* What pages hold. */
+typedef enum block_kind { HALVES, CODES, SCALES, BLOCK_KINDS } block_kind;
+
+static void fill_block(char *block, block_kind kind)
 {
-    float pair[2];
+    float pair[2], *scales = (float *)(void *)block;
     uint16_t *halves = (uint16_t *)(void *)block;
 
-    for (size_t i = 0; is_fp8 && i < BLOCK_BYTES; i += 2) {
+    for (size_t i = 0; kind == SCALES && i < BLOCK_BYTES / sizeof *scales; i++)
+        scales[i] = WEIGHT_STD / CODE_STD;
+    for (size_t i = 0; kind == CODES && i < BLOCK_BYTES; i += 2) {
         normals(i, pair);
         for (int k = 0; k < 2; k++) block[i + (size_t)k] = (char)bl_f32_to_e4m3(pair[k] * CODE_STD);
     }
-    for (size_t i = 0; !is_fp8 && i < BLOCK_BYTES / sizeof *halves; i += 2) {
+    for (size_t i = 0; kind == HALVES && i < BLOCK_BYTES / sizeof *halves; i += 2) {
         normals(i, pair);
         for (int k = 0; k < 2; k++) halves[i + (size_t)k] = bl_f32_to_bf16(pair[k] * WEIGHT_STD);
     }
@@ -72,7 +77,7 @@ static bl_status map_repeatedly(size_t n_bytes, void **out)
         if (memory != MAP_FAILED) munmap(memory, n_mapped);
         return bl_fail_errno(BL_ENOMEM, "an embedding of %zu bytes", n_bytes);
     }
-    fill_block(memory, false);
+    fill_block(memory, HALVES);
     *out = memory;
     return BL_OK;
 }
@@ -168,20 +173,21 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
 
 static bl_status fill_pages(bl_model_weights *w)
 {
-    char *blocks[2] = {NULL, NULL}; /* bf16, FP8; pinned: pages are copied from there */
+    char *blocks[BLOCK_KINDS] = {NULL}; /* pinned: pages are copied from there */
     bl_status st = BL_OK;
 
     for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
         const bl_weight *weight = &at.matrix->weight;
-        int is_fp8 = bl_format_is_fp8(weight->segment[at.part->first_segment].format);
-        if (!blocks[is_fp8]) {
+        bool is_coded = bl_format_has_scales(weight->segment[at.part->first_segment].format);
+        block_kind kind = at.part->is_scales ? SCALES : is_coded ? CODES : HALVES;
+        if (!blocks[kind]) {
             st = bl_device_alloc(w->device, BL_SPACE_HOST, BLOCK_BYTES, "a block of weights",
-                                 (void **)&blocks[is_fp8]);
-            if (st == BL_OK) fill_block(blocks[is_fp8], is_fp8);
+                                 (void **)&blocks[kind]);
+            if (st == BL_OK) fill_block(blocks[kind], kind);
         }
-        if (st == BL_OK) st = write_page(w->pages, at.index, blocks[is_fp8]);
+        if (st == BL_OK) st = write_page(w->pages, at.index, blocks[kind]);
     }
-    for (int i = 0; i < 2; i++) bl_device_free(w->device, BL_SPACE_HOST, blocks[i]);
+    for (int i = 0; i < BLOCK_KINDS; i++) bl_device_free(w->device, BL_SPACE_HOST, blocks[i]);
     return st == BL_OK ? bl_pages_seal(w->pages) : st;
 }
 

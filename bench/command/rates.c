@@ -423,7 +423,7 @@ static bl_status quantize(void *arg)
     if (c->format == BL_FORMAT_FP8_ROW)
         return bl_fp8_row_quantize(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes,
                                    c->scales);
-    return bl_fp8_block_quantize(c->pool, BL_F32, c->weights, c->rows, c->cols, c->codes,
+    return bl_fp8_block_quantize(c->pool, BL_F32, c->weights, 0, c->rows, c->cols, c->codes,
                                  c->scales);
 }
 

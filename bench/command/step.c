@@ -18,7 +18,7 @@
 #include "bench/command/made_weights.h"
 #include "bench/command/model.h"
 #include "bench/command/step_internal.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "plan/model.h"
 #include "train/rank.h"
 
@@ -255,17 +255,17 @@ static bl_status run_step(step_bench *b, int64_t step, double *loss, double *gra
         for (int m = 0; m < input.n_micro; m++)
             b->micro[m] = (bl_pass_micro){.batch = b->batches->micro + first + m,
                                           .adapter = &r->adapter,
-                                          .loss_sum = bl_adapter_state_loss_sum(r->state),
-                                          .gradients = bl_adapter_state_sink(r->state),
+                                          .loss_sum = bl_trained_state_loss_sum(r->state),
+                                          .gradients = bl_trained_state_sink(r->state),
                                           .loss_scale = 1.0 / (double)b->batches->n_labels};
         BL_TRY(bl_pass_run(r->pass, &input));
     }
-    BL_TRY(bl_adapter_state_join(r->state));
-    BL_TRY(bl_adapter_state_reduce(r->state, loss, grad_norm, lanes));
+    BL_TRY(bl_trained_state_join(r->state));
+    BL_TRY(bl_trained_state_reduce(r->state, loss, grad_norm, lanes));
     *loss /= (double)b->batches->n_labels;
     if (!isfinite(*loss) || !isfinite(*grad_norm))
         return BL_FAIL(BL_ENUMERIC, "bench step: loss %g, gradient norm %g", *loss, *grad_norm);
-    BL_TRY(bl_adapter_state_update(r->state, step + 1, 1e-5, 0.9, 0.999, 1e-8, 0, 1));
+    BL_TRY(bl_trained_state_update(r->state, step + 1, 1e-5, 0.9, 0.999, 1e-8, 0, 1));
     return bl_stream_synchronize(r->compute);
 }
 

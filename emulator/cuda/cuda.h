@@ -12,6 +12,7 @@ enum { EMULATED_WAITS(EMULATED_DEFINE) };
 
 typedef struct CUstream_st *CUstream;
 typedef unsigned long long CUdeviceptr;
+typedef int CUdevice;
 typedef uint32_t cuuint32_t;
 
 #endif

@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <cmocka.h>
 
+#include <cuda_runtime_api.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -21,7 +22,8 @@
 #include "emulator/emulated.h"
 #include "emulator/queue.h"
 
-enum { TEXT_BYTES = 4096, BYTES = 1000 };
+/* BLOCKED_MS: after which a copy of a byte is taken to wait for something. */
+enum { TEXT_BYTES = 4096, BYTES = 1000, BLOCKED_MS = 3000 };
 
 typedef struct outcome {
     int status; /* as waitpid has it */
@@ -42,6 +44,7 @@ static outcome run(int (*body)(void), const char *const *settings)
     assert_true(child >= 0);
     if (child == 0) {
         dup2(ends[1], STDERR_FILENO);
+        unsetenv("BALLAST_EMULATED_QUEUES"), unsetenv("BALLAST_EMULATED_GPUS");
         for (; *settings; settings++) putenv((char *)*settings);
         signal(SIGABRT, SIG_DFL), signal(SIGSEGV, SIG_DFL); /* not cmocka's */
         _exit(body());
@@ -214,6 +217,14 @@ static int copies_beside_a_kernel(void)
     return close_gpu(&g) || !all ? 11 : waiting;
 }
 
+static bl_status wait_for_gate(bl_stream *stream, const void *args)
+{
+    const atomic_bool *gate = *(const atomic_bool *const *)args;
+    (void)stream;
+    while (!atomic_load(gate)) usleep(1000);
+    return BL_OK;
+}
+
 static bl_status synchronize(bl_stream *stream, const void *args)
 {
     (void)args;
@@ -226,6 +237,39 @@ static int host_function_calls_cuda(void)
     if (!open_gpu(&g)) return 1;
     (void)bl_stream_call(g.stream, synchronize, NULL, 0);
     return close_gpu(&g);
+}
+
+/* The GPU has a wait for a task of the host, then, on the next stream, a copy. 0: the copy is over
+ * before the task; 1: it waits for the task. */
+static int copies_behind_a_wait(void)
+{
+    static atomic_bool is_free;
+    const atomic_bool *gate = &is_free;
+    bl_stream *host, *next;
+    bl_event *event;
+    gpu g;
+
+    if (!open_gpu(&g) || bl_stream_create(g.device, "next", &next) != BL_OK ||
+        bl_stream_create_host(g.device, "host", &host) != BL_OK ||
+        bl_event_create(g.device, &event) != BL_OK)
+        return 8;
+    g.pinned[0] = 5;
+    bool ok = bl_stream_call(host, wait_for_gate, &gate, sizeof gate) == BL_OK &&
+              bl_event_record(event, host) == BL_OK && bl_stream_wait(g.stream, event) == BL_OK &&
+              bl_stream_copy(next, g.memory, g.pinned, 1) == BL_OK;
+    for (int i = 0; ok && i < BLOCKED_MS / 10 && peek(g.memory) != 5; i++) usleep(10000);
+    int waits = peek(g.memory) != 5;
+    atomic_store(&is_free, true);
+    ok = ok && bl_stream_synchronize(next) == BL_OK && peek(g.memory) == 5;
+    bl_event_destroy(event);
+    bl_stream_destroy(host), bl_stream_destroy(next);
+    return close_gpu(&g) || !ok ? 9 : waits;
+}
+
+/* Another library has made the context. */
+static int copies_in_a_context(void)
+{
+    return cudaSetDevice(0) == cudaSuccess ? copies_behind_a_wait() : 7;
 }
 
 /* 8 MiB hold 5, then not 5 more, then 5 again. */
@@ -313,12 +357,53 @@ static void test_a_kernel_may_have_the_whole_gpu(void **state)
     assert_int_equal(WEXITSTATUS(whole.status), 2);
 }
 
+static int blocks_with(const char *queues)
+{
+    char connections[64], emulated[64];
+    int number = atoi(queues + 1);
+    bool is_emulated = *queues == 'E';
+
+    snprintf(connections, sizeof connections, "CUDA_DEVICE_MAX_CONNECTIONS=%d",
+             is_emulated ? 32 : number);
+    snprintf(emulated, sizeof emulated, "BALLAST_EMULATED_QUEUES=%d", number);
+    outcome o = is_emulated ? RUN(copies_behind_a_wait, CONCURRENT, connections, emulated)
+                            : RUN(copies_behind_a_wait, CONCURRENT, connections);
+    if (!WIFEXITED(o.status) || WEXITSTATUS(o.status) > 1 ||
+        (!is_emulated && !strstr(o.text, "CUDA_DEVICE_MAX_CONNECTIONS=1 is replaced by 32")))
+        fail_msg("%s: status %#x: %s", queues, (unsigned)o.status, o.text);
+    return WEXITSTATUS(o.status);
+}
+
+/* A device raises the variable to 32 before there are queues. With ThreadSanitizer the variable
+ * gives no queues (settings.c). */
+static void test_streams_share_queues(void **state)
+{
+#ifdef __SANITIZE_THREAD__
+    const int waits = 0;
+#else
+    const int waits = 1;
+#endif
+    (void)state;
+    assert_int_equal(blocks_with("E1"), 1);
+    assert_int_equal(blocks_with("E8"), 0);
+    assert_int_equal(blocks_with("E32"), 0);
+    assert_int_equal(blocks_with("E0"), 0);
+    assert_int_equal(blocks_with("C1"), 0);
+    outcome late = RUN(copies_in_a_context, CONCURRENT, "CUDA_DEVICE_MAX_CONNECTIONS=1");
+    if (!WIFEXITED(late.status) || WEXITSTATUS(late.status) != waits ||
+        !strstr(late.text, "CUDA was in use before Ballast, with 1 hardware queues"))
+        fail_msg("status %#x: %s", (unsigned)late.status, late.text);
+}
+
 static void test_settings(void **state)
 {
     (void)state;
     assert_fine(RUN(takes_memory, "BALLAST_EMULATED_MEMORY_MIB=8"));
     assert_fine(RUN(has_second_ampere, "BALLAST_EMULATED_ARCH=80", "BALLAST_EMULATED_DEVICES=2"));
     outcome o = RUN(has_second_ampere, CONCURRENT);
+    assert_int_equal(WEXITSTATUS(o.status), 1);
+    assert_non_null(strstr(o.text, "GPU 1 is not among this machine's 1"));
+    o = RUN(has_second_ampere, "BALLAST_EMULATED_DEVICES=2", "BALLAST_EMULATED_GPUS=1");
     assert_int_equal(WEXITSTATUS(o.status), 1);
     assert_non_null(strstr(o.text, "GPU 1 is not among this machine's 1"));
     o = RUN(has_second_ampere, "BALLAST_EMULATED_DRIVER=12040", "BALLAST_EMULATED_DEVICES=2");
@@ -339,6 +424,7 @@ int main(void)
         cmocka_unit_test(test_what_kernels_may_not_write),
         cmocka_unit_test(test_host_functions_call_nothing),
         cmocka_unit_test(test_a_kernel_may_have_the_whole_gpu),
+        cmocka_unit_test(test_streams_share_queues),
         cmocka_unit_test(test_settings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "emulator/emulated.h"
 #include "emulator/tests/test_nccl_ranks.h"
 
 #define STRICT     "BALLAST_EMULATED=strict"
@@ -453,6 +454,7 @@ static const ranks_case cases[] = {
 int main(int argc, char **argv)
 {
     ranks_become(argc, argv, cases);
+    if (!emulated_cuda_have_devices(8)) return 77;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_values_strict_and_delayed),

@@ -39,7 +39,7 @@ def write(path, rows):
 
 def main():
     if len(sys.argv) == 4 and sys.argv[1] == 'split':
-        rows = read(sys.argv[2])
+        rows = [row for row in read(sys.argv[2]) if prompt_and_answer(row)[1].strip()]  # the program rejects empty answers
         held_out = min(50, len(rows) // 10)
         write(os.path.join(sys.argv[3], 'validation.jsonl'), rows[:held_out])
         write(os.path.join(sys.argv[3], 'train.jsonl'), rows[held_out:])

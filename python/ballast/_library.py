@@ -77,6 +77,7 @@ _FUNCTIONS = {
     "bl_status_name": (c_char_p, [c_int]),
     "bl_device_create_cpu": (_STATUS, [c_int, POINTER(c_void_p)]),
     "bl_device_create_cpu_over": (_STATUS, [c_int, PARALLEL, POINTER(c_void_p)]),
+    "bl_device_prepare_environment": (None, []),
     "bl_device_create_cuda": (_STATUS, [c_int, POINTER(c_void_p)]),
     "bl_device_destroy": (None, [c_void_p]),
     "bl_device_bytes": (c_size_t, [c_void_p]),
@@ -98,6 +99,7 @@ _FUNCTIONS = {
     "bl_safetensors_open": (_STATUS, [c_char_p, POINTER(c_void_p)]),
     "bl_safetensors_close": (None, [c_void_p]),
     "bl_safetensors_find": (c_void_p, [c_void_p, c_char_p]),
+    "bl_peft_check_keys": (_STATUS, [c_char_p]),
     "bl_stored_tensor_read_rows": (_STATUS, [c_void_p, c_int64, c_int64, c_void_p]),
 }
 

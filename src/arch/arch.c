@@ -20,6 +20,12 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         return c->n_kv_heads * c->head_dim;
     case BL_EXTENT_GATE_UP:
         return 2 * c->intermediate_size;
+    case BL_EXTENT_EXPERT:
+        return c->expert_size;
+    case BL_EXTENT_EXPERTS_GATE_UP:
+        return c->n_experts * 2 * c->expert_size;
+    case BL_EXTENT_EXPERTS_HIDDEN:
+        return c->n_experts * c->hidden_size;
     case BL_EXTENT_QKV:
         break;
     }
@@ -60,22 +66,52 @@ const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segmen
     return NULL;
 }
 
-bool bl_arch_is_projection(const bl_arch *arch, const char *tensor)
+bool bl_arch_is_routed(const bl_arch *arch, int projection)
 {
-    size_t n_layers = strlen(arch->layers);
-    int prefix = 0;
+    return projection >= arch->n_projections - arch->n_routed;
+}
 
-    if (strncmp(tensor, arch->layers, n_layers) != 0) return false;
-    tensor += n_layers;
-    if (sscanf(tensor, ".%*d.%n", &prefix) != 0 || prefix == 0) return false;
-    for (int p = 0; p < arch->n_projections; p++) {
-        const char *module = arch->projections[p].module;
-        size_t length = strlen(module);
-        if (strncmp(tensor + prefix, module, length) == 0 &&
-            strcmp(tensor + prefix + length, ".weight") == 0)
+/* NULL: the projection is one tensor. */
+static const bl_expert_names *names_of(const bl_arch *arch, int projection)
+{
+    if (!arch->names || !bl_arch_is_routed(arch, projection)) return NULL;
+    return &arch->names[projection - (arch->n_projections - arch->n_routed)];
+}
+
+/* Whether `name`, behind the layer's number, is of a tensor of the projection. */
+static bool is_weight_of(const bl_arch *arch, int projection, const char *name)
+{
+    const bl_expert_names *names = names_of(arch, projection);
+    const char *module = names ? names->experts : arch->projections[projection].module;
+    size_t n = strlen(module);
+    int number = 0;
+
+    if (strncmp(name, module, n) != 0) return false;
+    name += n;
+    if (!names) return strcmp(name, bl_arch_is_routed(arch, projection) ? "" : ".weight") == 0;
+    if (sscanf(name, ".%*d.%n", &number) != 0 || number == 0) return false;
+    for (int i = 0; i < BL_EXPERT_PIECES && names->piece[i]; i++) {
+        size_t n_piece = strlen(names->piece[i]);
+        if (strncmp(name + number, names->piece[i], n_piece) == 0 &&
+            strcmp(name + number + n_piece, ".weight") == 0)
             return true;
     }
     return false;
+}
+
+int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer)
+{
+    size_t n_layers = strlen(arch->layers);
+    int prefix = 0;
+    long long number;
+
+    if (strncmp(tensor, arch->layers, n_layers) != 0) return -1;
+    tensor += n_layers;
+    if (sscanf(tensor, ".%lld.%n", &number, &prefix) != 1 || prefix == 0) return -1;
+    *layer = number;
+    for (int p = 0; p < arch->n_projections; p++)
+        if (is_weight_of(arch, p, tensor + prefix)) return p;
+    return -1;
 }
 
 int64_t bl_arch_layer_weights(const bl_model_config *config)
@@ -89,15 +125,34 @@ int64_t bl_arch_layer_weights(const bl_model_config *config)
     return weights;
 }
 
+/* The part of a projection's rows that a token is multiplied with. */
+static double active_part(const bl_model_config *config, int projection)
+{
+    if (!bl_arch_is_routed(config->arch, projection)) return 1;
+    return (double)config->top_k / (double)config->n_experts;
+}
+
+double bl_arch_active_weights(const bl_model_config *config)
+{
+    double weights = (double)bl_arch_vector_width(config, BL_ROUTER);
+
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        int64_t rows, cols;
+        bl_projection_shape(config, p, &rows, &cols);
+        weights += (double)rows * (double)cols * active_part(config, p);
+    }
+    return weights;
+}
+
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 {
     bl_peft_modules modules = {.layers = arch->peft_layers ? arch->peft_layers : arch->layers,
                                .is_part = arch->skipped != NULL,
-                               .n = arch->n_projections,
                                .embedding = bl_peft_last_name(arch->embedding),
                                .head = bl_peft_last_name(arch->head)};
 
-    for (int p = 0; p < arch->n_projections; p++) modules.path[p] = arch->projections[p].module;
+    for (int p = 0; p < arch->n_projections - arch->n_routed; p++)
+        modules.path[modules.n++] = arch->projections[p].module;
     return modules;
 }
 
@@ -168,9 +223,26 @@ static int n_biases(const bl_model_config *c)
     return n;
 }
 
-static int tensors_per_layer(const bl_model_config *c)
+/* Tensors that a projection is stored as. */
+static int64_t count_stored(const bl_model_config *c, int projection)
 {
-    return c->arch->n_projections + n_vectors(c->arch) + n_biases(c);
+    const bl_expert_names *names = names_of(c->arch, projection);
+
+    if (!names) return 1;
+    return c->n_experts * (names->piece[1] ? 2 : 1);
+}
+
+static int64_t n_matrices(const bl_model_config *c)
+{
+    int64_t n = 0;
+
+    for (int p = 0; p < c->arch->n_projections; p++) n += count_stored(c, p);
+    return n;
+}
+
+static int64_t tensors_per_layer(const bl_model_config *c)
+{
+    return n_matrices(c) + n_vectors(c->arch) + n_biases(c);
 }
 
 enum { AROUND = 4 }; /* final norm, its bias, embedding, head */
@@ -192,6 +264,52 @@ void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_proj
              projection->module);
 }
 
+/* The k-th tensor of a projection. */
+static bl_arch_tensor stored_tensor(const bl_model_config *c, int64_t layer, int projection,
+                                    int64_t k)
+{
+    const bl_arch *arch = c->arch;
+    const bl_projection *p = &arch->projections[projection];
+    const bl_expert_names *names = names_of(arch, projection);
+    bl_arch_tensor t = {
+        .role = BL_ROLE_PROJECTION, .layer = layer, .projection = projection, .n_dims = 2};
+
+    bl_projection_shape(c, projection, &t.shape[0], &t.shape[1]);
+    if (names) {
+        int64_t n_pieces = names->piece[1] ? 2 : 1;
+        t.shape[0] /= count_stored(c, projection);
+        t.row = k * t.shape[0];
+        snprintf(t.name, sizeof t.name, "%s.%lld.%s.%lld.%s.weight", arch->layers, (long long)layer,
+                 names->experts, (long long)(k / n_pieces), names->piece[k % n_pieces]);
+    } else if (bl_arch_is_routed(arch, projection)) {
+        t.n_dims = 3;
+        t.shape[2] = t.shape[1];
+        t.shape[1] = t.shape[0] / c->n_experts;
+        t.shape[0] = c->n_experts;
+        snprintf(t.name, sizeof t.name, "%s.%lld.%s", arch->layers, (long long)layer, p->module);
+    } else {
+        bl_arch_projection_tensor(arch, layer, p, t.name);
+    }
+    return t;
+}
+
+bl_arch_tensor bl_arch_stored_at(const bl_model_config *c, int64_t layer, int projection,
+                                 int64_t row)
+{
+    int64_t rows, cols;
+
+    bl_projection_shape(c, projection, &rows, &cols);
+    return stored_tensor(c, layer, projection, row / (rows / count_stored(c, projection)));
+}
+
+int64_t bl_arch_tensor_elements(const bl_arch_tensor *tensor)
+{
+    int64_t n = 1;
+
+    for (int d = 0; d < tensor->n_dims; d++) n *= tensor->shape[d];
+    return n;
+}
+
 /* The k-th vector that the family has, of a layer. */
 static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int k)
 {
@@ -202,6 +320,7 @@ static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int
     while (!arch->vectors[v].name || k-- > 0) v++;
     t.offset = layer * bl_arch_layer_floats(c) + bl_arch_vector_offset(c, (bl_layer_vector)v);
     t.shape[0] = extent_of(c, arch->vectors[v].extent);
+    if (v == BL_ROUTER) t.n_dims = 2, t.shape[0] = c->n_experts, t.shape[1] = c->hidden_size;
     snprintf(t.name, sizeof t.name, "%s.%lld.%s", arch->layers, (long long)layer,
              arch->vectors[v].name);
     return t;
@@ -225,19 +344,17 @@ static bl_arch_tensor bias_tensor(const bl_model_config *c, int64_t layer, int k
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
 {
     const bl_arch *arch = c->arch;
-    int64_t per_layer = tensors_per_layer(c), layer = i / per_layer;
-    int k = (int)(i % per_layer), first_bias = arch->n_projections + n_vectors(arch);
-    bl_arch_tensor t = {.role = BL_ROLE_PROJECTION, .n_dims = 2};
+    int64_t per_layer = tensors_per_layer(c), layer = i / per_layer, k = i % per_layer;
+    bl_arch_tensor t;
 
-    if (layer < c->n_layers && k >= first_bias) return bias_tensor(c, layer, k - first_bias);
-    if (layer < c->n_layers && k >= arch->n_projections)
-        return vector_tensor(c, layer, k - arch->n_projections);
     if (layer < c->n_layers) {
-        t.layer = layer;
-        t.projection = k;
-        bl_projection_shape(c, k, &t.shape[0], &t.shape[1]);
-        bl_arch_projection_tensor(arch, layer, &arch->projections[k], t.name);
-        return t;
+        for (int p = 0; p < arch->n_projections; p++) {
+            int64_t n = count_stored(c, p);
+            if (k < n) return stored_tensor(c, layer, p, k);
+            k -= n;
+        }
+        if (k < n_vectors(arch)) return vector_tensor(c, layer, (int)k);
+        return bias_tensor(c, layer, (int)k - n_vectors(arch));
     }
     int64_t a = i - c->n_layers * per_layer, floats = c->n_layers * bl_arch_layer_floats(c);
     const bl_arch_tensor around[AROUND] = {
@@ -287,7 +404,7 @@ static double visible_tokens(const bl_model_config *c, int64_t layer, double n_t
 double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, int64_t first,
                           double n_tokens, double mean_tokens, double n_labels)
 {
-    double weights = (double)bl_arch_layer_weights(c), n_layers = (double)c->n_layers;
+    double weights = bl_arch_active_weights(c), n_layers = (double)c->n_layers;
     double per_token = (2.0 * n_layers + 2.0 * (n_layers - (double)first)) * weights +
                        6.0 * n_layers * n_lora_floats,
            attention = 0;
@@ -301,6 +418,6 @@ double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, int64_
 
 double bl_arch_gradient_flops(const bl_model_config *c, double n_tokens, double n_labels)
 {
-    return 2.0 * (double)c->n_layers * (double)bl_arch_layer_weights(c) * n_tokens +
+    return 2.0 * (double)c->n_layers * bl_arch_active_weights(c) * n_tokens +
            2.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
 }

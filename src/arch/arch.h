@@ -58,6 +58,7 @@ typedef struct bl_model_config {
     double rms_norm_eps; /* of LayerNorm, where the entry has it */
     bool tie_word_embeddings;
     bool is_untied_by_head; /* that was not given: a head that is stored is not tied */
+    bool is_head_apart;     /* that was true, and a stored head differs: not tied */
 
     int64_t rotary_dim; /* channels of a head that RoPE rotates, the first ones; even; 0: all */
     double rope_theta;
@@ -77,7 +78,10 @@ typedef struct bl_model_config {
 
     /* What some models have beyond Llama; 0: it has not. */
     bl_activation activation;
-    unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
+    int64_t n_experts; /* each token's MLP is top_k of so many, of expert_size; 0: one MLP */
+    int64_t top_k, expert_size;
+    bool is_top_k_normed; /* the chosen experts' weights sum to 1 */
+    unsigned biases;      /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
     double embedding_multiplier; /* of the first layer's input */
     double residual_multiplier;  /* of a sub-layer's output */
@@ -104,6 +108,7 @@ typedef enum bl_layer_vector {
     BL_MLP_NORM_BIAS,
     BL_Q_NORM, /* of each head of q, and of k, or of all heads as one row, before RoPE */
     BL_K_NORM,
+    BL_ROUTER, /* (n_experts, hidden) */
     BL_LAYER_VECTORS
 } bl_layer_vector;
 
@@ -118,10 +123,18 @@ typedef enum bl_extent {
     BL_EXTENT_KV, /* n_kv_heads head_dim */
     BL_EXTENT_QKV,
     BL_EXTENT_GATE_UP, /* 2 intermediate_size */
-    BL_EXTENT_HEAD
+    BL_EXTENT_HEAD,
+    BL_EXTENT_EXPERT,          /* expert_size */
+    BL_EXTENT_EXPERTS_GATE_UP, /* n_experts 2 expert_size */
+    BL_EXTENT_EXPERTS_HIDDEN   /* n_experts hidden_size */
 } bl_extent;
 
-enum { BL_MAX_PROJECTIONS = BL_PEFT_MAX_MODULES, BL_TENSOR_NAME_BYTES = 96 };
+enum {
+    BL_MAX_PROJECTIONS = BL_PEFT_MAX_MODULES,
+    BL_TENSOR_NAME_BYTES = 96,
+    BL_EXPERT_PIECES = 2,
+    BL_TENSOR_DIMS = 3
+};
 
 /* A frozen matrix of a layer as a checkpoint stores it: "LAYERS.3.MODULE.weight". It may be held in
  * another format, and LoRA may target it. With bl_model_config.biases it has a vector
@@ -132,6 +145,14 @@ typedef struct bl_projection {
         matrix;           /* that it is part of, behind those of it that come earlier in the list */
     bl_extent rows, cols; /* output channels, input channels */
 } bl_projection;
+
+/* The tensors of a projection that has the matrices of all experts, one below the other:
+ * "LAYERS.3.EXPERTS.7.PIECE.weight" of each expert, whose pieces are equally high and follow one
+ * another. */
+typedef struct bl_expert_names {
+    const char *experts; /* "mlp.experts" */
+    const char *piece[BL_EXPERT_PIECES];
+} bl_expert_names;
 
 typedef struct bl_vector {
     const char *name; /* "input_layernorm.weight" in each layer; NULL: the family has none */
@@ -167,7 +188,13 @@ struct bl_arch {
     const char *head;                 /* "lm_head" */
     const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
     int n_projections;
+    /* The last ones are of routed experts, which are frozen. names[i]: of the tensors of the i-th
+     * of these; NULL: each is one tensor "LAYERS.3.MODULE" of three dimensions, as transformers 5
+     * stacks experts. */
+    int n_routed;
+    const bl_expert_names *names;
     bl_vector vectors[BL_LAYER_VECTORS];
+    const bl_arch *stacked; /* the entry of the same models with stacked experts; NULL: none */
     /* Beginnings of names of tensors that are not read, NULL-terminated: the model is part of a
      * larger one. NULL: there are none. */
     const char *const *skipped;
@@ -188,17 +215,21 @@ void bl_projection_shape(const bl_model_config *config, int projection, int64_t 
                          int64_t *cols);
 /* The first row of the projection in its fused matrix. */
 int64_t bl_projection_row(const bl_model_config *config, int projection);
+/* Whether it is of routed experts. */
+bool bl_arch_is_routed(const bl_arch *arch, int projection);
 /* "q_proj" */
 const char *bl_projection_name(const bl_projection *projection);
 /* The projection that is segment `segment` of a matrix; NULL: there is none. */
 const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segment);
 
-/* Whether a tensor of that name is a projection's weight in some layer. */
-bool bl_arch_is_projection(const bl_arch *arch, const char *tensor);
-/* Weights of the projections of one layer. */
+/* The projection that a tensor of that name is a weight of, and its layer; -1: of none. */
+int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer);
+/* Weights of the projections of one layer; and those that a token is multiplied with, the router's
+ * among them. */
 int64_t bl_arch_layer_weights(const bl_model_config *config);
+double bl_arch_active_weights(const bl_model_config *config);
 
-/* The projections for store/peft.h: module i is projection i. */
+/* The projections for store/peft.h, without those of routed experts: module i is projection i. */
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
 
 /* ---- tensors ---- */
@@ -215,20 +246,25 @@ typedef struct bl_arch_tensor {
     bl_tensor_role role;
     int64_t layer; /* of a projection, and its place in bl_arch.projections */
     int projection;
+    int64_t row;    /* of a projection: where the tensor's rows begin */
     int64_t offset; /* of a vector: floats from the start of all vectors */
     int n_dims;
-    int64_t shape[2];
+    int64_t shape[BL_TENSOR_DIMS];
 } bl_arch_tensor;
 
 /* The tensors of a checkpoint, 0 <= i < count: layer by layer its projections, its vectors and its
  * biases, then the final norm, its bias, the embedding and the head. */
 int64_t bl_arch_tensor_count(const bl_model_config *config);
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *config, int64_t i);
+int64_t bl_arch_tensor_elements(const bl_arch_tensor *tensor);
+/* The tensor that has row `row` of a projection. */
+bl_arch_tensor bl_arch_stored_at(const bl_model_config *config, int64_t layer, int projection,
+                                 int64_t row);
 
 /* Whether the tensor is the bias of a projection. */
 bool bl_arch_is_bias(const bl_model_config *config, const bl_arch_tensor *tensor);
 
-/* "model.layers.3.self_attn.q_proj.weight" */
+/* "model.layers.3.self_attn.q_proj.weight"; not of routed experts. */
 void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_projection *projection,
                                char name[BL_TENSOR_NAME_BYTES]);
 /* "lm_head.weight" */

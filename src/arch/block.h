@@ -8,6 +8,7 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
+ * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h);
  * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
  * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon); or with norm1 of a W_o^T and norm2 of the MLP's
  * output in place of the inputs' norms, and q and k normed over their whole width (OLMo 2);
@@ -23,6 +24,7 @@
 #include "arch/config.h"
 #include "arch/lora.h"
 #include "arch/trained.h"
+#include "ops/experts.h"
 
 /* Activations that a block keeps besides its input, and their bytes per token (fp32 here, bf16 on a
  * GPU): a mask. */
@@ -46,7 +48,7 @@ typedef struct bl_micro_batch {
     int32_t *position; /* index of the token in its sample (the row of the data set) */
     /* Number of the token's sample in the step: with position the key of dropout. */
     int64_t *sample;
-    int32_t *cu_seqlens; /* documents: positions and attention start anew in each */
+    int32_t *cu_seqlens; /* documents: positions and attention restart in each */
     /* The ids in host memory, for devices that cannot read the embedding table there: read before
      * the call that gets the micro-batch returns. Ignored on a CPU. */
     const int32_t *host_ids;
@@ -64,6 +66,8 @@ bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tok
 
 typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim, rotary_dim;
+    int64_t n_experts, top_k; /* 0, 1: one MLP; else inter is an expert's */
+    bool is_top_k_normed;
     int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
     struct {
@@ -99,13 +103,16 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
  * where no bias, norm or factor comes between. */
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix);
 
+/* Whether the matrix is those of all routed experts. */
+bool bl_block_is_routed(const bl_block_dims *dims, bl_layer_matrix matrix);
+
 /* Whether RMSNorm or SwiGLU writes the input of the forward product with `matrix`, and so can also
  * quantize it if the product reads E4M3 (bl_linear_operand). */
 bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
- * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);
- * lse (T,n_heads), by groups, fp32. */
+ * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I), of
+ * experts (T top_k, 2I); lse (T,n_heads), by groups, fp32. */
 typedef struct bl_block_tensors {
     bl_tensor x, qkv, attention, mid, gate_up;
     float *lse;
@@ -123,14 +130,18 @@ void bl_block_place_saved(const bl_block_dims *dims, unsigned save, int64_t T_ma
 
 /* Scratch for one micro-batch of at most T_max tokens: the unsaved tensors, and what lives within
  * one call, in so many buffers. */
-enum { BL_BLOCK_SCRATCH_BUFFERS = 7 };
+int bl_block_scratch_buffers(const bl_block_dims *dims);
 typedef struct bl_block_workspace {
     bl_block_tensors tensors; /* where tensors go that are not kept; x unused */
     bl_tensor norm, h, dh, d_norm, d_attention, d_qkv;
     float *rstd, *mean, *delta; /* mean: with LayerNorm */
     bl_tensor qk;     /* with head norms: q and k, normed and rotated, in the columns of qkv */
     float *head_rstd; /* with head norms: (T, n_heads), then (T, n_kv_heads) */
-    void *lora;       /* of the LoRA linear layer */
+    /* Of experts: where the call's tokens go, for the arrays of the largest T; an input or output
+     * of all their rows (T top_k, H). */
+    void *routing;
+    bl_tensor rows;
+    void *lora; /* of the LoRA linear layer */
     size_t lora_bytes;
 } bl_block_workspace;
 
@@ -187,7 +198,7 @@ typedef struct bl_block {
      * forgotten; NULL: each product makes it. */
     bl_linear_prepared *prepared;
     const bl_weight_gradients *trained; /* of backward; NULL: the layer's weights are frozen */
-    bool is_last; /* of backward, with `trained`: no gradient of x is needed */
+    bool is_last;                       /* of backward: no gradient of x is needed */
 } bl_block;
 
 /* All three acquire the layer's matrices of `base` and leave the release to the visit. */
@@ -198,11 +209,10 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                            bl_tensor out);
 
-/* d (T,H): the gradient of the output, replaced by that of x, or with is_last by anything.
- * gradients: the layer's flat vector,
- * fp32, overwritten where there are adapters. With block->trained the gradients of the layer's
- * trained weights are added to those, dW = dy^T x of their rows among them. Kept tensors are
- * consumed: gate_up is overwritten. */
+/* d (T,H): the gradient of the output, replaced by that of x; with is_last undefined afterwards.
+ * gradients: the layer's flat vector, fp32, overwritten where there are adapters. With
+ * block->trained the gradients of the layer's trained weights are added to those, dW = dy^T x of
+ * their rows among them. Kept tensors are consumed: gate_up is overwritten. */
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients);

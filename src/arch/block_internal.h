@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_internal.h -- for block.c: the norms of q and k in block_norm.c, and the gradients of a
- * layer's own weights in block_weights.c. */
+/* block_internal.h -- for block.c: the norms of q and k in block_norm.c, routed experts in
+ * block_experts.c, and the gradients of a layer's own weights in block_weights.c. */
 #ifndef BALLAST_ARCH_BLOCK_INTERNAL_H
 #define BALLAST_ARCH_BLOCK_INTERNAL_H
 
@@ -17,8 +17,24 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
                                    bl_layer_vector norm, bl_tensor qkv,
                                    const bl_block_workspace *ws, bl_tensor d);
 
-/* Of block->is_last: whether no trained tensor needs the gradient of what W_qkv reads; and of
- * attention's output. */
+/* Makes ws->routing of T tokens from x, the MLP's input. */
+bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,
+                             const bl_block_workspace *ws, bl_tensor x);
+
+/* The products with a matrix of routed experts. BL_GATE_UP: makes the routing; y (T top_k, 2I) from
+ * x (T,H), without a residual. BL_MLP_DOWN: y (T,H) = residual, or 0, + the weighted sum of the
+ * outputs for x (T top_k, I). */
+bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                               int64_t T, const bl_block_workspace *ws, bl_tensor x,
+                               bl_tensor residual, bl_tensor y);
+/* dx, overwritten, is x's gradient; BL_MLP_DOWN comes first and leaves the gradients of the
+ * weights in the routing, whose part of dx BL_GATE_UP adds. */
+bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
+                                int64_t T, const bl_block_workspace *ws, bl_tensor x, bl_tensor dy,
+                                bl_tensor dx);
+
+/* Of block->is_last: whether no trained tensor and no LoRA term needs the gradient of what W_qkv
+ * reads; and of attention's output. */
 bool arch_ends_at_qkv(const bl_block *block);
 bool arch_ends_at_mlp(const bl_block *block);
 

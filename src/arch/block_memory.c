@@ -24,6 +24,10 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
                           .residual_multiplier = (float)config->residual_multiplier,
                           .kind = kind,
                           .act = act};
+    dims.n_experts = config->n_experts;
+    dims.top_k = config->n_experts > 0 ? config->top_k : 1;
+    dims.is_top_k_normed = config->is_top_k_normed;
+    if (config->n_experts > 0) dims.inter = config->expert_size;
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
@@ -50,10 +54,26 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     return dims;
 }
 
+/* Of all rows that a token has. */
+static int64_t inter_width(const bl_block_dims *dims)
+{
+    return dims->top_k * dims->inter;
+}
+
+static int64_t gate_up_width(const bl_block_dims *dims)
+{
+    return dims->n_experts > 0 ? 2 * inter_width(dims) : dims->matrix[BL_GATE_UP].rows;
+}
+
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
 {
     return (matrix == BL_OUT || matrix == BL_MLP_DOWN) && !dims->has_post_norms &&
            !(dims->residual_multiplier > 0) && dims->bias_offset[matrix] < 0;
+}
+
+bool bl_block_is_routed(const bl_block_dims *dims, bl_layer_matrix matrix)
+{
+    return dims->n_experts > 0 && (matrix == BL_GATE_UP || matrix == BL_MLP_DOWN);
 }
 
 bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix)
@@ -112,7 +132,7 @@ static void place_tensors(const bl_block_dims *dims, unsigned which, bool for_al
         out->lse = take_floats(from, T * dims->n_heads);
     }
     if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
-    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * dims->matrix[BL_GATE_UP].rows);
+    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * gate_up_width(dims));
 }
 
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
@@ -145,24 +165,17 @@ static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_form
                        .segment = {{.format = format, .rows = dims->matrix[matrix].rows}}};
 }
 
-/* The formats that a matrix may have, which are not known here. */
-static const bl_format any_format[] = {BL_FORMAT_BF16, BL_FORMAT_F32, BL_FORMAT_FP8_ROW,
-                                       BL_FORMAT_FP8_BLOCK};
-
-static size_t n_formats(const bl_block_dims *dims)
-{
-    return dims->is_dense ? 1 : BL_COUNT(any_format);
-}
-
 static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
                                      bool dropout)
 {
     bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
     size_t most = 0;
 
-    for (size_t f = 0; f < n_formats(dims); f++)
+    /* Which formats the matrices have is not known here. */
+    for (int f = 0; f < BL_FORMAT_COUNT; f++)
         for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
-            bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, any_format[f]),
+            if (dims->is_dense && f != BL_FORMAT_BF16) continue;
+            bl_lora_linear linear = {.weight = matrix_of_format(dims, matrix, (bl_format)f),
                                      .n_parts = r > 0 ? dims->matrix[matrix].n_projections : 0,
                                      .is_stacked = true,
                                      .dropout = {.p = dropout ? 0.5f : 0.0f},
@@ -181,10 +194,17 @@ static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t
     size_t most = 0;
 
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        if (bl_block_is_routed(dims, (bl_layer_matrix)m)) continue;
         size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
         if (n_bytes > most) most = n_bytes;
     }
     return most;
+}
+
+int bl_block_scratch_buffers(const bl_block_dims *dims)
+{
+    enum { OF_ALL = 7, OF_EXPERTS = 2 };
+    return OF_ALL + (dims->n_experts > 0 ? OF_EXPERTS : 0);
 }
 
 static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
@@ -197,7 +217,13 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->norm = take(&from, T * dims->hidden);
     ws->rstd = take_floats(&from, T);
     if (dims->has_layer_norm) ws->mean = take_floats(&from, T);
-    ws->h = take(&from, T * (training ? bl_max_i64(dims->inter, dims->q_width) : dims->inter));
+    ws->h = take(&from,
+                 T * (training ? bl_max_i64(inter_width(dims), dims->q_width) : inter_width(dims)));
+    if (dims->n_experts > 0) {
+        size_t n_bytes = bl_routing_bytes(T, dims->n_experts, dims->top_k);
+        ws->routing = take_bytes(&from, (int64_t)n_bytes);
+        ws->rows = take(&from, T * dims->top_k * dims->hidden);
+    }
     if (dims->q_norm_width > 0) {
         ws->qk = take(&from, T * dims->qkv_width);
         ws->head_rstd = take_floats(&from, T * (dims->n_heads + dims->n_kv_heads));
@@ -205,7 +231,7 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->lora_bytes = lora_workspace_bytes(dims, T, r, dropout);
     ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
     if (training) {
-        ws->dh = take(&from, T * bl_max_i64(dims->inter, dims->qkv_width));
+        ws->dh = take(&from, T * bl_max_i64(inter_width(dims), dims->qkv_width));
         ws->d_norm = take(&from, T * dims->hidden);
         ws->delta = take_floats(&from, T * dims->n_heads);
         ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */

@@ -77,13 +77,23 @@ bl_status arch_add_norm_gradient(bl_stream *stream, const bl_block *block, bl_la
 bool arch_ends_at_qkv(const bl_block *block)
 {
     unsigned norm = 1u << BL_ATTENTION_NORM | 1u << BL_ATTENTION_NORM_BIAS;
-    return block->is_last &&
-           (block->dims->has_post_norms || !(block->trained->trained->vectors & norm));
+    bool trains_norm = block->trained && (block->trained->trained->vectors & norm);
+    return block->is_last && (block->dims->has_post_norms || !trains_norm);
+}
+
+static bool has_attention_term(const bl_lora_layout *lora)
+{
+    for (int p = 0; lora && p < lora->arch->n_projections; p++) {
+        bl_layer_matrix matrix = lora->arch->projections[p].matrix;
+        if (lora->a_offset[p] >= 0 && (matrix == BL_QKV || matrix == BL_OUT)) return true;
+    }
+    return false;
 }
 
 /* In a parallel layer the MLP's part of backward is not the first. */
 bool arch_ends_at_mlp(const bl_block *block)
 {
-    return block->is_last && !block->dims->is_parallel &&
-           !bl_trained_has_attention(block->trained->trained);
+    bool trains_attention = block->trained && bl_trained_has_attention(block->trained->trained);
+    return block->is_last && !block->dims->is_parallel && !trains_attention &&
+           !has_attention_term(block->lora);
 }

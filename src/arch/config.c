@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/hub.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/sizes.h"
 
 enum { MAX_CONFIG_BYTES = 16 << 20 };
@@ -93,7 +94,7 @@ static bl_status fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
     while (p < arch->n_projections && arch->projections[p].rows != BL_EXTENT_KV) p++;
     if (p == arch->n_projections) return BL_OK;
     bl_arch_projection_tensor(arch, 0, &arch->projections[p], name);
-    const bl_stored_tensor *k = bl_hf_find(model, name);
+    const bl_stored_tensor *k = bl_hf_find_weight(model, name);
     if (!k || k->n_dims != 2) return BL_OK;
     int64_t n_kv_heads = k->shape[0] / config->head_dim;
     if (n_kv_heads < 1 || k->shape[0] % config->head_dim || config->n_heads % n_kv_heads)
@@ -105,12 +106,76 @@ static bl_status fit_kv_heads(bl_model_config *config, const bl_hf_model *model)
     return BL_OK;
 }
 
+static bool is_float(const bl_stored_tensor *t)
+{
+    return t->dtype == BL_F32 || t->dtype == BL_F16 || t->dtype == BL_BF16;
+}
+
+/* Whether two tensors have the same values; reads both up to the first difference. */
+static bl_status compare_values(const bl_stored_tensor *a, const bl_stored_tensor *b,
+                                int64_t n_elements, bool *are_equal)
+{
+    enum { PIECE = 1 << 20 };
+    bl_status st = BL_OK;
+    float *values = malloc(2 * PIECE * sizeof *values), *other = values ? values + PIECE : NULL;
+
+    *are_equal = true;
+    if (!values) return BL_FAIL(BL_ENOMEM, "comparing %s with %s", a->name, b->name);
+    for (int64_t at = 0; at < n_elements && *are_equal; at += PIECE) {
+        int64_t n = bl_min_i64(PIECE, n_elements - at);
+        BL_TRY_GOTO(st, done, bl_stored_tensor_read_floats(a, at, n, values));
+        BL_TRY_GOTO(st, done, bl_stored_tensor_read_floats(b, at, n, other));
+        for (int64_t i = 0; i < n && *are_equal; i++) *are_equal = values[i] == other[i];
+    }
+done:
+    free(values);
+    return st;
+}
+
+/* A head that is stored beside the embedding, and differs from it, is not tied, whatever the file
+ * says: as transformers does from release 5 on. Other shapes are left to the check of tensors. */
+static bl_status untie_other_head(bl_model_config *config, const bl_hf_model *model)
+{
+    char head_name[BL_TENSOR_NAME_BYTES], name[BL_TENSOR_NAME_BYTES];
+    bool are_equal;
+
+    bl_arch_module_tensor(config->arch->head, head_name);
+    bl_arch_module_tensor(config->arch->embedding, name);
+    const bl_stored_tensor *head = bl_hf_find(model, head_name), *table = bl_hf_find(model, name);
+    if (!config->tie_word_embeddings || !head) return BL_OK;
+    if (config->is_untied_by_head) {
+        config->tie_word_embeddings = false;
+        return BL_OK;
+    }
+    if (!table || !is_float(head) || !is_float(table) || head->n_dims != 2 || table->n_dims != 2 ||
+        memcmp(head->shape, table->shape, 2 * sizeof head->shape[0]) != 0)
+        return BL_OK;
+    BL_TRY(compare_values(head, table, head->shape[0] * head->shape[1], &are_equal));
+    if (are_equal) return BL_OK;
+    bl_log_warning("%s: %s is stored with other values than %s: it is used, and "
+                   "tie_word_embeddings true of config.json is not",
+                   bl_safetensors_path(head->file), head_name, name);
+    config->tie_word_embeddings = false;
+    config->is_head_apart = true;
+    return BL_OK;
+}
+
+/* The names of the experts' tensors are those of the first. */
+static void fit_experts(bl_model_config *config, const bl_hf_model *model)
+{
+    const bl_arch *stacked = config->arch->stacked;
+    bl_model_config other = *config;
+
+    if (!stacked) return;
+    other.arch = stacked;
+    if (bl_hf_find(model, bl_arch_stored_at(&other, 0, stacked->n_projections - 1, 0).name))
+        config->arch = stacked;
+}
+
 bl_status bl_model_config_fit(bl_model_config *config, const bl_hf_model *model)
 {
-    char head[BL_TENSOR_NAME_BYTES];
-
-    bl_arch_module_tensor(config->arch->head, head);
-    if (config->is_untied_by_head && bl_hf_find(model, head)) config->tie_word_embeddings = false;
+    fit_experts(config, model);
+    BL_TRY(untie_other_head(config, model));
     return fit_kv_heads(config, model);
 }
 
@@ -131,7 +196,7 @@ int64_t bl_model_config_n_params(const bl_model_config *config)
     for (int64_t i = 0; i < n_tensors; i++) {
         bl_arch_tensor t = bl_arch_tensor_at(config, i);
         if (t.role == BL_ROLE_HEAD && config->tie_word_embeddings) continue;
-        n += t.shape[0] * (t.n_dims > 1 ? t.shape[1] : 1);
+        n += bl_arch_tensor_elements(&t);
     }
     return n;
 }

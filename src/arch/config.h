@@ -21,10 +21,12 @@ bl_status bl_model_config_load(const char *path, bl_model_config *out);
  * hyphen behind the family (llama-3.1-8b). BL_EUSAGE for another name, listing them. */
 bl_status bl_model_config_preset(const char *name, bl_model_config *out);
 
-/* What the tensors decide. n_kv_heads: old 405B files say num_key_value_heads 16 over weights of 8,
- * or the reverse; it is set by the rows of k_proj of layer 0. BL_EINPUT when they are no number of
- * heads that divides n_heads. A model without that tensor is left to the check of all tensors.
- * tie_word_embeddings: false with is_untied_by_head and a stored head. */
+/* What the tensors decide. arch: the entry with stacked experts, if they are. n_kv_heads: old
+ * 405B files say num_key_value_heads 16 over weights of 8, or the reverse; it is set by the rows
+ * of k_proj of layer 0. BL_EINPUT when they are no number of heads that divides n_heads. A model
+ * without that tensor is left to the check of all tensors. tie_word_embeddings: false with
+ * is_untied_by_head and a stored head, and where a stored head has other values than the
+ * embedding (is_head_apart; a warning), which reads both up to the first difference. */
 bl_status bl_model_config_fit(bl_model_config *config, const bl_hf_model *model);
 
 /* All that config.json says and a result depends on, by its newest key:

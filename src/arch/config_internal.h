@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* config_internal.h -- what config.c has from config_keys.c. */
+/* config_internal.h -- the check of config.json's keys (config_keys.c), for config.c. */
 #ifndef BALLAST_ARCH_CONFIG_INTERNAL_H
 #define BALLAST_ARCH_CONFIG_INTERNAL_H
 

@@ -20,6 +20,8 @@ enum {
     MAX_WIDTH = BL_MODEL_MAX_WIDTH,
     MAX_LAYERS = 1 << 14,
     MAX_HEADS = 1 << 14,
+    MAX_EXPERTS = 1 << 12,
+    MAX_EXPERTS_OF_LAYERS = 1 << 18,
     MAX_HEAD_DIM = 1 << 12,
     MAX_POSITIONS = 1 << 30
 };
@@ -211,9 +213,82 @@ bl_status arch_read_rest(const char *file, const json_t *root, bl_model_config *
     return arch_read_rope(file, root, config);
 }
 
+/* ---- experts ---- */
+
+/* The count has two spellings; transformers 5 writes the second. */
+static bl_status read_expert_count(const char *file, const json_t *root, bl_model_config *c)
+{
+    static const char *const names[] = {"num_experts", "num_local_experts"};
+    int64_t before = 0;
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        const json_t *value = json_object_get(root, names[i]);
+        if (!arch_reads(c->arch, names[i]) || !value || json_is_null(value)) continue;
+        BL_TRY(
+            bl_json_get_int(file, root, names[i], BL_JSON_OPTIONAL, 1, MAX_EXPERTS, &c->n_experts));
+        if (before > 0 && before != c->n_experts)
+            return bl_json_fail(file, names[i], "the value of num_experts", value);
+        before = c->n_experts;
+    }
+    if (c->n_experts <= MAX_EXPERTS_OF_LAYERS / c->n_layers) return BL_OK;
+    return BL_FAIL(BL_EINPUT,
+                   "%s: key num_hidden_layers: %" PRId64 " layers of %" PRId64
+                   " experts; expected at most %d experts in all",
+                   file, c->n_layers, c->n_experts, MAX_EXPERTS_OF_LAYERS);
+}
+
+/* Keys of what is not computed. */
+static bl_status check_expert_keys(const char *file, const json_t *root, const bl_model_config *c)
+{
+    static const struct {
+        const char *key, *value, *expected;
+    } only[] = {
+        {"decoder_sparse_step", "1", "1: dense layers among those of experts are not supported"},
+        {"mlp_only_layers", "[]", "[]: dense layers among those of experts are not supported"},
+        {"output_router_logits", "false", "false: the routers' auxiliary loss is not computed"},
+        {"router_jitter_noise", "0.0", "0: noise in the router is not supported"},
+    };
+
+    for (size_t i = 0; i < BL_COUNT(only); i++) {
+        const json_t *value = json_object_get(root, only[i].key);
+        if (!arch_reads(c->arch, only[i].key) || !value || json_is_null(value)) continue;
+        json_t *wanted = json_loads(only[i].value, JSON_DECODE_ANY, NULL);
+        bool is_number = json_is_number(value) && json_is_number(wanted),
+             is_equal = is_number ? json_number_value(value) == json_number_value(wanted)
+                                  : json_equal(value, wanted);
+        json_decref(wanted);
+        if (!is_equal) return bl_json_fail(file, only[i].key, only[i].expected, value);
+    }
+    return BL_OK;
+}
+
+static bl_status read_experts(const char *file, const json_t *root, bl_model_config *c)
+{
+    if (!arch_reads(c->arch, "num_experts_per_tok")) return BL_OK;
+    BL_TRY(check_expert_keys(file, root, c));
+    BL_TRY(read_expert_count(file, root, c));
+    BL_TRY(bl_json_get_int(file, root, "num_experts_per_tok", BL_JSON_OPTIONAL, 1, c->n_experts,
+                           &c->top_k));
+    if (c->top_k > c->n_experts)
+        return BL_FAIL(BL_EINPUT,
+                       "%s: key num_experts_per_tok: expected at most the %" PRId64
+                       " experts, got %" PRId64,
+                       file, c->n_experts, c->top_k);
+    if (arch_reads(c->arch, "norm_topk_prob"))
+        BL_TRY(
+            bl_json_get_bool(file, root, "norm_topk_prob", BL_JSON_OPTIONAL, &c->is_top_k_normed));
+    if (!arch_reads(c->arch, "moe_intermediate_size")) {
+        c->expert_size = c->intermediate_size;
+        return BL_OK;
+    }
+    return bl_json_get_int(file, root, "moe_intermediate_size", BL_JSON_OPTIONAL, 1, MAX_WIDTH,
+                           &c->expert_size);
+}
+
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config)
 {
     BL_TRY(read_sizes(file, root, config));
+    BL_TRY(read_experts(file, root, config));
     return arch_read_rest(file, root, config);
 }
 
@@ -227,6 +302,11 @@ static void describe_extras(const bl_model_config *c, json_t *out)
 
     if (c->arch != bl_arch_at(0))
         json_object_set_new(out, "model_type", json_string(c->arch->model_type));
+    if (c->n_experts > 0)
+        json_object_update_new(
+            out, json_pack("{s:I, s:I, s:I, s:b}", "num_experts", (json_int_t)c->n_experts,
+                           "num_experts_per_tok", (json_int_t)c->top_k, "moe_intermediate_size",
+                           (json_int_t)c->expert_size, "norm_topk_prob", (int)c->is_top_k_normed));
     if (c->biases) json_object_set_new(out, "biases", json_integer((json_int_t)c->biases));
     for (int64_t l = 0; l < c->n_layers; l++)
         if (bl_windows_of_layer(&c->windows, l) > 0)

@@ -25,6 +25,9 @@
  *   sliding_window       tokens; absent: as in `defaults`; null: none
  *   use_sliding_window, max_window_layers, layer_types   whether, and in which layers: those from
  *                        number max_window_layers on, or those of type "sliding_attention"
+ *   num_experts, num_local_experts, num_experts_per_tok, moe_intermediate_size, norm_topk_prob
+ *                        experts in all layers, and with decoder_sparse_step, mlp_only_layers,
+ *                        output_router_logits and router_jitter_noise what must be off
  *   embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling   Granite's
  */
 #define BL_WINDOW_KEYS "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"

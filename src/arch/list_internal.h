@@ -17,7 +17,9 @@
     ENTRY(bl_arch_granite)                                                                         \
     ENTRY(bl_arch_falcon)                                                                          \
     ENTRY(bl_arch_phi3)                                                                            \
-    ENTRY(bl_arch_olmo2)
+    ENTRY(bl_arch_olmo2)                                                                           \
+    ENTRY(bl_arch_qwen3_moe)                                                                       \
+    ENTRY(bl_arch_mixtral)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

@@ -49,10 +49,7 @@ static const bl_preset presets[] = {
 static const char *const keys[] = {BL_DECODER_KEYS, "attention_bias", "mlp_bias", NULL};
 
 const bl_projection bl_llama_projections[BL_PROJECTIONS] = {
-    [BL_Q] = {"self_attn.q_proj", BL_QKV, BL_EXTENT_Q, BL_EXTENT_HIDDEN},
-    [BL_K] = {"self_attn.k_proj", BL_QKV, BL_EXTENT_KV, BL_EXTENT_HIDDEN},
-    [BL_V] = {"self_attn.v_proj", BL_QKV, BL_EXTENT_KV, BL_EXTENT_HIDDEN},
-    [BL_O] = {"self_attn.o_proj", BL_OUT, BL_EXTENT_HIDDEN, BL_EXTENT_Q},
+    BL_LLAMA_ATTENTION,
     [BL_GATE] = {"mlp.gate_proj", BL_GATE_UP, BL_EXTENT_INTER, BL_EXTENT_HIDDEN},
     [BL_UP] = {"mlp.up_proj", BL_GATE_UP, BL_EXTENT_INTER, BL_EXTENT_HIDDEN},
     [BL_DOWN] = {"mlp.down_proj", BL_MLP_DOWN, BL_EXTENT_HIDDEN, BL_EXTENT_INTER},

@@ -40,17 +40,25 @@ static void place_tables(const bl_model_config *config, bl_lora_layout *layout)
     }
 }
 
+double bl_lora_scale(double alpha, int64_t r, bool use_rslora)
+{
+    return alpha / (use_rslora ? sqrt((double)r) : (double)r);
+}
+
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
     *out = (bl_lora_layout){.arch = config->arch};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
     for (int t = 0; t < BL_MODEL_TABLES; t++) out->table_a[t] = out->table_b[t] = -1;
+    for (int f = 0; f < 2; f++) {
+        for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->rate[p][f] = 1;
+        for (int t = 0; t < BL_MODEL_TABLES; t++) out->table_rate[t][f] = 1;
+    }
     if (!options) return;
 
     out->options = *options;
-    out->scale = (float)(options->alpha /
-                         (options->use_rslora ? sqrt((double)options->r) : (double)options->r));
+    out->scale = (float)bl_lora_scale(options->alpha, options->r, options->use_rslora);
     for (int p = 0; p < config->arch->n_projections; p++) {
         if (!options->target[p]) continue;
         bl_projection_shape(config, p, &out->b_rows[p], &out->a_cols[p]);

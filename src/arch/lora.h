@@ -44,7 +44,13 @@ typedef struct bl_lora_layout {
     int64_t table_a[BL_MODEL_TABLES], table_b[BL_MODEL_TABLES];
     int64_t n_table_floats;
     int64_t vocab, hidden;
+    /* Learning rates of A and B relative to the run's; without has_rates all are 1. */
+    bool has_rates;
+    double rate[BL_MAX_PROJECTIONS][2], table_rate[BL_MODEL_TABLES][2];
 } bl_lora_layout;
+
+/* s of W + s B A: alpha / r, or with rslora alpha / sqrt(r). */
+double bl_lora_scale(double alpha, int64_t r, bool use_rslora);
 
 /* options NULL: no adapter at all. */
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,

@@ -10,6 +10,7 @@
 #include "arch/rope_internal.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/present.h"
 #include "base/sizes.h"
 #include "ops/rope.h"
 
@@ -46,22 +47,8 @@ static const char *const known[] = {"rope_type",
                                     "long_factor",
                                     "partial_rotary_factor",
                                     "llama_4_scaling_beta",
-                                    "finetuned"};
-
-static bl_status check_known(const char *where, const json_t *rope)
-{
-    const char *key;
-    json_t *value;
-
-    json_object_foreach((json_t *)rope, key, value)
-    {
-        size_t i = 0;
-        while (i < BL_COUNT(known) && strcmp(key, known[i]) != 0) i++;
-        if (i == BL_COUNT(known) && !json_is_null(value))
-            return bl_json_fail(where, key, "no such key: Ballast does not know it", value);
-    }
-    return BL_OK;
-}
+                                    "finetuned",
+                                    NULL};
 
 /* A key is `where: key`. `root` may have the original length outside, which goes first. */
 typedef struct rope_keys {
@@ -175,7 +162,7 @@ static bl_status read_kind(const rope_keys *k, bl_model_config *c)
                *type = "default";
     size_t kind = 0;
 
-    BL_TRY(check_known(k->where, k->rope));
+    BL_TRY(bl_keys_check(&(bl_key_table){.used = known}, k->where, k->rope, NULL));
     BL_TRY(bl_json_get_string(k->where, k->rope, key, BL_JSON_OPTIONAL, &type));
     while (kind < BL_COUNT(names) && strcmp(type, names[kind]) != 0) kind++;
     if (kind == BL_COUNT(names))

@@ -51,7 +51,7 @@ size_t bl_arch_target_names(const char **names, size_t n_max)
     size_t n = 0;
 
     for (size_t i = 0; i < BL_COUNT(table); i++)
-        for (int p = 0; p < table[i]->n_projections && n < n_max; p++) {
+        for (int p = 0; p < bl_arch_peft_modules(table[i]).n && n < n_max; p++) {
             const char *name = bl_projection_name(&table[i]->projections[p]);
             size_t k = 0;
             while (k < n && strcmp(names[k], name) != 0) k++;

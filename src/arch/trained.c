@@ -88,11 +88,6 @@ static void add_tensor(const bl_model_config *c, const bl_arch_tensor *t, bl_tra
     }
 }
 
-static int64_t elements_of(const bl_arch_tensor *t)
-{
-    return t->shape[0] * (t->n_dims > 1 ? t->shape[1] : 1);
-}
-
 static bool has_any(const bl_trained_unit *unit)
 {
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
@@ -109,10 +104,10 @@ static void derive(const bl_model_config *c, bool is_apart, bl_trained_set *set)
         bl_arch_tensor t = bl_arch_tensor_at(c, i);
         bool is_alias = t.role == BL_ROLE_HEAD && c->tie_word_embeddings && !is_apart;
         set->n_all_tensors += !is_alias;
-        set->n_all_weights += is_alias ? 0 : elements_of(&t);
+        set->n_all_weights += is_alias ? 0 : bl_arch_tensor_elements(&t);
         if (!set->tensor[i]) continue;
         set->n_tensors += !is_alias;
-        set->n_weights += is_alias ? 0 : elements_of(&t);
+        set->n_weights += is_alias ? 0 : bl_arch_tensor_elements(&t);
         add_tensor(c, &t, set);
     }
     set->is_all = set->n_tensors == set->n_all_tensors;
@@ -197,6 +192,12 @@ static bl_status begin(const bl_model_config *config, bl_trained_set *out)
 bl_status bl_trained_choose(const bl_model_config *config, const bl_trained_patterns *patterns,
                             bl_trained_set *out)
 {
+    *out = (bl_trained_set){.unit = NULL};
+    if (config->n_experts > 0)
+        return BL_FAIL(BL_EUSAGE,
+                       "finetuning_type full is not supported for %s: its experts are frozen; use "
+                       "finetuning_type lora",
+                       config->arch->title);
     bl_status st = begin(config, out);
 
     if (st == BL_OK) st = apply(config, patterns, out->tensor);
@@ -224,6 +225,9 @@ static bl_status apply_module(const bl_model_config *config, const char *name, b
         bl_arch_tensor t = bl_arch_tensor_at(config, i);
         bool is_bias = bl_arch_is_bias(config, &t);
         if (!is_of_module(&t, name)) continue;
+        if (t.role == BL_ROLE_VECTOR && t.n_dims > 1)
+            return BL_FAIL(refusal, "%s: \"%.60s\" is a router (%s): these are frozen", where, name,
+                           t.name);
         if (t.role == BL_ROLE_PROJECTION || is_bias)
             return BL_FAIL(refusal,
                            "%s: \"%.60s\" is a projection (%s): these have LoRA terms; train them "
@@ -263,6 +267,7 @@ void bl_trained_free(bl_trained_set *set)
     free(set->unit);
     free(set->tensor);
     free(set->range);
+    free(set->rate);
     *set = (bl_trained_set){.unit = NULL};
 }
 
@@ -315,6 +320,27 @@ bool bl_trained_find(const bl_model_config *config, const bl_trained_set *set, c
     return false;
 }
 
+double bl_trained_rate(const bl_model_config *config, const bl_trained_set *set, int64_t unit,
+                       int matrix, int64_t row, int64_t *end)
+{
+    const bl_arch *arch = config->arch;
+    int64_t n = bl_arch_tensor_count(config), found = 0,
+            per_layer = (n - 3 - arch->has_layer_norm) / config->n_layers; /* the last: tables */
+
+    *end = INT64_MAX;
+    if (!set->rate) return 1;
+    if (unit >= config->n_layers) return set->rate[unit == config->n_layers ? n - 1 : n - 2];
+    for (int p = 0; p < arch->n_projections; p++) {
+        if ((int)arch->projections[p].matrix != matrix) continue;
+        int64_t begin = bl_projection_row(config, p);
+        if (begin <= row)
+            found = p;
+        else
+            *end = bl_min_i64(*end, begin);
+    }
+    return set->rate[unit * per_layer + found];
+}
+
 void bl_trained_describe(const bl_model_config *config, const bl_trained_set *set,
                          char text[BL_TRAINED_TEXT_BYTES])
 {
@@ -343,8 +369,9 @@ double bl_trained_step_flops(const bl_model_config *config, const bl_trained_set
     for (int64_t i = 0; i < n; i++) {
         bl_arch_tensor t = bl_arch_tensor_at(config, i);
         if (!set->tensor[i]) continue;
-        if (t.role == BL_ROLE_PROJECTION) flops += 2.0 * (double)elements_of(&t) * n_tokens;
-        if (t.role == BL_ROLE_HEAD) flops += 2.0 * (double)elements_of(&t) * n_labels;
+        if (t.role == BL_ROLE_PROJECTION)
+            flops += 2.0 * (double)bl_arch_tensor_elements(&t) * n_tokens;
+        if (t.role == BL_ROLE_HEAD) flops += 2.0 * (double)bl_arch_tensor_elements(&t) * n_labels;
     }
     return flops;
 }

@@ -42,6 +42,9 @@ typedef struct bl_trained_set {
      * as one. */
     int64_t n_ranges;
     bl_trained_span *range;
+    /* [bl_arch_tensor_count]: learning rates relative to the run's; NULL: 1. Of a tied weight those
+     * of embedding and head are equal. */
+    double *rate;
 } bl_trained_set;
 
 /* Lists of regular expressions over the tensors' names, as BL_PATTERN_COMPONENTS has them
@@ -81,6 +84,11 @@ const char *bl_trained_partial(const bl_model_config *config, const bl_trained_s
 /* The trained tensor of that name; false: there is none, or it is frozen. */
 bool bl_trained_find(const bl_model_config *config, const bl_trained_set *set, const char *name,
                      bl_arch_tensor *out);
+
+/* The relative learning rate of a row of a matrix of a unit; *end: the next row that may have
+ * another. */
+double bl_trained_rate(const bl_model_config *config, const bl_trained_set *set, int64_t unit,
+                       int matrix, int64_t row, int64_t *end);
 
 enum { BL_TRAINED_TEXT_BYTES = 256 };
 /* "33.6 M of 134.5 M weights trained, 9 of 272 tensors; ..." */

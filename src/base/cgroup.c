@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Files: cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel. */
+/* cgroup.c -- reads limits from the files of this process's cgroup and of those above it. Files:
+ * cgroups(7); Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ of the kernel. */
 #include "base/cgroup_internal.h"
 
 #include <inttypes.h>

@@ -1,23 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* clock.c -- CLOCK_MONOTONIC and the processor time of the process, in seconds; durations as
- * text. */
+/* clock.c -- CLOCK_MONOTONIC and processor time, in seconds; durations as text. */
 #include "base/clock.h"
 
 #include <stdio.h>
 #include <time.h>
 
+static double read_s(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
 double bl_now_s(void)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    return read_s(CLOCK_MONOTONIC);
 }
 
 double bl_processor_s(void)
 {
-    struct timespec used;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-    return (double)used.tv_sec + 1e-9 * (double)used.tv_nsec;
+    return read_s(CLOCK_PROCESS_CPUTIME_ID);
+}
+
+double bl_thread_processor_s(void)
+{
+    return read_s(CLOCK_THREAD_CPUTIME_ID);
 }
 
 void bl_clock_text(double seconds, char text[BL_CLOCK_TEXT_BYTES])

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Quotas: Documentation/scheduler/sched-bwc.rst of the kernel. */
+/* cores.c -- usable cores: the least of the affinity and the CPU quotas of all enclosing cgroups.
+ * Quotas: Documentation/scheduler/sched-bwc.rst of the kernel. */
 #include "base/cores.h"
 
 #include <inttypes.h>

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The two sides meet as in Dekker's algorithm: a waiter announces its target and then looks at the
+/* counter.c -- advances a counter and wakes the threads whose value is reached.
+ *
+ * The two sides meet as in Dekker's algorithm: a waiter announces its target and then looks at the
  * value once more, the advancer sets the value and then looks for announced targets, each with a
  * full fence in between, so at least one of them sees the other. Clearing wake_at may drop a target
  * that was announced meanwhile; n_wakes grows after that, so its owner, who read n_wakes before

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dir_lock.c -- the lock of a folder, files.h: flock on a file in it, which names its holder.
+/* dir_lock.c -- the lock of a directory, files.h: flock on a file in it, which names its holder.
  *
- * flock belongs to the inode, the folder's name to whoever removes and makes it: both are compared
- * after locking and by bl_dir_lock_check. A file system without flock causes a warning, not an
- * error; all else is the same. */
+ * flock belongs to the inode, and any process may remove and remake the directory's name: both are
+ * compared after locking and by bl_dir_lock_check. A file system without flock causes a warning,
+ * not an error; all else is the same. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ static bl_status fail_locked(const char *dir, int fd)
     return BL_FAIL(BL_EUSAGE, "%s is in use by another process", dir);
 }
 
-/* Whoever may open the file can hold its lock. One of an earlier version is 0644. */
+/* Any process that may open the file can hold its lock. One of an earlier version is 0644. */
 static bl_status close_to_others(const char *path, int fd)
 {
     struct stat info;
@@ -195,4 +195,15 @@ void bl_dir_lock_release(bl_dir_lock *lock)
     free(lock->path);
     free(lock->dir);
     free(lock);
+}
+
+void bl_dir_lock_remove(bl_dir_lock *lock)
+{
+    struct stat opened, named;
+
+    /* Held, so that flock fails only where there are no locks: another process may hold it, too. */
+    if (lock && fstat(lock->fd, &opened) == 0 && lstat(lock->path, &named) == 0 &&
+        is_same_file(&opened, &named) && flock(lock->fd, LOCK_EX | LOCK_NB) == 0)
+        unlink(lock->path);
+    bl_dir_lock_release(lock);
 }

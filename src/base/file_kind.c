@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Signatures from the formats' own specifications and from file(1)'s names for them. */
+/* file_kind.c -- names the kind of a file by a table of signatures, which are those of the formats'
+ * specifications; the names are file(1)'s. */
 #include "base/file_kind.h"
 
 #include <ctype.h>
@@ -86,6 +87,14 @@ static bool find_other(const char *bytes, size_t n_bytes, file_kind *out)
     /* a continuation mark, then the length of a message of less than 16 MiB */
     if (n_bytes >= 8 && !memcmp(bytes, "\xff\xff\xff\xff", 4) && !bytes[7]) {
         *out = (file_kind){.what = "an Arrow stream", .remedy = CONVERT_BY("from_file")};
+        return true;
+    }
+    /* eight bytes of text of which every other one is NUL */
+    for (int first = 0; first < 2; first++) {
+        size_t at = 0;
+        while (at < 8 && at < n_bytes && !bytes[at] == ((int)at % 2 != first)) at++;
+        if (at < 8) continue;
+        *out = (file_kind){.what = "UTF-16 text", .remedy = RECODE};
         return true;
     }
     while (blanks < n_bytes && isspace((unsigned char)bytes[blanks])) blanks++;

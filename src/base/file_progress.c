@@ -26,13 +26,14 @@ void bl_file_note_progress(bl_file_progress *progress)
     if (!noted) return;
     bl_file_note_move();
     atomic_store(&noted->began_s, atomic_load(&noted->moved_s));
+    atomic_store(&noted->has_begun, true);
 }
 
 bool bl_file_hangs(const bl_file_progress *progress, double limit_s, double *idle_s)
 {
+    bool has_begun = atomic_load(&progress->has_begun);
     double began_s = atomic_load(&progress->began_s), moved_s = atomic_load(&progress->moved_s);
 
-    *idle_s = began_s > 0 ? bl_now_s() - moved_s : 0;
-    return began_s > 0 &&
-           *idle_s > limit_s + (atomic_load(&progress->syncs) ? moved_s - began_s : 0);
+    *idle_s = has_begun ? bl_now_s() - moved_s : 0;
+    return has_begun && *idle_s > limit_s + (atomic_load(&progress->syncs) ? moved_s - began_s : 0);
 }

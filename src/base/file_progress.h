@@ -7,7 +7,8 @@
 #include <stdbool.h>
 
 typedef struct bl_file_progress {
-    _Atomic double began_s; /* 0: not begun */
+    atomic_bool has_begun;
+    _Atomic double began_s;
     _Atomic double moved_s; /* end of the newest read, write or sync */
     atomic_bool syncs;      /* a sync is under way: of all that was written before */
 } bl_file_progress;

@@ -23,7 +23,7 @@
 
 /* ---- reading ---- */
 
-/* A path that is wrong is the user's to mend (BL_EINPUT); everything else is the system's. */
+/* A wrong path is a user error (BL_EINPUT); everything else is a system error. */
 static bl_status fail_open(const char *path)
 {
     bool wrong_path = errno == ENOENT || errno == ENOTDIR || errno == EACCES || errno == ELOOP ||

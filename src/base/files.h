@@ -109,9 +109,9 @@ void bl_names_free(char **names, size_t n_names);
 
 /* A folder's lock, held by one process of all hosts that share the file system; it dies with its
  * holder, so that a stale lock file never blocks. In use: BL_EUSAGE "PATH is in use by pid N on
- * HOST". The file (".ballast.lock") stays: removing it would let two processes lock two files of
- * one name. A child of fork keeps the lock alive until it closes or execs. A file system without
- * locks causes a warning; other processes are not kept out.
+ * HOST". The file (".ballast.lock") stays after a release, for those who look at the lock; only
+ * bl_dir_lock_remove takes it away. A child of fork keeps the lock alive until it closes or execs.
+ * A file system without locks causes a warning; other processes are not kept out.
  *
  * An entry of the lock's name that is not a lock (a link, a directory, another text) is BL_EUSAGE
  * and is not changed. */
@@ -126,6 +126,10 @@ bl_status bl_dir_lock_check(const bl_dir_lock *lock);
  * seen here. */
 bl_status bl_dir_lock_look(const char *dir, bl_dir_lock **out);
 void bl_dir_lock_release(bl_dir_lock *lock); /* NULL is fine */
+/* As release, and without the file, of a folder whose lock no other process looks at: one that
+ * opened the file before finds after locking that the name has another inode or none, and opens it
+ * again. */
+void bl_dir_lock_remove(bl_dir_lock *lock); /* NULL is fine */
 
 /* ---- names ---- */
 

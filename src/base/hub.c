@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hub.c -- tells a missing model directory from a Hugging Face name such as owner/model, to suggest
+/* hub.c -- tells missing files from a Hugging Face name such as owner/model, to suggest
  * a download. */
 #include "base/hub.h"
 
@@ -108,6 +108,41 @@ bl_status bl_hub_check_path(const char *path)
                    "%s: no such directory; to download it from the Hugging Face Hub: hf download "
                    "%s --local-dir %s, then give %s",
                    path, path, name, name);
+}
+
+/* A data set's "owner/name" behind the addresses that browsers and fsspec use; NULL: none. */
+static const char *find_dataset(const char *path)
+{
+    static const char *const prefixes[] = {"https://huggingface.co/datasets/",
+                                           "https://hf.co/datasets/", "hf://datasets/"};
+
+    for (size_t i = 0; i < BL_COUNT(prefixes); i++)
+        if (!strncmp(path, prefixes[i], strlen(prefixes[i]))) return path + strlen(prefixes[i]);
+    return NULL;
+}
+
+bl_status bl_hub_check_dataset(const char *path)
+{
+    char owner[OWNER_MAX_BYTES + 1];
+    const char *id = find_dataset(path);
+    bool is_missing = !id && is_hub_name(path, owner) && is_absent(path) && is_absent(owner);
+
+    if (id || is_missing) {
+        if (!id) id = path;
+        size_t n_owner = strcspn(id, "/@"),
+               n_name = id[n_owner] == '/' ? strcspn(id + n_owner + 1, "/@?#") : 0;
+        const char *name = n_name ? id + n_owner + 1 : id;
+        int n_id = (int)(n_owner + (n_name ? n_name + 1 : 0)),
+            n_local = (int)(n_name ? n_name : n_owner);
+        return BL_FAIL(
+            BL_EINPUT,
+            "%s: %s; to download a data set from the Hugging Face Hub: hf download %.*s "
+            "--repo-type dataset --local-dir %.*s, then give a file or directory in %.*s",
+            path, is_missing ? "no such file or directory" : "is not a local file", n_id, id,
+            n_local, name, n_local, name);
+    }
+    if (!strstr(path, "://")) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "%s: is not a local file: download it, then give the file", path);
 }
 
 bl_status bl_hub_check_dir(const char *path)

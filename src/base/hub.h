@@ -11,11 +11,15 @@
  * "owner/name", nor at "owner". */
 bl_status bl_hub_check_path(const char *path);
 
-/* The same for a directory; also BL_EINPUT: a file is there. */
+/* BL_EINPUT, with the command that downloads it: `path` is a data set's address on the Hub, or has
+ * the form "owner/name" and nothing is there, nor at "owner"; or it is another URL. */
+bl_status bl_hub_check_dataset(const char *path);
+
+/* bl_hub_check_path for a directory; also BL_EINPUT: a file is there. */
 bl_status bl_hub_check_dir(const char *path);
 
-/* The same for a model's directory or its JSON file `name`; also BL_EINPUT: another file is there.
- * *is_dir: which. */
+/* bl_hub_check_path for a model's directory or its JSON file `name`; also BL_EINPUT: another file
+ * is there. *is_dir: which. */
 bl_status bl_hub_check_json(const char *path, const char *name, bool *is_dir);
 
 /* *out: the snapshot of "owner/name" in the Hub's cache on this machine, of the branch main; NULL

@@ -17,16 +17,9 @@
 #include "base/json_memory_internal.h"
 
 /* Digits of the smallest integers outside int64. */
-enum { SHOWN_VALUE_BYTES = 64, BIG_INTEGER_DIGITS = 19 };
+enum { BIG_INTEGER_DIGITS = 19 };
 
 /* ---- parsing ---- */
-
-/* Control characters of a hostile file must not reach the terminal, nor break the one-line rule. */
-static void replace_controls(char *text)
-{
-    for (; *text; text++)
-        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
-}
 
 /* jansson takes a NUL byte for the end of its buffer and would accept whatever follows. */
 static bl_status refuse_nul(const char *file, int64_t first_line, const char *text, size_t n_bytes)
@@ -120,7 +113,7 @@ bl_status bl_json_parse(const char *file, int64_t first_line, const void *text, 
         return BL_FAIL(BL_ENOMEM, "%s: parsing JSON", file);
     }
     if (*out) return BL_OK;
-    replace_controls(error.text);
+    bl_text_hide_controls(error.text);
     int64_t line = first_line + (error.line > 0 ? error.line - 1 : 0);
     return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%d: %s", file, line,
                    error.column > 0 ? error.column : 0, error.text);
@@ -144,39 +137,46 @@ bl_status bl_json_load(const char *path, size_t max_bytes, json_t **out)
 
 /* ---- values ---- */
 
-/* A value as an error shows it: short, one line. */
-static void show_value(const json_t *value, char shown[SHOWN_VALUE_BYTES])
+void bl_text_hide_controls(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) *text = '?';
+}
+
+const char *bl_json_show(const json_t *value, char shown[BL_JSON_SHOWN_BYTES])
 {
     if (!value) {
-        snprintf(shown, SHOWN_VALUE_BYTES, "nothing");
-        return;
+        snprintf(shown, BL_JSON_SHOWN_BYTES, "nothing");
+        return shown;
     }
-    size_t length = json_dumpb(value, shown, SHOWN_VALUE_BYTES - 1, JSON_ENCODE_ANY | JSON_COMPACT);
-    if (length == 0 || length > SHOWN_VALUE_BYTES - 1) {
-        snprintf(shown, SHOWN_VALUE_BYTES, "%s",
+    size_t length =
+        json_dumpb(value, shown, BL_JSON_SHOWN_BYTES - 1, JSON_ENCODE_ANY | JSON_COMPACT);
+    if (length == 0 || length > BL_JSON_SHOWN_BYTES - 1) {
+        snprintf(shown, BL_JSON_SHOWN_BYTES, "%s",
                  json_is_object(value)  ? "an object"
                  : json_is_array(value) ? "an array"
                                         : "a long value");
-        return;
+        return shown;
     }
     shown[length] = '\0';
-    replace_controls(shown);
+    bl_text_hide_controls(shown);
+    return shown;
 }
 
 bl_status bl_json_fail(const char *file, const char *key, const char *expected, const json_t *value)
 {
-    char shown[SHOWN_VALUE_BYTES];
+    char shown[BL_JSON_SHOWN_BYTES];
 
-    show_value(value, shown);
+    bl_json_show(value, shown);
     return BL_FAIL(BL_EINPUT, "%s: key %s: expected %s, got %s", file, key, expected, shown);
 }
 
 bl_status bl_json_check_object(const char *file, const json_t *value)
 {
-    char shown[SHOWN_VALUE_BYTES];
+    char shown[BL_JSON_SHOWN_BYTES];
 
     if (json_is_object(value)) return BL_OK;
-    show_value(value, shown);
+    bl_json_show(value, shown);
     return BL_FAIL(BL_EINPUT, "%s: expected a JSON object, got %s", file, shown);
 }
 
@@ -265,6 +265,12 @@ bl_status bl_json_get_array(const char *file, const json_t *object, const char *
 
     BL_TRY(find_value(file, object, key, need, "an array", &value));
     if (!value) return BL_OK;
+    const char *text = json_string_value(value);
+    if (text && *text == '[')
+        return BL_FAIL(BL_EINPUT,
+                       "%s: key %s: expected an array, got one written as a text: parse the column "
+                       "before the file is written (json.loads, or ast.literal_eval)",
+                       file, key);
     if (!json_is_array(value)) return bl_json_fail(file, key, "an array", value);
     *out = value;
     return BL_OK;

@@ -62,6 +62,15 @@ bl_status bl_json_get_object(const char *file, const json_t *object, const char 
  * reads: json_string_value ends at the NUL. */
 const char *bl_json_text(const json_t *value);
 
+/* A value as errors show it: one line without control characters, in JSON where that is short. NULL
+ * is "nothing". Returns `shown`. */
+enum { BL_JSON_SHOWN_BYTES = 64 };
+const char *bl_json_show(const json_t *value, char shown[BL_JSON_SHOWN_BYTES]);
+
+/* Replaces control characters by '?': text of a hostile file must not reach the terminal, nor break
+ * the rule of one line per message. */
+void bl_text_hide_controls(char *text);
+
 /* Fails with "file: expected a JSON object, got V" when `value` is none. */
 bl_status bl_json_check_object(const char *file, const json_t *value);
 

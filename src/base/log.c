@@ -31,7 +31,7 @@ static const char *end_of_line(void)
     return atomic_exchange(is_line_open, false) ? "\r\033[K" : "";
 }
 
-/* Breaks a line of the log between words where the terminal would break it inside one. */
+/* Breaks lines of the log between words where the terminal would break them inside one. */
 static void break_line(char *line, int columns)
 {
     char *begin = line, *space = NULL;
@@ -39,6 +39,10 @@ static void break_line(char *line, int columns)
     if (strncmp(line, BL_LOG_VERBATIM, strlen(BL_LOG_VERBATIM)) == 0) return;
     for (char *c = line; *c; c++) {
         if (*c == ' ') space = c;
+        if (*c == '\n') {
+            begin = c + 1;
+            space = NULL;
+        }
         if (c - begin < columns || !space) continue;
         *space = '\n';
         begin = space + 1;

@@ -23,8 +23,8 @@ void bl_log_set_label(const char *label);
  * there is none, nor under mpirun. */
 int bl_log_columns(void);
 
-/* Rewrites one line of a terminal in place, cut to its width; "" takes it away. Elsewhere nothing
- * is written. Whatever is logged next takes its place; the next progress is drawn below that. */
+/* Rewrites one line of a terminal in place, cut to its width; "" clears it. Elsewhere nothing is
+ * written. The next log line takes its place; the next progress is drawn below that. */
 void bl_log_progress(const char *format, ...) BL_PRINTF(1, 2);
 /* For work that takes minutes, called repeatedly: rewrites one line five times per second on a
  * terminal, and logs a line every five seconds elsewhere. *told_s is the caller's: bl_now_s()

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Items are handed out by one atomic counter. A worker joins a loop only while the loop is open,
+/* pool.c -- worker threads, and the parallel loops that they share with their caller.
+ *
+ * Items are handed out by one atomic counter. A worker joins a loop only while the loop is open,
  * and the caller closes it as soon as no item is left: a worker that wakes up late, because other
  * ranks hold the cores, is not waited for.
  *

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pool.h -- a rank's worker threads: a parallel loop over independent items, with a fixed scratch
- * buffer a worker.
+ * buffer per worker.
  *
  * How items are handed to workers varies from run to run; an item's result must depend on its index
  * alone. Callers split work into items by shape, never by the number of workers, so that results

@@ -17,8 +17,8 @@ void bl_svg_text(FILE *out, const char *text);
  * "</svg>". */
 void bl_svg_begin(FILE *out, double width, double height, const char *title, const char *rest);
 
-/* Writes what draw(user, out) prints. BL_ENOMEM; errors of bl_file_check_kind
- * and bl_file_write_atomic. */
+/* Writes what draw(user, out) prints. BL_ENOMEM; errors of bl_file_check_kind and
+ * bl_file_write_atomic. */
 bl_status bl_svg_write(const char *path, void (*draw)(const void *user, FILE *out),
                        const void *user);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* version.h -- which version of the library is loaded. docs/library.md has the rule for its ABI. */
+/* version.h -- which version of the library is loaded. docs/pytorch.md has the rule for its ABI. */
 #ifndef BALLAST_BASE_VERSION_H
 #define BALLAST_BASE_VERSION_H
 

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "base/deadline.h"
 #include "tokenizer/text.h"
 
 typedef struct writer {
@@ -83,6 +84,14 @@ static void trim(const char **text, size_t *n_bytes)
         if (!is_blank(bl_utf8_decode(*text + start, *n_bytes - start, &length))) break;
         *n_bytes = start;
     }
+}
+
+bool bl_chat_is_blank(const char *text)
+{
+    size_t n_bytes = strlen(text);
+
+    trim(&text, &n_bytes);
+    return n_bytes == 0;
 }
 
 static bl_status add_content(writer *w, const char *text, size_t n_bytes)
@@ -163,6 +172,16 @@ static bl_status add_start(writer *w, const bl_chat_message *messages, size_t *n
 
 /* ---- rejected input ---- */
 
+static bl_status check_turn(const bl_chat_message *message, size_t i)
+{
+    bool speaks = message->role == BL_CHAT_USER || message->role == BL_CHAT_ASSISTANT;
+
+    if (!speaks || !bl_chat_is_blank(message->content)) return BL_OK;
+    if (json_array_size(json_object_get(message->object, "tool_calls"))) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "message %zu: an empty %s turn", i,
+                   bl_chat_role_names[message->role]);
+}
+
 static bl_status check_message(const bl_chat_template *chat, const bl_chat_message *messages,
                                size_t i)
 {
@@ -176,9 +195,7 @@ static bl_status check_message(const bl_chat_template *chat, const bl_chat_messa
     if (role == BL_CHAT_TOOL || !chat->has_role[role])
         return BL_FAIL(BL_EINPUT, "message %zu: chat template %s has no role %s", i, chat->name,
                        bl_chat_role_names[role]);
-    trim(&text, &n_bytes);
-    if (!n_bytes && role != BL_CHAT_SYSTEM)
-        return BL_FAIL(BL_EINPUT, "message %zu: an empty %s turn", i, bl_chat_role_names[role]);
+    BL_TRY(check_turn(&messages[i], i));
     if (!chat->alternates) return BL_OK;
     bl_chat_role expected = (i - n_system) % 2 ? BL_CHAT_ASSISTANT : BL_CHAT_USER;
     if (role == expected || (i == 0 && role == BL_CHAT_SYSTEM)) return BL_OK;
@@ -211,6 +228,14 @@ static bl_status add_messages(writer *w, const bl_chat_message *messages, size_t
     return BL_OK;
 }
 
+static size_t count_bytes(const bl_chat_message *messages, size_t n)
+{
+    size_t n_bytes = 0;
+
+    for (size_t i = 0; i < n; i++) n_bytes += messages[i].content ? strlen(messages[i].content) : 0;
+    return n_bytes;
+}
+
 bool bl_chat_template_takes_objects(const bl_chat_template *chat)
 {
     return chat->jinja != NULL; /* prefixes and suffixes have no place for them */
@@ -221,14 +246,20 @@ bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_me
                                   bl_ids *ids, bl_ids *labels)
 {
     chat = bl_chat_template_for(chat, context);
-    if (chat->jinja)
-        return bl_chat_rendered_encode(chat, messages, n_messages, context, train_on_inputs, ids,
-                                       labels);
+    for (size_t i = 0; chat->jinja && i < n_messages; i++) BL_TRY(check_turn(&messages[i], i));
     writer w = {.chat = chat, .train_on_inputs = train_on_inputs, .ids = ids, .labels = labels};
+    bool begun = bl_deadline_begin(count_bytes(messages, n_messages));
+    bl_status st;
 
-    bl_status st = add_messages(&w, messages, n_messages);
-    if (st == BL_OK) st = set_border(&w, false);
+    if (chat->jinja) {
+        st = bl_chat_rendered_encode(chat, messages, n_messages, context, train_on_inputs, ids,
+                                     labels);
+    } else {
+        st = add_messages(&w, messages, n_messages);
+        if (st == BL_OK) st = set_border(&w, false);
+    }
     bl_bytes_free(&w.text);
+    bl_deadline_end(begun);
     return st;
 }
 
@@ -244,13 +275,18 @@ bl_status bl_chat_template_encode_prompt(const bl_chat_template *chat,
     if (last != BL_CHAT_USER && (!chat->jinja || last != BL_CHAT_TOOL))
         return BL_FAIL(BL_EINPUT, "message %zu: the last message must be the user's, not the %s's",
                        n_messages - 1, bl_chat_role_names[last]);
-    if (chat->jinja)
-        return bl_chat_rendered_encode_prompt(chat, messages, n_messages, context, ids);
-    bl_status st = add_messages(&w, messages, n_messages);
-    if (st == BL_OK) st = add_text(&w, &chat->prefix[BL_CHAT_ASSISTANT]);
-    if (st == BL_OK) st = flush(&w);
+    bool begun = bl_deadline_begin(count_bytes(messages, n_messages));
+    bl_status st;
+    if (chat->jinja) {
+        st = bl_chat_rendered_encode_prompt(chat, messages, n_messages, context, ids);
+    } else {
+        st = add_messages(&w, messages, n_messages);
+        if (st == BL_OK) st = add_text(&w, &chat->prefix[BL_CHAT_ASSISTANT]);
+        if (st == BL_OK) st = flush(&w);
+    }
     bl_bytes_free(&w.text);
     bl_ids_free(&labels);
+    bl_deadline_end(begun);
     return st;
 }
 

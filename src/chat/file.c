@@ -15,6 +15,7 @@
 #include <yaml.h>
 
 #include "base/files.h"
+#include "base/nearest.h"
 #include "options/options.h"
 #include "chat/internal.h"
 

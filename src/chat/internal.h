@@ -32,7 +32,10 @@ struct bl_chat_template {
     bool has_role[BL_CHAT_N_ROLES];
     bl_chat_text begin, prefix[BL_CHAT_N_ROLES], suffix[BL_CHAT_N_ROLES], answer_start, answer_end;
     bl_jinja *jinja; /* NULL, or a jinja text, which writes all (rendered.c) */
+    char *source;    /* its text */
     uint64_t jinja_hash;
+    const char **special; /* [n_special] of the jinja text's tokenizer, borrowed from it */
+    size_t n_special;
     struct tm now;     /* output of strftime_now */
     int32_t end;       /* bl_chat_template_end of it */
     char *system_head; /* NULL, or the beginning of every conversation's system message */
@@ -48,6 +51,11 @@ bl_status bl_chat_text_split(const bl_tokenizer *tokenizer, const char *place, c
 /* Fills an empty template from a jinja text; `place` begins its errors. BL_EUSAGE, BL_ENOMEM. */
 bl_status bl_chat_rendered_load(bl_chat_template *chat, const char *place, const char *text,
                                 size_t n_bytes, const char *date);
+/* Sets chat->special; BL_ENOMEM. */
+bl_status bl_chat_list_special(bl_chat_template *chat);
+/* *out: the caller's copy of a value of a row, with marks where its texts and keys spell special
+ * tokens, or parts of them that others may complete. BL_EINPUT: U+E100 in one; BL_ENOMEM. */
+bl_status bl_chat_mark(const bl_chat_template *chat, const json_t *value, json_t **out);
 /* bl_chat_template_encode and bl_chat_template_encode_prompt of it. */
 bl_status bl_chat_rendered_encode(const bl_chat_template *chat, const bl_chat_message *messages,
                                   size_t n, const json_t *context, bool train_on_inputs,

@@ -7,16 +7,20 @@
  * follows. Each of these renderings must be the beginning of the whole one; of the second, special
  * tokens at its end may be missing there, with which a template ends every conversation.
  *
- * Text of a message that spells a special token gets a mark inside it before the template sees it,
- * so that the rendered text has no such token; the mark is removed before tokenizing. */
+ * Texts of the row have marks inside special tokens (mark.c); they are removed before
+ * tokenizing. */
+#include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "base/deadline.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "chat/internal.h"
 #include "tokenizer/text.h"
@@ -39,69 +43,6 @@ typedef struct part {
 
 /* ---- the template's input ---- */
 
-/* The text, with a mark behind the first character of each special token that it spells. */
-static bl_status mark_text(const bl_tokenizer *tokenizer, const char *text, size_t n_bytes,
-                           json_t **out)
-{
-    bl_bytes marked = {0};
-    bl_special_match match;
-    size_t cursor = 0, done = 0;
-    bl_status st = BL_OK;
-
-    if (bl_text_find(text, n_bytes, MARK, strlen(MARK)))
-        return BL_FAIL(BL_EINPUT, "a text has U+E100, which Ballast uses itself");
-    while (bl_tokenizer_next_special(tokenizer, text, n_bytes, &cursor, done, &match)) {
-        size_t at = match.start; /* white space that the token strips is not a part of its name */
-        while (at + 1 < match.end && strchr(" \t\r\n", text[at])) at++;
-        do at++;
-        while (at < match.end && ((unsigned char)text[at] & 0xc0) == 0x80);
-        BL_TRY_GOTO(st, done, bl_bytes_append(&marked, text + done, at - done));
-        BL_TRY_GOTO(st, done, bl_bytes_append(&marked, MARK, strlen(MARK)));
-        done = at;
-    }
-    BL_TRY_GOTO(st, done, bl_bytes_append(&marked, text + done, n_bytes - done));
-    *out = json_stringn_nocheck(marked.n ? marked.data : "", marked.n);
-    if (!*out) st = BL_FAIL(BL_ENOMEM, "chat template: a message");
-done:
-    bl_bytes_free(&marked);
-    return st;
-}
-
-/* A copy of the value whose texts are marked. */
-static bl_status mark_value(const bl_tokenizer *tokenizer, const json_t *value, json_t **out)
-{
-    const char *key;
-    json_t *child, *copy;
-    size_t i;
-
-    *out = NULL;
-    if (json_is_string(value))
-        return mark_text(tokenizer, json_string_value(value), json_string_length(value), out);
-    if (!json_is_object(value) && !json_is_array(value)) {
-        *out = json_incref((json_t *)value);
-        return BL_OK;
-    }
-    json_t *whole = json_is_object(value) ? json_object() : json_array();
-    bl_status st = whole ? BL_OK : BL_FAIL(BL_ENOMEM, "chat template: a message");
-    if (json_is_object(value)) json_object_foreach((json_t *)value, key, child)
-        {
-            BL_TRY_GOTO(st, done, mark_value(tokenizer, child, &copy));
-            if (json_object_set_new(whole, key, copy))
-                st = BL_FAIL(BL_ENOMEM, "chat template: a message");
-        }
-    else
-        json_array_foreach((json_t *)value, i, child)
-        {
-            BL_TRY_GOTO(st, done, mark_value(tokenizer, child, &copy));
-            if (json_array_append_new(whole, copy))
-                st = BL_FAIL(BL_ENOMEM, "chat template: a message");
-        }
-done:
-    if (st != BL_OK) json_decref(whole);
-    *out = st == BL_OK ? whole : NULL;
-    return st;
-}
-
 static bl_status add_variable(conversation *c, const char *name, json_t *value)
 {
     return value && !json_object_set_new(c->variables, name, value)
@@ -113,10 +54,14 @@ static bl_status add_special_tokens(conversation *c)
 {
     const bl_tokenizer *tokenizer = c->chat->tokenizer;
     size_t n_eos;
+    const char *name;
+    json_t *text;
     const int32_t *eos = bl_tokenizer_eos(tokenizer, &n_eos);
     const char *bos = bl_tokenizer_id_to_token(tokenizer, bl_tokenizer_bos(tokenizer));
     const char *end = n_eos ? bl_tokenizer_id_to_token(tokenizer, eos[0]) : NULL;
 
+    json_object_foreach((json_t *)bl_tokenizer_named_tokens(tokenizer), name, text)
+        BL_TRY(add_variable(c, name, json_string(json_string_value(text))));
     if (bos) BL_TRY(add_variable(c, "bos_token", json_string(bos)));
     return end ? add_variable(c, "eos_token", json_string(end)) : BL_OK;
 }
@@ -124,21 +69,22 @@ static bl_status add_special_tokens(conversation *c)
 static bl_status add_context(conversation *c, const json_t *context)
 {
     static const char *const names[] = {"tools", "documents"};
-    const char *key;
     json_t *value, *copy;
+    bl_status st = BL_OK;
 
     for (size_t i = 0; i < BL_COUNT(names); i++) {
         value = json_object_get(context, names[i]);
         copy = json_null();
-        if (value) BL_TRY(mark_value(c->chat->tokenizer, value, &copy));
+        if (value) BL_TRY(bl_chat_mark(c->chat, value, &copy));
         BL_TRY(add_variable(c, names[i], copy));
     }
-    json_object_foreach(json_object_get(context, "chat_template_kwargs"), key, value)
-    {
-        BL_TRY(mark_value(c->chat->tokenizer, value, &copy));
-        BL_TRY(add_variable(c, key, copy));
-    }
-    return BL_OK;
+    value = json_object_get(context, "chat_template_kwargs");
+    if (!value) return BL_OK;
+    BL_TRY(bl_chat_mark(c->chat, value, &copy));
+    if (json_object_update(c->variables, copy))
+        st = BL_FAIL(BL_ENOMEM, "chat template: chat_template_kwargs");
+    json_decref(copy);
+    return st;
 }
 
 static bl_status add_messages(conversation *c)
@@ -151,8 +97,11 @@ static bl_status add_messages(conversation *c)
         json_t *object = m->object ? json_incref((json_t *)m->object)
                                    : json_pack("{s:s, s:s}", "role", bl_chat_role_names[m->role],
                                                "content", m->content);
-        st = object ? mark_value(c->chat->tokenizer, object, &one)
+        st = object ? bl_chat_mark(c->chat, object, &one)
                     : BL_FAIL(BL_EINPUT, "message %zu: not UTF-8", i);
+        /* one of four words, which may be the inside of a token that the template writes */
+        if (st == BL_OK && json_object_set(one, "role", json_object_get(object, "role")))
+            st = BL_FAIL(BL_ENOMEM, "chat template: messages");
         if (st == BL_OK && json_array_append_new(all, one))
             st = BL_FAIL(BL_ENOMEM, "chat template: messages");
         json_decref(object);
@@ -276,8 +225,56 @@ static size_t find_end(const bl_tokenizer *tokenizer, const char *text, size_t b
     return end;
 }
 
-static bl_status fail_prefix(const bl_chat_template *chat, size_t i, const char *what)
+static bool is_of_name(char c)
 {
+    return isalnum((unsigned char)c) || c == '_';
+}
+
+bool bl_chat_template_reads(const bl_chat_template *chat, const char *name)
+{
+    size_t n_bytes = strlen(name);
+
+    for (const char *at = chat->source; n_bytes && at && (at = strstr(at, name)); at++)
+        if ((at == chat->source || !is_of_name(at[-1])) && !is_of_name(at[n_bytes])) return true;
+    return chat->with_tools && bl_chat_template_reads(chat->with_tools, name);
+}
+
+/* Whether the name at source[at..end) is .name, or 'name' without "==" or "!=" before it. */
+static bool is_key_at(const char *source, size_t at, size_t end)
+{
+    bool is_quoted = at > 0 && (source[at - 1] == '\'' || source[at - 1] == '"') &&
+                     source[end] == source[at - 1];
+    size_t before = is_quoted ? at - 1 : at;
+
+    while (before > 0 && is_space(source[before - 1])) before--;
+    if (!is_quoted) return before > 0 && source[before - 1] == '.' && !is_of_name(source[end]);
+    return before < 2 || source[before - 1] != '=' || !strchr("=!", source[before - 2]);
+}
+
+bool bl_chat_template_reads_key(const bl_chat_template *chat, const char *name)
+{
+    size_t n_bytes = strlen(name);
+
+    for (const char *at = chat->source; n_bytes && at && (at = strstr(at, name)); at++) {
+        size_t begin = (size_t)(at - chat->source);
+        if (is_key_at(chat->source, begin, begin + n_bytes)) return true;
+    }
+    return chat->with_tools && bl_chat_template_reads_key(chat->with_tools, name);
+}
+
+static bl_status fail_prefix(const conversation *c, size_t i, const char *what)
+{
+    const bl_chat_template *chat = c->chat;
+    size_t n_answers = 0;
+
+    for (size_t k = 0; k < c->n; k++) n_answers += c->message[k].role == BL_CHAT_ASSISTANT;
+    if (n_answers == 1)
+        return BL_FAIL(
+            BL_EINPUT,
+            "message %zu: chat template (%s) writes %s in another way when the rest of "
+            "the conversation follows, so that the answer's place is not certain; give a "
+            "chat_template with {%% generation %%} around answers",
+            i, chat->name, what);
     return BL_FAIL(BL_EINPUT,
                    "message %zu: chat template (%s) writes %s in another way when more messages "
                    "follow, so that the answer's place is not certain; give a chat_template with "
@@ -322,7 +319,7 @@ static bl_status find_answer(conversation *c, const bl_jinja_output *whole, size
 
     BL_TRY_GOTO(st, done, render(c, i, true, &before));
     if (!begins_with(whole, &before)) {
-        st = fail_prefix(c->chat, i, "what precedes an answer");
+        st = fail_prefix(c, i, "what precedes an answer");
         goto done;
     }
     out->begin = before.n_bytes;
@@ -331,7 +328,7 @@ static bl_status find_answer(conversation *c, const bl_jinja_output *whole, size
         BL_TRY_GOTO(st, done, render(c, i + 1, false, &with));
         int64_t end = shared_bytes(c->chat->tokenizer, whole, &with);
         if (end < (int64_t)before.n_bytes) {
-            st = fail_prefix(c->chat, i, "an answer");
+            st = fail_prefix(c, i, "an answer");
             goto done;
         }
         out->end = (size_t)end;
@@ -370,7 +367,7 @@ static bl_status find_answers(conversation *c, const bl_jinja_output *whole, par
             BL_TRY(find_answer(c, whole, i, &answer));
         at++;
         if (c->message[i].is_masked) continue;
-        if (*n && answer.begin < out[*n - 1].end) return fail_prefix(c->chat, i, "an answer");
+        if (*n && answer.begin < out[*n - 1].end) return fail_prefix(c, i, "an answer");
         out[(*n)++] = answer;
     }
     return BL_OK;
@@ -431,33 +428,131 @@ bl_status bl_chat_rendered_encode_prompt(const bl_chat_template *chat,
 
 /* ---- loading ---- */
 
-/* The token that ends an answer, of a short conversation; -1 where the template writes none, or
- * does not write that conversation. */
+/* Short conversations, to see what the template writes. */
+static const char probe_text[] =
+    "[{\"role\":\"system\",\"content\":\"a\"},{\"role\":\"user\",\"content\":\"b\"},"
+    "{\"role\":\"assistant\",\"content\":\"c\"},{\"role\":\"user\",\"content\":\"d\"},"
+    "{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[{\"type\":\"function\",\"id\":"
+    "\"call00000\",\"function\":{\"name\":\"f\",\"arguments\":{\"x\":1}}}]},"
+    "{\"role\":\"tool\",\"name\":\"f\",\"tool_call_id\":\"call00000\",\"content\":\"e\"}]";
+static const char probe_context[] =
+    "{\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"description\":\"g\","
+    "\"parameters\":{\"type\":\"object\",\"properties\":{\"x\":{\"type\":\"integer\","
+    "\"description\":\"h\"}}}}}]}";
+enum { PROBE_MESSAGES = 6 };
+
+/* Renders messages [first, first + n) of the probe, with tools if a call is among them. False: the
+ * template does not write such a conversation; *out is empty. */
+static bool write_probe(const bl_chat_template *chat, size_t first, size_t n, bool prompt,
+                        bl_jinja_output *out)
+{
+    static const bl_chat_role roles[PROBE_MESSAGES] = {BL_CHAT_SYSTEM,    BL_CHAT_USER,
+                                                       BL_CHAT_ASSISTANT, BL_CHAT_USER,
+                                                       BL_CHAT_ASSISTANT, BL_CHAT_TOOL};
+    bl_chat_message message[PROBE_MESSAGES];
+    json_t *all = json_loads(probe_text, 0, NULL), *context = json_loads(probe_context, 0, NULL);
+    conversation c = {0};
+
+    *out = (bl_jinja_output){0};
+    for (size_t i = 0; i < n; i++)
+        message[i] =
+            (bl_chat_message){.role = roles[first + i], .object = json_array_get(all, first + i)};
+    bool written = all && context &&
+                   open_conversation(chat, message, n, first + n == PROBE_MESSAGES ? context : NULL,
+                                     &c) == BL_OK &&
+                   render(&c, n, prompt, out) == BL_OK;
+    close_conversation(&c);
+    json_decref(all);
+    json_decref(context);
+    return written;
+}
+
+/* The token that ends an answer; -1 where the template writes none, or does not write that
+ * conversation. */
 static int32_t find_end_token(const bl_chat_template *chat)
 {
-    static const bl_chat_message probe[] = {{.role = BL_CHAT_USER, .content = "a"},
-                                            {.role = BL_CHAT_ASSISTANT, .content = "b"}};
-    bl_jinja_output whole = {0};
+    bl_jinja_output whole;
     int32_t id = -1;
-    conversation c;
 
-    if (open_conversation(chat, probe, 2, NULL, &c) == BL_OK &&
-        render(&c, 2, false, &whole) == BL_OK)
+    if (write_probe(chat, 1, 2, false, &whole))
         find_end(chat->tokenizer, whole.text, 0, whole.n_bytes, &id);
     bl_jinja_output_free(&whole);
-    close_conversation(&c);
     return id;
+}
+
+/* Names of markers, each once, with commas between them. */
+typedef struct marker_names {
+    char text[400];
+    size_t n;
+} marker_names;
+
+/* Adds each <|name|> in the text that is not a token. */
+static void find_markers(const bl_tokenizer *tokenizer, const bl_jinja_output *out,
+                         marker_names *names)
+{
+    enum { MOST_BYTES = 80 };
+    char marker[MOST_BYTES];
+
+    for (const char *at = strstr(out->text, "<|"); at; at = strstr(at, "<|")) {
+        const char *open = at;
+        at += 2;
+        size_t n = strcspn(at, "<|> \t\r\n"), n_marker = n + 4;
+        if (!n || n_marker >= sizeof marker || strncmp(at + n, "|>", 2)) continue;
+        memcpy(marker, open, n_marker);
+        marker[n_marker] = '\0';
+        if (bl_tokenizer_token_to_id(tokenizer, marker) >= 0 || strstr(names->text, marker))
+            continue;
+        if (names->n + n_marker + 3 > sizeof names->text) return;
+        names->n += (size_t)snprintf(names->text + names->n, sizeof names->text - names->n, "%s%s",
+                                     names->n ? ", " : "", marker);
+    }
+}
+
+/* Warns of turn markers that would be learned letter by letter. Some models are trained so (Zephyr,
+ * Tulu), thus it is not an error. */
+static void warn_of_markers(const bl_chat_template *chat, const char *place)
+{
+    static const struct {
+        size_t first, n;
+        bool prompt;
+    } probe[] = {{1, 1, true}, {1, 2, false}, {0, 3, false}, {3, 3, true}};
+    marker_names names = {0};
+
+    for (size_t i = 0; i < BL_COUNT(probe); i++) {
+        bl_jinja_output out;
+        if (write_probe(chat, probe[i].first, probe[i].n, probe[i].prompt, &out))
+            find_markers(chat->tokenizer, &out, &names);
+        bl_jinja_output_free(&out);
+    }
+    if (!names.n) return;
+    bl_log_warning("chat template (%s) writes text that is not a token of the tokenizer: %s; it is "
+                   "encoded in pieces, as transformers does; if the model has such tokens, declare "
+                   "them in tokenizer.json, else check that the template is this model's",
+                   place, names.text);
 }
 
 bl_status bl_chat_rendered_load(bl_chat_template *chat, const char *place, const char *text,
                                 size_t n_bytes, const char *date)
 {
+    double limit_s;
+
     if (!strptime(date, "%d %b %Y", &chat->now))
         return BL_FAIL(BL_EUSAGE, "template_date: expected a date such as 26 Jul 2024, got %.80s",
                        date);
+    if (!(chat->source = strndup(text, n_bytes))) return BL_FAIL(BL_ENOMEM, "chat template");
     chat->jinja_hash = XXH3_64bits_withSeed(text, n_bytes, XXH3_64bits(date, strlen(date)));
+    BL_TRY(bl_chat_list_special(chat));
+    bool begun = bl_deadline_begin(n_bytes);
     bl_status st = bl_jinja_parse(place, text, n_bytes, &chat->jinja);
-    if (st != BL_OK) return bl_error_prefix(st == BL_EINPUT ? BL_EUSAGE : st, "chat_template");
-    chat->end = find_end_token(chat);
-    return BL_OK;
+    if (st == BL_OK) {
+        chat->end = find_end_token(chat);
+        warn_of_markers(chat, place);
+    }
+    if (st == BL_OK && bl_deadline_is_over(&limit_s))
+        st = BL_FAIL(BL_EINPUT, "%s: more than %.0f s for a conversation of two words", place,
+                     limit_s);
+    else if (st == BL_EINPUT)
+        st = BL_EUSAGE;
+    bl_deadline_end(begun);
+    return st == BL_OK ? st : bl_error_prefix(st, "chat_template");
 }

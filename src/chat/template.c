@@ -20,7 +20,7 @@ const char *const bl_chat_role_names[BL_CHAT_N_ROLES + 1] = {"system", "user", "
 
 #define NAMES "llama2, llama3, llama3.1, llama3.2 or the path of a template file"
 
-/* A jinja text's name: of no known family; given in place of a name. */
+/* Names of jinja texts: a text of no known family, and one that was given in place of a name. */
 static const char own_name[] = "the model's own", text_name[] = "the configuration's";
 
 /* transformers' name of the template for conversations with tools. */
@@ -39,7 +39,8 @@ static bl_status add_piece(int32_t id, const char *text, size_t n_bytes, bl_chat
     return BL_OK;
 }
 
-/* What looks like a special token and is none would be learned letter by letter, without a word. */
+/* Rejects text that looks like a special token and is not one: it would be learned as letters,
+ * without a warning. */
 static bl_status add_plain(const char *place, const char *text, size_t n_bytes, bl_chat_text *out)
 {
     const char *open = bl_text_find(text, n_bytes, "<|", 2);
@@ -82,6 +83,8 @@ void bl_chat_template_destroy(bl_chat_template *chat)
     free_text(&chat->answer_start);
     free_text(&chat->answer_end);
     bl_jinja_destroy(chat->jinja);
+    free(chat->special);
+    free(chat->source);
     bl_chat_template_destroy(chat->with_tools);
     free(chat->system_head);
     free(chat->name);

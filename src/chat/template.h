@@ -65,11 +65,10 @@ typedef struct bl_chat_template bl_chat_template;
 
 /* name: NULL for the model's own, as transformers chooses among several: "tool_use" for a
  * conversation with tools, where there is one, else "default"; or the name of one of the model's; a
- * jinja text has "{{" or "{%". date: NULL, or "DD Mon YYYY" for a
- * template that writes one. `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an
- * unknown name, a date without use, a template that this tokenizer lacks tokens for, no name and no
- * certain choice, a file that does not follow the format ("file:line: key: reason"); BL_EIO,
- * BL_ENOMEM. */
+ * jinja text has "{{" or "{%". date: NULL, or "DD Mon YYYY" for a template that writes one.
+ * `tokenizer` is borrowed until bl_chat_template_destroy. BL_EUSAGE: an unknown name, a date
+ * without use, a template that this tokenizer lacks tokens for, no name and no certain choice, a
+ * file that does not follow the format ("file:line: key: reason"); BL_EIO, BL_ENOMEM. */
 bl_status bl_chat_template_load(const char *name, const char *date, const bl_tokenizer *tokenizer,
                                 bl_chat_template **out);
 void bl_chat_template_destroy(bl_chat_template *chat); /* NULL is fine */
@@ -90,12 +89,24 @@ uint64_t bl_chat_template_hash(const bl_chat_template *chat);
  * one takes roles and contents only: the caller rejects all other keys. */
 bool bl_chat_template_takes_objects(const bl_chat_template *chat);
 
+/* Whether the text of a template that takes objects has the name: it may read a variable, or a
+ * key, of this name. */
+bool bl_chat_template_reads(const bl_chat_template *chat, const char *name);
+
+/* Whether it may read a message's key of this name: .name, or 'name' that is not compared with a
+ * value. */
+bool bl_chat_template_reads_key(const bl_chat_template *chat, const char *name);
+
+/* Whether a text has nothing but white space, as Python's str.isspace has it: an answer or a turn
+ * that is rejected. */
+bool bl_chat_is_blank(const char *text);
+
 /* Appends the conversation to *ids and as many labels (an id, or -100) to *labels; train_on_inputs:
  * every id is its label. Content is stripped of white space at both ends where the template does
  * it. context: NULL, or, for a template that takes objects, the row's keys except the messages: an
  * object with some of "tools", "documents" and "chat_template_kwargs". BL_EINPUT: no messages, an
- * empty user's or assistant's message, a role that the template lacks or has no place for there;
- * BL_ENOMEM. Both lists may have grown after a failure. */
+ * empty user's or assistant's message that calls no tools, a role that the template lacks or has no
+ * place for there; BL_ENOMEM. Both lists may have grown after a failure. */
 bl_status bl_chat_template_encode(const bl_chat_template *chat, const bl_chat_message *messages,
                                   size_t n_messages, const json_t *context, bool train_on_inputs,
                                   bl_ids *ids, bl_ids *labels);

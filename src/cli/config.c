@@ -5,11 +5,9 @@
 #include "cli/cli.h"
 #include "config/config.h"
 
-typedef enum tool { AUTO, AXOLOTL, LLAMAFACTORY, TRL, TORCHTUNE } tool;
-
 typedef struct config_options {
     char *from;
-    tool tool;
+    int tool;
 } config_options;
 
 #define OPTION(field, kind)                                                                        \
@@ -18,8 +16,9 @@ typedef struct config_options {
 
 static const bl_option table[] = {
     {OPTION(from, PATH), .required_by = BL_CLI_ANY, .help = "configuration of another program"},
-    {OPTION(tool, ENUM), .names = "auto|axolotl|llamafactory|trl|torchtune", .default_text = "auto",
-     .help = "the program; auto detects it by its keys"},
+    {OPTION(tool, ENUM), .default_text = "auto",
+     .names = "auto|axolotl|llamafactory|trl|torchtune|trl-sft|trl-dpo|trl-kto|trl-orpo|trl-cpo",
+     .help = "the program, or a trainer of TRL; auto detects it by its keys"},
 };
 
 static void print_options(FILE *out, bl_options_style style)
@@ -29,7 +28,9 @@ static void print_options(FILE *out, bl_options_style style)
 
 static bl_status run(int argc, char *const *argv)
 {
-    static const char *const names[] = {NULL, "axolotl", "llamafactory", "trl", "torchtune"};
+    static const char *const names[] = {NULL,        "axolotl", "llamafactory", "trl",
+                                        "torchtune", "trl-sft", "trl-dpo",      "trl-kto",
+                                        "trl-orpo",  "trl-cpo"};
     bl_status st;
     config_options values;
     uint8_t origins[BL_COUNT(table)];

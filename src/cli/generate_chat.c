@@ -19,6 +19,7 @@ typedef struct chat {
     json_t *messages; /* borrowed from it */
     size_t n_given;   /* of --messages; /reset keeps them */
     bool is_terminal, is_over;
+    bl_key_names named; /* keys of the first messages that are not used */
 } chat;
 
 static json_t *last_message(const chat *c)
@@ -76,7 +77,7 @@ static bl_status answer(chat *c)
     bl_generate_outcome outcome;
 
     s->ids.n = 0;
-    BL_TRY(bl_generate_messages_encode(c->template, c->object, &s->ids, &s->end));
+    BL_TRY(bl_generate_messages_encode(c->template, c->object, &c->named, &s->ids, &s->end));
     s->n_prompt = s->ids.n;
     if ((int64_t)s->ids.n >= s->capacity)
         return BL_FAIL(

@@ -4,8 +4,8 @@
 #ifndef BALLAST_CLI_GENERATE_INTERNAL_H
 #define BALLAST_CLI_GENERATE_INTERNAL_H
 
-#include "adapter/lora_io.h"
-#include "adapter/terms.h"
+#include "trained/peft.h"
+#include "trained/terms.h"
 #include "cli/generate_prompt_internal.h"
 #include "config/config.h"
 #include "model/generate.h"
@@ -32,8 +32,8 @@ typedef struct bl_stop_texts {
     size_t n;
 } bl_stop_texts;
 
-/* `value`: a text, or a JSON list of texts; NULL: none. bl_stop_texts_free frees them. BL_EUSAGE,
- * BL_ENOMEM. */
+/* `value`: a text, or a list of them, ["a", "b"]; NULL: none. bl_stop_texts_free frees them.
+ * BL_EUSAGE, BL_ENOMEM. */
 bl_status bl_stop_texts_read(const char *value, bl_stop_texts *out);
 void bl_stop_texts_free(bl_stop_texts *stops);
 

@@ -9,6 +9,7 @@
 
 #include "base/files.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "data/dataset.h"
 
@@ -81,11 +82,14 @@ bl_status bl_generate_messages_load(const char *text, json_t **out)
 }
 
 bl_status bl_generate_messages_encode(const bl_chat_template *chat, const json_t *object,
-                                      bl_ids *ids, int32_t *end)
+                                      bl_key_names *named, bl_ids *ids, int32_t *end)
 {
+    size_t n_before = named->n;
     bl_conversation c = {0};
 
-    BL_TRY(bl_conversation_read(MESSAGES, object, chat, &c));
+    BL_TRY(bl_conversation_read(MESSAGES, object, chat, named, &c));
+    if (named->n > n_before)
+        bl_log_warning("%s: keys that are not used: %s", MESSAGES, named->text);
     bl_status st = bl_chat_template_encode_prompt(chat, c.message, c.n, c.context, ids);
     if (st != BL_OK) bl_error_prefix(st, "%s", MESSAGES);
     *end = bl_chat_template_end(bl_chat_template_for(chat, c.context));
@@ -98,13 +102,14 @@ static bl_status encode_messages(const bl_generate_prompt *p, const bl_tokenizer
 {
     bl_chat_template *chat = NULL;
     json_t *object = NULL;
+    bl_key_names named = {0};
     bl_status st;
 
     BL_TRY_GOTO(st, done, bl_generate_messages_load(p->messages, &object));
     BL_TRY_GOTO(st, done, bl_json_check_object(MESSAGES, object));
     BL_TRY_GOTO(st, done,
                 bl_chat_template_load(p->chat_template, p->template_date, tokenizer, &chat));
-    st = bl_generate_messages_encode(chat, object, ids, end);
+    st = bl_generate_messages_encode(chat, object, &named, ids, end);
 done:
     bl_chat_template_destroy(chat);
     json_decref(object);

@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 
+#include "base/present.h"
 #include "chat/template.h"
 #include "tokenizer/tokenizer.h"
 
@@ -31,8 +32,9 @@ bl_status bl_generate_prompt_read(const bl_generate_prompt *prompt, const bl_tok
  * caller's. BL_EINPUT, BL_EIO, BL_ENOMEM. */
 bl_status bl_generate_messages_load(const char *text, json_t **out);
 /* Appends the prompt for an answer to the last message of such an object; *end is the token that
- * ends the answer, as of bl_chat_template_end. As bl_chat_template_encode_prompt. */
+ * ends the answer, as of bl_chat_template_end. One warning names keys that are not used and not in
+ * *named, which gets them. As bl_chat_template_encode_prompt. */
 bl_status bl_generate_messages_encode(const bl_chat_template *chat, const json_t *object,
-                                      bl_ids *ids, int32_t *end);
+                                      bl_key_names *named, bl_ids *ids, int32_t *end);
 
 #endif

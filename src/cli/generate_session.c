@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "adapter/modules.h"
+#include "trained/modules.h"
 #include "cli/generate_internal.h"
 
 static const char BASE_NAME[] = "none"; /* the base without an adapter */
@@ -148,11 +148,36 @@ static bl_status load_tokenizer(bl_generate_session *s)
     return exists ? bl_tokenizer_load(o->model, &s->tokenizer) : BL_OK;
 }
 
+/* generation_config.json's defaults, except those for which an option is given. */
+static bl_status name_defaults(const bl_generate_options *o)
+{
+    const char *chosen[10] = {NULL};
+    size_t n = 0;
+    bl_key_names names = {0};
+
+    if (o->temperature > 0) chosen[n++] = "do_sample";
+    if (o->temperature > 0) chosen[n++] = "temperature";
+    if (o->top_k > 0) chosen[n++] = "top_k";
+    if (o->top_p < 1) chosen[n++] = "top_p";
+    if (o->min_p > 0) chosen[n++] = "min_p";
+    if (o->repetition_penalty != 1) chosen[n++] = "repetition_penalty";
+    if (o->stop) chosen[n++] = "stop_strings";
+    if (o->max_new_tokens != BL_OPTION_AUTO) chosen[n++] = "max_length";
+    if (o->max_new_tokens != BL_OPTION_AUTO) chosen[n++] = "max_new_tokens";
+    BL_TRY(bl_generation_config_name(o->model, chosen, &names));
+    if (names.n > 0)
+        bl_log_warning("%s/generation_config.json: not used: %s; --temperature, --top_k, --top_p, "
+                       "--min_p, --repetition_penalty, --stop and --max_new_tokens choose",
+                       o->model, names.text);
+    return BL_OK;
+}
+
 bl_status bl_generate_session_begin(const bl_generate_options *options, bl_generate_session *s)
 {
     *s = (bl_generate_session){.options = options, .end = -1};
     BL_TRY(bl_stop_texts_read(options->stop, &s->stops));
     BL_TRY(name_adapters(s));
+    BL_TRY(name_defaults(options));
     return load_tokenizer(s);
 }
 
@@ -228,6 +253,7 @@ bl_status bl_generate_session_open(bl_generate_session *s, int64_t capacity)
     BL_TRY(check_ids(s));
     BL_TRY(bl_comm_create_local(1, 0.0, &s->comm));
     BL_TRY(create_device(s));
+    BL_TRY(bl_base_formats_check_device(&s->model->base_formats, bl_device_get_kind(s->device)));
     BL_TRY(bl_stream_create(s->device, "compute", &s->stream));
     BL_TRY(bl_model_weights_load(s->model, s->device, s->comm, s->stream, NULL, &s->weights));
     BL_TRY(bl_base_create_resident(&s->weights->layout, s->weights->shards, &s->base));

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/files.h"
-#include "base/json.h"
 #include "cli/generate_internal.h"
 
 /* ---- stop texts ---- */
@@ -19,19 +18,13 @@ static bl_status add_stop(bl_stop_texts *stops, const char *text)
 
 static bl_status read_list(const char *value, bl_stop_texts *out)
 {
-    json_t *list;
-    bl_status st = bl_json_parse("--stop", 1, value, strlen(value), &list);
+    bl_string_list list = {0};
+    bl_status st = bl_options_read_list("stop", value, &list);
 
-    if (st != BL_OK) return st == BL_EINPUT ? BL_EUSAGE : st;
-    size_t n = json_array_size(list);
-    if (!(out->text = calloc(n + 1, sizeof *out->text))) st = BL_FAIL(BL_ENOMEM, "stop texts");
-    for (size_t i = 0; i < n && st == BL_OK; i++) {
-        const char *text = json_string_value(json_array_get(list, i));
-        st = text ? add_stop(out, text)
-                  : BL_FAIL(BL_EUSAGE, "--stop: expected a list of texts, as in "
-                                       "[\"\\n\\n\", \"User:\"], or one text");
-    }
-    json_decref(list);
+    if (st == BL_OK && !(out->text = calloc((size_t)list.n_items + 1, sizeof *out->text)))
+        st = BL_FAIL(BL_ENOMEM, "stop texts");
+    for (int64_t i = 0; i < list.n_items && st == BL_OK; i++) st = add_stop(out, list.items[i]);
+    bl_string_list_clear(&list);
     return st;
 }
 
@@ -39,7 +32,8 @@ bl_status bl_stop_texts_read(const char *value, bl_stop_texts *out)
 {
     *out = (bl_stop_texts){.n = 0};
     if (!value) return BL_OK;
-    if (value[0] == '[') return read_list(value, out);
+    size_t n_bytes = strlen(value);
+    if (n_bytes > 1 && value[0] == '[' && value[n_bytes - 1] == ']') return read_list(value, out);
     if (!(out->text = calloc(1, sizeof *out->text))) return BL_FAIL(BL_ENOMEM, "stop texts");
     return add_stop(out, value);
 }

@@ -125,28 +125,27 @@ static bl_status report_file(json_t *report, const char *path)
     return st;
 }
 
-/* Checks every FP8 weight with its scales and adds "fp8", the number of weights by how fine their
- * scales are. */
-static bl_status report_fp8(json_t *report, const bl_hf_model *model)
+/* Checks every quantized weight with its scales and adds "fp8", the number of weights by how fine
+ * their scales are, and "bits4", by format. */
+static bl_status report_quantized(json_t *report, const bl_hf_model *model, const char *dir)
 {
-    static const char *const names[N_SCALE_KINDS] = {"none",  "tensor", "row",
-                                                     "block", "grid",   "mx"};
+    static const char *const names[N_SCALE_KINDS] = {"none", "tensor", "row",   "block", "grid",
+                                                     "mx",   "int4",   "mxfp4", "nvfp4", "nf4"};
     int64_t counts[N_SCALE_KINDS] = {0};
-    int64_t n_weights = 0;
 
     for (size_t i = 0; i < bl_hf_count(model); i++) {
-        const bl_stored_tensor *tensor = bl_hf_at(model, i);
+        const bl_stored_tensor *tensor = bl_hf_quantized_at(model, i);
         bl_hf_weight weight;
-        if (tensor->dtype != BL_F8_E4M3) continue;
-        BL_TRY(bl_hf_get_weight(model, tensor->name, &weight));
+        if (!tensor) continue;
+        bl_status st = bl_hf_get_weight(model, tensor->name, &weight);
+        if (st != BL_OK) return bl_error_prefix(st, "%s", dir);
         counts[weight.scale_kind]++;
-        n_weights++;
     }
-    if (n_weights == 0) return BL_OK;
-    json_t *fp8 = json_object();
-    BL_TRY(put(report, "fp8", fp8));
     for (int kind = BL_SCALE_TENSOR; kind < N_SCALE_KINDS; kind++) {
-        if (counts[kind]) BL_TRY(put(fp8, names[kind], json_integer(counts[kind])));
+        const char *key = kind < BL_SCALE_INT4 ? "fp8" : "bits4";
+        if (counts[kind] == 0) continue;
+        if (!json_object_get(report, key)) BL_TRY(put(report, key, json_object()));
+        BL_TRY(put(json_object_get(report, key), names[kind], json_integer(counts[kind])));
     }
     return BL_OK;
 }
@@ -163,7 +162,7 @@ static bl_status report_model(json_t *report, const char *dir)
     bl_status st = bl_hf_open(dir, &model);
     if (st == BL_OK) st = put(report, "n_files", json_integer((json_int_t)bl_hf_file_count(model)));
     if (st == BL_OK) st = report_tensors(report, model_tensor, model, bl_hf_count(model));
-    if (st == BL_OK) st = report_fp8(report, model);
+    if (st == BL_OK) st = report_quantized(report, model, dir);
     if (st == BL_OK && of_config.status == BL_OK) st = bl_model_check(&config, model);
     bl_hf_close(model);
     return of_config.status == BL_OK ? st : bl_error_restore(&of_config);
@@ -389,16 +388,16 @@ const bl_command bl_command_inspect = {
     .name = "inspect",
     .arguments = "FILE|DIR [--json]",
     .summary = "check a safetensors file, a model, an adapter or a checkpoint and list its tensors",
-    .details = "Prints type, shape and name of each tensor, and totals by type; for a model also "
-               "how its FP8 "
-               "weights\n"
-               "are scaled, and for a checkpoint its step and state, after every byte was checked. "
-               "A model or an "
-               "adapter\n"
-               "is then checked as training checks it. What cannot be used ends it with the reason "
-               "and exit code 3, "
-               "or 5\n"
-               "for a checkpoint.\n",
+    .details =
+        "Prints type, shape and name of each tensor, and totals by type; for a model also "
+        "how its FP8\n"
+        "weights are scaled and which have 4 bits, and for a checkpoint its step and state, "
+        "after every\n"
+        "byte was checked. A model or an adapter is then checked as training checks it by keys, "
+        "names,\n"
+        "shapes and dtypes; values are not read. What cannot be used ends it with the reason and "
+        "exit\n"
+        "code 3, or 5 for a checkpoint.\n",
     .print_options = print_options,
     .run = run,
 };

@@ -17,6 +17,7 @@
 #include "base/sizes.h"
 #include "base/version.h"
 #include "cli/cli.h"
+#include "device/device.h"
 #include "job/launch.h"
 
 bl_status bl_cli_read(const bl_options *options, int argc, char *const *argv, int max_words,
@@ -89,28 +90,35 @@ static void take_signals_as_process_1(void)
  * between 64 and 128 KiB. */
 #define STACK_NEEDED_BYTES ((rlim_t)256 * 1024)
 
+/* Prints its error without stdio, whose buffer for stderr takes 8 KiB of the stack. */
 static bl_status check_stack_limit(void)
 {
+    static char line[128];
     struct rlimit limit;
 
     if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= STACK_NEEDED_BYTES) return BL_OK;
-    return BL_FAIL(BL_ELIMIT, "the stack limit is %llu KiB and %llu KiB are needed: ulimit -s 8192",
-                   (unsigned long long)limit.rlim_cur / 1024,
-                   (unsigned long long)STACK_NEEDED_BYTES / 1024);
+    int n_bytes = snprintf(line, sizeof line,
+                           "ballast: error: the stack limit is %llu KiB and %llu KiB are needed: "
+                           "ulimit -s 8192\n",
+                           (unsigned long long)limit.rlim_cur / 1024,
+                           (unsigned long long)STACK_NEEDED_BYTES / 1024);
+    (void)!write(STDERR_FILENO, line, (size_t)n_bytes);
+    return BL_ELIMIT;
 }
 
 int main(int argc, char **argv)
 {
+    if (check_stack_limit() != BL_OK) return bl_status_exit_code(BL_ELIMIT);
     occupy_standard_streams();
     take_signals_as_process_1();
 #ifdef BALLAST_HAS_MIMALLOC
     mi_option_set_default(mi_option_decommit_delay,
-                          1); /* ms until freed pages go back: docs/memory.md */
+                          1); /* ms until freed pages go back: docs/internals/plan.md */
 #endif
     /* A file beyond the limit is an error to report, EFBIG, not the end of the process. */
     signal(SIGXFSZ, SIG_IGN);
-    bl_status st = check_stack_limit();
-    if (st == BL_OK) st = dispatch(argc, argv);
+    bl_device_prepare_environment(); /* while there are no threads */
+    bl_status st = dispatch(argc, argv);
     if (st == BL_OK && (fflush(stdout) != 0 || ferror(stdout)))
         st = bl_fail_errno(BL_EIO, "writing to the standard output");
     if (st != BL_OK) bl_launch_print_error(st); /* unless another process of the job has said it */

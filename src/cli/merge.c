@@ -40,7 +40,7 @@ static const bl_option table[] = {
     {OPTION(base_format, ENUM), .names = "auto|bf16|f16|f32|fp8_row|fp8_block",
      .default_text = "auto",
      .help =
-         "format of the merged projections; auto: the checkpoint's, bf16 for an FP8 checkpoint"},
+         "format of the merged projections; auto: the checkpoint's, bf16 for one in FP8 or 4 bits"},
     {OPTION(rounding, ENUM), .names = "auto|nearest|stochastic", .default_text = "auto",
      .help = "rounding to FP8; auto: stochastic for a checkpoint in that FP8 format, else nearest"},
     {OPTION(fp8_scales, ENUM), .names = "new|base", .default_text = "new",

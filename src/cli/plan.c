@@ -10,19 +10,17 @@
 #include "cli/plan_data_internal.h"
 #include "plan/expect.h"
 #include "plan/ladder_report.h"
-#include "plan/published.h"
 #include "plan/report.h"
 #include "plan/what_if.h"
 
-typedef enum explanation { NOTHING, PUBLISHED } explanation;
 typedef enum measuring { MEASURE_ONCE, MEASURE_AGAIN, MEASURE_NEVER } measuring;
 
 typedef struct plan_options {
     char *hardware, *svg, *what_if;
-    explanation explain;
     measuring measure;
     bl_plan_objective objective;
     bool json, details, ladder;
+    bool has_total_tokens; /* given */
     bl_string_list family, lengths;
     int64_t tokens;
     double total_tokens, price_per_hour, host_memory_gb;
@@ -45,7 +43,8 @@ static const bl_option table[] = {
     {OPTION(tokens, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1048576,
      .help = "tokens per row of the data; auto: max_seq_length"},
     {OPTION(total_tokens, REAL), .default_text = "1e8", .min = 1, .max = 1e18,
-     .help = "tokens of the training, for its time, energy and price"},
+     .help = "tokens of the training, for its time, energy and price; default: those of the run, "
+             "where its data are here"},
     {OPTION(price_per_hour, REAL), .default_text = "0", .min = 0, .max = 1e9,
      .help =
          "price of all hosts together, in any currency: prints the cost of the training; 0: none"},
@@ -64,8 +63,6 @@ static const bl_option table[] = {
     {OPTION(what_if, STRING),
      .help = "KEY=a,b,c: the plan with each value of a key of a training, of a figure of the "
              "machine (copy_in_bytes_per_s), of hardware or tokens"},
-    {OPTION(explain, ENUM), .names = "nothing|published", .default_text = "nothing",
-     .help = "published: another system's speeds, and what each of its choices costs"},
     {OPTION(ladder, BOOL), .default_text = "false",
      .help = "memory of classical strategies: ZeRO's stages, LoRA, FP8, sharding, offloading; "
              "and keys of `ballast train` for each of them, with their planned memory"},
@@ -154,8 +151,10 @@ done:
     return st;
 }
 
-static bl_status tell_one(const bl_plan_report *report, const plan_options *o)
+static bl_status tell_one(const bl_plan_report *given, const plan_options *o)
 {
+    bl_plan_report of_run = *given;
+    const bl_plan_report *report = &of_run;
     const bl_plan_case *c = report->c;
     bool knows_rows = c->input.rows.n_micro > 0;
     bl_plan_input input = c->input;
@@ -163,6 +162,11 @@ static bl_status tell_one(const bl_plan_report *report, const plan_options *o)
 
     input.config = report->config;
     if (knows_rows) BL_TRY(bl_plan_expect(&input, report->plan, &expected));
+    if (knows_rows && !report->together && !o->has_total_tokens) {
+        of_run.expected = &expected;
+        of_run.total_tokens =
+            expected.time.tokens_per_s * expected.time.step_s * (double)c->input.rows.n_steps;
+    }
     if (o->svg) BL_TRY(draw(report, o->svg));
     if (!o->json) {
         BL_TRY(bl_plan_report_print(report, o->details, stdout));
@@ -372,13 +376,22 @@ done:
     return st;
 }
 
+/* Of a CPU, before its rates are measured: a training that does not fit needs none. */
+static bl_status check_memory(const bl_plan_case *c)
+{
+    bl_plan plan;
+
+    if (c->hardware.kind != BL_DEVICE_CPU) return BL_OK;
+    BL_TRY(bl_plan_choose(&c->input, &plan));
+    return bl_plan_check(&c->input, &plan);
+}
+
 /* With a family, its first model is the model of the plan. */
 static bl_status plan(const plan_options *o, int argc, char **argv)
 {
     bl_plan_machine machine = machine_of(o);
     bl_plan_case c;
 
-    if (o->explain == PUBLISHED) return bl_published_print(stdout);
     if (o->what_if) return tell_what_if(o, argc, argv);
     if (o->family.n_items > 0) {
         argv[argc++] = "--model_name_or_path";
@@ -388,6 +401,7 @@ static bl_status plan(const plan_options *o, int argc, char **argv)
         bl_plan_case_open_on(&machine, o->tokens == BL_OPTION_AUTO ? 0 : o->tokens, argc, argv, &c);
     if (st == BL_OK && o->tokens == BL_OPTION_AUTO && o->family.n_items == 0)
         st = bl_cli_plan_read_data(&c);
+    if (st == BL_OK && !o->hardware) st = check_memory(&c);
     if (st == BL_OK && !o->hardware)
         st = bl_cli_plan_measure(&c, o->measure != MEASURE_NEVER, o->measure == MEASURE_AGAIN);
     if (st == BL_OK) st = choose_kind(&c, o);
@@ -407,6 +421,7 @@ static bl_status run(int argc, char *const *argv)
     if (!words) return BL_FAIL(BL_ENOMEM, "%d words", argc);
     int n_own = deal_out(argc, argv, words);
     BL_TRY_GOTO(st, done, bl_cli_read(&options, n_own, words, 0, NULL, &n_words));
+    values.has_total_tokens = bl_options_origin(&options, "total_tokens") != BL_FROM_DEFAULT;
     st = plan(&values, argc - n_own, words + argc);
 done:
     bl_options_clear(&options);
@@ -428,7 +443,7 @@ const bl_command bl_command_plan = {
         "runs over one base,\n"
         "compared with each alone. Exits 4 if nothing fits, and suggests changes. "
         "Exits 3 or\n"
-        "4 after a plan whose model or GPU training does not support. docs/model.md\n",
+        "4 after a plan whose model or GPU training does not support. docs/plan.md\n",
     .print_options = print_options,
     .run = run,
 };

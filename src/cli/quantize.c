@@ -127,7 +127,7 @@ static bl_status run_dequantize(int argc, char *const *argv)
 const bl_command bl_command_dequantize = {
     .name = "dequantize",
     .arguments = "SRC DST [--base_format bf16|f16|f32]",
-    .summary = "write an FP8 model without FP8",
+    .summary = "write an FP8 or 4-bit model in bf16, f16 or f32",
     .details =
         "Reads the Hugging Face directory SRC, an FP8 checkpoint of any kind that `ballast train`\n"
         "takes, and writes DST with code * scale as weights and without quantization_config: for\n"

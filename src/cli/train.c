@@ -105,20 +105,13 @@ static bl_status train(const bl_train_configs *configs, bl_launch *launch, void 
     return bl_train_run_all((const bl_train_config *const *)configs->run, configs->n, launch, NULL);
 }
 
-/* While there are no threads, and before CUDA starts. */
-static void prepare_environment(const bl_launch_info *info)
-{
-    bl_device_prepare_environment();
-    if (info->n_processes > 1) bl_nccl_prepare_environment();
-}
-
 static bl_status run_train(int argc, char *const *argv)
 {
     bl_launch_info info;
 
     bl_report_signal_block(); /* while there are no threads */
     BL_TRY(bl_launch_begin(&info));
-    prepare_environment(&info);
+    if (info.n_processes > 1) bl_nccl_prepare_environment();
     bool is_one_of_several = info.kind == BL_LAUNCH_CHILD || info.n_processes > 1;
     bl_stop_signals_handle(is_one_of_several ? leave_silently : leave_at_once);
     return run_job(BL_CONFIG_TRAIN, "train", argc, argv, train, NULL);
@@ -186,7 +179,7 @@ static bl_status run_eval(int argc, char *const *argv)
     evaluation e = {.is_here = false};
 
     BL_TRY(bl_launch_begin(&info));
-    prepare_environment(&info);
+    if (info.n_processes > 1) bl_nccl_prepare_environment();
     BL_TRY(run_job(BL_CONFIG_EVAL, "eval", argc, argv, evaluate, &e));
     if (e.is_here) print_result(&e.result);
     return BL_OK;

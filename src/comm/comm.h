@@ -40,17 +40,17 @@ BL_API int bl_comm_size(const bl_comm *comm);
  * set it before they are made, and before the first collective. BL_EUSAGE: less than 1;
  * BL_ENOMEM. */
 enum { BL_COMM_SUM_BLOCK = 8 };
-BL_API bl_status bl_comm_set_sum_block(bl_comm *comm, int n_ranks);
+bl_status bl_comm_set_sum_block(bl_comm *comm, int n_ranks);
 /* Bytes that this rank receives in a reduce-scatter with `bytes` per rank in the result. Ranks that
  * are threads read each other's memory: for them the bytes that processes would receive. */
-BL_API int64_t bl_comm_sum_received(const bl_comm *comm, int64_t bytes);
+int64_t bl_comm_sum_received(const bl_comm *comm, int64_t bytes);
 
 /* What later collectives of this rank are of: with ("layer", 17) a deadline says "rank 3 did not
  * reach all_gather of layer 17". The text (at most 47 characters) is copied; index < 0: no number;
  * what NULL: of nothing in particular. For the thread that calls the collectives; it costs some
  * hundred nanoseconds. Labels are compared like kinds and sizes: ranks that gather two layers of
  * equal size in different orders get BL_EINTERNAL, which names both. */
-BL_API void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
+void bl_comm_set_label(bl_comm *comm, const char *what, int64_t index);
 
 /* recv[r * bytes ...] = rank r's send, `bytes` from each rank. In place when send == recv + rank *
  * bytes. */
@@ -87,13 +87,14 @@ BL_API void bl_comm_free(bl_comm *comm, bl_device *device, void *memory); /* mem
 /* Before bl_comm_alloc, after steps that can fail on one rank: `own` is their status. Where ranks
  * register memory together it is collective, and every rank returns the first failure in rank
  * order; elsewhere `own`. So a rank that fails leaves none waiting in bl_comm_alloc. */
-BL_API bl_status bl_comm_begin_alloc(bl_comm *comm, bl_status own);
+bl_status bl_comm_begin_alloc(bl_comm *comm, bl_status own);
 
 /* Collective, from the rank's own thread: the ranks have shown that they call the same collectives
- * in one order, by a whole step say. Where NCCL's calls are compared at all (bl_nccl_options), they
- * are until then, before each, across all communicators split from the same first one; other kinds
- * compare every call, and this does nothing. BL_EINTERNAL: the ranks do not come to it together. */
-BL_API bl_status bl_comm_trust_order(bl_comm *comm);
+ * in one order, for example by a whole step. Where NCCL's calls are compared at all
+ * (bl_nccl_options), they are until then, before each, across all communicators split from the same
+ * first one; other kinds compare every call, and this does nothing. BL_EINTERNAL: the ranks do not
+ * call it at the same place. */
+bl_status bl_comm_trust_order(bl_comm *comm);
 
 /* Called by a rank that gives up, from any thread: the other ranks report `error` (not BL_OK) as
  * the reason. Idempotent; the first error of the job is kept. It reaches every communicator of the

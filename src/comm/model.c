@@ -12,6 +12,7 @@
 typedef struct model_comm {
     bl_comm comm;
     int n_on_host, split_size;
+    bool gathers_by_hosts;
     bl_error error;
 } model_comm;
 
@@ -60,7 +61,8 @@ static int steps_of(const bl_exchange *e, step out[2])
     return 2;
 }
 
-double bl_exchange_received(const bl_exchange *e)
+/* Bytes that rank 0 receives. */
+static double received_of(const bl_exchange *e)
 {
     step steps[2];
     double received = 0;
@@ -68,7 +70,8 @@ double bl_exchange_received(const bl_exchange *e)
     return received;
 }
 
-double bl_exchange_summed(const bl_exchange *e)
+/* Bytes that the additions of rank 0 read and write. */
+static double summed_of(const bl_exchange *e)
 {
     return e->kind == BL_EXCHANGE_SUM ? (double)traffic_of(e).summed * e->bytes : 0;
 }
@@ -86,9 +89,11 @@ bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rat
     bool is_pipelined = e->kind == BL_EXCHANGE_BLOCKS && kind == BL_DEVICE_CUDA && n == 2;
     int n_pieces = is_pipelined ? comm_gather_pieces((int64_t)e->bytes) : 1;
     double longest_s = 0;
+    bl_rates rates = *r;
 
+    if (e->n_on_host <= 1 && e->size > 1) rates.gather_bytes_per_s = 0; /* the network alone */
     for (int i = 0; i < n; i++) {
-        double piece_s = seconds_of(&steps[i], r, n_pieces);
+        double piece_s = seconds_of(&steps[i], &rates, n_pieces);
         work.seconds += piece_s;
         longest_s = fmax(longest_s, piece_s);
         work.use[BL_RESOURCE_NETWORK] += network_s_of(&steps[i], r);
@@ -97,7 +102,7 @@ bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rat
     if (kind != BL_DEVICE_CUDA) work.use[BL_RESOURCE_CORES] = r->copy_cores;
     if (work.seconds > 0) {
         work.use[BL_RESOURCE_NETWORK] /= work.seconds;
-        work.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * bl_exchange_received(e) / work.seconds;
+        work.use[BL_RESOURCE_DEVICE_MEMORY] = 2 * received_of(e) / work.seconds;
     }
     return work;
 }
@@ -107,16 +112,19 @@ bl_work bl_exchange_work(const bl_exchange *e, bl_device_kind kind, const bl_rat
 static bl_status exchange(bl_comm *comm, bl_stream *stream, double bytes, bool is_sum)
 {
     const bl_model_device_options *o = bl_device_model(bl_stream_device(stream));
-    bl_exchange e = {.size = comm->size,
-                     .n_on_host = ((const model_comm *)comm)->n_on_host,
-                     .bytes = bytes,
-                     .block = comm->sum_block};
+    const model_comm *self = (const model_comm *)comm;
+    bl_exchange e = {
+        .size = comm->size, .n_on_host = self->n_on_host, .bytes = bytes, .block = comm->sum_block};
 
     if (!o) return BL_FAIL(BL_EINTERNAL, "a communicator made of rates on a device that computes");
     e.kind = is_sum ? BL_EXCHANGE_SUM : bl_exchange_gather_kind(o->kind);
+    if (!is_sum && self->gathers_by_hosts && comm->size > self->n_on_host && self->n_on_host > 1) {
+        e.kind = BL_EXCHANGE_BLOCKS;
+        e.block = self->n_on_host;
+    }
     bl_work work = bl_exchange_work(&e, o->kind, &o->rates);
     BL_TRY(bl_model_stream_work(stream, &work));
-    work = bl_model_memory_work(bl_stream_device(stream), bl_exchange_summed(&e));
+    work = bl_model_memory_work(bl_stream_device(stream), summed_of(&e));
     return bl_model_stream_work(stream, &work);
 }
 
@@ -156,7 +164,13 @@ static bl_status model_split(bl_comm *comm, int color, bl_comm **out)
     (void)color;
     BL_TRY(bl_comm_create_model(comm->rank % size, size, self->n_on_host, size, out));
     (*out)->sum_block = comm->sum_block;
+    ((model_comm *)*out)->gathers_by_hosts = self->gathers_by_hosts;
     return BL_OK;
+}
+
+void bl_comm_model_gather_by_hosts(bl_comm *comm)
+{
+    ((model_comm *)comm)->gathers_by_hosts = true;
 }
 
 static void model_destroy(bl_comm *comm)

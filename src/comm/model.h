@@ -12,6 +12,10 @@
  * bl_comm_split makes. */
 bl_status bl_comm_create_model(int rank, int n_ranks, int n_on_host, int split_size, bl_comm **out);
 
+/* Between GPUs: gathers over hosts bring each part to each host once, here and in communicators
+ * that are split from this one. */
+void bl_comm_model_gather_by_hosts(bl_comm *comm);
+
 /* An all-gather in a group of `size` ranks with `bytes` each, or a sum with `bytes` for each rank
  * in the result. In blocks of ranks (docs/design/0029): one exchange within blocks and one between
  * them, with the network bytes of the host that receives most; between GPUs a gather's two are
@@ -30,9 +34,5 @@ typedef struct bl_exchange {
 bl_exchange_kind bl_exchange_gather_kind(bl_device_kind kind);
 /* rates->gather_bytes_per_s may be 0 with one rank per host: then only the network takes time. */
 bl_work bl_exchange_work(const bl_exchange *exchange, bl_device_kind kind, const bl_rates *rates);
-/* Bytes that rank 0 receives. */
-double bl_exchange_received(const bl_exchange *exchange);
-/* Bytes that the additions of rank 0 read and write. */
-double bl_exchange_summed(const bl_exchange *exchange);
 
 #endif

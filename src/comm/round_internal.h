@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* round_internal.h -- the rounds of a thread that looks several times per second whether somebody
- * is late: the wire's thread and those who wait for it, the watch of a communicator of GPUs, a
+/* round_internal.h -- the rounds of a thread that checks several times per second whether a rank is
+ * late: the wire's thread and the threads that wait for it, the watch of a communicator of GPUs, a
  * rank's guard.
  *
  * A round that begins much later than it should means that the process was stopped (Ctrl-Z) and
- * goes on. It has not waited for anybody meanwhile, so its clocks start again. The caller has the
- * time: tests have their own. */
+ * continues. It has not waited for other ranks meanwhile, so its clocks restart. The caller passes
+ * the time, so tests pass theirs. */
 #ifndef BALLAST_COMM_ROUND_INTERNAL_H
 #define BALLAST_COMM_ROUND_INTERNAL_H
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wire.h -- how the processes of a job exchange bytes: what collectives.c builds collectives from.
  *
- *   wire   this process's end: one thread, which makes every call of a socket, in the order they
- *          were
- *          given
+ *   wire      this process's end: one thread, which makes every call of a socket, in the order of
+ *             the exchanges
  *   channel   a channel of a group of ranks: its messages meet no others'. One exchange at a time.
  *
  * An exchange is a set of sends and receives and returns when all are done, or when the job is
@@ -45,13 +44,12 @@ typedef struct bl_wire_links {
     int shared_fd;
 } bl_wire_links;
 
-/* Over sockets. Whoever closes a socket without bl_wire_close, or is killed, has died: every other
- * process fails with BL_ERANK "rank 3 has died" at once. A process that hangs is found by the
+/* Over sockets. A process that closes a socket without bl_wire_close, or is killed, has died: every
+ * other process fails with BL_ERANK "rank 3 has died" at once. A process that hangs is found by the
  * deadline. */
 bl_status bl_wire_open_sockets(const bl_wire_links *links, bl_wire_report report, bl_wire **out);
 
-/* Whether the error says no more than that a process has gone: whoever started that process knows
- * why. */
+/* Whether the error says only that a process has ended: the process that started it knows why. */
 bool bl_wire_is_loss(const bl_error *error);
 
 /* Ends the exchanges. Without an abort: waits for all processes and returns BL_OK. After one:

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/nearest.h"
 #include "base/sizes.h"
 #include "arch/table.h"
 #include "config/internal.h"
@@ -123,7 +124,7 @@ static bl_status read_words(bl_options *options, const char *yaml_path, int argc
 bl_status config_read_file(const char *yaml_path, bl_train_config *config)
 {
     bl_options options = config_bind(BL_CONFIG_TRAIN, config);
-    bl_options_report report = {.keys = {0}};
+    bl_options_report report = {.given = {0}};
 
     options.report = &report;
     bl_status st = read_file(&options, yaml_path, config);
@@ -138,7 +139,7 @@ static bl_status read_given(bl_config_command command, bool needs_all, const cha
                             bl_train_config *config)
 {
     bl_options options = config_bind(command, config);
-    bl_options_report report = {.keys = {0}};
+    bl_options_report report = {.given = {0}};
 
     options.report = &report;
     options.sweep = choice ? &choice->sweep : NULL;
@@ -284,49 +285,6 @@ static bl_status validate_rungs(const bl_train_config *config, bool has_validati
     return BL_OK;
 }
 
-/* Trackers of transformers whose files Ballast does not write, and what reads Ballast's. */
-static const struct {
-    const char *name, *instead;
-} trackers[] = {
-    {"wandb", "give tensorboard; `wandb sync --sync-tensorboard DIR` uploads its files"},
-    {"mlflow", "log metrics.jsonl with mlflow.log_metrics, one call per line"},
-};
-
-static bl_status refuse_tracker(const char *name)
-{
-    for (size_t i = 0; i < BL_COUNT(trackers); i++)
-        if (strcmp(trackers[i].name, name) == 0)
-            return BL_FAIL(BL_EUSAGE, "report_to: %s is not supported: %s (docs/watching.md)", name,
-                           trackers[i].instead);
-    return BL_FAIL(
-        BL_EUSAGE,
-        "report_to: expected tensorboard, all or none, got '%s'; metrics.jsonl has every "
-        "step for other trackers (docs/watching.md)",
-        name);
-}
-
-static bl_status validate_reports(const bl_train_config *config)
-{
-    const bl_string_list *list = &config->report_to;
-
-    for (int64_t i = 0; i < list->n_items; i++) {
-        const char *name = list->items[i];
-        bool is_alone = strcmp(name, "all") == 0 || strcmp(name, "none") == 0;
-        if (is_alone && list->n_items > 1)
-            return BL_FAIL(BL_EUSAGE, "report_to: %s cannot be combined with other names", name);
-        if (!is_alone && strcmp(name, "tensorboard") != 0) return refuse_tracker(name);
-    }
-    if (config->logging_dir && !bl_train_config_reports_to_tensorboard(config))
-        bl_log_warning("logging_dir has no effect without report_to: tensorboard");
-    return BL_OK;
-}
-
-bool bl_train_config_reports_to_tensorboard(const bl_train_config *config)
-{
-    const bl_string_list *list = &config->report_to;
-    return list->n_items > 0 && strcmp(list->items[0], "none") != 0;
-}
-
 static bl_status validate_training(const bl_train_config *config)
 {
     if (!bl_train_config_targets_by_pattern(config))
@@ -357,7 +315,7 @@ static bl_status validate_training(const bl_train_config *config)
     BL_TRY(validate_best(config));
     BL_TRY(validate_rungs(config, has_validation));
     BL_TRY(validate_shares(config));
-    BL_TRY(validate_reports(config));
+    BL_TRY(config_check_reports(config));
     BL_TRY(check_allowed(&config->allow_resume_mismatch));
     if (config->overwrite_output_dir && bl_train_config_resume(config) != BL_RESUME_NO) {
         return BL_FAIL(BL_EUSAGE,
@@ -367,8 +325,31 @@ static bl_status validate_training(const bl_train_config *config)
     return BL_OK;
 }
 
+/* Written paths are listed in files, one per line, and logged. */
+static bl_status check_written_paths(const bl_train_config *config)
+{
+    const struct {
+        const char *key, *path;
+    } paths[] = {{"output_dir", config->output_dir},
+                 {"logging_dir", config->logging_dir},
+                 {"offload_dir", config->offload_dir},
+                 {"trace", config->trace},
+                 {"queue", config->queue},
+                 {"dump_gradients", config->dump_gradients}};
+
+    for (size_t i = 0; i < BL_COUNT(paths); i++)
+        for (const char *at = paths[i].path; at && *at; at++)
+            if ((unsigned char)*at < ' ' || *at == 0x7f)
+                return BL_FAIL(BL_EUSAGE,
+                               "%s: the path has a control character (0x%02x) at byte %d: use "
+                               "another name",
+                               paths[i].key, (unsigned char)*at, (int)(at - paths[i].path));
+    return BL_OK;
+}
+
 bl_status config_validate(bl_config_command command, const bl_train_config *config)
 {
+    BL_TRY(check_written_paths(config));
     if (config->ranks % config->shard_size != 0) {
         return BL_FAIL(BL_EUSAGE, "shard_size %lld does not divide ranks %lld",
                        (long long)config->shard_size, (long long)config->ranks);
@@ -389,6 +370,20 @@ bl_status config_validate(bl_config_command command, const bl_train_config *conf
     BL_TRY(bl_train_config_losses(config, &losses));
     if (command == BL_CONFIG_TRAIN) BL_TRY(config_check_full(config));
     return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
+}
+
+bl_status config_accepts(bl_train_config *config, bool has_gpus)
+{
+    const bl_config_machine machine = {.has_gpus = has_gpus,
+                                       .n_ranks = 1,
+                                       .n_cores = 1,
+                                       .n_ranks_on_host = 1,
+                                       .gpu = "a GPU",
+                                       .capability = 90,
+                                       .cpu_bf16 = true};
+
+    BL_TRY(resolve_for(&machine, config));
+    return config_validate(BL_CONFIG_TRAIN, config);
 }
 
 static bl_status load(bl_config_command command, const bl_config_machine *machine,

@@ -53,6 +53,7 @@ typedef enum bl_fast_accumulation {
     BL_FAST_ACCUMULATION_FORWARD,
     BL_FAST_ACCUMULATION_ALL
 } bl_fast_accumulation;
+typedef enum bl_base_scales { BL_SCALES_LEAST_SQUARES, BL_SCALES_LARGEST } bl_base_scales;
 typedef enum bl_rank_processes {
     BL_RANK_PROCESSES_AUTO,
     BL_RANK_PROCESSES_TRUE,
@@ -134,6 +135,7 @@ typedef struct bl_train_config {
     /* optimization */
     double learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon;
     double embedding_learning_rate; /* BL_OPTION_AUTO: learning_rate */
+    bl_string_list learning_rates;  /* PATTERN=RATE (trained/rates.h) */
     bl_optimizer_state_dtype optimizer_state_dtype;
     double max_grad_norm; /* 0: off */
     bl_lr_scheduler_type lr_scheduler_type;
@@ -173,6 +175,7 @@ typedef struct bl_train_config {
     bl_string_list compute_bf16_modules; /* empty: none; bl_train_config_bf16_matrices */
     bl_fast_accumulation fp8_fast_accumulation;
     bl_base_format base_format;
+    bl_base_scales base_format_scales;
     int64_t ranks, threads /* a rank */, shard_size;
     int64_t sum_block;                /* bl_comm_set_sum_block */
     bl_rank_processes rank_processes; /* TRUE: a rank is a process */
@@ -363,8 +366,9 @@ bl_status bl_train_config_diff(const bl_train_config *before, const bl_train_con
 
 /* Writes the configuration of another program as Ballast's YAML: keys with a counterpart, that
  * program's defaults where they differ, and comments on other keys; those that change training are
- * also logged as warnings. `tool`: axolotl, llamafactory, trl, torchtune; NULL: detected by the
- * keys. BL_EUSAGE: it cannot be, or the file is not YAML. */
+ * also logged as warnings. `tool`: axolotl, llamafactory, trl, torchtune, or a trainer of one, as
+ * trl-orpo; NULL: detected by the keys. What `train` would reject is among the comments. BL_EUSAGE:
+ * it cannot be, or the file is not YAML. */
 bl_status bl_train_config_convert(const char *path, const char *tool, FILE *out);
 
 /* The options of one command, or of several. */

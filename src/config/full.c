@@ -79,9 +79,9 @@ static bl_status check_lora(const bl_train_config *c)
         return BL_FAIL(BL_EUSAGE, "offload_compute_copy: finetuning_type lora has no copy of the "
                                   "weights; leave it out");
     if (config_differs(c, "embedding_learning_rate"))
-        return BL_FAIL(BL_EUSAGE, "embedding_learning_rate: finetuning_type lora has one learning "
-                                  "rate, also for modules_to_save; leave it out, or use "
-                                  "finetuning_type full");
+        return BL_FAIL(BL_EUSAGE,
+                       "embedding_learning_rate: finetuning_type lora has learning_rates, "
+                       "such as embed_tokens=1e-5; use it, or finetuning_type full");
     return BL_OK;
 }
 
@@ -119,6 +119,9 @@ bl_status config_check_full(const bl_train_config *c)
 {
     bl_losses losses;
 
+    if (c->learning_rates.n_items > 0 && c->learning_rate == 0)
+        return BL_FAIL(BL_EUSAGE, "learning_rates with learning_rate 0: all follow one schedule, "
+                                  "relative to learning_rate; give a positive one");
     if (!bl_train_config_is_full(c)) {
         BL_TRY(check_saved(c));
         return check_lora(c);

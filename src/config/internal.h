@@ -30,6 +30,10 @@ void config_resolve_saving(bl_train_config *config);
 /* config.c: checks that involve several keys, of a resolved configuration. */
 bl_status config_validate(bl_config_command command, const bl_train_config *config);
 
+/* config.c: resolves and validates for a training on some machine, which has GPUs with FP8, or a
+ * CPU that multiplies bf16. BL_EUSAGE: `train` would reject it everywhere. */
+bl_status config_accepts(bl_train_config *config, bool has_gpus);
+
 /* runs.c: whether all runs over one base must have the same value of the key. */
 bool config_is_common(const bl_option *option);
 
@@ -39,6 +43,9 @@ bl_status config_check_base(const bl_train_config *config);
 
 /* config.c: whether a key was given that has another value than its default. */
 bool config_differs(const bl_train_config *config, const char *key);
+
+/* reports.c. BL_EUSAGE: a tracker that is not supported. */
+bl_status config_check_reports(const bl_train_config *config);
 
 /* full.c: resolves the keys of full fine-tuning that are auto, except those that a plan chooses.
  * Call it after device is resolved. */

@@ -116,12 +116,11 @@ static bl_status check_nccl(const bl_train_config *c, bool is_auto, int n_gpus)
         return BL_OK;
     if (c->ranks > 1 && c->rank_processes == BL_RANK_PROCESSES_AUTO)
         return BL_FAIL(BL_EUSAGE,
-                       "ranks: %lld on %d GPUs: this build has no NCCL (docs/gpu.md, Build); with "
+                       "ranks: %lld on %d GPUs: this build has no NCCL (docs/install.md); with "
                        "rank_processes false they are threads that share one GPU",
                        (long long)c->ranks, n_gpus);
     if (is_auto)
-        bl_log_warning("this build has no NCCL: of %d GPUs one is used (docs/gpu.md, Build)",
-                       n_gpus);
+        bl_log_warning("this build has no NCCL: of %d GPUs one is used (docs/install.md)", n_gpus);
     return BL_OK;
 }
 

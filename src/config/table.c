@@ -160,6 +160,10 @@ const bl_option bl_train_options[] = {
      .default_text = "auto",
      .help = "with finetuning_type full, peak learning rate of embedding and head; auto: "
              "learning_rate"},
+    {KEY(learning_rates, LIST), RESULT, .commands = TRAIN,
+     .help = "peak learning rates of some tensors, PATTERN=RATE each: regular expressions as in "
+             "trainable_modules over the names of trained tensors and LoRA weights, such as "
+             "embed_tokens=1e-5, lora_B=1e-3; the last that matches counts"},
     {KEY(weight_decay, REAL), RANGE(0, 10), RESULT, .commands = TRAIN, .default_text = "0",
      .help = "decoupled weight decay; with finetuning_type full not of norms and biases"},
     {KEY(adam_beta1, REAL), RANGE(0, 0.999999), RESULT, .commands = TRAIN, .default_text = "0.9",
@@ -173,7 +177,7 @@ const bl_option bl_train_options[] = {
      .help = "with finetuning_type full, dtype of AdamW's moments; bf16: rounded stochastically, "
              "12 bytes per weight in place of 16"},
     {KEY(max_grad_norm, REAL), RANGE(0, 1e9), RESULT, .commands = TRAIN, .default_text = "1",
-     .help = "clip gradients to this norm; 0: off"},
+     .null_text = "0", .help = "clip gradients to this norm; 0 or null: off"},
     {KEY(lr_scheduler_type, ENUM), RESULT, .commands = TRAIN,
      .names = "linear|cosine|constant|constant_with_warmup", .default_text = "linear",
      .help = "learning rate schedule after warm-up"},
@@ -271,10 +275,14 @@ const bl_option bl_train_options[] = {
      .default_text = "none",
      .help = "with compute_dtype fp8: products that sum in Hopper's accumulator, which keeps about "
              "14 bits; forward: also recomputation, not gradients"},
-    {KEY(base_format, ENUM), RESULT, .commands = BOTH, .names = "auto|fp8_row|fp8_block|stored",
-     .default_text = "auto",
+    {KEY(base_format, ENUM), RESULT, .commands = BOTH,
+     .names = "auto|fp8_row|fp8_block|mxfp4|int4_g32|int4_g128|nf4|stored", .default_text = "auto",
      .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "
-             "fp8_row"},
+             "fp8_row; 4-bit formats on CPUs only"},
+    {KEY(base_format_scales, ENUM), RESULT, .commands = BOTH, .names = "least_squares|largest",
+     .default_text = "least_squares",
+     .help = "scales of mxfp4 and int4: those with the least squared error per group, or those of "
+             "the largest weight"},
     {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH,
      .default_text = "auto",
      .help =
@@ -348,7 +356,8 @@ const bl_option bl_train_options[] = {
     {KEY(grace_s, REAL), RANGE(0, 86400), .commands = TRAIN, .default_text = "20",
      .help = "time in seconds for the current step after a stop request"},
     {KEY(step_deadline_s, REAL), RANGE(0, 1e6), .commands = BOTH, .default_text = "1800",
-     .help = "timeout in seconds of a rank that waits for another; 0: none"},
+     .null_text = "0",
+     .help = "timeout in seconds of a rank that waits for another; 0 or null: none"},
     {KEY(gather_by_hosts, BOOL), .commands = BOTH, .default_text = "false",
      .help =
          "in all-gathers between GPUs of several hosts, send each rank's part once to each host "

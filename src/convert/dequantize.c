@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* dequantize.c -- the conversion of an FP8 checkpoint to another format: a merge without adapters,
- * whose source has FP8 and whose README is the source's. */
+/* dequantize.c -- the conversion of a quantized checkpoint to another format: a merge without
+ * adapters, whose source has FP8 or 4 bits and whose README is the source's. */
 #include "convert/dequantize.h"
 
 #include "convert/merge_internal.h"
 
-static bl_status require_fp8(bl_merge *m)
+static bl_status require_quantized(bl_merge *m)
 {
     const bl_hf_model *model = m->conversion.model;
 
     for (size_t i = 0; i < bl_hf_count(model); i++)
-        m->is_fp8_source = m->is_fp8_source || bl_hf_at(model, i)->dtype == BL_F8_E4M3;
-    return m->is_fp8_source
+        m->is_quantized_source = m->is_quantized_source || bl_hf_quantized_at(model, i);
+    return m->is_quantized_source
                ? BL_OK
-               : BL_FAIL(BL_EINPUT, "%s: no projection is FP8: there is nothing to dequantize",
+               : BL_FAIL(BL_EINPUT,
+                         "%s: no projection is FP8 or 4 bits: there is nothing to dequantize",
                          m->conversion.source);
 }
 
 static bl_status dequantize(bl_merge *m)
 {
     BL_TRY(bl_conversion_open(&m->conversion, bl_merge_plan_shard));
-    BL_TRY(require_fp8(m));
+    BL_TRY(require_quantized(m));
     return bl_conversion_run(&m->conversion);
 }
 

@@ -488,6 +488,8 @@ static bl_status write_config(const bl_conversion *c)
     BL_TRY(bl_path_join(c->source, CONFIG, &path));
     BL_TRY_GOTO(st, done, bl_json_load(path, MAX_JSON_BYTES, &config));
     BL_TRY_GOTO(st, done, c->change_config(c->user, path, config));
+    /* Programs that tie without looking must not lose the head. */
+    if (c->config.is_head_apart) json_object_set_new(config, "tie_word_embeddings", json_false());
     st = save_json(c, CONFIG, config);
     if (st == BL_OK) st = note_beside(c, CONFIG);
 done:
@@ -555,7 +557,7 @@ bl_status bl_conversion_run(bl_conversion *c)
 
 void bl_conversion_close(bl_conversion *c)
 {
-    bl_dir_lock_release(c->lock);
+    bl_dir_lock_remove(c->lock);
     json_decref(c->manifest);
     json_decref(c->settings);
     for (size_t i = 0; c->plans && i < c->n_shards; i++) bl_shard_plan_free(&c->plans[i]);

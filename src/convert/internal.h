@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- directory.c, for directories, and quantize_shard.c, for the shards of a
- * directory, to the kinds of conversion. */
+/* internal.h -- what all conversions use: the work on a directory (directory.c) and on the shards
+ * of its model (quantize_shard.c). */
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
@@ -65,6 +65,8 @@ bl_status bl_shard_plan_begin(const bl_safetensors *source, bl_shard_plan *out);
 /* Adds a tensor as it is stored; as a matrix in `format`. */
 bl_stored_tensor_spec *bl_shard_plan_copy(bl_shard_plan *plan, const bl_stored_tensor *tensor);
 bl_status bl_shard_plan_fp8(bl_shard_plan *plan, const bl_stored_tensor *tensor, bl_format format);
+/* BL_EINPUT: the experts of a layer in one tensor, which is copied but never converted. */
+bl_status bl_shard_check_matrix(const bl_stored_tensor *tensor);
 void bl_shard_plan_free(bl_shard_plan *plan);
 
 bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
@@ -72,6 +74,7 @@ bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, 
 
 /* Rows of a matrix that are worked on at a time: whole blocks. */
 int64_t bl_shard_piece_rows(int64_t cols, int64_t piece_elements);
+/* The tensor's bytes to the writer's tensor `spec`. BL_EINPUT names a float that is not finite. */
 bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
                                bl_safetensors_writer *writer);
 

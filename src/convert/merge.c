@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/lora_io.h"
-#include "adapter/terms.h"
+#include "trained/peft.h"
+#include "trained/terms.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "convert/merge_internal.h"
@@ -97,11 +97,17 @@ static const char *format_name(const bl_merge *m)
     return m->format == BL_FORMAT_COUNT ? "auto" : bl_format_name(m->format);
 }
 
+/* Whether a format was chosen, and has scales. */
+static bool writes_scales(const bl_merge *m)
+{
+    return m->format != BL_FORMAT_COUNT && bl_format_has_scales(m->format);
+}
+
 static bl_status describe_settings(bl_merge *m)
 {
     const bl_merge_options *o = m->options;
     json_t *adapters = json_array();
-    bool is_fp8 = bl_format_is_fp8(m->format);
+    bool is_fp8 = writes_scales(m);
     bl_status st = BL_OK;
 
     json_object_set_new(m->conversion.settings, "base_format", json_string(format_name(m)));
@@ -135,9 +141,9 @@ static const char *dtype_name(bl_format format)
 bl_status bl_merge_change_config(void *merge, const char *path, json_t *config)
 {
     const bl_merge *m = merge;
-    bool is_fp8 = bl_format_is_fp8(m->format);
+    bool is_fp8 = writes_scales(m);
 
-    if (!is_fp8 && m->is_fp8_source) json_object_del(config, "quantization_config");
+    if (!is_fp8 && m->is_quantized_source) json_object_del(config, "quantization_config");
     if (!is_fp8 && m->format != BL_FORMAT_COUNT) {
         const char *key = json_object_get(config, "dtype") ? "dtype" : "torch_dtype";
         json_object_set_new(config, key, json_string(dtype_name(m->format)));
@@ -252,9 +258,9 @@ static bl_status choose_rounding(bl_merge *m)
     bool is_on_grid = false;
 
     for (size_t i = 0; i < bl_hf_count(model); i++) {
-        const bl_stored_tensor *tensor = bl_hf_at(model, i);
-        if (tensor->dtype != BL_F8_E4M3) continue;
-        m->is_fp8_source = true;
+        const bl_stored_tensor *tensor = bl_hf_quantized_at(model, i);
+        if (!tensor) continue;
+        m->is_quantized_source = true;
         BL_TRY(bl_hf_get_weight(model, tensor->name, &weight));
         is_on_grid = is_on_grid || bl_merge_loaded_format(&weight) == m->format;
     }

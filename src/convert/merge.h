@@ -23,7 +23,7 @@
 #include "io/reader.h"
 
 typedef enum bl_merge_format {
-    BL_MERGE_AUTO, /* of the checkpoint; BF16 for an FP8 checkpoint */
+    BL_MERGE_AUTO, /* of the checkpoint; BF16 for one in FP8 or 4 bits */
     BL_MERGE_BF16,
     BL_MERGE_F16,
     BL_MERGE_F32,
@@ -67,7 +67,7 @@ typedef struct bl_merge_result {
     double delta;                          /* |d| / |W| of them */
 } bl_merge_result;
 
-/* A merge that keeps less of the delta says so. */
+/* A merge that keeps less of the delta logs a warning. */
 #define BL_MERGE_MIN_KEPT 0.9
 
 /* Errors as bl_model_quantize, those of store/peft.h for an adapter, and BL_ENUMERICS: an adapter

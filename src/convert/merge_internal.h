@@ -5,7 +5,7 @@
 #ifndef BALLAST_CONVERT_MERGE_INTERNAL_H
 #define BALLAST_CONVERT_MERGE_INTERNAL_H
 
-#include "adapter/modules.h"
+#include "trained/modules.h"
 #include "convert/internal.h"
 #include "convert/merge.h"
 #include "ops/philox.h"
@@ -15,6 +15,9 @@ typedef struct bl_merge_sums {
     double dot, delta, error, base; /* <merged - W, d>, <d, d>, <e, e>, <W, W> */
 } bl_merge_sums;
 
+/* Adds n elements to *sums. */
+void bl_merge_sums_of(const float *base, const float *delta, const float *merged, int64_t n,
+                      bl_merge_sums *sums);
 void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
 
 /* An adapter and its factor in the sum. */
@@ -28,8 +31,9 @@ typedef struct bl_merge {
     const bl_merge_options *options;
     bl_conversion conversion;
     bl_merge_term *terms; /* [options->n_adapters] */
-    bl_format format;     /* BL_FORMAT_COUNT: of the checkpoint; BF16 for its FP8 projections */
-    bool is_fp8_source;
+    /* BL_FORMAT_COUNT: of the checkpoint; BF16 for its quantized projections */
+    bl_format format;
+    bool is_quantized_source;
     bool is_stochastic;
 } bl_merge;
 

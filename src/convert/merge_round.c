@@ -14,7 +14,7 @@ enum { STRIP_ROWS = 16, RUN = 4096, LANES = 8 };
 
 static int64_t strip_rows(bl_format format)
 {
-    return format == BL_FORMAT_FP8_BLOCK ? BL_FP8_BLOCK : STRIP_ROWS;
+    return bl_max_i64(STRIP_ROWS, bl_format_describe(format)->group_rows);
 }
 
 int64_t bl_merge_strips(bl_format format, int64_t rows)
@@ -24,8 +24,8 @@ int64_t bl_merge_strips(bl_format format, int64_t rows)
 
 /* ---- sums ---- */
 
-static void add_sums(const float *base, const float *delta, const float *merged, int64_t n,
-                     bl_merge_sums *sums)
+void bl_merge_sums_of(const float *base, const float *delta, const float *merged, int64_t n,
+                      bl_merge_sums *sums)
 {
     double dot[LANES] = {0}, norm[LANES] = {0}, error[LANES] = {0}, weight[LANES] = {0};
 
@@ -126,7 +126,7 @@ static void round_block(const bl_merge_piece *p, int64_t row_begin, int64_t row_
             encode(p, row, col, n, scale, scratch, codes);
             if (!p->delta) continue;
             for (int64_t i = 0; i < n; i++) scratch[i] = bl_e4m3_to_f32(codes[i]) * scale;
-            add_sums(base, p->delta + at, scratch, n, sums);
+            bl_merge_sums_of(base, p->delta + at, scratch, n, sums);
         }
     }
 }
@@ -134,8 +134,8 @@ static void round_block(const bl_merge_piece *p, int64_t row_begin, int64_t row_
 static void round_fp8(const bl_merge_piece *p, int64_t row_begin, int64_t row_end, float *scratch,
                       bl_merge_sums *sums)
 {
-    bool is_block = p->format == BL_FORMAT_FP8_BLOCK;
-    int64_t height = is_block ? BL_FP8_BLOCK : 1, width = is_block ? BL_FP8_BLOCK : p->cols,
+    const bl_format_descriptor *f = bl_format_describe(p->format);
+    int64_t height = f->group_rows, width = f->group_cols ? f->group_cols : p->cols,
             n_across = bl_ceil_div(p->cols, bl_max_i64(width, 1));
 
     for (int64_t row = row_begin; row < row_end; row += height) {
@@ -175,7 +175,7 @@ static void round_run(bl_format format, const float *values, int64_t n, void *ou
 static void round_rows(const bl_merge_piece *p, int64_t row_begin, int64_t row_end, float *scratch,
                        bl_merge_sums *sums)
 {
-    int64_t width = (int64_t)bl_format_code_bytes(p->format);
+    int64_t width = (int64_t)bl_dtype_bytes(bl_format_describe(p->format)->dtype);
     float *rounded = scratch + RUN;
 
     for (int64_t at = row_begin * p->cols, n; at < row_end * p->cols; at += n) {
@@ -184,7 +184,7 @@ static void round_rows(const bl_merge_piece *p, int64_t row_begin, int64_t row_e
             scratch[i] = p->delta ? p->base[at + i] + p->delta[at + i] : p->base[at + i];
         round_run(p->format, scratch, n, (char *)p->out + at * width, rounded);
         if (p->delta)
-            add_sums(p->base + at, p->delta + at, rounded, n, sums);
+            bl_merge_sums_of(p->base + at, p->delta + at, rounded, n, sums);
         else
             for (int64_t i = 0; i < n; i++)
                 if (!isfinite(rounded[i])) sums->error = INFINITY;
@@ -202,7 +202,7 @@ static void round_strip(void *arg, int64_t index, void *scratch)
     *sums = (bl_merge_sums){0};
     bl_fp8_dequantize_tile(p->stored, p->codes, p->scales, p->cols, begin, end, 0, p->cols,
                            p->base + begin * p->cols, p->cols);
-    if (bl_format_is_fp8(p->format))
+    if (bl_format_has_scales(p->format))
         round_fp8(p, begin, end, scratch, sums);
     else
         round_rows(p, begin, end, scratch, sums);

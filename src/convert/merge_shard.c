@@ -27,7 +27,8 @@ static bool describes_codes(const bl_arch *arch, const char *name)
         if (point && !strcmp(point, cache[i])) return true;
     if (!point || !strcmp(point, ".weight") || !strcmp(point, ".bias")) return false;
     int n = snprintf(weight, sizeof weight, "%.*s.weight", (int)(point - name), name);
-    return n > 0 && n < (int)sizeof weight && bl_arch_is_projection(arch, weight);
+    int64_t layer;
+    return n > 0 && n < (int)sizeof weight && bl_arch_find_projection(arch, weight, &layer) >= 0;
 }
 
 /* The target's format of a projection. */
@@ -40,11 +41,6 @@ static bl_format target_format(const bl_merge *m, bl_dtype stored)
     return format;
 }
 
-static bl_dtype dtype_of(bl_format format)
-{
-    return format == BL_FORMAT_F32 ? BL_F32 : format == BL_FORMAT_F16 ? BL_F16 : BL_BF16;
-}
-
 bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out)
 {
     const bl_merge *m = merge;
@@ -52,25 +48,30 @@ bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shar
 
     BL_TRY(bl_shard_plan_begin(source, out));
     for (size_t i = 0; i < bl_safetensors_count(source); i++) {
-        const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
-        if (describes_codes(arch, tensor->name)) continue;
-        bool is_projection = bl_arch_is_projection(arch, tensor->name);
-        if (tensor->dtype == BL_F8_E4M3 && !is_projection)
+        const bl_stored_tensor *tensor =
+            bl_hf_resolve(m->conversion.model, bl_safetensors_at(source, i));
+        if (!tensor || describes_codes(arch, tensor->name)) continue;
+        int64_t layer;
+        bool is_projection = bl_arch_find_projection(arch, tensor->name, &layer) >= 0;
+        bool is_packed = tensor != bl_safetensors_at(source, i);
+        if ((tensor->dtype == BL_F8_E4M3 || is_packed) && !is_projection)
             return BL_FAIL(BL_EINPUT,
-                           "tensor %s is FP8, but not a projection of a decoder layer: "
+                           "tensor %s is %s, but not a projection of a decoder layer: "
                            "use a checkpoint that has it in bf16",
-                           tensor->name);
+                           tensor->name, is_packed ? "in 4 bits" : "FP8");
         bl_format format = target_format(m, tensor->dtype);
-        if (is_projection && bl_format_is_fp8(format)) {
+        if (is_projection && bl_format_describe(format)->dtype != tensor->dtype)
+            BL_TRY(bl_shard_check_matrix(tensor));
+        if (is_projection && bl_format_has_scales(format)) {
             BL_TRY(bl_shard_plan_fp8(out, tensor, format));
             continue;
         }
         bl_stored_tensor_spec *spec = bl_shard_plan_copy(out, tensor);
         if (!is_projection) continue;
-        spec->dtype = dtype_of(format);
-        out->n_bytes +=
-            tensor->shape[0] * tensor->shape[1] *
-            ((int64_t)bl_dtype_bytes(spec->dtype) - (int64_t)bl_dtype_bytes(tensor->dtype));
+        spec->dtype = bl_format_describe(format)->dtype;
+        if (tensor->n_dims != 2) continue; /* in its dtype */
+        out->n_bytes += tensor->shape[0] * tensor->shape[1] * (int64_t)bl_dtype_bytes(spec->dtype) -
+                        tensor->n_bytes;
     }
     return BL_OK;
 }
@@ -116,13 +117,8 @@ static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int
         bl_arch_module_tensor(tables[t], text);
         if (strcmp(text, name) == 0) return true;
     }
-
-    for (*layer = 0; *layer < m->conversion.config.n_layers; ++*layer)
-        for (*module = 0; *module < arch->n_projections; ++*module) {
-            bl_arch_projection_tensor(arch, *layer, &arch->projections[*module], text);
-            if (strcmp(text, name) == 0) return true;
-        }
-    return false;
+    *module = bl_arch_find_projection(arch, name, layer);
+    return *module >= 0 && *layer < m->conversion.config.n_layers;
 }
 
 static int64_t rank_of(const bl_merge *m, int module)
@@ -178,9 +174,17 @@ static int64_t rows_of_piece(const matrix *x)
     return bl_min_i64(bl_shard_piece_rows(x->weight.cols, PIECE_ELEMENTS), x->weight.rows);
 }
 
+static int64_t count_scales(const matrix *x, bl_format format)
+{
+    size_t n_bytes, n_scales = 0;
+
+    (void)bl_format_sizes(format, x->weight.rows, x->weight.cols, &n_bytes, &n_scales);
+    return (int64_t)n_scales;
+}
+
 static bl_status allocate(shard *s)
 {
-    int64_t n_piece = 1, n_rows = 1, n_cols = 1, n_a = 1, n_b = 1, n_strips = 1;
+    int64_t n_piece = 1, n_scales = 1, n_a = 1, n_b = 1, n_strips = 1;
 
     for (size_t i = 0; i < s->n_matrices; i++) {
         const matrix *x = &s->matrices[i];
@@ -188,13 +192,11 @@ static bl_status allocate(shard *s)
         s->n_jobs += (size_t)bl_ceil_div(x->weight.rows, bl_max_i64(rows, 1));
         n_piece = bl_max_i64(n_piece, rows * x->weight.cols);
         n_strips = bl_max_i64(n_strips, bl_merge_strips(x->format, rows));
-        n_rows = bl_max_i64(n_rows, x->weight.rows);
-        n_cols = bl_max_i64(n_cols, x->weight.cols);
+        n_scales = bl_max_i64(n_scales, count_scales(x, x->stored));
+        n_scales = bl_max_i64(n_scales, count_scales(x, x->format));
         n_a = bl_max_i64(n_a, x->r * x->weight.cols);
         n_b = bl_max_i64(n_b, x->r * bl_max_i64(x->weight.rows, x->weight.cols));
     }
-    int64_t n_scales =
-        n_rows + bl_ceil_div(n_rows, BL_FP8_BLOCK) * bl_ceil_div(n_cols, BL_FP8_BLOCK);
     s->jobs = calloc(s->n_jobs + 1, sizeof *s->jobs);
     s->of = calloc(s->n_jobs + 1, sizeof *s->of);
     s->codes = malloc((size_t)n_piece * sizeof(float));
@@ -303,20 +305,13 @@ static bl_status read_factors(shard *s, const matrix *x)
 
 /* ---- pieces ---- */
 
-/* The first scale of row `row`, which begins a block. */
-static int64_t scale_at(const matrix *x, bl_format format, int64_t row)
-{
-    if (format == BL_FORMAT_FP8_ROW) return row;
-    return row / BL_FP8_BLOCK * bl_ceil_div(x->weight.cols, BL_FP8_BLOCK);
-}
-
 static bl_status put_piece(shard *s, const matrix *x, const bl_row_job *job)
 {
-    int64_t cols = x->weight.cols, width = (int64_t)bl_format_code_bytes(x->format);
+    int64_t row_bytes = bl_format_row_bytes(x->format, x->weight.cols);
 
-    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * cols * width, s->out,
-                                     (size_t)((job->end - job->begin) * cols * width)));
-    if (job->end < x->weight.rows || !bl_format_is_fp8(x->format)) return BL_OK;
+    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * row_bytes, s->out,
+                                     (size_t)((job->end - job->begin) * row_bytes)));
+    if (job->end < x->weight.rows || !bl_format_has_scales(x->format)) return BL_OK;
     const int64_t *grid = s->plan->specs[x->spec + 1].shape;
     return bl_safetensors_writer_put(s->writer, x->spec + 1, 0, s->out_scales,
                                      (size_t)(grid[0] * grid[1]) * sizeof(float));
@@ -332,7 +327,7 @@ static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
         .stored = x->stored,
         .format = x->format,
         .codes = s->codes,
-        .scales = s->scales + scale_at(x, x->stored, job->begin),
+        .scales = s->scales + bl_format_scale_index(x->stored, job->begin, cols),
         .row_begin = job->begin,
         .rows = rows,
         .cols = cols,
@@ -343,7 +338,7 @@ static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
         .tensor_hash = bl_model_tensor_seed(x->weight.codes->name),
         .base = s->base,
         .out = s->out,
-        .out_scales = s->out_scales + scale_at(x, x->format, job->begin),
+        .out_scales = s->out_scales + bl_format_scale_index(x->format, job->begin, cols),
         .sums = s->strips,
     };
 
@@ -420,9 +415,16 @@ static bl_status write_values(const shard *s, const bl_peft_adapter *adapter, si
     for (int64_t begin = 0, n; begin < n_values; begin += n) {
         n = bl_min_i64(PIECE, n_values - begin);
         BL_TRY(bl_peft_read_saved(adapter, spec->name, begin, n, values));
-        for (int64_t k = 0; k < n; k++)
-            halves[k] =
-                spec->dtype == BL_F16 ? bl_f32_to_f16(values[k]) : bl_f32_to_bf16(values[k]);
+        for (int64_t k = 0; k < n; k++) {
+            bool is_f16 = spec->dtype == BL_F16;
+            halves[k] = is_f16 ? bl_f32_to_f16(values[k]) : bl_f32_to_bf16(values[k]);
+            float stored = spec->dtype == BL_F32 ? values[k]
+                           : is_f16              ? bl_f16_to_f32(halves[k])
+                                                 : bl_bf16_to_f32(halves[k]);
+            if (!isfinite(stored))
+                return BL_FAIL(BL_ENUMERIC, "tensor %s of modules_to_save: %g is not finite in %s",
+                               spec->name, (double)values[k], bl_dtype_name(spec->dtype));
+        }
         const void *bytes = spec->dtype == BL_F32 ? (const void *)values : halves;
         BL_TRY(bl_safetensors_writer_put(s->writer, i, begin * size, bytes, (size_t)(n * size)));
     }

@@ -3,6 +3,7 @@
 #include "convert/quantize.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/sizes.h"
 #include "convert/internal.h"
@@ -12,12 +13,17 @@ typedef struct quantization {
     bl_conversion conversion;
 } quantization;
 
-/* Modules that stay as they are: the head; of a model that is part of a larger one, whose modules
- * other programs name in their own ways, patterns of the head and the other parts. */
+/* Modules that stay as they are: the head; routers; of a model that is part of a larger one, whose
+ * modules other programs name in their own ways, patterns of the head and the other parts. */
 static json_t *ignored_modules(const bl_arch *arch)
 {
+    const char *router = arch->vectors[BL_ROUTER].name; /* "mlp.gate.weight" */
     char text[BL_TENSOR_NAME_BYTES];
 
+    if (router) {
+        snprintf(text, sizeof text, "re:.*%.*s$", (int)(strrchr(router, '.') - router), router);
+        return json_pack("[s, s]", arch->head, text);
+    }
     if (!arch->skipped) return json_pack("[s]", arch->head);
     snprintf(text, sizeof text, "re:.*%s", bl_peft_last_name(arch->head));
     json_t *list = json_pack("[s]", text);
@@ -31,19 +37,19 @@ static json_t *ignored_modules(const bl_arch *arch)
 /* As llm-compressor writes FP8_DYNAMIC and FP8_BLOCK. */
 json_t *bl_quantization_config(bl_format format, const bl_arch *arch)
 {
-    bool is_block = format == BL_FORMAT_FP8_BLOCK;
+    int64_t block = bl_format_describe(format)->group_cols; /* 0: scales are per row */
     json_t *weights = json_pack("{s:n, s:n, s:b, s:n, s:i, s:s, s:{}, s:s, s:b, s:s}", "actorder",
                                 "block_structure", "dynamic", 0, "group_size", "num_bits", 8,
                                 "observer", "minmax", "observer_kwargs", "strategy",
-                                is_block ? "block" : "channel", "symmetric", 1, "type", "float");
+                                block ? "block" : "channel", "symmetric", 1, "type", "float");
     json_t *inputs = json_pack("{s:n, s:n, s:b, s:n, s:i, s:n, s:{}, s:s, s:b, s:s}", "actorder",
                                "block_structure", "dynamic", 1, "group_size", "num_bits", 8,
-                               "observer", "observer_kwargs", "strategy",
-                               is_block ? "group" : "token", "symmetric", 1, "type", "float");
-    if (is_block) {
+                               "observer", "observer_kwargs", "strategy", block ? "group" : "token",
+                               "symmetric", 1, "type", "float");
+    if (block) {
         json_object_set_new(weights, "block_structure",
-                            json_pack("[i, i]", BL_FP8_BLOCK, BL_FP8_BLOCK));
-        json_object_set_new(inputs, "group_size", json_integer(BL_FP8_BLOCK));
+                            json_pack("[I, I]", (json_int_t)block, (json_int_t)block));
+        json_object_set_new(inputs, "group_size", json_integer(block));
     }
     return json_pack("{s:{s:{s:o, s:n, s:[s], s:o}}, s:s, s:o, s:n, s:s, s:s}", "config_groups",
                      "group_0", "input_activations", inputs, "output_activations", "targets",
@@ -79,7 +85,7 @@ static bl_status refuse_fp8(const quantization *q)
 {
     for (size_t i = 0; i < bl_hf_count(q->conversion.model); i++) {
         const bl_stored_tensor *tensor = bl_hf_at(q->conversion.model, i);
-        if (bl_dtype_bytes(tensor->dtype) == 1)
+        if (bl_dtype_bytes(tensor->dtype) == 1 || bl_hf_quantized_at(q->conversion.model, i))
             return BL_FAIL(BL_EINPUT, "%s: is quantized already: tensor %s is %s",
                            q->options->source, tensor->name, bl_dtype_name(tensor->dtype));
     }

@@ -3,7 +3,7 @@
  *
  * The seven projections of each layer become E4M3 codes with separate F32 scales
  * (X.weight_scale: [rows, 1], or the grid of 128 x 128 blocks), with the bits that training from
- * the source with that base_format would use; everything else is copied. config.json gets a
+ * the source with that base_format uses; everything else is copied. config.json gets a
  * quantization_config of compressed-tensors ("float-quantized", activations quantized as they come,
  * lm_head ignored), as vLLM and store/hf_model.h read it.
  *
@@ -30,7 +30,7 @@ typedef struct bl_quantize_result {
     int64_t n_bytes_read, n_bytes_written; /* of the shards made now */
 } bl_quantize_result;
 
-/* BL_EINPUT: the source is not a Llama model, FP8 already, or has a weight that is not finite.
+/* BL_EINPUT: the source is of an unsupported family, is FP8, or has a weight that is not finite.
  * BL_EUSAGE: the target is the source, holds something else, or was begun from another source or in
  * another format. BL_ELIMIT: not enough space for the rest. */
 bl_status bl_model_quantize(const bl_quantize_options *options, bl_quantize_result *out);

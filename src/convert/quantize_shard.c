@@ -41,18 +41,29 @@ bl_status bl_shard_plan_fp8(bl_shard_plan *plan, const bl_stored_tensor *tensor,
 {
     bl_stored_tensor_spec *codes = bl_shard_plan_copy(plan, tensor), *scales = codes + 1;
     char **name = &plan->scale_names[plan->n_specs];
-    int64_t rows = tensor->shape[0], cols = tensor->shape[1];
-    bool is_block = format == BL_FORMAT_FP8_BLOCK;
+    bl_format_bytes n;
 
-    codes->dtype = BL_F8_E4M3;
-    plan->n_bytes -= tensor->n_bytes - rows * cols;
+    if (!bl_format_measure(bl_format_describe(format), tensor->shape[0], tensor->shape[1], &n))
+        return BL_FAIL(BL_EINPUT, "tensor %s is too large", tensor->name);
+    codes->dtype = bl_format_describe(format)->dtype;
+    plan->n_bytes -= tensor->n_bytes - (int64_t)n.codes;
     BL_TRY(bl_text_format(name, "%s_scale", tensor->name));
     *scales = (bl_stored_tensor_spec){.name = *name, .dtype = BL_F32, .n_dims = 2};
-    scales->shape[0] = is_block ? bl_ceil_div(rows, BL_FP8_BLOCK) : rows;
-    scales->shape[1] = is_block ? bl_ceil_div(cols, BL_FP8_BLOCK) : 1;
-    plan->n_bytes += scales->shape[0] * scales->shape[1] * (int64_t)sizeof(float);
+    scales->shape[0] = n.scale_rows;
+    scales->shape[1] = n.scale_cols;
+    plan->n_bytes += (int64_t)n.scales;
     plan->n_specs++;
     return BL_OK;
+}
+
+bl_status bl_shard_check_matrix(const bl_stored_tensor *tensor)
+{
+    if (tensor->n_dims == 2) return BL_OK;
+    return BL_FAIL(
+        BL_EINPUT,
+        "tensor %s has the stacked experts of a layer, which are not converted: save the "
+        "model with a tensor per expert (transformers: save_original_format=True)",
+        tensor->name);
 }
 
 bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
@@ -61,7 +72,10 @@ bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, 
     BL_TRY(bl_shard_plan_begin(source, out));
     for (size_t i = 0; i < bl_safetensors_count(source); i++) {
         const bl_stored_tensor *tensor = bl_safetensors_at(source, i);
-        if (bl_arch_is_projection(arch, tensor->name))
+        int64_t layer;
+        bool is_projection = bl_arch_find_projection(arch, tensor->name, &layer) >= 0;
+        if (is_projection) BL_TRY(bl_shard_check_matrix(tensor));
+        if (is_projection)
             BL_TRY(bl_shard_plan_fp8(out, tensor, format));
         else
             bl_shard_plan_copy(out, tensor);
@@ -184,17 +198,37 @@ done:
 
 /* ---- everything else ---- */
 
+/* Rows as they are along the last dimension, whatever the tensor's shape; a scalar is one. */
+static bl_stored_tensor as_matrix(const bl_stored_tensor *tensor)
+{
+    bl_stored_tensor matrix = *tensor;
+    int64_t width = (int64_t)bl_dtype_bytes(tensor->dtype);
+
+    matrix.n_dims = 2;
+    matrix.shape[1] = tensor->n_dims > 0 ? bl_max_i64(tensor->shape[tensor->n_dims - 1], 1) : 1;
+    matrix.shape[0] = tensor->n_bytes / (matrix.shape[1] * width);
+    return matrix;
+}
+
 bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
                                bl_safetensors_writer *writer)
 {
     bl_status st = BL_OK;
-    void *piece = malloc(COPY_BYTES);
+    const bl_stored_tensor matrix = as_matrix(tensor);
+    int64_t n_rows = matrix.shape[0],
+            row_bytes = matrix.shape[1] * (int64_t)bl_dtype_bytes(matrix.dtype),
+            step = bl_max_i64(COPY_BYTES / row_bytes, 1);
+    bool is_float = tensor->dtype == BL_F32 || tensor->dtype == BL_F16 || tensor->dtype == BL_BF16;
+    void *piece = malloc((size_t)(step * row_bytes));
 
     if (!piece) return BL_FAIL(BL_ENOMEM, "copying %s", tensor->name);
-    for (int64_t at = 0; st == BL_OK && at < tensor->n_bytes; at += COPY_BYTES) {
-        size_t n = (size_t)bl_min_i64(COPY_BYTES, tensor->n_bytes - at);
-        st = bl_stored_tensor_read(tensor, at, n, piece);
-        if (st == BL_OK) st = bl_safetensors_writer_put(writer, spec, at, piece, n);
+    for (int64_t row = 0, n; st == BL_OK && row < n_rows; row += n) {
+        n = bl_min_i64(step, n_rows - row);
+        size_t n_bytes = (size_t)(n * row_bytes);
+        st = bl_stored_tensor_read(tensor, row * row_bytes, n_bytes, piece);
+        if (st == BL_OK && is_float) st = bl_model_check_finite(&matrix, row, row + n, piece);
+        if (st == BL_OK)
+            st = bl_safetensors_writer_put(writer, spec, row * row_bytes, piece, n_bytes);
     }
     free(piece);
     return st;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* trained.c -- a training's checkpoint as a model: file by file as the source has them, each tensor
- * read from the ranks' shards, rounded and written piece by piece. */
+/* trained.c -- writes a model from a checkpoint of full fine-tuning: file by file as the source has
+ * them, each tensor read from the ranks' shards, rounded and written piece by piece. */
 #include "convert/trained.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/sizes.h"
 #include "convert/internal.h"
 
@@ -16,7 +16,7 @@ enum { PIECE_ELEMENTS = 1 << 20 };
 typedef struct trained {
     const bl_trained_options *options;
     bl_conversion conversion;
-    bl_adapter_full_reader *reader;
+    bl_trained_full_reader *reader;
     float *values; /* [PIECE_ELEMENTS], or of a longer row */
     void *rounded;
     int64_t n_values;
@@ -70,7 +70,7 @@ static bl_status write_tensor(const trained *t, const bl_arch_tensor *tensor,
 
     for (int64_t row = 0, n; row < rows; row += n) {
         n = bl_min_i64(step, rows - row);
-        BL_TRY(bl_adapter_full_read(t->reader, tensor, row, row + n, t->values));
+        BL_TRY(bl_trained_full_read(t->reader, tensor, row, row + n, t->values));
         BL_TRY(round_values(t, spec, n * cols));
         BL_TRY(bl_safetensors_writer_put(writer, index, row * row_bytes, t->rounded,
                                          (size_t)(n * row_bytes)));
@@ -125,7 +125,7 @@ static bl_status write_all(trained *t)
 
     BL_TRY(bl_conversion_open(&t->conversion, plan_shard));
     const bl_model_config *config = &t->conversion.config;
-    BL_TRY(bl_adapter_full_open(config, o->trained, o->checkpoint, o->n_ranks, &t->reader));
+    BL_TRY(bl_trained_full_open(config, o->trained, o->checkpoint, o->n_ranks, &t->reader));
     t->n_values = bl_max_i64(PIECE_ELEMENTS, config->hidden_size);
     for (int p = 0; p < config->arch->n_projections; p++) {
         int64_t rows, cols;
@@ -158,7 +158,7 @@ bl_status bl_model_write_trained(const bl_trained_options *options)
     bl_status st = write_all(&t);
     free(t.values);
     free(t.rounded);
-    bl_adapter_full_close(t.reader);
+    bl_trained_full_close(t.reader);
     bl_conversion_close(&t.conversion);
     return st;
 }

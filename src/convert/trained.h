@@ -2,10 +2,9 @@
 /* trained.h -- a checkpoint of a training of all weights in, a Hugging Face model out.
  *
  * The model that the training began with gives the files, the tensors' names and their dtypes, and
- * the frozen tensors, whose bytes are copied; the checkpoint (adapter/full.h) gives the values of
- * trained tensors, rounded once to nearest, or in fp32. One piece of
- * a tensor is in memory at a time. The directory is written as convert/quantize.h says;
- * ballast_train.json is its manifest. */
+ * the frozen tensors, whose bytes are copied; the checkpoint (trained/full.h) gives the values of
+ * trained tensors, rounded once to nearest, or in fp32. One piece of a tensor is in memory at a
+ * time. The directory is written as convert/quantize.h says; ballast_train.json is its manifest. */
 #ifndef BALLAST_CONVERT_TRAINED_H
 #define BALLAST_CONVERT_TRAINED_H
 

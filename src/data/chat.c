@@ -14,6 +14,8 @@ typedef struct reading {
     const char *place;
     const json_t *row;
     bl_data_format format;
+    const bl_chat_template *chat;
+    bl_key_names *unused;
     bool takes_objects, all_learned; /* all_learned: text outside answers carries loss, too */
     size_t n_read;                   /* messages of the row's lists */
     bl_conversation *out;
@@ -169,9 +171,9 @@ static bl_status read_message(reading *r, const json_t *object, bool is_masked)
     BL_TRY(bl_json_get_string(here, object, is_from ? "from" : "role", BL_JSON_REQUIRED, &role));
     BL_TRY(find_role(r, here, role, is_from || r->format == BL_DATA_SHAREGPT, &message.role));
     bool is_answer = message.role == BL_CHAT_ASSISTANT;
-    BL_TRY(bl_message_check_keys(here, r->format, object, r->takes_objects,
-                                 is_answer || r->all_learned,
-                                 is_answer && !r->all_learned ? &message.is_masked : NULL));
+    BL_TRY(bl_message_check_keys(here, r->chat, object, is_answer || r->all_learned,
+                                 is_answer && !r->all_learned ? &message.is_masked : NULL,
+                                 r->unused));
     BL_TRY(read_content(r, here, object, is_from ? "value" : "content", &message.content));
     return add_message(r, object, message);
 }
@@ -195,18 +197,31 @@ static bl_status merge_system(reading *r, const char *system)
 
     if (!*system || r->out->n < 2 || message[1].role != BL_CHAT_SYSTEM) return BL_OK;
     if (strcmp(system, message[1].content))
-        return BL_FAIL(BL_EINPUT, "%s: key system and a system message: give one of them",
+        return BL_FAIL(BL_EINPUT,
+                       "%s: key system or system_prompt and a system message: give one of them",
                        r->place);
     memmove(message + 1, message + 2, (--r->out->n - 1) * sizeof *message);
     return BL_OK;
+}
+
+/* The text beside messages or columns, as the first message; "": none. */
+static bl_status read_system(reading *r, const char **out)
+{
+    const char *system = "", *prompt = "";
+
+    BL_TRY(bl_json_get_string(r->place, r->row, "system", BL_JSON_OPTIONAL, &system));
+    BL_TRY(bl_json_get_string(r->place, r->row, "system_prompt", BL_JSON_OPTIONAL, &prompt));
+    if (*system && *prompt && strcmp(system, prompt))
+        return BL_FAIL(BL_EINPUT, "%s: keys system and system_prompt: give one of them", r->place);
+    *out = *system ? system : prompt;
+    return **out ? add_text(r, BL_CHAT_SYSTEM, *out) : BL_OK;
 }
 
 static bl_status read_lists(reading *r, const bl_row_shape *shape)
 {
     const char *system = "";
 
-    BL_TRY(bl_json_get_string(r->place, r->row, "system", BL_JSON_OPTIONAL, &system));
-    if (*system) BL_TRY(add_text(r, BL_CHAT_SYSTEM, system));
+    BL_TRY(read_system(r, &system));
     BL_TRY(read_list(r, shape->first, shape->second != NULL && !r->all_learned));
     if (shape->second) BL_TRY(read_list(r, shape->second, false));
     return merge_system(r, system);
@@ -250,17 +265,9 @@ static bl_status add_question(reading *r, const bl_row_shape *shape)
 
 static bl_status read_columns(reading *r, const bl_row_shape *shape)
 {
-    static const char *const system_keys[] = {"system", "system_prompt"};
-    const char *answer = "";
+    const char *answer = "", *system = "";
 
-    for (size_t i = 0; i < BL_COUNT(system_keys); i++) {
-        const char *text = "";
-        BL_TRY(bl_json_get_string(r->place, r->row, system_keys[i], BL_JSON_OPTIONAL, &text));
-        if (*text && r->out->n)
-            return BL_FAIL(BL_EINPUT, "%s: keys system and system_prompt: give one of them",
-                           r->place);
-        if (*text) BL_TRY(add_text(r, BL_CHAT_SYSTEM, text));
-    }
+    BL_TRY(read_system(r, &system));
     BL_TRY(read_history(r));
     BL_TRY(add_question(r, shape));
     BL_TRY(bl_json_get_string(r->place, r->row, shape->second, BL_JSON_REQUIRED, &answer));
@@ -280,6 +287,10 @@ static bl_status read_tools(reading *r, const char *key, json_t *context)
         snprintf(place, sizeof place, "%s: key %s", r->place, key);
         BL_TRY(bl_json_parse(place, 1, text, strlen(text), &parsed));
     }
+    if (json_object_get(context, "tools")) {
+        json_decref(parsed);
+        return BL_FAIL(BL_EINPUT, "%s: keys functions and tools: give one of them", r->place);
+    }
     bl_status st = json_is_array(text ? parsed : value)
                        ? BL_OK
                        : bl_json_fail(r->place, key, "an array of tools", value);
@@ -293,8 +304,11 @@ static bl_status read_context(reading *r)
 {
     static const char *const kept[] = {"documents", "chat_template_kwargs"};
     json_t *context = r->out->context = json_object();
+    const json_t *variables = NULL;
 
     if (!context) return BL_FAIL(BL_ENOMEM, "%s: a row", r->place);
+    BL_TRY(
+        bl_json_get_object(r->place, r->row, "chat_template_kwargs", BL_JSON_OPTIONAL, &variables));
     BL_TRY(read_tools(r, "functions", context));
     BL_TRY(read_tools(r, "tools", context));
     for (size_t i = 0; i < BL_COUNT(kept); i++) {
@@ -334,13 +348,21 @@ static bl_status read_row(reading *r, const bl_row_shape *shape)
 }
 
 bl_status bl_conversation_read(const char *place, const json_t *object,
-                               const bl_chat_template *chat, bl_conversation *out)
+                               const bl_chat_template *chat, bl_key_names *unused,
+                               bl_conversation *out)
 {
+    const bl_sample_rules rules = {.options.format = BL_DATA_MESSAGES,
+                                   .side = BL_DATA_MESSAGES,
+                                   .chat = (bl_chat_template *)chat, /* read only */
+                                   .unused = unused};
     reading r = {.place = place,
                  .row = object,
                  .format = BL_DATA_MESSAGES,
+                 .chat = chat,
+                 .unused = unused,
                  .takes_objects = bl_chat_template_takes_objects(chat),
                  .out = out};
+    BL_TRY(bl_row_check_keys(&rules, place, object));
     return read_row(&r, bl_row_shape_of(BL_DATA_MESSAGES));
 }
 
@@ -356,9 +378,12 @@ bl_status bl_chat_row_encode(const bl_sample_rules *rules, const char *place, co
                              bl_ids *ids, bl_ids *labels)
 {
     bl_conversation c;
+    bl_key_names known = {0};
     reading r = {.place = place,
                  .row = row,
                  .format = rules->options.format,
+                 .chat = rules->chat,
+                 .unused = rules->unused ? rules->unused : &known,
                  .takes_objects = bl_chat_template_takes_objects(rules->chat),
                  .all_learned = rules->options.train_on_inputs,
                  .out = &c};

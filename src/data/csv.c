@@ -126,18 +126,39 @@ static bl_status add_name(bl_row_reader *reader, bool *is_last)
     return st;
 }
 
+/* Another separator, or the line in which Excel names it. Names have a tab as \u0009. */
+static bl_status check_header(const bl_row_reader *reader, int64_t line)
+{
+    static const char *const others[][2] = {
+        {";", "semicolons"}, {"|", "bars"}, {",", "commas"}, {"\\u0009", "tabs"}};
+    const char *name = reader->n_columns ? reader->column_name[0] : "";
+
+    if (!strncmp(name, "sep=", 4))
+        return fail_at(reader, line,
+                       "sep= is a line for Excel, not a header: remove it, and separate fields by "
+                       "commas in .csv, by tabs in .tsv");
+    for (size_t i = 0; reader->n_columns == 1 && i < BL_COUNT(others); i++)
+        if (strstr(name, others[i][0]))
+            return BL_FAIL(BL_EINPUT,
+                           "%s:%" PRId64 ": the header has one column, %.80s: fields are separated "
+                           "by commas in .csv, by tabs in .tsv, not by %s",
+                           reader->path, line, name, others[i][1]);
+    return BL_OK;
+}
+
 bl_status bl_csv_begin(bl_row_reader *reader)
 {
     bool is_last = false;
     int byte;
 
     BL_TRY(skip_empty_lines(reader, &byte));
+    int64_t line = reader->line;
     while (byte >= 0 && !is_last) {
         if (reader->n_columns == MAX_COLUMNS)
             return fail_at(reader, reader->line, "a header of more than 1024 columns");
         BL_TRY(add_name(reader, &is_last));
     }
-    return BL_OK;
+    return check_header(reader, line);
 }
 
 static bl_status add_text(bl_bytes *out, const char *text)

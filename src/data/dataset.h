@@ -40,6 +40,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/present.h"
 #include "base/status.h"
 #include "chat/template.h"
 #include "comm/host_memory.h"
@@ -59,7 +60,7 @@ typedef enum bl_data_format {
 
 const char *bl_data_format_name(bl_data_format format); /* "auto", "tokens", ... */
 
-/* What becomes of a sample of more than max_seq_length tokens. */
+/* What is done with a sample of more than max_seq_length tokens. */
 typedef enum bl_overlong { BL_OVERLONG_TRUNCATE, BL_OVERLONG_SKIP, BL_OVERLONG_ERROR } bl_overlong;
 
 typedef struct bl_dataset_options {
@@ -112,6 +113,7 @@ typedef struct bl_dataset_stats {
     int64_t n_rows;         /* in the file, blank lines apart */
     int64_t n_bad;          /* left out by skip_bad */
     int64_t n_overlong;     /* truncated or left out, as `overlong` says */
+    int64_t n_cut_away;     /* of these, left out: no label is within max_seq_length */
     int64_t n_tokens_lost;  /* of overlong samples */
     int64_t n_tokens;       /* of all samples that bl_dataset_get gives */
     int64_t n_label_tokens; /* of these, those that carry loss once labels are shifted */
@@ -122,9 +124,9 @@ typedef struct bl_dataset bl_dataset;
 /* Opens and checks options->path. `tokenizer` is borrowed until bl_dataset_close and may be NULL
  * for `tokens`, which then need vocab_size. Errors: BL_EINPUT "file:line:column: reason" or
  * "file:line: reason" for malformed JSON, bytes that are not UTF-8, NUL, a missing key, a wrong
- * type, an id out of range, a sample without any label that carries loss, an overlong sample under
- * BL_OVERLONG_ERROR, and for a file without usable rows; BL_EUSAGE for options that do not fit;
- * damaged compressed data; BL_EIO, BL_ENOMEM. */
+ * type, an id out of range, an empty text or answer, a sample without any label that carries loss,
+ * an overlong sample under BL_OVERLONG_ERROR, and for a file without usable rows; BL_EUSAGE for
+ * options that do not fit; damaged compressed data; BL_EIO, BL_ENOMEM. */
 bl_status bl_dataset_open(const bl_dataset_options *options, const bl_tokenizer *tokenizer,
                           bl_dataset **out);
 void bl_dataset_close(bl_dataset *dataset); /* NULL is fine */
@@ -191,9 +193,11 @@ typedef struct bl_conversation {
 } bl_conversation;
 
 /* {"messages": [{"role", "content"}]}, a row or not, which *out borrows; freed by
- * bl_conversation_free. `place` goes before errors. BL_EINPUT as for a row; BL_ENOMEM. */
+ * bl_conversation_free. `place` goes before errors. Adds keys that are not used to *unused.
+ * BL_EINPUT as for a row; BL_ENOMEM. */
 bl_status bl_conversation_read(const char *place, const json_t *object,
-                               const bl_chat_template *chat, bl_conversation *out);
+                               const bl_chat_template *chat, bl_key_names *unused,
+                               bl_conversation *out);
 void bl_conversation_free(bl_conversation *conversation); /* an empty one is fine */
 
 #endif

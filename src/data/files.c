@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/files.h"
+#include "base/hub.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "data/internal.h"
@@ -105,6 +106,10 @@ bl_status bl_data_files_list(bl_samples *samples, const bl_dataset_options *opti
         const char *path = i ? options->more_paths[i - 1] : options->path;
         double share = options->shares ? options->shares[i] : 1;
         bool is_dir = false;
+        size_t n_end;
+        if (!ends_in(path, plain_length(path), row_names, BL_COUNT(row_names), &n_end) ||
+            strstr(path, "://"))
+            BL_TRY(bl_hub_check_dataset(path));
         if (strcmp(path, "-")) BL_TRY(bl_path_is_dir(path, &is_dir));
         BL_TRY(is_dir ? add_folder(samples, path, share) : add_file(samples, path, share));
     }

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "base/json.h"
+#include "base/present.h"
 #include "chat/template.h"
 #include "data/dataset.h"
 #include "data/source_internal.h"
@@ -24,6 +25,7 @@ typedef struct bl_row {
     size_t n_bytes;
     int64_t offset_bytes;
     int64_t line, column; /* of the first byte, from 1; column in characters */
+    int64_t element;      /* of an array, from 1; 0: the file is none */
 } bl_row;
 
 /* Reads rows in file order through one buffer that grows to the longest row. */
@@ -35,6 +37,7 @@ typedef struct bl_row_reader {
     int64_t base_bytes;     /* offset of buffer[0] in the decompressed file */
     int64_t line, column;   /* of buffer[at] */
     bool at_end, is_array, array_ended;
+    int64_t n_elements; /* of the array, that have begun */
     XXH3_state_t *hash; /* of all bytes read, decompressed */
     char separator;     /* of CSV; '\0': JSON */
     char **column_name; /* CSV: [n_columns], the inside of JSON strings */
@@ -83,6 +86,11 @@ const bl_row_shape *bl_row_shape_of(bl_data_format format);
 /* For other processes; -1 is NULL. */
 int64_t bl_row_shape_index(const bl_row_shape *shape);
 const bl_row_shape *bl_row_shape_at(int64_t index);
+enum { BL_SHAPE_KEYS_MAX = 64 };
+/* Fills names with the keys of the format's shapes, of auto those of all, and `text` with their
+ * list, for an error. Returns the number of names. */
+size_t bl_row_shape_keys(bl_data_format format, const char *text_key,
+                         const char *names[BL_SHAPE_KEYS_MAX], char *text, size_t n_bytes);
 /* BL_EINPUT: a row of another shape. NULL, and a row without any shape, pass. */
 bl_status bl_row_shape_check(const char *place, const bl_row_shape *shape, const json_t *row,
                              const char *text_key);
@@ -97,21 +105,26 @@ typedef struct bl_sample_rules {
     char *text_key;            /* owned by the data set */
     /* Format of a row, of preferences that of its sides: tokens, prompt_completion or messages. */
     bl_data_format side;
+    bl_key_names
+        *unused; /* gets the row's keys that are not read; NULL: they were checked before */
 } bl_sample_rules;
 
 /* The rows' shape, or the format's own one. */
 const bl_row_shape *bl_sample_rules_shape(const bl_sample_rules *rules);
 
-typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG } bl_row_verdict;
+/* BL_ROW_TOO_LONG: left out by the policy skip. BL_ROW_CUT_AWAY: left out, since no trainable label
+ * is within max_seq_length. */
+typedef enum bl_row_verdict { BL_ROW_USED, BL_ROW_TOO_LONG, BL_ROW_CUT_AWAY } bl_row_verdict;
 
 /* Sets the rules' shape, and a format that is auto, by a row. BL_EINPUT: the row cannot be read, or
  * has no shape that the format can use. */
 bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *rules);
 
-/* Builds the row's sample; *n_lost gets the tokens beyond max_seq_length. BL_ROW_TOO_LONG: policy
- * skip; *out is empty then. */
+/* Builds the row's sample. unused: NULL, or gets the names of keys that are not read. *n_lost gets
+ * the tokens beyond max_seq_length, of a row that is left out all of them; *out is empty then. */
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
-                          bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
+                          bl_key_names *unused, bl_sample *out, bl_row_verdict *verdict,
+                          int64_t *n_lost);
 /* A sample of one document by rules->options.format, before max_seq_length. */
 bl_status bl_sample_build_object(const bl_sample_rules *rules, const char *place, const json_t *row,
                                  bl_sample *out);
@@ -124,21 +137,40 @@ bool bl_data_format_is_preference(bl_data_format format);
 /* The format of the sides of a preference row. BL_EINPUT: it has none. */
 bl_status bl_preference_settle(const char *place, const json_t *row, bl_data_format format,
                                bl_data_format *side);
-/* As bl_sample_build, of preference and unpaired_preference. BL_ROW_TOO_LONG: also where a prompt
- * alone fills max_seq_length. */
+/* As bl_sample_build, of preference and unpaired_preference. BL_ROW_CUT_AWAY: a prompt alone fills
+ * max_seq_length. */
 bl_status bl_preference_build(const bl_sample_rules *rules, const char *place, const json_t *row,
                               bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost);
 
+/* The key that has the prompt of a row of preferences, and an optional one for its second line. */
+typedef struct bl_prompt_keys {
+    const char *key, *input;
+} bl_prompt_keys;
+const bl_prompt_keys *bl_preference_prompt_keys(const json_t *row); /* NULL: there is none */
+
 /* ---- keys.c ---- */
 
-/* Rejects a row with a key that changes the text or the loss and that its format does not support:
- * BL_EINPUT "place: key K: reason". Null and empty values are fine. */
-bl_status bl_row_check_keys(const char *place, bl_data_format format, const json_t *row,
-                            bool takes_objects);
-/* As above for a message. takes_objects: the template reads other keys, too. has_loss: its role
- * carries loss; *is_masked (may be NULL) becomes true where a key masks it. */
-bl_status bl_message_check_keys(const char *place, bl_data_format format, const json_t *message,
-                                bool takes_objects, bool has_loss, bool *is_masked);
+/* Rejects a row with a key that changes what is learned and that its format does not read:
+ * BL_EINPUT "place: key K: ...". Adds other keys that are not read to rules->unused. Null, false
+ * and empty values are fine. */
+bl_status bl_row_check_keys(const bl_sample_rules *rules, const char *place, const json_t *row);
+/* As above for a message. has_loss: its role carries loss; *is_masked (may be NULL) becomes true
+ * where a key masks it. */
+bl_status bl_message_check_keys(const char *place, const bl_chat_template *chat,
+                                const json_t *message, bool has_loss, bool *is_masked,
+                                bl_key_names *unused);
+
+/* ---- layout.c ---- */
+
+/* BL_EINPUT: the object is a whole table. */
+bl_status bl_row_check_layout(const char *place, const json_t *row);
+/* BL_EINPUT, with the row's keys and the nearest known one: no shape of the format fits. */
+bl_status bl_row_fail_unknown(const char *place, bl_data_format format, const char *text_key,
+                              const json_t *row);
+/* BL_EINPUT: the row lacks `key`. */
+bl_status bl_row_fail_missing(const char *place, const char *key, const json_t *row);
+/* BL_EINPUT: the text is a list of messages in the notation of JSON or Python. */
+bl_status bl_row_check_text(const char *place, const char *what, const char *text);
 
 /* ---- chat.c ---- */
 

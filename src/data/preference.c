@@ -3,6 +3,9 @@
  * answer with a label. Each side is a row of tokens, prompt_completion or messages and is built as
  * such; everything behind the prompt is the answer.
  *
+ * LLaMA-Factory's rows have their prompt in instruction and input, or in a list of messages before
+ * single messages as answers.
+ *
  * As TRL's DPOTrainer and KTOTrainer: an implicit prompt is the longest common beginning; a side is
  * cut at its end; a row whose prompt alone fills max_seq_length is left out. Unlike them, a text
  * prompt is tokenized apart from its answer, as everywhere in Ballast (dataset.h). */
@@ -18,6 +21,12 @@ bool bl_data_format_is_preference(bl_data_format format)
     return format == BL_DATA_PREFERENCE || format == BL_DATA_UNPAIRED_PREFERENCE;
 }
 
+/* A single message in place of a list of them. */
+static bool is_message(const json_t *answer)
+{
+    return json_object_get(answer, "role") || json_object_get(answer, "from");
+}
+
 bl_status bl_preference_settle(const char *place, const json_t *row, bl_data_format format,
                                bl_data_format *side)
 {
@@ -25,7 +34,9 @@ bl_status bl_preference_settle(const char *place, const json_t *row, bl_data_for
     const char *key = is_pair ? "chosen" : "completion";
     const json_t *answer = json_object_get(row, key);
 
-    if (json_is_object(answer) || (!is_pair && json_object_get(row, "input_ids")))
+    if (is_message(answer))
+        *side = BL_DATA_MESSAGES;
+    else if (json_is_object(answer) || (!is_pair && json_object_get(row, "input_ids")))
         *side = BL_DATA_TOKENS;
     else if (json_is_array(answer))
         *side = BL_DATA_MESSAGES;
@@ -90,6 +101,82 @@ static two_parts divide(const json_t *side, const json_t *other)
     return (two_parts){json_stringn_nocheck(text, n), json_string_nocheck(text + n)};
 }
 
+const bl_prompt_keys *bl_preference_prompt_keys(const json_t *row)
+{
+    static const bl_prompt_keys lists[] = {{"conversations", NULL}, {"messages", NULL}},
+                                texts[] = {{"prompt", NULL},
+                                           {"instruction", "input"},
+                                           {"question", NULL},
+                                           {"query", NULL}};
+
+    for (size_t i = 0; i < BL_COUNT(lists); i++)
+        if (is_message(json_object_get(row, "chosen")) &&
+            json_is_array(json_object_get(row, lists[i].key)))
+            return &lists[i];
+    for (size_t i = 0; i < BL_COUNT(texts); i++) {
+        const json_t *value = json_object_get(row, texts[i].key);
+        if (value && !json_is_null(value)) return &texts[i];
+    }
+    return NULL;
+}
+
+/* The row's text, an instruction and its input as two lines, in *out; its list of messages; NULL:
+ * the row has neither. A new reference. */
+static bl_status read_prompt(const char *place, const json_t *row, json_t **out)
+{
+    const bl_prompt_keys *keys = bl_preference_prompt_keys(row);
+    const char *text = "", *input = "";
+    char *whole = NULL;
+
+    *out = NULL;
+    if (!keys) return BL_OK;
+    json_t *value = json_object_get(row, keys->key);
+    if (json_is_array(value)) {
+        *out = json_incref(value);
+        return BL_OK;
+    }
+    BL_TRY(bl_json_get_string(place, row, keys->key, BL_JSON_REQUIRED, &text));
+    if (keys->input) BL_TRY(bl_json_get_string(place, row, keys->input, BL_JSON_OPTIONAL, &input));
+    if (asprintf(&whole, "%s%s%s", text, *text && *input ? "\n" : "", input) < 0)
+        return BL_FAIL(BL_ENOMEM, "%s: a prompt", place);
+    *out = json_string_nocheck(whole);
+    free(whole);
+    return *out ? BL_OK : BL_FAIL(BL_ENOMEM, "%s: a prompt", place);
+}
+
+/* *prompt, a text beside lists of messages, becomes a user's message where the lists have none, and
+ * NULL where it repeats one of them. */
+static bl_status place_prompt(const char *place, const json_t *side, const json_t *other,
+                              json_t **prompt)
+{
+    const char *text = json_string_value(*prompt);
+    const json_t *lists[] = {side, other}, *message;
+    bool has_user = false, has_text = !*text;
+    size_t k;
+
+    for (size_t i = 0; i < BL_COUNT(lists); i++) json_array_foreach((json_t *)lists[i], k, message)
+        {
+            const char *role = json_string_value(json_object_get(message, "role")), *content;
+            if (!role) role = json_string_value(json_object_get(message, "from"));
+            content = json_string_value(json_object_get(message, "content"));
+            if (!content) content = json_string_value(json_object_get(message, "value"));
+            has_user |= role && (!strcmp(role, "user") || !strcmp(role, "human"));
+            has_text |= content && !strcmp(content, text);
+        }
+    if (has_user && !has_text)
+        return BL_FAIL(
+            BL_EINPUT,
+            "%s: the prompt is not in the messages of the answers: write it as a list of "
+            "messages",
+            place);
+    json_t *messages =
+        has_text ? NULL : json_pack("[{s:s, s:O}]", "role", "user", "content", *prompt);
+    if (!has_text && !messages) return BL_FAIL(BL_ENOMEM, "%s: a prompt", place);
+    json_decref(*prompt);
+    *prompt = messages;
+    return BL_OK;
+}
+
 /* ---- one side ---- */
 
 /* Behind the prompt everything is the answer: what a template writes between and after messages,
@@ -121,6 +208,22 @@ static bl_status build_side(const bl_sample_rules *rules, const char *place, con
     return rules->side == BL_DATA_TOKENS ? BL_OK : learn_the_rest(place, out);
 }
 
+/* All of an answer is learned: flags that say otherwise are rejected. */
+static bl_status check_flags(const bl_sample_rules *rules, const char *place, const json_t *answer)
+{
+    bl_key_names unused = {0};
+    char here[BL_PLACE_BYTES + 64];
+    const json_t *message;
+    size_t i;
+
+    json_array_foreach((json_t *)answer, i, message)
+    {
+        snprintf(here, sizeof here, "%s: message %zu of the answer", place, i);
+        BL_TRY(bl_message_check_keys(here, rules->chat, message, true, NULL, &unused));
+    }
+    return BL_OK;
+}
+
 /* The row's other keys (tools, system, ...) belong to both sides. Steals the parts. */
 static bl_status build_parts(const bl_sample_rules *rules, const char *place, const json_t *row,
                              two_parts parts, bl_sample *out)
@@ -145,7 +248,7 @@ static bl_status check_kind(const char *place, const char *key, const json_t *an
                             bl_data_format side)
 {
     bool fits = side == BL_DATA_TOKENS     ? json_is_object(answer)
-                : side == BL_DATA_MESSAGES ? json_is_array(answer)
+                : side == BL_DATA_MESSAGES ? json_is_array(answer) || is_message(answer)
                                            : json_is_string(answer);
     if (fits) return BL_OK;
     return bl_json_fail(place, key,
@@ -155,25 +258,57 @@ static bl_status check_kind(const char *place, const char *key, const json_t *an
                         answer);
 }
 
-/* Side `key` of a pair. A prompt that is a text beside conversations repeats their first
- * message. */
+/* A new reference: an answer that is one message becomes a list. NULL: out of memory. */
+static json_t *list_answer(json_t *answer)
+{
+    return is_message(answer) ? json_pack("[O]", answer) : json_incref(answer);
+}
+
+/* A side of texts or messages; `other` NULL: the row has one answer, and its prompt. */
+static bl_status build_with_prompt(const bl_sample_rules *rules, const char *place,
+                                   const json_t *row, const json_t *side, const json_t *other,
+                                   bl_sample *out)
+{
+    two_parts parts = {NULL, list_answer((json_t *)side)};
+    json_t *other_list = list_answer((json_t *)other);
+    bool is_chat = rules->side == BL_DATA_MESSAGES;
+    bl_status st = BL_OK;
+
+    if (!parts.answer || (other && !other_list)) st = BL_FAIL(BL_ENOMEM, "%s: a side", place);
+    if (st == BL_OK) st = read_prompt(place, row, &parts.prompt);
+    if (st == BL_OK && is_chat && json_is_string(parts.prompt))
+        st = place_prompt(place, parts.answer, other_list, &parts.prompt);
+    if (st == BL_OK && parts.prompt && is_chat != json_is_array(parts.prompt))
+        st = bl_json_fail(place, bl_preference_prompt_keys(row)->key,
+                          is_chat ? "a list of messages" : "a text", parts.prompt);
+    if (st == BL_OK && !parts.prompt && !other)
+        st = BL_FAIL(BL_EINPUT, "%s: key prompt: missing", place);
+    if (st == BL_OK && !parts.prompt) {
+        two_parts divided = divide(parts.answer, other_list);
+        json_decref(parts.answer);
+        parts = divided;
+    }
+    json_decref(other_list);
+    if (st == BL_OK) st = check_flags(rules, place, parts.answer);
+    if (st == BL_OK) return build_parts(rules, place, row, parts, out);
+    json_decref(parts.prompt);
+    json_decref(parts.answer);
+    return st;
+}
+
+/* Side `key` of a pair. */
 static bl_status build_answer(const bl_sample_rules *rules, const char *place, const json_t *row,
                               const char *key, bl_sample *out)
 {
-    const json_t *side = json_object_get(row, key), *prompt = json_object_get(row, "prompt"),
-                 *other = json_object_get(row, strcmp(key, "chosen") ? "chosen" : "rejected");
+    const char *other_key = strcmp(key, "chosen") ? "chosen" : "rejected";
+    const json_t *side = json_object_get(row, key), *other = json_object_get(row, other_key);
     char here[BL_PLACE_BYTES + 16];
 
     snprintf(here, sizeof here, "%s: %s", place, key);
     BL_TRY(check_kind(place, key, side, rules->side));
-    BL_TRY(check_kind(place, strcmp(key, "chosen") ? "chosen" : "rejected", other, rules->side));
-    if (rules->side == BL_DATA_TOKENS) return build_side(rules, here, side, out);
-    bool is_explicit =
-        rules->side == BL_DATA_MESSAGES ? json_is_array(prompt) : prompt && !json_is_null(prompt);
-    if (!is_explicit) return build_parts(rules, here, row, divide(side, other), out);
-    return build_parts(rules, here, row,
-                       (two_parts){json_incref((json_t *)prompt), json_incref((json_t *)side)},
-                       out);
+    BL_TRY(check_kind(place, other_key, other, rules->side));
+    return rules->side == BL_DATA_TOKENS ? build_side(rules, here, side, out)
+                                         : build_with_prompt(rules, here, row, side, other, out);
 }
 
 /* ---- the row ---- */
@@ -205,9 +340,9 @@ static bl_status apply_limit(const bl_sample_rules *rules, const char *place, bl
         if (rules->options.overlong == BL_OVERLONG_SKIP) *verdict = BL_ROW_TOO_LONG;
         *n_lost += n - limit;
         side[i].n_tokens = limit;
-        if (!has_label(&side[i])) *verdict = BL_ROW_TOO_LONG;
+        if (*verdict == BL_ROW_USED && !has_label(&side[i])) *verdict = BL_ROW_CUT_AWAY;
     }
-    if (*verdict == BL_ROW_TOO_LONG) *n_lost = n_tokens;
+    if (*verdict != BL_ROW_USED) *n_lost = n_tokens;
     return BL_OK;
 }
 
@@ -264,8 +399,7 @@ done:
 static bl_status build_unpaired(const bl_sample_rules *rules, const char *place, const json_t *row,
                                 bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost)
 {
-    const json_t *prompt = json_object_get(row, "prompt"),
-                 *answer = json_object_get(row, "completion");
+    const json_t *answer = json_object_get(row, "completion");
     bool is_desirable = false;
 
     BL_TRY(bl_json_get_bool(place, row, "label", BL_JSON_REQUIRED, &is_desirable));
@@ -278,9 +412,7 @@ static bl_status build_unpaired(const bl_sample_rules *rules, const char *place,
         BL_TRY(st);
     } else {
         BL_TRY(check_kind(place, "completion", answer, rules->side));
-        BL_TRY(check_kind(place, "prompt", prompt, rules->side));
-        two_parts parts = {json_incref((json_t *)prompt), json_incref((json_t *)answer)};
-        BL_TRY(build_parts(rules, place, row, parts, out));
+        BL_TRY(build_with_prompt(rules, place, row, answer, NULL, out));
     }
     BL_TRY(apply_limit(rules, place, out, 1, verdict, n_lost));
     out->is_desirable = is_desirable;

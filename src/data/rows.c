@@ -13,8 +13,13 @@ enum { READ_BYTES = 1 << 20 };
 
 static bl_status fail_at(const bl_row_reader *reader, const char *reason)
 {
-    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%" PRId64 ": %s", reader->path, reader->line,
-                   reader->column, reason);
+    char behind[48] = "";
+
+    if (reader->n_elements)
+        snprintf(behind, sizeof behind, " (row %" PRId64 " is the last before it)",
+                 reader->n_elements);
+    return BL_FAIL(BL_EINPUT, "%s:%" PRId64 ":%" PRId64 ": %s%s", reader->path, reader->line,
+                   reader->column, reason, behind);
 }
 
 /* Reads on behind the bytes held; those before `keep` are given up, and positions move down by
@@ -120,7 +125,8 @@ static void set_row(bl_row_reader *reader, size_t start, int64_t line, int64_t c
                     .n_bytes = reader->at - start,
                     .offset_bytes = reader->base_bytes + (int64_t)start,
                     .line = line,
-                    .column = column};
+                    .column = column,
+                    .element = reader->n_elements};
 }
 
 /* The rest of the line that reader->at, behind leading blanks, is in. */
@@ -163,6 +169,7 @@ static bl_status next_element(bl_row_reader *reader, bl_row *row)
         }
         bl_row_reader_advance(reader, byte);
     } while (depth > 0);
+    reader->n_elements++;
     set_row(reader, start, line, column, row);
     return BL_OK;
 }

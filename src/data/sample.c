@@ -11,38 +11,108 @@
 
 /* ---- parsing ---- */
 
-/* Errors: "path:line:column: reason". */
-static bl_status parse_row(const char *path, const bl_row *row, json_t **out)
+/* "path:line" or "path:line: row N", for errors about a value. */
+static void name_place(const char *path, const bl_row *row, char place[BL_PLACE_BYTES])
 {
-    bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
+    int n = snprintf(place, BL_PLACE_BYTES, "%s:%" PRId64, path, row->line);
 
-    if (st == BL_EINPUT && row->line == 1 && bl_file_kind_is_table(path, row->text, row->n_bytes))
+    if (row->element && n < BL_PLACE_BYTES)
+        snprintf(place + n, (size_t)(BL_PLACE_BYTES - n), ": row %" PRId64, row->element);
+}
+
+/* What a row that is not JSON is instead; BL_OK: nothing that is known. */
+static bl_status name_mistake(const char *path, const bl_row *row)
+{
+    char place[BL_PLACE_BYTES];
+    size_t n = row->n_bytes, n_valid = bl_utf8_valid_prefix(row->text, n);
+
+    name_place(path, row, place);
+    if (n_valid < n)
+        return BL_FAIL(BL_EINPUT,
+                       "%s: byte 0x%02x is not UTF-8: the text has another encoding, "
+                       "such as Latin-1 or Windows-1252; convert it: iconv -f LATIN1 -t UTF-8",
+                       place, (unsigned char)row->text[n_valid]);
+    if (row->line == 1 && bl_file_kind_is_table(path, row->text, n))
         return BL_FAIL(
             BL_EINPUT,
             "%s:1: is not JSON and looks like CSV: convert it to JSON lines, an object per row",
             path);
-    if (st == BL_OK || row->column <= 1) return st;
-    /* An element inside a line: parse it again after as many blanks as bytes precede it, for the
-     * true column. */
+    while (n && strchr(" \t\r", row->text[n - 1])) n--;
+    if (n > 1 && row->text[0] == '{' && row->text[1] == '\'')
+        return BL_FAIL(BL_EINPUT,
+                       "%s: a dict in Python's notation, not JSON: write it with "
+                       "json.dumps",
+                       place);
+    if (!row->element && n > 1 && row->text[0] == '{' && !memcmp(row->text + n - 2, "},", 2))
+        return BL_FAIL(BL_EINPUT,
+                       "%s: a comma behind the object: write lines without commas, or "
+                       "an array with brackets, [{...}, {...}]",
+                       place);
+    if (row->line == 1 && n && row->text[0] != '{')
+        return BL_FAIL(BL_EINPUT,
+                       "%s:1: is not JSON: write an object per line, of plain text {\"text\": "
+                       "\"...\"}",
+                       path);
+    if (!row->element && n && row->text[0] == '{' && strchr("{[,:", row->text[n - 1]))
+        return BL_FAIL(BL_EINPUT,
+                       "%s: this object does not end on its line: write an object per "
+                       "line, or one array of objects, [{...}, {...}], over any number of lines",
+                       place);
+    return BL_OK;
+}
+
+/* Parses an element inside a line after as many blanks as bytes precede it, for the column of the
+ * error. */
+static bl_status parse_at_column(const char *path, const bl_row *row, json_t **out)
+{
     size_t n_before = (size_t)row->column - 1;
     char *padded = malloc(n_before + row->n_bytes);
-    if (!padded) return st;
+
+    if (!padded) return BL_FAIL(BL_ENOMEM, "%s: a row of %zu bytes", path, row->n_bytes);
     memset(padded, ' ', n_before);
     memcpy(padded + n_before, row->text, row->n_bytes);
-    st = bl_json_parse(path, row->line, padded, n_before + row->n_bytes, out);
+    bl_status st = bl_json_parse(path, row->line, padded, n_before + row->n_bytes, out);
     free(padded);
     return st;
 }
 
-/* "path:line", for errors about a value. */
-static void name_place(const char *path, const bl_row *row, char place[BL_PLACE_BYTES])
+/* Errors: "path:line:column: reason". */
+static bl_status parse_row(const char *path, const bl_row *row, json_t **out)
 {
-    snprintf(place, BL_PLACE_BYTES, "%s:%" PRId64, path, row->line);
+    bl_status st = bl_json_parse(path, row->line, row->text, row->n_bytes, out);
+    bl_error error;
+
+    if (st != BL_EINPUT) return st;
+    bl_error_save(&error, st);
+    BL_TRY(name_mistake(path, row));
+    if (row->column > 1) {
+        if ((st = parse_at_column(path, row, out)) != BL_EINPUT) return st;
+        bl_error_save(&error, st);
+    }
+    if (!row->element) return bl_error_restore(&error);
+    return BL_FAIL(BL_EINPUT, "%s (row %" PRId64 ")", error.text, row->element);
 }
 
 const bl_row_shape *bl_sample_rules_shape(const bl_sample_rules *rules)
 {
     return rules->shape ? rules->shape : bl_row_shape_of(rules->options.format);
+}
+
+static bl_status find_shape(const bl_sample_rules *rules, const char *place, const json_t *row,
+                            const bl_row_shape **out)
+{
+    const bl_dataset_options *options = &rules->options;
+
+    *out = NULL;
+    BL_TRY(bl_json_check_object(place, row));
+    BL_TRY(bl_row_check_layout(place, row));
+    const bl_row_shape *shape = bl_row_shape_find(row, options->format, rules->text_key);
+    if (!shape) return bl_row_fail_unknown(place, options->format, rules->text_key, row);
+    const json_t *list;
+    if (shape->format == BL_DATA_MESSAGES || shape->format == BL_DATA_SHAREGPT)
+        BL_TRY(bl_json_get_array(place, row, shape->first, BL_JSON_REQUIRED, &list));
+    *out = shape;
+    return BL_OK;
 }
 
 bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *rules)
@@ -53,16 +123,7 @@ bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *ru
 
     BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
-    bl_status st = bl_json_check_object(place, object);
-    if (st == BL_OK) rules->shape = bl_row_shape_find(object, *format, rules->text_key);
-    if (st == BL_OK && !rules->shape)
-        st = BL_FAIL(
-            BL_EINPUT,
-            "%s: no known data format has these keys; give data_format, or rows with messages, "
-            "conversations, input_ids, text (or dataset_text_field), instruction and output, "
-            "prompt and completion, question and answer, chosen and rejected, or, for "
-            "unpaired_preference, prompt, completion and label",
-            place);
+    bl_status st = find_shape(rules, place, object, &rules->shape);
     if (st == BL_OK && *format == BL_DATA_AUTO) *format = bl_row_shape_format(rules->shape, object);
     rules->side = *format;
     if (st == BL_OK && bl_data_format_is_preference(*format))
@@ -72,6 +133,13 @@ bl_status bl_row_settle(const char *path, const bl_row *row, bl_sample_rules *ru
 }
 
 /* ---- texts ---- */
+
+/* text, answer or instruction. */
+static bl_status fail_empty(const char *place, const char *what)
+{
+    return BL_FAIL(BL_EINPUT, "%s: the %s is empty; skip_bad: true leaves such rows out", place,
+                   what);
+}
 
 /* A sample under construction. */
 typedef struct sample_draft {
@@ -121,9 +189,13 @@ static bl_status end_text(const bl_sample_rules *rules, sample_draft *draft)
     return bl_ids_push(&draft->ids, eos);
 }
 
-static bl_status add_prompt_completion(const bl_sample_rules *rules, const char *prompt,
-                                       const char *completion, sample_draft *draft)
+static bl_status add_prompt_completion(const bl_sample_rules *rules, const char *place,
+                                       const char *prompt, const char *completion,
+                                       sample_draft *draft)
 {
+    if (bl_chat_is_blank(completion)) return fail_empty(place, "answer");
+    BL_TRY(bl_row_check_text(place, "the prompt", prompt));
+    BL_TRY(bl_row_check_text(place, "the answer", completion));
     BL_TRY(begin_text(rules, draft));
     BL_TRY(add_text(rules, prompt, 0, draft));
     BL_TRY(label_rest(draft, rules->options.train_on_inputs));
@@ -138,6 +210,7 @@ static bl_status draft_text(const bl_sample_rules *rules, const char *place, con
     const char *text = "";
 
     BL_TRY(bl_json_get_string(place, row, rules->text_key, BL_JSON_REQUIRED, &text));
+    if (bl_chat_is_blank(text)) return fail_empty(place, "text");
     BL_TRY(begin_text(rules, draft));
     BL_TRY(add_text(rules, text, 0, draft));
     BL_TRY(end_text(rules, draft));
@@ -152,7 +225,7 @@ static bl_status draft_prompt_completion(const bl_sample_rules *rules, const cha
 
     BL_TRY(bl_json_get_string(place, row, shape->first, BL_JSON_REQUIRED, &prompt));
     BL_TRY(bl_json_get_string(place, row, shape->second, BL_JSON_REQUIRED, &completion));
-    return add_prompt_completion(rules, prompt, completion, draft);
+    return add_prompt_completion(rules, place, prompt, completion, draft);
 }
 
 /* The prompts of tatsu-lab/stanford_alpaca train.py, PROMPT_DICT. */
@@ -174,10 +247,12 @@ static bl_status draft_alpaca(const bl_sample_rules *rules, const char *place, c
     BL_TRY(bl_json_get_string(place, row, shape->first, BL_JSON_REQUIRED, &instruction));
     BL_TRY(bl_json_get_string(place, row, shape->input, BL_JSON_OPTIONAL, &input));
     BL_TRY(bl_json_get_string(place, row, shape->second, BL_JSON_REQUIRED, &output));
+    if (bl_chat_is_blank(instruction) && bl_chat_is_blank(input))
+        return fail_empty(place, "instruction");
     int n = *input ? asprintf(&prompt, with_input, instruction, input)
                    : asprintf(&prompt, without_input, instruction);
     if (n < 0) return BL_FAIL(BL_ENOMEM, "%s: prompt", place);
-    bl_status st = add_prompt_completion(rules, prompt, output, draft);
+    bl_status st = add_prompt_completion(rules, place, prompt, output, draft);
     free(prompt);
     return st;
 }
@@ -312,12 +387,8 @@ static bl_status build_tokens(const bl_sample_rules *rules, const char *place, c
 bl_status bl_sample_build_object(const bl_sample_rules *rules, const char *place, const json_t *row,
                                  bl_sample *out)
 {
-    bl_data_format format = rules->options.format;
-    bool takes_objects = rules->chat && bl_chat_template_takes_objects(rules->chat);
-
-    BL_TRY(bl_row_check_keys(place, format, row, takes_objects));
-    return format == BL_DATA_TOKENS ? build_tokens(rules, place, row, out)
-                                    : build_text(rules, place, row, out);
+    return rules->options.format == BL_DATA_TOKENS ? build_tokens(rules, place, row, out)
+                                                   : build_text(rules, place, row, out);
 }
 
 /* ---- all formats ---- */
@@ -351,47 +422,60 @@ static bl_status check_ids(const bl_sample_rules *rules, const char *place, cons
 static bl_status apply_limits(const bl_sample_rules *rules, const char *place, bl_sample *sample,
                               bl_row_verdict *verdict, int64_t *n_lost)
 {
-    int64_t limit = rules->options.max_seq_length;
+    int64_t limit = rules->options.max_seq_length, n_tokens = sample->n_tokens;
 
-    if (limit > 0 && sample->n_tokens > limit) {
-        switch (rules->options.overlong) {
-        case BL_OVERLONG_ERROR:
-            return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " tokens, max_seq_length is %" PRId64, place,
-                           sample->n_tokens, limit);
-        case BL_OVERLONG_SKIP:
-            *n_lost = sample->n_tokens;
-            *verdict = BL_ROW_TOO_LONG;
-            bl_sample_free(sample);
-            return BL_OK;
-        case BL_OVERLONG_TRUNCATE:
-            *n_lost = sample->n_tokens - limit;
-            sample->n_tokens = limit;
-        }
-    }
-    if (bl_sample_count_labels(sample) > 0) return BL_OK;
-    return BL_FAIL(BL_EINPUT, "%s: nothing to learn from: no trainable label after token 0%s",
-                   place, *n_lost ? " within max_seq_length" : "");
+    if (!bl_sample_count_labels(sample))
+        return BL_FAIL(BL_EINPUT, "%s: nothing to learn from: no trainable label after token 0",
+                       place);
+    if (limit == 0 || n_tokens <= limit) return BL_OK;
+    if (rules->options.overlong == BL_OVERLONG_ERROR)
+        return BL_FAIL(BL_EINPUT, "%s: %" PRId64 " tokens, max_seq_length is %" PRId64, place,
+                       n_tokens, limit);
+    sample->n_tokens = limit;
+    *n_lost = n_tokens - limit;
+    if (rules->options.overlong == BL_OVERLONG_SKIP)
+        *verdict = BL_ROW_TOO_LONG;
+    else if (!bl_sample_count_labels(sample))
+        *verdict = BL_ROW_CUT_AWAY;
+    if (*verdict == BL_ROW_USED) return BL_OK;
+    *n_lost = n_tokens;
+    bl_sample_free(sample);
+    return BL_OK;
+}
+
+/* The row as its format has it, before max_seq_length unless it has preferences. */
+static bl_status build_object(const bl_sample_rules *rules, const char *place, const json_t *row,
+                              bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost)
+{
+    const bl_row_shape *shape;
+
+    BL_TRY(bl_json_check_object(place, row));
+    BL_TRY(rules->shape ? bl_row_shape_check(place, rules->shape, row, rules->text_key)
+                        : find_shape(rules, place, row, &shape));
+    if (rules->unused) BL_TRY(bl_row_check_keys(rules, place, row));
+    return bl_data_format_is_preference(rules->options.format)
+               ? bl_preference_build(rules, place, row, out, verdict, n_lost)
+               : bl_sample_build_object(rules, place, row, out);
 }
 
 bl_status bl_sample_build(const bl_sample_rules *rules, const char *path, const bl_row *row,
-                          bl_sample *out, bl_row_verdict *verdict, int64_t *n_lost)
+                          bl_key_names *unused, bl_sample *out, bl_row_verdict *verdict,
+                          int64_t *n_lost)
 {
+    bl_sample_rules of_row = *rules;
     char place[BL_PLACE_BYTES];
     json_t *object;
 
+    of_row.unused = unused;
     *out = (bl_sample){0};
     *verdict = BL_ROW_USED;
     *n_lost = 0;
     BL_TRY(parse_row(path, row, &object));
     name_place(path, row, place);
-    bl_status st = bl_json_check_object(place, object);
-    if (st == BL_OK) st = bl_row_shape_check(place, rules->shape, object, rules->text_key);
-    bool is_preference = bl_data_format_is_preference(rules->options.format);
-    if (st == BL_OK)
-        st = is_preference ? bl_preference_build(rules, place, object, out, verdict, n_lost)
-                           : bl_sample_build_object(rules, place, object, out);
+    bl_status st = build_object(&of_row, place, object, out, verdict, n_lost);
     if (st == BL_OK) st = check_ids(rules, place, out);
-    if (st == BL_OK && !is_preference) st = apply_limits(rules, place, out, verdict, n_lost);
+    if (st == BL_OK && !bl_data_format_is_preference(rules->options.format))
+        st = apply_limits(rules, place, out, verdict, n_lost);
     if (st != BL_OK) bl_sample_free(out);
     json_decref(object);
     return st;

@@ -170,7 +170,7 @@ bl_status bl_samples_get(const bl_samples *samples, int64_t index, bl_sample *ou
     row.text = text;
     bl_status st = bl_file_read_full(file->fd, file->path, text, row.n_bytes, row.offset_bytes);
     bool same = st == BL_OK && bl_row_hash(&row) == entry->hash;
-    if (same) st = bl_sample_build(&samples->rules, file->path, &row, out, &verdict, &n_lost);
+    if (same) st = bl_sample_build(&samples->rules, file->path, &row, NULL, out, &verdict, &n_lost);
     /* The row was good when the file was scanned. The count bounds the copies of packing: no hash
      * checks it. */
     same = same && verdict == BL_ROW_USED && out->n_tokens == entry->n_tokens;

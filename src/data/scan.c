@@ -127,15 +127,17 @@ typedef struct scanned_row {
     bl_sample sample;
     bl_row_verdict verdict;
     int64_t n_lost;
+    bl_key_names unused;
     bl_error error; /* status BL_OK: none */
 } scanned_row;
 
 typedef struct row_batch {
     bl_samples *samples;
     bl_pool *pool;
-    XXH3_state_t *hash; /* of all samples */
-    bl_data_file *file; /* in which the rows are */
-    size_t n_used;      /* of its rows that could be used */
+    XXH3_state_t *hash;  /* of all samples */
+    bl_data_file *file;  /* in which the rows are */
+    size_t n_used;       /* of its rows that could be used */
+    bl_key_names unused; /* keys of its rows that are not read */
     bl_row_spool copy;
     bl_bytes text;
     size_t n;
@@ -149,10 +151,23 @@ static void build_row(void *arg, int64_t index, void *scratch)
 
     (void)scratch;
     r->hash = bl_row_hash(&r->row);
-    bl_status st = bl_sample_build(&batch->samples->rules, batch->file->path, &r->row, &r->sample,
-                                   &r->verdict, &r->n_lost);
+    bl_status st = bl_sample_build(&batch->samples->rules, batch->file->path, &r->row, &r->unused,
+                                   &r->sample, &r->verdict, &r->n_lost);
     r->error.status = BL_OK;
     if (st != BL_OK) bl_error_save(&r->error, st);
+}
+
+/* Each name once, in the order of the file. */
+static bl_status add_unused(row_batch *batch, bl_key_names *names)
+{
+    static const bl_key_table none = {0};
+    json_t *value = json_true();
+    char *rest = names->text, *name;
+
+    while (names->n && (name = strsep(&rest, ",")))
+        BL_TRY(bl_key_check(&none, batch->file->path, name + strspn(name, " "), value,
+                            &batch->unused));
+    return BL_OK;
 }
 
 static bl_status take_down(row_batch *batch, scanned_row *r)
@@ -164,7 +179,9 @@ static bl_status take_down(row_batch *batch, scanned_row *r)
         bl_error_restore(&r->error);
         return skip_bad_row(samples, r->error.status) ? BL_OK : r->error.status;
     }
+    BL_TRY(add_unused(batch, &r->unused));
     stats->n_overlong += r->n_lost > 0;
+    stats->n_cut_away += r->verdict == BL_ROW_CUT_AWAY;
     stats->n_tokens_lost += r->n_lost;
     if (r->verdict != BL_ROW_USED) return BL_OK;
     samples->has_documents |= r->sample.document_ids != NULL;
@@ -197,7 +214,10 @@ static bl_status add_to_batch(row_batch *batch, const bl_row *row)
 {
     scanned_row *r = &batch->row[batch->n++];
 
-    *r = (scanned_row){.row = *row, .at = batch->text.n};
+    r->row = *row;
+    r->at = batch->text.n;
+    r->unused.n = 0;
+    r->unused.text[0] = '\0';
     BL_TRY(bl_bytes_append(&batch->text, row->text, row->n_bytes));
     if (batch->copy.file) BL_TRY(bl_row_spool_add(&batch->copy, &r->row));
     return batch->n == BATCH_ROWS || batch->text.n >= BATCH_BYTES ? run_batch(batch) : BL_OK;
@@ -233,11 +253,27 @@ static void report(const bl_samples *samples)
             "%s: %" PRId64 " of %" PRId64 " samples are longer than max_seq_length %" PRId64
             " and were %s: %" PRId64 " tokens lost",
             samples->path, stats->n_overlong, stats->n_rows, samples->rules.options.max_seq_length,
-            samples->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped"
-            : bl_data_format_is_preference(samples->rules.options.format)
-                ? "truncated, or skipped where the prompt alone is"
-                : "truncated",
+            samples->rules.options.overlong == BL_OVERLONG_SKIP ? "skipped" : "truncated",
             stats->n_tokens_lost);
+    if (stats->n_cut_away)
+        bl_log_warning("%s: %" PRId64 " of %" PRId64
+                       " rows are left out: no token that is learned is within max_seq_length "
+                       "%" PRId64 "; raise it, or shorten their prompts",
+                       samples->path, stats->n_cut_away, stats->n_rows,
+                       samples->rules.options.max_seq_length);
+}
+
+static bl_status fail_empty(const bl_samples *samples)
+{
+    const bl_dataset_stats *stats = &samples->stats;
+    char cut[96] = "";
+
+    if (stats->n_cut_away)
+        snprintf(cut, sizeof cut,
+                 "; %" PRId64 " learn nothing within max_seq_length %" PRId64 ": raise it",
+                 stats->n_cut_away, samples->rules.options.max_seq_length);
+    return BL_FAIL(BL_EINPUT, "%s: no usable rows (%" PRId64 " rows, %" PRId64 " of them bad)%s",
+                   samples->path, stats->n_rows, stats->n_bad, cut);
 }
 
 static void set_fingerprint(bl_samples *samples, uint64_t file_hash, uint64_t sample_hash)
@@ -286,6 +322,7 @@ static bl_status scan_file(row_batch *batch, bl_data_file *file, bool *settled, 
     file->first = batch->samples->n;
     batch->file = file;
     batch->n_used = 0;
+    batch->unused = (bl_key_names){0};
     batch->copy.file = NULL;
     batch->copy.n_written = 0;
     BL_TRY_GOTO(st, done, bl_row_reader_open(file->path, &reader));
@@ -298,6 +335,8 @@ static bl_status scan_file(row_batch *batch, bl_data_file *file, bool *settled, 
     BL_TRY_GOTO(st, done, scan_rows(&reader, batch, settled));
     if (batch->copy.file) st = bl_row_spool_flush(&batch->copy);
     *hash = XXH3_64bits_digest(reader.hash);
+    if (batch->unused.n)
+        bl_log_warning("%s: keys that are not used: %s", file->path, batch->unused.text);
 done:
     bl_row_reader_close(&reader);
     return st;
@@ -336,8 +375,7 @@ bl_status bl_samples_scan(bl_samples *samples)
     BL_TRY_GOTO(st, done, scan_files(&batch, &hash));
     report(samples);
     if (samples->n == 0)
-        st = BL_FAIL(BL_EINPUT, "%s: no usable rows (%" PRId64 " rows, %" PRId64 " of them bad)",
-                     samples->path, samples->stats.n_rows, samples->stats.n_bad);
+        st = fail_empty(samples);
     else
         set_fingerprint(samples, hash, XXH3_64bits_digest(batch.hash));
 done:

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* source.c -- one buffer of the file's bytes before zlib's or zstd's decoder. It is filled again
- * only when the decoder has used it up, so that memory does not grow with the file; zstd's window
- * is at most 128 MiB, its default. */
+/* source.c -- reads a data file through zlib's or zstd's decoder, or as it is. One buffer of the
+ * file's bytes is filled again only when the decoder has used it up, so that memory does not grow
+ * with the file; zstd's window is at most 128 MiB, its default. */
 #include "data/source_internal.h"
 
 #include <errno.h>

@@ -5,13 +5,9 @@
 
 #include <assert.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 #include "base/sizes.h"
-
-void bl_device_prepare_environment(void)
-{
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-}
 
 void bl_device_base_init(bl_device *device, const bl_device_backend *backend)
 {
@@ -113,9 +109,13 @@ bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_bytes, 
     size_t total_bytes = both_spaces(device);
     pthread_mutex_unlock(&device->lock);
 
-    if (!memory)
-        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (%zu bytes are allocated)", what,
-                       size_bytes, total_bytes);
+    if (!memory) {
+        struct rlimit limit;
+        bool is_limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+        return BL_FAIL(BL_ENOMEM, "%s: no memory for %zu bytes (%zu bytes are allocated)%s", what,
+                       size_bytes, total_bytes,
+                       is_limited ? "; addresses are limited: ulimit -v unlimited" : "");
+    }
     *out = memory;
     return BL_OK;
 }

@@ -65,9 +65,10 @@ enum { BL_CUDA_CAPABILITY_MIN = 80 }; /* the least compute capability, 10 x majo
  * more. BL_ELIMIT when the build, machine or driver lacks support, naming the missing part. Several
  * devices may share one GPU. A CUDA device has at most 32 streams. */
 BL_API bl_status bl_device_create_cuda(int index, bl_device **out);
-/* Sets what CUDA should read from the environment, unless the user has set it: as many hardware
- * queues as a device has streams, so that those that wait hold up no others. Before CUDA starts,
- * and while there is one thread. */
+/* Sets CUDA_DEVICE_MAX_CONNECTIONS to 32 unless it is 32 or more: as many hardware queues as a
+ * device has streams, so that streams that wait do not block others. Logs a warning when it
+ * replaces a value. Call it before CUDA makes a context, while the process has one thread; the
+ * first call for a GPU does it otherwise, and logs a warning when it is too late. */
 BL_API void bl_device_prepare_environment(void);
 
 /* Result of a search for a GPU. */
@@ -87,32 +88,31 @@ typedef struct bl_gpu_info {
     char name[256];  /* the driver's: "NVIDIA H200" */
     char bus_id[16]; /* where it is on the PCI bus: "0000:1B:00.0" */
 } bl_gpu_info;
-BL_API bl_status bl_device_find_cuda(int index, bl_gpu_info *out);
+bl_status bl_device_find_cuda(int index, bl_gpu_info *out);
 /* As above, but in a forked child, which ends after it: the caller's process then has not used CUDA
  * and may start others that do. Call it before there are threads. BL_ELIMIT also when the child
  * ends without an answer. */
-BL_API bl_status bl_device_probe_cuda(int index, bl_gpu_info *out);
+bl_status bl_device_probe_cuda(int index, bl_gpu_info *out);
 /* Bytes of its memory, total and free of all processes. Makes this process's context on it, whose
  * memory then counts as used. */
-BL_API bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes);
+bl_status bl_device_measure_cuda(int index, size_t *free_bytes, size_t *total_bytes);
 
 BL_API void
 bl_device_destroy(bl_device *device); /* after its streams, events and memory; NULL is fine */
 /* Constant from creation on. */
 BL_API bl_device_kind bl_device_get_kind(const bl_device *device);
 
-/* The dtype of activations and their gradients of whoever computes on the device: what this returns
- * is a choice of its owner's, which ops do not look at. fp32 on a CPU unless it is set to bf16,
- * before anything is created for the device; bf16 on a GPU. BL_EUSAGE: another dtype, or fp32 on a
- * GPU. */
-BL_API bl_dtype bl_device_act(const bl_device *device);
-BL_API bl_status bl_device_set_act(bl_device *device, bl_dtype act);
+/* The dtype of activations and their gradients in computations on the device: a choice of its
+ * owner, which ops do not read. fp32 on a CPU unless it is set to bf16, before anything is created
+ * for the device; bf16 on a GPU. BL_EUSAGE: another dtype, or fp32 on a GPU. */
+bl_dtype bl_device_act(const bl_device *device);
+bl_status bl_device_set_act(bl_device *device, bl_dtype act);
 
 /* The rank's worker threads on the host; borrowed. A CPU's exist from create on. A GPU has none,
  * NULL, until start_workers gives it n_threads (>= 1, the caller of bl_pool_run among them):
  * weights are quantized and memory is touched on them. BL_EINTERNAL: it has some. */
 BL_API bl_pool *bl_device_pool(bl_device *device);
-BL_API bl_status bl_device_start_workers(bl_device *device, int n_threads);
+bl_status bl_device_start_workers(bl_device *device, int n_threads);
 
 /* Whether host code may read and write BL_SPACE_DEVICE memory itself: on a CPU that is not guarded
  * (guard.h). Only for ways that carry the whole base, where a staging buffer would cost time; all
@@ -127,13 +127,12 @@ BL_API bl_status bl_device_alloc(bl_device *device, bl_space space, size_t size_
 BL_API void bl_device_free(bl_device *device, bl_space space, void *memory);
 /* Counts memory of this device that another library (NCCL) allocated for the rank, as if
  * bl_device_alloc had, until disown with the same size. Any thread may call these. */
-BL_API void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes);
-BL_API void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes);
+void bl_device_adopt(bl_device *device, bl_space space, size_t size_bytes);
+void bl_device_disown(bl_device *device, bl_space space, size_t size_bytes);
 BL_API size_t bl_device_bytes(const bl_device *device); /* allocated now, both spaces together */
 /* Peak of the bytes allocated in one space, as requested from bl_device_alloc and adopt. */
 BL_API size_t bl_device_peak_bytes(const bl_device *device, bl_space space);
-BL_API int64_t
-bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
+int64_t bl_device_allocations(const bl_device *device); /* calls so far: a step must not add any */
 
 /* Makes host memory of the caller's such that the device copies from and to it at full speed and
  * the system never moves or swaps it (CPU: mlock; CUDA: cudaHostRegister). BL_ELIMIT names
@@ -147,7 +146,7 @@ BL_API bl_status bl_stream_create(bl_device *device, const char *name, bl_stream
 /* A stream for work that others wait for, next to the products that fill a GPU: where
  * multiprocessors become free its kernels take them first (CUDA: the greatest priority of
  * cudaDeviceGetStreamPriorityRange). Elsewhere as bl_stream_create. */
-BL_API bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out);
+bl_status bl_stream_create_urgent(bl_device *device, const char *name, bl_stream **out);
 /* A stream without a thread, for a caller that waits after each call anyway: a call runs its tasks
  * on the calling thread before it returns. Errors surface as on all streams. CPUs only: BL_EUSAGE
  * on other devices. */
@@ -159,9 +158,12 @@ BL_API void bl_stream_destroy(bl_stream *stream); /* waits for its tasks; NULL i
  * stamps. Events join both kinds: a stream of the device waits for an event recorded here without
  * occupying a thread, and the reverse; errors travel as between any two. On the CPU it is a stream
  * like all others. On CUDA its tasks may wait for events and streams, copies and zeroing are
- * BL_EINTERNAL (no task of it has device memory to touch), and it counts among the 32; a GPU's
- * hardware queues must outnumber the streams that wait for it (CUDA_DEVICE_MAX_CONNECTIONS). */
-BL_API bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream **out);
+ * BL_EINTERNAL (no task of it has device memory to touch), and it counts among the 32.
+ *
+ * A CUDA stream that waits for an event of a host stream blocks all streams of its hardware queue.
+ * So no stream of the device may wait for a task that queues work on the device: the caller first
+ * waits itself (bl_timeline_wait_here, bl_event_synchronize). */
+bl_status bl_stream_create_host(bl_device *device, const char *name, bl_stream **out);
 
 /* A stream of the caller's, a CUDA stream handle, for use as one of `device`, on whose GPU it
  * lives. It is borrowed: destroying *out waits for the work on it and leaves it alone. BL_EUSAGE
@@ -184,11 +186,11 @@ BL_API bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *
  * stream has BL_STREAM_READS of them at a time; `slot` names one. On a device that is a model
  * (device/model.h) neither is called: a read of n_bytes takes the disk's time. Errors as
  * bl_stream_call's; BL_EINTERNAL for another slot. */
-enum { BL_STREAM_READS = 16 };
-BL_API bl_status bl_stream_begin_read(bl_stream *stream, int slot, size_t n_bytes, bl_stream_fn fn,
-                                      const void *args, size_t args_bytes);
-BL_API bl_status bl_stream_end_read(bl_stream *stream, int slot, bl_stream_fn fn, const void *args,
-                                    size_t args_bytes);
+enum { BL_STREAM_READS = 24 };
+bl_status bl_stream_begin_read(bl_stream *stream, int slot, size_t n_bytes, bl_stream_fn fn,
+                               const void *args, size_t args_bytes);
+bl_status bl_stream_end_read(bl_stream *stream, int slot, bl_stream_fn fn, const void *args,
+                             size_t args_bytes);
 
 /* In stream order: any space, no overlap. */
 BL_API bl_status bl_stream_copy(bl_stream *stream, void *dst, const void *src, size_t size_bytes);
@@ -220,18 +222,18 @@ BL_API bl_status bl_event_record(bl_event *event, bl_stream *stream);
 BL_API bl_status bl_stream_wait(bl_stream *stream, bl_event *event);
 BL_API bl_status bl_event_synchronize(bl_event *event);
 
-/* A stamp tells when a stream reached it: seconds of CLOCK_MONOTONIC, or 0 when the latest record
- * has not been reached yet. Recording it again before that is an error of the caller's. Failed
- * streams reach their stamps, too. Destroy it after the stream's tasks. */
-BL_API bl_status bl_stamp_create(bl_device *device, bl_stamp **out);
-BL_API void bl_stamp_destroy(bl_stamp *stamp); /* NULL is fine */
-BL_API bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream);
-BL_API double bl_stamp_seconds(const bl_stamp *stamp);
+/* A stamp notes when a stream reached it: seconds of CLOCK_MONOTONIC, or BL_NEVER_S (-HUGE_VAL)
+ * while the latest record has not been reached. Recording it again before that is an error of the
+ * caller's. Failed streams reach their stamps, too. Destroy it after the stream's tasks. */
+bl_status bl_stamp_create(bl_device *device, bl_stamp **out);
+void bl_stamp_destroy(bl_stamp *stamp); /* NULL is fine */
+bl_status bl_stamp_record(bl_stamp *stamp, bl_stream *stream);
+double bl_stamp_seconds(const bl_stamp *stamp);
 
 /* Seconds from one stamp to another of the same device by that device's own clock, 0 while either
  * has not been reached. On CUDA the difference of two bl_stamp_seconds is good to some ten
  * microseconds only, this to one. */
-BL_API double bl_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
+double bl_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end);
 
 #ifdef __cplusplus
 }

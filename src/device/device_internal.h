@@ -89,6 +89,12 @@ struct bl_stamp {
     bl_device *device;
 };
 
+/* environment.c. Raises CUDA_DEVICE_MAX_CONNECTIONS; false: it is high enough. was: its value, ""
+ * if it was not set. log_queues warns that a value has been replaced. */
+enum { DEVICE_QUEUES_TEXT_BYTES = 16 };
+bool device_raise_queues(char was[DEVICE_QUEUES_TEXT_BYTES]);
+void device_log_queues(const char *was);
+
 /* For create and destroy of a kind. */
 void bl_device_base_init(bl_device *device, const bl_device_backend *backend);
 void bl_device_base_close(bl_device *device);

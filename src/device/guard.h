@@ -4,8 +4,8 @@
  *
  * A guarded CPU device takes all BL_SPACE_DEVICE memory from one range of addresses that can be
  * neither read nor written (PROT_NONE) except while a task of one of its streams runs: host code
- * that touches it ends by SIGSEGV, a system call by EFAULT. Whoever queues a task waits until it
- * has run, so that no touch of the same rank coincides with a task and is missed. Streams do not
+ * that touches it ends by SIGSEGV, a system call by EFAULT. A thread that queues a task waits until
+ * it has run, so that no touch of the same rank coincides with a task and is missed. Streams do not
  * overlap then; results are the same. */
 #ifndef BALLAST_DEVICE_GUARD_H
 #define BALLAST_DEVICE_GUARD_H

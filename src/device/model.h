@@ -17,11 +17,23 @@
 #include "device/rates.h"
 #include "device/simulation.h"
 
+typedef struct bl_model_kernel {
+    const char *op;
+    int rate;
+    double flops, bytes, seconds; /* bytes: of device memory */
+} bl_model_kernel;
+
 typedef struct bl_model_device_options {
     bl_device_kind kind; /* the modeled kind; bl_device_get_kind */
     bl_rates rates;
     /* Of the data, which costs depend on and arguments do not show (ops/cost.h). */
     double document_tokens, label_part;
+    /* Of micro-batches with other statistics, by their tokens; borrowed. */
+    const bl_token_statistics *data;
+    int n_data;
+    /* Called for each kernel that an op queues: the op's name, its bl_cost_rate. NULL: no calls. */
+    void (*on_kernel)(void *user, const bl_stream *stream, const bl_model_kernel *kernel);
+    void *on_kernel_user;
 } bl_model_device_options;
 
 bl_status bl_device_create_model(const bl_model_device_options *options, bl_device **out);
@@ -34,6 +46,14 @@ const bl_model_device_options *bl_device_model(const bl_device *device);
 /* Work of a stream of a model device. */
 bl_status bl_model_stream_work(bl_stream *stream, const bl_work *work);
 
+/* Its streams in simulated time, and a stream's number among them. */
+const bl_simulation *bl_device_model_simulation(const bl_device *device);
+int bl_model_stream_index(const bl_stream *stream);
+/* Waits for all of its streams. */
+bl_status bl_device_model_drain(bl_device *device);
+
+/* A write of so many bytes to the disk. */
+bl_status bl_model_stream_write(bl_stream *stream, size_t n_bytes);
 /* Work that moves bytes without computing, from one place to another: as bl_stream_copy. */
 bl_work bl_model_memory_work(const bl_device *device, double bytes);
 

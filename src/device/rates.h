@@ -4,6 +4,8 @@
 #ifndef BALLAST_DEVICE_RATES_H
 #define BALLAST_DEVICE_RATES_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +40,13 @@ typedef struct bl_rates {
     double peak_flops_per_s; /* of one rank, for mfu: of products as gemm_flops_per_s has them */
     double fp8_peak_flops_per_s; /* the same, FP8 */
 } bl_rates;
+
+/* Of micro-batches of T tokens in device memory: the sum of squares of documents' lengths / the sum
+ * of lengths, and the part of tokens with labels (0..1). */
+typedef struct bl_token_statistics {
+    int64_t T;
+    double document_tokens, label_part;
+} bl_token_statistics;
 
 #ifdef __cplusplus
 }

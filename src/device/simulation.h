@@ -14,7 +14,7 @@
 
 #include "base/status.h"
 
-enum { BL_SIM_STREAMS = 16 }; /* at most, numbered from 0 */
+enum { BL_SIM_STREAMS = 640 }; /* at most, numbered from 0: 256 runs have two each */
 
 typedef enum bl_resource {
     BL_RESOURCE_CORES,
@@ -68,8 +68,7 @@ void bl_simulation_free(bl_simulation *sim);
 /* Queues `op` on its stream, at the simulation's time; a span ends with it. BL_ENOMEM. */
 bl_status bl_simulation_add(bl_simulation *sim, const bl_sim_op *op);
 
-/* The operation that was queued last, anywhere; and on a stream: an event recorded there now. */
-int bl_simulation_last(const bl_simulation *sim);
+/* The operation that was queued last on a stream: an event recorded there now. */
 int bl_simulation_event(const bl_simulation *sim, int stream);
 
 /* Whether an operation has ended; BL_SIM_NOTHING has. */

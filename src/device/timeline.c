@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Spans are in a ring in the order of their beginnings. [first, next) are not collected yet; the
- * oldest is collected first, so a span delays all later ones until it ends. */
+/* timeline.c -- records spans and collects those that have ended. Spans are in a ring in the order
+ * of their beginnings. [first, next) are not collected yet; the oldest is collected first, so a
+ * span delays all later ones until it ends. */
 #include "device/timeline.h"
 
 #include <stdlib.h>
+
+#include "base/clock.h"
 
 enum { NO_SPAN = -1 };
 
@@ -95,23 +98,38 @@ bl_status bl_timeline_end(bl_timeline *self, int span, bl_stream *stream, int64_
     return bl_stamp_record(e->end, stream);
 }
 
+static bl_status wait_for(bl_timeline *self, const bl_span *stall, bl_stream *stream,
+                          bl_event *event, bool is_here)
+{
+    int span;
+
+    BL_TRY(begin(self, stall, stream, &span));
+    if (is_here) BL_TRY(bl_event_synchronize(event));
+    BL_TRY(bl_stream_wait(stream, event));
+    return bl_timeline_end(self, span, stream, 0);
+}
+
 bl_status bl_timeline_wait(bl_timeline *self, bl_lane lane, const char *name, int64_t unit,
                            int item, bl_stream *stream, bl_event *event)
 {
-    int span;
     bl_span stall = {.lane = lane, .is_stall = true, .name = name, .unit = unit, .item = item};
+    return wait_for(self, &stall, stream, event, false);
+}
 
-    BL_TRY(begin(self, &stall, stream, &span));
-    BL_TRY(bl_stream_wait(stream, event));
-    return bl_timeline_end(self, span, stream, 0);
+bl_status bl_timeline_wait_here(bl_timeline *self, bl_lane lane, const char *name, int64_t unit,
+                                int item, bl_stream *stream, bl_event *event)
+{
+    bl_span stall = {.lane = lane, .is_stall = true, .name = name, .unit = unit, .item = item};
+    bool is_gpu = bl_device_get_kind(bl_stream_device(stream)) == BL_DEVICE_CUDA;
+    return wait_for(self, &stall, stream, event, is_gpu);
 }
 
 void bl_timeline_collect(bl_timeline *self)
 {
     for (; self && self->first < self->next; self->first++) {
         entry *e = &self->entries[self->first % self->max_spans];
-        double end_s = e->has_ended ? bl_stamp_seconds(e->end) : 0;
-        if (end_s == 0) return;
+        double end_s = e->has_ended ? bl_stamp_seconds(e->end) : BL_NEVER_S;
+        if (end_s == BL_NEVER_S) return;
         bl_span *span = &e->span;
         bl_lane_totals *lane = &self->totals.lane[span->lane];
         span->begin_s = bl_stamp_seconds(e->begin);

@@ -52,14 +52,17 @@ bl_timeline_destroy(bl_timeline *timeline); /* after the streams are idle; NULL 
 
 /* A span begins and ends where `stream` is at the time of the call. *span is for end; the name is
  * kept, not copied. */
-BL_API bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name,
-                                   int64_t unit, int item, bl_stream *stream, int *span);
-BL_API bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream,
-                                 int64_t n_bytes);
+bl_status bl_timeline_begin(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
+                            int item, bl_stream *stream, int *span);
+bl_status bl_timeline_end(bl_timeline *timeline, int span, bl_stream *stream, int64_t n_bytes);
 
 /* `stream` waits for `event`; the wait counts as a stall on `lane`. */
-BL_API bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name,
-                                  int64_t unit, int item, bl_stream *stream, bl_event *event);
+bl_status bl_timeline_wait(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
+                           int item, bl_stream *stream, bl_event *event);
+/* As bl_timeline_wait, for tasks of a host stream that queue work of the device: on a GPU the
+ * calling thread waits too (device.h, bl_stream_create_host). */
+bl_status bl_timeline_wait_here(bl_timeline *timeline, bl_lane lane, const char *name, int64_t unit,
+                                int item, bl_stream *stream, bl_event *event);
 
 /* Collects finished spans, up to the first that has not ended. Called where the host has waited
  * and streams have work left; begin does so, too, when room runs out. */

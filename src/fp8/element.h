@@ -65,8 +65,7 @@ BL_HOST_DEVICE uint16_t bl_e4m3_decode_bf16(uint8_t code, float scale)
 }
 
 /* The larger of a magnitude so far and |x|; a NaN is larger than everything, and stays. Bits of
- *   non-negative
- * floats are ordered as the floats are. */
+ * non-negative floats are ordered as the floats are. */
 BL_HOST_DEVICE uint32_t bl_absmax_bits(uint32_t so_far, float x)
 {
     uint32_t magnitude = bl_f32_bits(x) & 0x7fffffffu;

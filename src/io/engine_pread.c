@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine_pread.c -- threads that each attempt one piece at a time, with pread or pwrite. */
+/* engine_pread.c -- the reader's engine without io_uring: threads that attempt one piece at a time,
+ * with pread or pwrite. */
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>

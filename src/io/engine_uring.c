@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* engine_uring.c -- one thread with one ring. The ring is created, fed and emptied by that thread
- * alone, as IORING_SETUP_SINGLE_ISSUER demands. Whoever has work for it writes to an eventfd that
- * the ring always reads. */
+ * alone, as IORING_SETUP_SINGLE_ISSUER demands. A thread that has work for it writes to an eventfd
+ * that the ring always reads. */
 #include <errno.h>
 #include <inttypes.h>
 #include <liburing.h>

@@ -48,18 +48,16 @@ typedef struct bl_io_files bl_io_files;
 
 /* Opens regular files (errors of bl_file_open). `direct`: with O_DIRECT where the file system has
  * it. */
-BL_API bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct,
-                                  bl_io_files **out);
+bl_status bl_io_files_open(const char *const *paths, int n_files, bool direct, bl_io_files **out);
 /* One file that is open for reading and writing. Takes fd: it is closed with the files, and after a
  * failure. The file may have no name; messages call it `path`. BL_ENOMEM, BL_EIO. */
-BL_API bl_status bl_io_files_adopt(const char *path, int fd, bool direct, bl_io_files **out);
+bl_status bl_io_files_adopt(const char *path, int fd, bool direct, bl_io_files **out);
 /* How files are read is warned of once; with this, once for both. `other` must outlive `files`;
  * before readers of `files` are made. */
-BL_API void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
+void bl_io_files_warn_with(bl_io_files *files, bl_io_files *other);
 /* Descriptor of file `index`, to check its identity: borrowed. */
-BL_API int bl_io_files_descriptor(const bl_io_files *files, int index);
-BL_API void
-bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
+int bl_io_files_descriptor(const bl_io_files *files, int index);
+void bl_io_files_close(bl_io_files *files); /* NULL is fine; after the readers that borrow them */
 
 /* ---- the reader ---- */
 
@@ -95,13 +93,12 @@ typedef struct bl_reader bl_reader;
 /* `files` is borrowed as long as the reader lives. Owns queue_depth buffers of chunk_bytes and a
  * little. The first of the readers of `files` warns when io_uring or the registration of memory is
  * refused. BL_ENOMEM, BL_ELIMIT. */
-BL_API bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files,
-                                  bl_reader **out);
+bl_status bl_reader_create(const bl_reader_options *options, bl_io_files *files, bl_reader **out);
 /* Waits for the requests that are in the kernel and drops those that are not; NULL is fine. */
-BL_API void bl_reader_destroy(bl_reader *reader);
+void bl_reader_destroy(bl_reader *reader);
 
 /* The engine in use: "uring" or "pread". */
-BL_API const char *bl_reader_engine_name(const bl_reader *reader);
+const char *bl_reader_engine_name(const bl_reader *reader);
 
 typedef struct bl_reader_stats {
     int64_t n_bytes; /* delivered */
@@ -109,7 +106,7 @@ typedef struct bl_reader_stats {
     double wait_s; /* that bl_reader_wait and bl_reader_next slept */
 } bl_reader_stats;
 /* Since creation. */
-BL_API void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
+void bl_reader_get_stats(bl_reader *reader, bl_reader_stats *out);
 
 /* ---- reads into memory of the caller's ---- */
 
@@ -130,15 +127,15 @@ typedef struct bl_io_read {
 } bl_io_read;
 
 /* Queues a read and returns. BL_EINTERNAL while a stream is open. */
-BL_API bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
+bl_status bl_reader_submit(bl_reader *reader, bl_io_read *read);
 /* Queues a write of dst's bytes to an adopted file and returns. BL_EINTERNAL: offset, size or
  * memory is not a multiple of BL_IO_ALIGN_BYTES. Concurrent reads and writes of the same bytes have
  * no order. */
-BL_API bl_status bl_reader_submit_write(bl_reader *reader, bl_io_read *write);
+bl_status bl_reader_submit_write(bl_reader *reader, bl_io_read *write);
 /* Waits for a read or write and returns its status. A read fills dst; after a failure its contents
  * are undefined. After a write the bytes are in the file, but may not be on stable storage. A full
  * disk is BL_ELIMIT. */
-BL_API bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
+bl_status bl_reader_wait(bl_reader *reader, bl_io_read *read);
 
 /* ---- ranges in order ---- */
 
@@ -159,11 +156,11 @@ typedef struct bl_io_chunk {
 /* Begins to read the ranges, which are borrowed until bl_reader_stream_end. A range of at most
  * chunk_bytes arrives as one chunk; an empty one does not arrive. BL_EINTERNAL while another stream
  * or a read is under way. */
-BL_API bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_ranges);
+bl_status bl_reader_stream(bl_reader *reader, const bl_io_range *ranges, size_t n_ranges);
 /* The next chunk; the one before is handed back. A failure ends the stream. */
-BL_API bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);
+bl_status bl_reader_next(bl_reader *reader, bl_io_chunk *out);
 /* Ends the stream wherever it is. Without an open stream it does nothing. */
-BL_API void bl_reader_stream_end(bl_reader *reader);
+void bl_reader_stream_end(bl_reader *reader);
 
 #ifdef __cplusplus
 }

@@ -44,7 +44,7 @@ typedef struct bl_io_piece {
     int file;
     int64_t begin, end;           /* requested bytes of the file; they include the needed ones */
     int64_t need_begin, need_end; /* of the file */
-    int64_t at;                   /* [begin, at) have come */
+    int64_t at;                   /* [begin, at) have been read */
     char *memory;                 /* where byte `begin` goes */
     int n_stalls;                 /* attempts in a row that moved nothing */
     bl_error error;

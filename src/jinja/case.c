@@ -8,6 +8,8 @@
 #include "jinja/internal.h"
 #include "tokenizer/text.h"
 
+enum { LOOKUPS = 4 }; /* of a character in tables, in the time of so many bytes scanned */
+
 static bool is_cased(uint32_t code)
 {
     switch (utf8proc_category((utf8proc_int32_t)code)) {
@@ -39,7 +41,7 @@ bl_status jinja_change_case(jinja_run *run, const jinja_value *text, const char 
 
     if (!upper && !lower && !title && !capitalize)
         return jinja_fail(run, "string method %.40s is not supported", how);
-    BL_TRY(jinja_step(run, text->n_bytes));
+    BL_TRY(jinja_scan(run, LOOKUPS * text->n_bytes));
     for (size_t at = 0, n; at < text->n_bytes; at += n) {
         uint32_t code = bl_utf8_decode(text->text + at, text->n_bytes - at, &n);
         char to = upper ? 'u' : lower || !starts ? 'l' : 't';
@@ -68,7 +70,8 @@ static bool is_decimal(uint32_t code)
     return utf8proc_category((utf8proc_int32_t)code) == UTF8PROC_CATEGORY_ND;
 }
 
-bool jinja_text_is(const jinja_value *text, const char *method, bool *known)
+bl_status jinja_text_is(jinja_run *run, const jinja_value *text, const char *method, bool *known,
+                        bool *out)
 {
     static const char *const names[] = {"isdecimal", "isalpha", "isspace", "isascii",
                                         "isupper",   "islower", NULL};
@@ -77,7 +80,9 @@ bool jinja_text_is(const jinja_value *text, const char *method, bool *known)
 
     while (names[which] && strcmp(names[which], method)) which++;
     *known = names[which] != NULL;
-    if (!*known) return false;
+    *out = false;
+    if (!*known) return BL_OK;
+    BL_TRY(jinja_scan(run, LOOKUPS * text->n_bytes));
     for (size_t at = 0, n; at < text->n_bytes; at += n) {
         uint32_t code = bl_utf8_decode(text->text + at, text->n_bytes - at, &n);
         utf8proc_category_t category = utf8proc_category((utf8proc_int32_t)code);
@@ -89,5 +94,6 @@ bool jinja_text_is(const jinja_value *text, const char *method, bool *known)
                       : which == 4 ? category != UTF8PROC_CATEGORY_LL
                                    : category != UTF8PROC_CATEGORY_LU);
     }
-    return all && (which == 3 || (which >= 4 ? any_cased : text->n_bytes > 0));
+    *out = all && (which == 3 || (which >= 4 ? any_cased : text->n_bytes > 0));
+    return BL_OK;
 }

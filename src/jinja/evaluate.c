@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Expressions of the tree as values. */
+/* evaluate.c -- evaluates expressions of a parsed template, and counts its steps. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "jinja/internal.h"
 
@@ -20,24 +21,44 @@ bl_status jinja_fail(const jinja_run *run, const char *format, ...)
 
 bl_status jinja_step(jinja_run *run, size_t n_bytes)
 {
-    enum { STEP_BYTES = 1024 };
+    enum { STEP_BYTES = 1024, LOOK_STEPS = 4096 };
+    double limit_s;
 
     run->n_steps += 1 + (int64_t)(n_bytes / STEP_BYTES);
     if (run->n_steps > BL_JINJA_MAX_STEPS)
         return jinja_fail(run, "more than %d steps", BL_JINJA_MAX_STEPS);
-    return BL_OK;
+    if (run->n_steps < run->next_look) return BL_OK;
+    run->next_look = run->n_steps + LOOK_STEPS;
+    if (!bl_deadline_is_over(&limit_s)) return BL_OK;
+    return jinja_fail(run, "more than %.0f s for this conversation", limit_s);
+}
+
+bl_status jinja_scan(jinja_run *run, size_t n_bytes)
+{
+    enum { SLOWER = 64 };
+
+    return jinja_step(run, SLOWER * n_bytes);
+}
+
+bl_status jinja_walk(jinja_run *run, size_t n_links)
+{
+    enum { LINK_BYTES = 64 }; /* copied in the time that a link takes */
+
+    return jinja_step(run, LINK_BYTES * n_links);
 }
 
 static bl_status evaluate_name(jinja_run *run, const jinja_node *node, jinja_value *out)
 {
-    for (const jinja_scope *scope = run->scope; scope; scope = scope->parent)
-        for (const jinja_binding *b = scope->first; b; b = b->next)
+    size_t n = 0;
+
+    for (const jinja_scope *scope = run->scope; scope; scope = scope->parent, n++)
+        for (const jinja_binding *b = scope->first; b; b = b->next, n++)
             if (b->name == node->name) {
                 *out = b->value;
-                return BL_OK;
+                return jinja_walk(run, n);
             }
     *out = jinja_undefined(node->text);
-    return BL_OK;
+    return jinja_walk(run, n);
 }
 
 static bl_status evaluate_attribute(jinja_run *run, const jinja_node *node, jinja_value *out)

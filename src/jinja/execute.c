@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "jinja/internal.h"
 
@@ -12,12 +13,14 @@ static bl_status execute_list(jinja_run *run, const jinja_node *list);
 static bl_status bind(jinja_run *run, int name, jinja_value value)
 {
     jinja_binding *binding;
+    size_t n = 0;
 
-    for (binding = run->scope->first; binding; binding = binding->next)
+    for (binding = run->scope->first; binding; binding = binding->next, n++)
         if (binding->name == name) {
             binding->value = value;
-            return BL_OK;
+            return jinja_walk(run, n);
         }
+    BL_TRY(jinja_walk(run, n));
     BL_TRY(jinja_new(&run->arena, sizeof *binding, &binding));
     *binding = (jinja_binding){.name = name, .value = value, .next = run->scope->first};
     run->scope->first = binding;
@@ -227,6 +230,7 @@ static bl_status bind_parameters(jinja_run *run, const jinja_node *parameter,
         else if (parameter->a)
             BL_TRY(jinja_evaluate(run, parameter->a, &value));
         *n_keywords += given && i >= args->n;
+        BL_TRY(jinja_walk(run, args->n_keywords));
         BL_TRY(bind(run, parameter->name, value));
     }
     return BL_OK;
@@ -396,10 +400,13 @@ static bl_status hand_over(const jinja_run *run, bl_jinja_output *out)
 bl_status bl_jinja_render(const bl_jinja *template, const json_t *variables, const struct tm *now,
                           bl_jinja_output *out)
 {
-    jinja_run run = {
-        .template = template, .arena = {.limit = BL_JINJA_MAX_MEMORY_BYTES}, .line = 1, .now = now};
+    jinja_run run = {.template = template,
+                     .arena = {.limit = BL_JINJA_MAX_MEMORY_BYTES, .title = template->title},
+                     .line = 1,
+                     .now = now};
     bl_status st;
 
+    bool begun = bl_deadline_begin(0);
     *out = (bl_jinja_output){0};
     run.out = &run.root;
     BL_TRY_GOTO(st, done, push_scope(&run, NULL));
@@ -408,6 +415,7 @@ bl_status bl_jinja_render(const bl_jinja *template, const json_t *variables, con
     BL_TRY_GOTO(st, done, execute_list(&run, template->body));
     st = hand_over(&run, out);
 done:
+    bl_deadline_end(begun);
     out->raised = run.raised;
     jinja_arena_free(&run.arena);
     return st;

@@ -103,8 +103,7 @@ static bl_status filter_trim(jinja_run *run, const jinja_value *value, const jin
     if (chars && chars->kind != JINJA_STRING && chars->kind != JINJA_NONE)
         return jinja_fail(run, "trim: chars is a %s", jinja_type_name(chars));
     BL_TRY(jinja_to_text(run, value, out));
-    jinja_strip(out, chars, true, true);
-    return jinja_step(run, out->n_bytes);
+    return jinja_strip_chars(run, out, chars, true, true);
 }
 
 static bl_status change_text(jinja_run *run, const jinja_value *value, const char *how,
@@ -145,7 +144,6 @@ static bl_status filter_title(jinja_run *run, const jinja_value *value, const ji
 
     (void)args;
     BL_TRY(jinja_to_text(run, value, &text));
-    BL_TRY(jinja_step(run, text.n_bytes));
     for (size_t at = 0, n; at < text.n_bytes; at += n) {
         uint32_t code = bl_utf8_decode(text.text + at, text.n_bytes - at, &n);
         part = jinja_text(text.text + at, n);
@@ -224,7 +222,7 @@ static bool parse_number(const jinja_value *text, bool integer, jinja_value *out
     char digits[400], *end;
     jinja_value inner = *text;
 
-    jinja_strip(&inner, NULL, true, true);
+    jinja_strip(&inner, true, true);
     if (!inner.n_bytes || inner.n_bytes >= sizeof digits) return false;
     for (size_t i = 0; i < inner.n_bytes; i++)
         if (!strchr(integer ? "+-0123456789" : "+-0123456789.eEinfatyINFATY", inner.text[i]) ||
@@ -314,6 +312,7 @@ static bl_status filter_round(jinja_run *run, const jinja_value *value, const ji
     int64_t precision = digits && digits->kind == JINJA_INT ? digits->integer : 0;
     char text[400];
 
+    BL_TRY(jinja_scan(run, sizeof text));
     if (!jinja_is_number(value) || precision < 0 || precision > 15)
         return jinja_fail(run, "round of a %s to %lld digits", jinja_type_name(value),
                           (long long)precision);

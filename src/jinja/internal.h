@@ -12,6 +12,7 @@
 typedef struct jinja_arena {
     struct jinja_chunk *chunk; /* the newest */
     size_t used, limit;        /* bytes of all chunks, and how many there may be */
+    const char *title;         /* of errors */
 } jinja_arena;
 
 /* Zeroed memory: *(void **)out. BL_EINPUT: the limit; BL_ENOMEM. */
@@ -68,9 +69,13 @@ typedef struct jinja_value {
     };
 } jinja_value;
 
+/* The depth of lists and dictionaries is counted when they are built, and limited by
+ * BL_JINJA_MAX_DATA_DEPTH: whatever walks over a value may recurse. Namespaces, loops and macros
+ * are ends of such a walk. */
 typedef struct jinja_list {
     jinja_value *item;
     size_t n, capacity;
+    int depth;
     size_t at;             /* ITERATOR: items before it were read */
     const char *view_name; /* VIEW: "dict_keys", ... */
 } jinja_list;
@@ -83,6 +88,7 @@ typedef struct jinja_entry {
 typedef struct jinja_dict {
     jinja_entry *entry; /* in order of insertion */
     size_t n, capacity;
+    int depth;
 } jinja_dict;
 
 typedef struct jinja_loop {
@@ -184,6 +190,8 @@ struct bl_jinja {
     char *title;       /* of errors */
     const char **name; /* every name once */
     int n_names, names_capacity;
+    int *slot; /* of their hash table: index + 1, 0 = empty; twice names_capacity */
+    int64_t n_nodes;
     jinja_node *body;
     bool has_generation;
 };
@@ -260,7 +268,7 @@ typedef enum jinja_flow { FLOW_NEXT, FLOW_BREAK, FLOW_CONTINUE } jinja_flow;
 typedef struct jinja_run {
     const bl_jinja *template;
     jinja_arena arena;
-    int64_t n_steps;
+    int64_t n_steps, next_look; /* the step at which the deadline is looked at */
     int n_calls, depth, line;
     jinja_scope *scope;
     jinja_value block; /* a block's text, for its filters */
@@ -283,7 +291,11 @@ typedef struct jinja_arguments {
 
 /* BL_EINPUT "title:line: ...". */
 bl_status jinja_fail(const jinja_run *run, const char *format, ...) BL_PRINTF(2, 3);
-bl_status jinja_step(jinja_run *run, size_t n_bytes); /* counts one and the cost of n_bytes */
+/* Counts one and the cost of n_bytes that are copied or compared. BL_EINPUT: the limit of steps, or
+ * the deadline. */
+bl_status jinja_step(jinja_run *run, size_t n_bytes);
+bl_status jinja_scan(jinja_run *run, size_t n_bytes); /* the same, of bytes read one by one */
+bl_status jinja_walk(jinja_run *run, size_t n_links); /* the same, of links followed */
 
 /* value.c */
 jinja_value jinja_undefined(const char *name);
@@ -331,7 +343,10 @@ bl_status jinja_to_text(jinja_run *run, const jinja_value *value, jinja_value *o
 bool jinja_is_blank(uint32_t code); /* str.isspace */
 size_t jinja_count_codes(const char *text, size_t n_bytes);
 size_t jinja_code_offset(const char *text, size_t n_bytes, size_t index); /* bytes before it */
-void jinja_strip(jinja_value *text, const jinja_value *chars, bool left, bool right);
+void jinja_strip(jinja_value *text, bool left, bool right);               /* white space */
+/* Of `chars`; NULL or none: white space. */
+bl_status jinja_strip_chars(jinja_run *run, jinja_value *text, const jinja_value *chars, bool left,
+                            bool right);
 bl_status jinja_text_call(jinja_run *run, const jinja_value *self, const char *name,
                           const jinja_arguments *args, jinja_value *out);
 bool jinja_text_has_method(const char *name);
@@ -341,7 +356,9 @@ bl_status jinja_escape(jinja_run *run, const jinja_value *text, jinja_value *out
 /* case.c: upper, lower, title, capitalize, and the is... methods. */
 bl_status jinja_change_case(jinja_run *run, const jinja_value *text, const char *how,
                             jinja_value *out);
-bool jinja_text_is(const jinja_value *text, const char *method, bool *known);
+/* *known: it is one of these methods. */
+bl_status jinja_text_is(jinja_run *run, const jinja_value *text, const char *method, bool *known,
+                        bool *out);
 
 /* access.c: attributes, items, slices, and calls of methods and functions. */
 bl_status jinja_attribute(jinja_run *run, const jinja_value *object, const char *name,

@@ -8,8 +8,8 @@
  * runtime.py, sandbox.py), transformers 5.23 (utils/chat_template_utils.py).
  *
  * A template is untrusted: it reads its variables and writes text, nothing else, within the limits
- * below. What the interpreter does not know is refused with the template's name, the line and the
- * construct. */
+ * below and the time of base/deadline.h. What the interpreter does not know is refused with the
+ * template's name, the line and the construct. */
 #ifndef BALLAST_JINJA_JINJA_H
 #define BALLAST_JINJA_JINJA_H
 
@@ -27,7 +27,7 @@ enum {
     BL_JINJA_MAX_CALLS = 100,            /* of nested macro calls */
     BL_JINJA_MAX_DEPTH = 1000,           /* of nested evaluations */
     BL_JINJA_MAX_DATA_DEPTH = 256,       /* of nested lists and dictionaries */
-    BL_JINJA_MAX_STEPS = 20000000,       /* nodes evaluated, and kilobytes and elements touched */
+    BL_JINJA_MAX_STEPS = 20000000,       /* nodes evaluated, texts and elements touched */
     BL_JINJA_MAX_MEMORY_BYTES = 1 << 28, /* of values and output, in one rendering */
     BL_JINJA_MAX_OUTPUT_BYTES = 1 << 26
 };
@@ -61,10 +61,10 @@ typedef struct bl_jinja_output {
     bool raised; /* it failed by the template's own raise_exception */
 } bl_jinja_output;
 
-/* Renders with `variables`, an object, which must not change meanwhile. A number of
- * 2^63 and more cannot be written: base/json.h reads integers and floats of that size alike.
- * strftime_now writes `now`. BL_EINPUT: an error of the template
- * ("name:line: reason"), a limit; BL_ENOMEM. *out holds no text then. */
+/* Renders with `variables`, an object, which must not change meanwhile. A number of 2^63 and more
+ * cannot be written: base/json.h reads integers and floats of that size alike. strftime_now writes
+ * `now`. BL_EINPUT: an error of the template ("name:line: reason"), a limit; BL_ENOMEM. *out holds
+ * no text then. */
 bl_status bl_jinja_render(const bl_jinja *template, const json_t *variables, const struct tm *now,
                           bl_jinja_output *out);
 /* The messages, objects, as apply_chat_template hands them to a template: without keys of null, and

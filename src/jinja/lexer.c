@@ -265,12 +265,12 @@ static bl_status add_text(lexer *l, size_t end, char sign, bool is_print)
     jinja_value text = jinja_text(l->text + l->at, end - l->at);
 
     if (sign == '-') {
-        jinja_strip(&text, NULL, false, true);
+        jinja_strip(&text, false, true);
     } else if (sign != '+' && !is_print) { /* lstrip_blocks */
         const char *newline = text.n_bytes ? memrchr(text.text, '\n', text.n_bytes) : NULL;
         size_t line = newline ? (size_t)(newline + 1 - text.text) : 0;
         jinja_value rest = jinja_text(text.text + line, text.n_bytes - line);
-        jinja_strip(&rest, NULL, false, true);
+        jinja_strip(&rest, false, true);
         if ((line || l->line_starts) && !rest.n_bytes) text.n_bytes = line;
     }
     if (text.n_bytes) BL_TRY(add_token(l, TOKEN_TEXT, text.text, text.n_bytes));

@@ -14,12 +14,16 @@ typedef struct jinja_chunk {
     _Alignas(ALIGNMENT) char bytes[];
 } jinja_chunk;
 
+static bl_status fail_limit(const jinja_arena *arena)
+{
+    return BL_FAIL(BL_EINPUT, "%s: more than %zu MiB of values", arena->title, arena->limit >> 20);
+}
+
 static bl_status add_chunk(jinja_arena *arena, size_t n_bytes)
 {
     size_t capacity = (size_t)bl_max_i64((int64_t)n_bytes, CHUNK_BYTES);
 
-    if (n_bytes > arena->limit || arena->used > arena->limit - n_bytes)
-        return BL_FAIL(BL_EINPUT, "more than %zu MiB of values", arena->limit >> 20);
+    if (n_bytes > arena->limit || arena->used > arena->limit - n_bytes) return fail_limit(arena);
     /* zeroed by calloc: a large chunk's pages are touched when used */
     jinja_chunk *chunk = calloc(1, sizeof *chunk + capacity);
     if (!chunk) return BL_FAIL(BL_ENOMEM, "chat template: values");
@@ -32,8 +36,7 @@ static bl_status add_chunk(jinja_arena *arena, size_t n_bytes)
 
 bl_status jinja_new(jinja_arena *arena, size_t n_bytes, void *out)
 {
-    if (n_bytes > arena->limit)
-        return BL_FAIL(BL_EINPUT, "more than %zu MiB of values", arena->limit >> 20);
+    if (n_bytes > arena->limit) return fail_limit(arena);
     n_bytes = (n_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     if (!arena->chunk || arena->chunk->capacity - arena->chunk->used < n_bytes)
         BL_TRY(add_chunk(arena, n_bytes));
@@ -58,7 +61,7 @@ bl_status jinja_append(jinja_arena *arena, jinja_buffer *buffer, const char *tex
         size_t capacity = 2 * (buffer->n + n_bytes) + 64;
         char *grown;
         if (buffer->n > BL_JINJA_MAX_OUTPUT_BYTES - n_bytes || n_bytes > BL_JINJA_MAX_OUTPUT_BYTES)
-            return BL_FAIL(BL_EINPUT, "a text of more than %d MiB",
+            return BL_FAIL(BL_EINPUT, "%s: a text of more than %d MiB", arena->title,
                            BL_JINJA_MAX_OUTPUT_BYTES >> 20);
         BL_TRY(jinja_new(arena, capacity, &grown));
         if (buffer->n) memcpy(grown, buffer->text, buffer->n);

@@ -5,6 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "jinja/internal.h"
 #include "tokenizer/text.h"
@@ -78,32 +82,59 @@ static bl_status expect_block_end(jinja_parser *p)
     return BL_OK;
 }
 
+/* The slot of `text`, or the empty one where it belongs. */
+static int *find_slot(const bl_jinja *template, const char *text)
+{
+    size_t mask = 2 * (size_t) template->names_capacity - 1;
+    size_t at = XXH3_64bits(text, strlen(text)) & mask;
+
+    while (template->slot[at] && strcmp(template->name[template->slot[at] - 1], text))
+        at = (at + 1) & mask;
+    return &template->slot[at];
+}
+
+static bl_status grow_names(bl_jinja *template)
+{
+    int capacity = template->names_capacity ? 2 * template->names_capacity : 64;
+    const char **grown;
+
+    BL_TRY(jinja_new(&template->arena, (size_t)capacity * sizeof *grown, &grown));
+    BL_TRY(jinja_new(&template->arena, 2 * (size_t)capacity * sizeof *template->slot,
+                     &template->slot));
+    if (template->n_names)
+        memcpy(grown, template->name, (size_t) template->n_names * sizeof *grown);
+    template->name = grown;
+    template->names_capacity = capacity;
+    for (int i = 0; i < template->n_names; i++) *find_slot(template, grown[i]) = i + 1;
+    return BL_OK;
+}
+
 bl_status jinja_intern(bl_jinja *template, const char *text, int *out)
 {
     char *copy;
+    int *slot;
 
-    for (*out = 0; *out < template->n_names; ++*out)
-        if (!strcmp(template->name[*out], text)) return BL_OK;
-    if (template->n_names == template->names_capacity) {
-        int capacity = 2 * template->names_capacity + 64;
-        const char **grown;
-        BL_TRY(jinja_new(&template->arena, (size_t)capacity * sizeof *grown, &grown));
-        if (template->n_names)
-            memcpy(grown, template->name, (size_t) template->n_names * sizeof *grown);
-        template->name = grown;
-        template->names_capacity = capacity;
+    if (template->n_names == template->names_capacity) BL_TRY(grow_names(template));
+    slot = find_slot(template, text);
+    if (!*slot) {
+        BL_TRY(jinja_new(&template->arena, strlen(text) + 1, &copy));
+        template->name[template->n_names++] = strcpy(copy, text);
+        *slot = template->n_names;
     }
-    BL_TRY(jinja_new(&template->arena, strlen(text) + 1, &copy));
-    template->name[template->n_names++] = strcpy(copy, text);
+    *out = *slot - 1;
     return BL_OK;
 }
 
 bl_status jinja_node_new(jinja_parser *p, jinja_node_kind kind, jinja_node **out)
 {
+    enum { LOOK_NODES = 4096 };
+    double limit_s;
+
     BL_TRY(jinja_new(&p->template->arena, sizeof **out, out));
     (*out)->kind = kind;
     (*out)->line = p->at->line;
-    return BL_OK;
+    if (++p->template->n_nodes % LOOK_NODES || !bl_deadline_is_over(&limit_s)) return BL_OK;
+    return jinja_fail_at(p->template, p->at->line, "more than %.0f s to parse", limit_s);
 }
 
 bl_status jinja_enter(jinja_parser *p)
@@ -338,6 +369,7 @@ bl_status bl_jinja_parse(const char *name, const char *text, size_t n_bytes, bl_
     bl_jinja *template = calloc(1, sizeof *template);
     jinja_parser p = {.template = template};
     jinja_token *tokens;
+    bool begun = bl_deadline_begin(n_bytes);
     bl_status st;
 
     *out = NULL;
@@ -346,6 +378,7 @@ bl_status bl_jinja_parse(const char *name, const char *text, size_t n_bytes, bl_
         goto done;
     }
     template->arena.limit = BL_JINJA_MAX_MEMORY_BYTES;
+    template->arena.title = template->title;
     if (n_bytes > BL_JINJA_MAX_TEMPLATE_BYTES || bl_utf8_valid_prefix(text, n_bytes) < n_bytes) {
         st = BL_FAIL(BL_EINPUT, "%s: %s", name,
                      n_bytes > BL_JINJA_MAX_TEMPLATE_BYTES ? "a template of more than 1 MiB"
@@ -360,6 +393,7 @@ bl_status bl_jinja_parse(const char *name, const char *text, size_t n_bytes, bl_
     *out = template;
     template = NULL;
 done:
+    bl_deadline_end(begun);
     bl_jinja_destroy(template);
     return st;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tests: value is name, and value is name(argument). */
+/* tests.c -- jinja's tests: `value is name` and `value is name(argument)`. */
 #include <string.h>
 
 #include "base/sizes.h"
@@ -94,8 +94,7 @@ static bl_status test_rest(jinja_run *run, const char *name, const jinja_value *
     }
     if (!strcmp(name, "lower") || !strcmp(name, "upper")) {
         BL_TRY(jinja_to_text(run, value, &text));
-        *out = jinja_text_is(&text, name[0] == 'l' ? "islower" : "isupper", &known);
-        return BL_OK;
+        return jinja_text_is(run, &text, name[0] == 'l' ? "islower" : "isupper", &known, out);
     }
     if (strcmp(name, "sameas")) return jinja_fail(run, "test %.40s is not supported", name);
     if (args->n != 1 || (by->kind != JINJA_NONE && by->kind != JINJA_BOOL))

@@ -31,41 +31,71 @@ size_t jinja_code_offset(const char *text, size_t n_bytes, size_t index)
 
 /* ---- strip ---- */
 
-static bool is_stripped(const char *code, size_t n, const jinja_value *chars)
+/* Whether white space, or a code of `chars`, is stripped; run is NULL without them. No part of one
+ * code is found in another. */
+static bl_status is_stripped(jinja_run *run, const char *code, size_t n, const jinja_value *chars,
+                             bool *out)
 {
-    if (!chars || chars->kind != JINJA_STRING) return jinja_is_blank(bl_utf8_decode(code, n, &n));
-    for (size_t at = 0, length; at < chars->n_bytes; at += length) {
-        length = jinja_code_offset(chars->text + at, chars->n_bytes - at, 1);
-        if (length == n && !memcmp(chars->text + at, code, n)) return true;
+    if (chars) {
+        *out = memmem(chars->text, chars->n_bytes, code, n) != NULL;
+        return jinja_scan(run, chars->n_bytes);
     }
-    return false;
+    *out = jinja_is_blank(bl_utf8_decode(code, n, &n));
+    return BL_OK;
 }
 
-void jinja_strip(jinja_value *text, const jinja_value *chars, bool left, bool right)
+static bl_status strip(jinja_run *run, jinja_value *text, const jinja_value *chars, bool left,
+                       bool right)
 {
+    bool stripped;
+
     while (left && text->n_bytes) {
         size_t n = jinja_code_offset(text->text, text->n_bytes, 1);
-        if (!is_stripped(text->text, n, chars)) break;
+        BL_TRY(is_stripped(run, text->text, n, chars, &stripped));
+        if (!stripped) break;
         text->text += n;
         text->n_bytes -= n;
     }
     while (right && text->n_bytes) {
         size_t start = text->n_bytes - 1;
         while (start > 0 && ((unsigned char)text->text[start] & 0xc0) == 0x80) start--;
-        if (!is_stripped(text->text + start, text->n_bytes - start, chars)) break;
+        BL_TRY(is_stripped(run, text->text + start, text->n_bytes - start, chars, &stripped));
+        if (!stripped) break;
         text->n_bytes = start;
     }
+    return BL_OK;
+}
+
+void jinja_strip(jinja_value *text, bool left, bool right)
+{
+    strip(NULL, text, NULL, left, right);
+}
+
+bl_status jinja_strip_chars(jinja_run *run, jinja_value *text, const jinja_value *chars, bool left,
+                            bool right)
+{
+    BL_TRY(jinja_scan(run, text->n_bytes));
+    return strip(run, text, chars && chars->kind == JINJA_STRING ? chars : NULL, left, right);
 }
 
 /* ---- search ---- */
 
-static const char *find_last(const jinja_value *text, const jinja_value *part)
+/* *out: the last `part`, or NULL. Counts each comparison. */
+static bl_status find_last(jinja_run *run, const jinja_value *text, const jinja_value *part,
+                           const char **out)
 {
-    for (size_t at = text->n_bytes + 1; at-- > 0;)
-        if (text->n_bytes - at >= part->n_bytes &&
-            !memcmp(text->text + at, part->text, part->n_bytes))
-            return text->text + at;
-    return NULL;
+    size_t n = text->n_bytes - part->n_bytes + 1; /* places, where the part is not longer */
+
+    *out = part->n_bytes ? NULL : text->text + text->n_bytes;
+    if (!part->n_bytes || part->n_bytes > text->n_bytes) return BL_OK;
+    for (const char *at; (at = memrchr(text->text, part->text[0], n));
+         n = (size_t)(at - text->text)) {
+        BL_TRY(jinja_step(run, part->n_bytes));
+        if (memcmp(at, part->text, part->n_bytes)) continue;
+        *out = at;
+        return BL_OK;
+    }
+    return BL_OK;
 }
 
 static const char *find_first(const jinja_value *text, size_t from, const jinja_value *part)
@@ -84,8 +114,7 @@ static bl_status split_blanks(jinja_run *run, const jinja_value *self, int64_t m
 {
     jinja_value rest = *self;
 
-    for (jinja_strip(&rest, NULL, true, false); rest.n_bytes;
-         jinja_strip(&rest, NULL, true, false)) {
+    for (jinja_strip(&rest, true, false); rest.n_bytes; jinja_strip(&rest, true, false)) {
         size_t at = 0, n = 0;
         if (max >= 0 && (int64_t)list->n == max) return jinja_list_add(run, list, rest);
         while (at < rest.n_bytes &&
@@ -158,7 +187,7 @@ bl_status jinja_replace(jinja_run *run, const jinja_value *text, const jinja_val
     size_t at = 0;
     const char *found;
 
-    BL_TRY(jinja_step(run, text->n_bytes));
+    BL_TRY(jinja_scan(run, text->n_bytes));
     while (max != 0 && (found = find_first(text, at, from))) {
         size_t next = (size_t)(found - text->text);
         BL_TRY(jinja_append(&run->arena, &result, text->text + at, next - at));
@@ -193,8 +222,11 @@ bl_status jinja_escape(jinja_run *run, const jinja_value *text, jinja_value *out
 
 /* ---- methods ---- */
 
+/* The differences of methods that share a function. */
+enum { LEFT = 1, RIGHT = 2, MUST_FIND = 4 };
+
 typedef bl_status text_method(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                              jinja_value *out);
+                              unsigned how, jinja_value *out);
 
 static bl_status need_text(jinja_run *run, const jinja_value *value)
 {
@@ -203,168 +235,111 @@ static bl_status need_text(jinja_run *run, const jinja_value *value)
                       value ? jinja_type_name(value) : "nothing");
 }
 
-static bl_status strip_sides(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                             bool left, bool right, jinja_value *out)
+static bl_status do_strip(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
+                          unsigned how, jinja_value *out)
 {
     const jinja_value *chars = jinja_argument(args, 0, "chars");
 
     if (chars && chars->kind != JINJA_NONE) BL_TRY(need_text(run, chars));
     *out = *self;
-    jinja_strip(out, chars, left, right);
-    return jinja_step(run, self->n_bytes);
-}
-
-static bl_status do_strip(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                          jinja_value *out)
-{
-    return strip_sides(run, self, args, true, true, out);
-}
-
-static bl_status do_lstrip(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                           jinja_value *out)
-{
-    return strip_sides(run, self, args, true, false, out);
-}
-
-static bl_status do_rstrip(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                           jinja_value *out)
-{
-    return strip_sides(run, self, args, false, true, out);
+    return jinja_strip_chars(run, out, chars, how & LEFT, how & RIGHT);
 }
 
 static bl_status do_split(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                          jinja_value *out)
+                          unsigned how, jinja_value *out)
 {
-    BL_TRY(jinja_step(run, self->n_bytes));
-    return split(run, self, args, false, out);
-}
-
-static bl_status do_rsplit(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                           jinja_value *out)
-{
-    BL_TRY(jinja_step(run, self->n_bytes));
-    return split(run, self, args, true, out);
+    BL_TRY(jinja_scan(run, self->n_bytes));
+    return split(run, self, args, how & RIGHT, out);
 }
 
 static bl_status do_splitlines(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                               jinja_value *out)
+                               unsigned how, jinja_value *out)
 {
     const jinja_value *keep = jinja_argument(args, 0, "keepends");
 
-    BL_TRY(jinja_step(run, self->n_bytes));
+    (void)how;
+    BL_TRY(jinja_scan(run, self->n_bytes));
     return split_lines(run, self, keep && jinja_is_true(keep), out);
 }
 
-static bool has_affix(const jinja_value *self, const jinja_value *part, bool at_end)
+static bl_status has_affix(jinja_run *run, const jinja_value *self, const jinja_value *part,
+                           bool at_end, bool *out)
 {
-    if (part->kind != JINJA_STRING || part->n_bytes > self->n_bytes) return false;
+    *out = false;
+    if (part->kind != JINJA_STRING || part->n_bytes > self->n_bytes) return jinja_step(run, 0);
     size_t at = at_end ? self->n_bytes - part->n_bytes : 0;
-    return !memcmp(self->text + at, part->text, part->n_bytes);
+    *out = !memcmp(self->text + at, part->text, part->n_bytes);
+    return jinja_step(run, part->n_bytes);
 }
 
-static bl_status test_affix(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                            bool at_end, jinja_value *out)
+static bl_status do_affix(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
+                          unsigned how, jinja_value *out)
 {
     const jinja_value *part = jinja_argument(args, 0, NULL);
 
     *out = jinja_bool(false);
     if (args->n != 1) return jinja_fail(run, "startswith, endswith: expected one argument");
     if (part->kind != JINJA_TUPLE) BL_TRY(need_text(run, part));
-    if (part->kind != JINJA_TUPLE) out->truth = has_affix(self, part, at_end);
-    for (size_t i = 0; part->kind == JINJA_TUPLE && i < part->list->n; i++)
-        out->truth = out->truth || has_affix(self, &part->list->item[i], at_end);
+    if (part->kind != JINJA_TUPLE) return has_affix(run, self, part, how & RIGHT, &out->truth);
+    for (size_t i = 0; i < part->list->n && !out->truth; i++)
+        BL_TRY(has_affix(run, self, &part->list->item[i], how & RIGHT, &out->truth));
     return BL_OK;
 }
 
-static bl_status do_startswith(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                               jinja_value *out)
-{
-    return test_affix(run, self, args, false, out);
-}
-
-static bl_status do_endswith(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                             jinja_value *out)
-{
-    return test_affix(run, self, args, true, out);
-}
-
-static bl_status do_removeprefix(jinja_run *run, const jinja_value *self,
-                                 const jinja_arguments *args, jinja_value *out)
+static bl_status do_remove_affix(jinja_run *run, const jinja_value *self,
+                                 const jinja_arguments *args, unsigned how, jinja_value *out)
 {
     const jinja_value *part = jinja_argument(args, 0, NULL);
+    bool has;
 
     BL_TRY(need_text(run, part));
     *out = *self;
-    if (!has_affix(self, part, false)) return BL_OK;
-    out->text += part->n_bytes;
+    BL_TRY(has_affix(run, self, part, how & RIGHT, &has));
+    if (!has) return BL_OK;
+    if (how & LEFT) out->text += part->n_bytes;
     out->n_bytes -= part->n_bytes;
     return BL_OK;
 }
 
-static bl_status do_removesuffix(jinja_run *run, const jinja_value *self,
-                                 const jinja_arguments *args, jinja_value *out)
-{
-    const jinja_value *part = jinja_argument(args, 0, NULL);
-
-    BL_TRY(need_text(run, part));
-    *out = *self;
-    if (has_affix(self, part, true)) out->n_bytes -= part->n_bytes;
-    return BL_OK;
-}
-
 static bl_status do_replace(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                            jinja_value *out)
+                            unsigned how, jinja_value *out)
 {
     const jinja_value *from = jinja_argument(args, 0, NULL), *to = jinja_argument(args, 1, NULL);
     const jinja_value *max = jinja_argument(args, 2, "count");
 
+    (void)how;
     BL_TRY(need_text(run, from));
     BL_TRY(need_text(run, to));
     return jinja_replace(run, self, from, to, max && jinja_is_number(max) ? jinja_as_int(max) : -1,
                          out);
 }
 
-static bl_status find_place(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                            bool last, bool must, jinja_value *out)
+static bl_status do_find(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
+                         unsigned how, jinja_value *out)
 {
+    bool last = how & RIGHT;
     const jinja_value *part = jinja_argument(args, 0, NULL);
 
     BL_TRY(need_text(run, part));
     if (args->n > 1) return jinja_fail(run, "find: a range is not supported");
-    const char *found = last ? find_last(self, part) : find_first(self, 0, part);
-    BL_TRY(jinja_step(run, self->n_bytes));
-    if (!found && must) return jinja_fail(run, "index: no such text");
+    const char *found = last ? NULL : find_first(self, 0, part);
+    BL_TRY(jinja_scan(run, self->n_bytes));
+    if (last) BL_TRY(find_last(run, self, part, &found));
+    if (!found && how & MUST_FIND) return jinja_fail(run, "index: no such text");
     *out = jinja_int(found ? (int64_t)jinja_count_codes(self->text, (size_t)(found - self->text))
                            : -1);
     return BL_OK;
 }
 
-static bl_status do_find(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                         jinja_value *out)
-{
-    return find_place(run, self, args, false, false, out);
-}
-
-static bl_status do_rfind(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                          jinja_value *out)
-{
-    return find_place(run, self, args, true, false, out);
-}
-
-static bl_status do_index(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                          jinja_value *out)
-{
-    return find_place(run, self, args, false, true, out);
-}
-
 static bl_status do_count(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                          jinja_value *out)
+                          unsigned how, jinja_value *out)
 {
     const jinja_value *part = jinja_argument(args, 0, NULL);
     int64_t n = 0;
 
+    (void)how;
     BL_TRY(need_text(run, part));
-    BL_TRY(jinja_step(run, self->n_bytes));
+    BL_TRY(jinja_scan(run, self->n_bytes));
     const char *found = self->text;
     for (size_t at = 0; part->n_bytes && (found = find_first(self, at, part)); n++)
         at = (size_t)(found - self->text) + part->n_bytes;
@@ -373,11 +348,12 @@ static bl_status do_count(jinja_run *run, const jinja_value *self, const jinja_a
 }
 
 static bl_status do_join(jinja_run *run, const jinja_value *self, const jinja_arguments *args,
-                         jinja_value *out)
+                         unsigned how, jinja_value *out)
 {
     jinja_buffer whole = {0};
     jinja_list *list;
 
+    (void)how;
     if (args->n != 1) return jinja_fail(run, "join: expected one argument");
     BL_TRY(jinja_iterate(run, &args->item[0], &list));
     for (size_t i = 0; i < list->n; i++) {
@@ -392,22 +368,23 @@ static bl_status do_join(jinja_run *run, const jinja_value *self, const jinja_ar
 static const struct {
     const char *name;
     text_method *call;
-} methods[] = {{"strip", do_strip},
-               {"lstrip", do_lstrip},
-               {"rstrip", do_rstrip},
-               {"split", do_split},
-               {"rsplit", do_rsplit},
-               {"splitlines", do_splitlines},
-               {"startswith", do_startswith},
-               {"endswith", do_endswith},
-               {"removeprefix", do_removeprefix},
-               {"removesuffix", do_removesuffix},
-               {"replace", do_replace},
-               {"find", do_find},
-               {"rfind", do_rfind},
-               {"index", do_index},
-               {"count", do_count},
-               {"join", do_join}};
+    unsigned how;
+} methods[] = {{"strip", do_strip, LEFT | RIGHT},
+               {"lstrip", do_strip, LEFT},
+               {"rstrip", do_strip, RIGHT},
+               {"split", do_split, LEFT},
+               {"rsplit", do_split, RIGHT},
+               {"splitlines", do_splitlines, 0},
+               {"startswith", do_affix, LEFT},
+               {"endswith", do_affix, RIGHT},
+               {"removeprefix", do_remove_affix, LEFT},
+               {"removesuffix", do_remove_affix, RIGHT},
+               {"replace", do_replace, 0},
+               {"find", do_find, LEFT},
+               {"rfind", do_find, RIGHT},
+               {"index", do_find, LEFT | MUST_FIND},
+               {"count", do_count, 0},
+               {"join", do_join, 0}};
 
 /* Python's others. They exist (x.center is defined); those that case.c lacks are refused in a call.
  */
@@ -430,14 +407,15 @@ bool jinja_text_has_method(const char *name)
 bl_status jinja_text_call(jinja_run *run, const jinja_value *self, const char *name,
                           const jinja_arguments *args, jinja_value *out)
 {
-    bool known;
+    bool known, is;
 
     for (size_t i = 0; i < BL_COUNT(methods); i++)
         if (!strcmp(methods[i].name, name)) {
-            BL_TRY(methods[i].call(run, self, args, out));
+            BL_TRY(methods[i].call(run, self, args, methods[i].how, out));
             if (self->is_markup && out->kind == JINJA_STRING) out->is_markup = true;
             return BL_OK;
         }
-    *out = jinja_bool(jinja_text_is(self, name, &known));
-    return known ? jinja_step(run, self->n_bytes) : jinja_change_case(run, self, name, out);
+    BL_TRY(jinja_text_is(run, self, name, &known, &is));
+    *out = jinja_bool(is);
+    return known ? BL_OK : jinja_change_case(run, self, name, out);
 }

@@ -104,6 +104,24 @@ bool jinja_is_true(const jinja_value *value)
 
 /* ---- lists ---- */
 
+static int depth_of(const jinja_value *value)
+{
+    if (value->kind == JINJA_METHOD) value = &value->method->self;
+    return value->kind == JINJA_DICT  ? value->dict->depth
+           : jinja_is_sequence(value) ? value->list->depth
+                                      : 0;
+}
+
+/* *depth: of what `inner` becomes a part of. */
+static bl_status nest(jinja_run *run, int *depth, const jinja_value *inner)
+{
+    int n = 1 + depth_of(inner);
+
+    if (n > *depth) *depth = n;
+    if (n <= BL_JINJA_MAX_DATA_DEPTH) return BL_OK;
+    return jinja_fail(run, "data nested more than %d deep", BL_JINJA_MAX_DATA_DEPTH);
+}
+
 bl_status jinja_list_new(jinja_run *run, jinja_kind kind, size_t capacity, jinja_value *out)
 {
     jinja_list *list;
@@ -126,6 +144,7 @@ bl_status jinja_list_add(jinja_run *run, jinja_list *list, jinja_value value)
         list->capacity = capacity;
     }
     list->item[list->n++] = value;
+    BL_TRY(nest(run, &list->depth, &value));
     return jinja_step(run, 0);
 }
 
@@ -151,6 +170,7 @@ static bl_status find_entry(jinja_run *run, const jinja_dict *dict, const jinja_
     if (key->kind == JINJA_LIST || key->kind == JINJA_DICT)
         return jinja_fail(run, "a %s cannot be a key", jinja_type_name(key));
     BL_TRY(jinja_step(run, dict->n * 8));
+    if (key->kind == JINJA_STRING) BL_TRY(jinja_scan(run, key->n_bytes));
     for (size_t i = 0; i < dict->n; i++) {
         if (dict->entry[i].hash != hash) continue;
         BL_TRY(jinja_equals(run, &dict->entry[i].key, key, &same));
@@ -178,7 +198,8 @@ static bl_status add_entry(jinja_run *run, jinja_dict *dict, jinja_value key, ji
         dict->capacity = capacity;
     }
     dict->entry[dict->n++] = (jinja_entry){.hash = hash_of(&key), .key = key, .value = value};
-    return BL_OK;
+    BL_TRY(nest(run, &dict->depth, &key));
+    return nest(run, &dict->depth, &value);
 }
 
 bl_status jinja_dict_set(jinja_run *run, jinja_dict *dict, jinja_value key, jinja_value value)
@@ -188,7 +209,7 @@ bl_status jinja_dict_set(jinja_run *run, jinja_dict *dict, jinja_value key, jinj
     BL_TRY(find_entry(run, dict, &key, &entry));
     if (!entry) return add_entry(run, dict, key, value);
     entry->value = value;
-    return BL_OK;
+    return nest(run, &dict->depth, &value);
 }
 
 bl_status jinja_dict_get(jinja_run *run, const jinja_dict *dict, const jinja_value *key,
@@ -297,7 +318,7 @@ bl_status jinja_contains(jinja_run *run, const jinja_value *in, const jinja_valu
         if (item->kind != JINJA_STRING)
             return jinja_fail(run, "%s in a string", jinja_type_name(item));
         *out = !item->n_bytes || memmem(in->text, in->n_bytes, item->text, item->n_bytes);
-        return jinja_step(run, in->n_bytes);
+        return jinja_scan(run, in->n_bytes);
     }
     BL_TRY(jinja_iterate(run, in, &list));
     for (size_t i = 0; i < list->n && !*out; i++)
@@ -352,7 +373,7 @@ bl_status jinja_length(jinja_run *run, const jinja_value *value, size_t *out)
         return BL_OK;
     case JINJA_STRING:
         *out = jinja_count_codes(value->text, value->n_bytes);
-        return jinja_step(run, value->n_bytes);
+        return jinja_scan(run, value->n_bytes);
     case JINJA_LIST:
     case JINJA_TUPLE:
     case JINJA_RANGE:

@@ -20,6 +20,7 @@ static bl_status add(jinja_run *run, jinja_buffer *out, const char *text)
  * 1e16 on. */
 static bl_status write_real(jinja_run *run, const jinja_value *value, bool json, jinja_buffer *out)
 {
+    enum { TRIES_BYTES = 1024 }; /* scanned in the time that 17 precisions take */
     double real = value->real;
     char digits[40], text[64];
     int precision = 0, exponent;
@@ -27,6 +28,7 @@ static bl_status write_real(jinja_run *run, const jinja_value *value, bool json,
     if (value->is_doubtful)
         return jinja_fail(run, "a number of 2^63 or more: integer and float are not told apart; "
                                "write it as a string");
+    BL_TRY(jinja_scan(run, TRIES_BYTES));
     if (isnan(real)) return add(run, out, json ? "NaN" : "nan");
     if (isinf(real))
         return add(run, out,
@@ -89,7 +91,7 @@ static bl_status write_text_repr(jinja_run *run, const jinja_value *value, jinja
     bool has_double = memchr(value->text, '"', value->n_bytes) != NULL;
     char quote[2] = {has_single && !has_double ? '"' : '\'', '\0'};
 
-    BL_TRY(jinja_step(run, value->n_bytes));
+    BL_TRY(jinja_scan(run, value->n_bytes));
     if (value->is_markup) BL_TRY(add(run, out, "Markup("));
     BL_TRY(add(run, out, quote));
     for (size_t at = 0, n; at < value->n_bytes; at += n) {
@@ -220,7 +222,7 @@ static bl_status write_json_code(jinja_run *run, uint32_t code, bool ascii, jinj
 static bl_status write_json_text(jinja_run *run, const jinja_value *value, bool ascii,
                                  jinja_buffer *out)
 {
-    BL_TRY(jinja_step(run, value->n_bytes));
+    BL_TRY(jinja_scan(run, value->n_bytes));
     BL_TRY(add(run, out, "\""));
     for (size_t at = 0, n; at < value->n_bytes; at += n)
         BL_TRY(write_json_code(run, bl_utf8_decode(value->text + at, value->n_bytes - at, &n),

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "base/sizes.h"
 #include "job/internal.h"
 
@@ -14,30 +15,67 @@ static const char CHILD_VARIABLE[] = "BALLAST_CHILD";
 static const char CHILD_NUMBERS[] = "parent=%d rank=%d ranks=%d first=%d local=%d control=%d "
                                     "line=%d bulk=%d memory=%d sockets=";
 
-/* A number of the environment, or `missing`. */
-static int number_of(const char *name, int missing)
-{
-    const char *text = getenv(name);
-    char *end;
-    if (!text) return missing;
-    long value = strtol(text, &end, 10);
-    return end == text || value < 0 || value > MAX_PROCESSES ? missing : (int)value;
-}
-
+/* The variables by which one kind of launcher places a process. */
 typedef struct variables {
     bl_launch_kind kind;
     const char *launcher, *size, *rank, *n_local, *local_rank;
-    const char *needs; /* another variable that is set; NULL: none */
+    const char *address;  /* is needed, too, for more than one process; NULL: none is */
+    const char *signs[2]; /* only this launcher sets them; NULL: none */
+    bool has_scripts;     /* rank 0 without a size is a script outside of the launcher's steps */
 } variables;
 
-static bool read_variables(const variables *v, bl_launch_info *out)
-{
-    int size = number_of(v->size, 0), rank = number_of(v->rank, -1);
+static const variables torchrun = {.kind = BL_LAUNCH_TORCHRUN,
+                                   .launcher = "torchrun",
+                                   .size = "WORLD_SIZE",
+                                   .rank = "RANK",
+                                   .n_local = "LOCAL_WORLD_SIZE",
+                                   .local_rank = "LOCAL_RANK",
+                                   .address = "MASTER_ADDR",
+                                   .signs = {"GROUP_RANK", "TORCHELASTIC_RUN_ID"}};
+static const variables open_mpi = {.kind = BL_LAUNCH_MPI,
+                                   .launcher = "mpirun",
+                                   .size = "OMPI_COMM_WORLD_SIZE",
+                                   .rank = "OMPI_COMM_WORLD_RANK",
+                                   .n_local = "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                   .local_rank = "OMPI_COMM_WORLD_LOCAL_RANK"};
+static const variables pmi = {.kind = BL_LAUNCH_MPI,
+                              .launcher = "mpirun",
+                              .size = "PMI_SIZE",
+                              .rank = "PMI_RANK",
+                              .n_local = "MPI_LOCALNRANKS",
+                              .local_rank = "MPI_LOCALRANKID"};
+static const variables slurm = {.kind = BL_LAUNCH_MPI,
+                                .launcher = "srun",
+                                .size = "SLURM_STEP_NUM_TASKS",
+                                .rank = "SLURM_PROCID",
+                                .n_local = "SLURM_STEP_TASKS_PER_NODE",
+                                .local_rank = "SLURM_LOCALID",
+                                .has_scripts = true};
 
-    if (size < 1 || rank < 0 || rank >= size || (v->needs && !getenv(v->needs))) return false;
-    int n_local = number_of(v->n_local, 1); /* of Slurm's "4(x2)" the 4 */
-    int local_rank = number_of(v->local_rank, 0);
-    if (n_local <= local_rank) n_local = local_rank + 1; /* and of its "2,4" the 2 */
+/* A number of the environment; NOT_SET, or MALFORMED. Of Slurm's list "4(x2),3" the first one. */
+enum { NOT_SET = -1, MALFORMED = -2 };
+
+static int number_of(const variables *v, const char *name)
+{
+    const char *text = name ? getenv(name) : NULL;
+    size_t n_digits = text ? strspn(text, "0123456789") : 0;
+    bool is_list = v == &slurm && name == v->n_local;
+
+    if (!text) return NOT_SET;
+    if (n_digits == 0 || strlen(text) != (is_list ? strspn(text, "0123456789(x),") : n_digits))
+        return MALFORMED;
+    long value = strtol(text, NULL, 10);
+    return value > MAX_PROCESSES ? MALFORMED : (int)value;
+}
+
+static bool read_variables(const variables *v, const char *needs, bl_launch_info *out)
+{
+    int size = number_of(v, v->size), rank = number_of(v, v->rank);
+
+    if (size < 1 || rank < 0 || rank >= size || (needs && !getenv(needs))) return false;
+    int n_local = number_of(v, v->n_local), local_rank = number_of(v, v->local_rank);
+    if (local_rank < 0) local_rank = 0;
+    if (n_local <= local_rank) n_local = local_rank + 1; /* of Slurm's "2,4" the 2 */
     *out = (bl_launch_info){.kind = size > 1 ? v->kind : BL_LAUNCH_ALONE,
                             .launcher = v->launcher,
                             .rank = rank,
@@ -46,6 +84,104 @@ static bool read_variables(const variables *v, bl_launch_info *out)
                             .n_local = n_local};
     return true;
 }
+
+/* ---- checks ---- */
+
+static bl_status fail_value(const char *name, const char *what)
+{
+    return BL_FAIL(BL_EUSAGE, "%s is '%.100s', but %s; correct or unset the launcher's variables",
+                   name, getenv(name), what);
+}
+
+static const char *find_set(const variables *v)
+{
+    const char *const names[] = {v->rank,       v->size,     v->n_local,
+                                 v->local_rank, v->signs[0], v->signs[1]};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++)
+        if (names[i] && getenv(names[i])) return names[i];
+    return NULL;
+}
+
+/* Each one that is set is a number. */
+static bl_status check_numbers(const variables *v)
+{
+    const char *const names[] = {v->size, v->rank, v->n_local, v->local_rank, v->signs[0]};
+
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        int value = number_of(v, names[i]), least = names[i] == v->size || names[i] == v->n_local;
+        char text[64];
+        snprintf(text, sizeof text, "it must be a number from %d to %d", least, MAX_PROCESSES);
+        if (value != NOT_SET && value < least) return fail_value(names[i], text);
+    }
+    return BL_OK;
+}
+
+/* The variable that is missing in a set that has some; NULL: none. */
+static const char *find_missing(const variables *v)
+{
+    int size = number_of(v, v->size), rank = number_of(v, v->rank);
+    bool has_n_local = getenv(v->n_local), has_local_rank = getenv(v->local_rank);
+
+    if (!find_set(v) || size == 1) return NULL;
+    if (size == NOT_SET) return v->has_scripts && rank <= 0 && !has_n_local ? NULL : v->size;
+    if (rank == NOT_SET) return v->rank;
+    if (has_n_local != has_local_rank) return has_n_local ? v->local_rank : v->n_local;
+    const char *address = v->address ? getenv(v->address) : v->size;
+    return address && address[0] ? NULL : v->address;
+}
+
+/* Numbers of a complete set agree. */
+static bl_status check_agreement(const variables *v)
+{
+    int size = number_of(v, v->size), rank = number_of(v, v->rank);
+    int n_local = number_of(v, v->n_local), local_rank = number_of(v, v->local_rank);
+    char text[160];
+
+    if (size < 1) return BL_OK;
+    snprintf(text, sizeof text, "%s is '%d'", v->size, size);
+    if (rank >= size) return fail_value(v->rank, text);
+    if (n_local > size && v != &slurm) return fail_value(v->n_local, text);
+    if (n_local < 1 || local_rank < n_local || v == &slurm) return BL_OK;
+    snprintf(text, sizeof text, "%s is '%d'", v->n_local, n_local);
+    return fail_value(v->local_rank, text);
+}
+
+/* Variables of several processes that do not place this one. */
+static bl_status check_others(void)
+{
+    static const char *const others[] = {"PMIX_RANK", "MV2_COMM_WORLD_SIZE", "PET_NNODES"};
+
+    for (size_t i = 0; i < BL_COUNT(others); i++) {
+        const char *text = getenv(others[i]);
+        if (text && (i == 0 || (strcmp(text, "1") != 0 && strcmp(text, "1:1") != 0)))
+            return fail_value(others[i], "no variables of mpirun, srun or torchrun place this "
+                                         "process among several");
+    }
+    return BL_OK;
+}
+
+bl_status job_environment_check(const bl_launch_info *info)
+{
+    static const variables *const all[] = {&torchrun, &open_mpi, &pmi, &slurm};
+
+    for (size_t i = 0; i < BL_COUNT(all); i++) {
+        BL_TRY(check_numbers(all[i]));
+        BL_TRY(check_agreement(all[i]));
+        const char *missing = find_missing(all[i]), *set = missing ? find_set(all[i]) : NULL;
+        char text[160];
+        if (!missing) continue;
+        snprintf(text, sizeof text, "%s is not set", missing);
+        bool is_unused = missing == all[i]->size || missing == all[i]->rank;
+        if (info->n_processes == 1 || !is_unused) return fail_value(set, text);
+        if (info->rank == 0)
+            bl_log_warning("%s is '%.100s', but %s: using the variables of %s", set, getenv(set),
+                           text, info->launcher);
+    }
+    return info->launcher ? BL_OK : check_others();
+}
+
+/* ---- */
 
 static bool read_child(bl_launch_info *out)
 {
@@ -65,30 +201,21 @@ static bool read_child(bl_launch_info *out)
 
 void bl_launch_read(bl_launch_info *out)
 {
-    /* Whoever started this process last comes first: mpirun's daemons and torchrun are a step of
-     * Slurm's themselves, or torchrun a task of mpirun, and their processes inherit its variables.
-     * PMI's size and rank are also set by `srun --mpi=pmi2`; MPICH and Intel MPI add the local
-     * ones. Kubernetes sets torchrun's variables, but neither the local ones nor the name of the
-     * run. */
-    static const variables all[] = {
-        {BL_LAUNCH_TORCHRUN, "torchrun", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK",
-         "TORCHELASTIC_RUN_ID"},
-        {BL_LAUNCH_MPI, "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
-         "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", NULL},
-        {BL_LAUNCH_MPI, "mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID",
-         "MPI_LOCALRANKID"},
-        {BL_LAUNCH_TORCHRUN, "torchrun", "WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "LOCAL_RANK",
-         "MASTER_ADDR"},
-        {BL_LAUNCH_MPI, "srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_TASKS_PER_NODE",
-         "SLURM_LOCALID", NULL},
-        {BL_LAUNCH_MPI, "mpirun", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID",
-         NULL},
-    };
+    /* The launcher that started this process last takes precedence: mpirun's daemons and torchrun
+     * are a step of Slurm's themselves, or torchrun a task of mpirun, and their processes inherit
+     * its variables. PMI's size and rank are also set by `srun --mpi=pmi2`; MPICH and Intel MPI add
+     * the local ones. Kubernetes sets torchrun's variables, but neither the local ones nor the name
+     * of the run. */
+    static const struct {
+        const variables *of;
+        const char *needs; /* another variable that is set; NULL: none */
+    } all[] = {{&torchrun, "TORCHELASTIC_RUN_ID"}, {&open_mpi, NULL}, {&pmi, "MPI_LOCALRANKID"},
+               {&torchrun, "MASTER_ADDR"},         {&slurm, NULL},    {&pmi, NULL}};
 
     *out = (bl_launch_info){.n_processes = 1, .n_local = 1};
     if (read_child(out)) return;
     for (size_t i = 0; i < BL_COUNT(all); i++)
-        if (read_variables(&all[i], out)) return;
+        if (read_variables(all[i].of, all[i].needs, out)) return;
 }
 
 /* ---- a child of bl_launch_run_ranks ---- */

@@ -4,7 +4,7 @@
 #define BALLAST_JOB_INTERNAL_H
 
 #include "job/launch.h"
-#include "job/tcp/key.h"
+#include "job/key_internal.h"
 #include "comm/wire.h"
 
 /* What a parent hands to a child, by one variable of its environment; descriptors are the child's
@@ -20,7 +20,13 @@ typedef struct bl_launch_child {
     int *sockets;   /* [n_ranks]: bl_wire_links.sockets */
 } bl_launch_child;
 
-/* environment.c. The definition "NAME=value", the caller's to free; NULL: no memory. */
+/* environment.c. The launchers' variables are numbers that agree, and each launcher's are complete:
+ * this process does not train alone because one is missing. Warns of an incomplete set where
+ * another launcher's places this process among several: `info`, of bl_launch_read. BL_EUSAGE names
+ * variable and value. */
+bl_status job_environment_check(const bl_launch_info *info);
+
+/* The definition "NAME=value", the caller's to free; NULL: no memory. */
 char *job_child_format(const bl_launch_child *child);
 bool job_child_is(const char *definition); /* of that name */
 /* BL_EUSAGE: the variable is not as job_child_format writes it. Free `out` after success. */
@@ -39,8 +45,8 @@ typedef struct job_message {
 
 /* Prints the job's error, or has the parent print it: the last line of this process. */
 void job_report(const bl_error *error);
-/* The job has been reported, if there was something to report. A child's parent hears that it has
- * closed. Returns st, without a text. */
+/* The job has been reported, if there was something to report. A child reports to its parent that
+ * it has closed. Returns st, without a text. */
 bl_status job_end_report(bl_status st);
 
 struct bl_launch {

@@ -4,8 +4,7 @@
  * Who starts them:
  *   (none)          one process; its ranks are threads. launch is NULL.
  *   mpirun, srun    a process per rank, connected by TCP, for which MPI exchanges addresses; or a
- *                   process per host, which starts
- *                   that host's ranks
+ *                   process per host, which starts that host's ranks
  *   torchrun        a process per rank, which meet at MASTER_ADDR and are connected by TCP
  *   ballast         a child of bl_launch_run_ranks, which has its connections from its parent
  *
@@ -51,13 +50,15 @@ typedef struct bl_launch_info {
         n_local; /* among the processes on this host; 0 and 1 when the launcher does not say */
 } bl_launch_info;
 
-/* Any thread; opens nothing. */
+/* Any thread; opens nothing. A set of variables that does not place this process counts as absent:
+ * bl_launch_begin rejects it. */
 void bl_launch_read(bl_launch_info *out);
 
 /* Every process of a job calls it first, before it starts threads. From then on every process but
  * that of rank 0 logs nothing but errors (base/log.h), and that one, if it is a child, not before
  * bl_launch_open: its parent has said what there is to say about the configuration. BL_EUSAGE: the
- * variable of a child is not its parent's; BL_ERANK: its parent is gone. */
+ * variable of a child is not its parent's, or a launcher's variables are malformed, contradict each
+ * other or are incomplete; BL_ERANK: its parent is gone. */
 bl_status bl_launch_begin(bl_launch_info *out);
 
 typedef struct bl_launch_options {
@@ -67,8 +68,8 @@ typedef struct bl_launch_options {
     /* A directory that all processes see, for the secret of those that torchrun has started, unless
      * BALLAST_SECRET has one; NULL: none. Borrowed for the call. */
     const char *secret_dir;
-    /* This process knows already that it will close with a failure: others may be of the same mind
-     * and come within seconds, or not come. */
+    /* This process will close with a failure: other processes may fail as well and arrive within
+     * seconds, or not at all. */
     bool has_failed;
 } bl_launch_options;
 
@@ -99,7 +100,7 @@ bool bl_launch_should_leave(bl_launch *launch);
  * ends: nothing is freed. Does not return. */
 void bl_launch_leave(bl_launch *launch);
 
-/* Ends the job: waits until all processes have come here with BL_OK or BL_ESTOPPED, or one has
+/* Ends the job: waits until all processes have called it with BL_OK or BL_ESTOPPED, or one has
  * failed. Frees `launch`. From then on this process has BL_LAUNCH_EXIT_S to exit, or `leave` is
  * called: files are whole, and the remaining work may wait for a driver or a stranger. Returns the
  * job's status; this thread's error text is empty when this process or another has printed the

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processes.h -- a communicator between processes that somebody else has started: torchrun, a
+/* processes.h -- a communicator between processes that another program has started: torchrun, a
  * scheduler, a program of yours. A process is one rank.
  *
  * The ranks meet at rank 0's address and port, prove to each other that they know the same secret,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c -- a job's final message. Nothing else in comm, job or ring prints an error.
+/* report.c -- a job's final message. Nothing else in comm and job prints an error.
  *
  * | the end | is printed by | through |
  * | a job of one process | that process | bl_launch_print_error |

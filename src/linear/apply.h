@@ -27,16 +27,16 @@ typedef struct bl_linear_use {
 } bl_linear_use;
 
 /* bl_lora_linear_operand for a later bl_linear_apply; does not acquire the matrix. */
-BL_API bl_quantized bl_linear_operand(bl_stream *stream, const bl_linear_use *use, int64_t T,
-                                      bl_dtype act);
+bl_quantized bl_linear_operand(bl_stream *stream, const bl_linear_use *use, int64_t T,
+                               bl_dtype act);
 
 /* bl_lora_linear_forward and bl_lora_linear_backward with the matrix acquired for `stream`. The
  * unit stays acquired: releasing it is the caller's (bl_base_release, and
  * bl_linear_prepared_forget). Errors: those of bl_base_acquire and of the products. */
-BL_API bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T,
-                                 bl_tensor x, bl_tensor y);
-BL_API bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T,
-                                     bl_tensor x, bl_tensor dy, bl_tensor dx);
+bl_status bl_linear_apply(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
+                          bl_tensor y);
+bl_status bl_linear_pull_back(bl_stream *stream, const bl_linear_use *use, int64_t T, bl_tensor x,
+                              bl_tensor dy, bl_tensor dx);
 
 #ifdef __cplusplus
 }

@@ -3,6 +3,7 @@
 #include "linear/base_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/sizes.h"
 
@@ -16,33 +17,68 @@ static bl_status too_large(const bl_weight *w)
                    (long long)w->cols);
 }
 
+/* Whether the segment's rows continue those of a part of codes. Groups are counted from the
+ * segment's row 0: what is cut between the part's groups must be cut between the segment's. */
+static bool continues(const bl_weight *w, const bl_base_part *codes, int segment, int64_t row_bytes)
+{
+    const bl_format last = w->segment[codes->first_segment].format,
+                    next = w->segment[segment].format;
+    bool is_paged = bl_format_describe(last)->home == BL_SCALES_PAGED;
+
+    if (codes->row_bytes != row_bytes) return false;
+    if (last != next) return !is_paged && bl_format_describe(next)->home != BL_SCALES_PAGED;
+    return !is_paged || codes->rows % bl_format_describe(last)->group_rows == 0;
+}
+
+static bl_status add_segment(bl_base_matrix *matrix, int s, bl_base_part **codes)
+{
+    const bl_weight *w = &matrix->weight;
+    const bl_format_descriptor *format = bl_format_describe(w->segment[s].format);
+    bool is_paged = format->home == BL_SCALES_PAGED;
+    bl_format_bytes n;
+
+    if (!bl_format_measure(format, w->segment[s].rows, w->cols, &n) ||
+        n.codes > LARGEST_PART_BYTES || n.scales > LARGEST_PART_BYTES)
+        return too_large(w);
+    if (!*codes || !continues(w, *codes, s, n.row)) {
+        *codes = &matrix->part[matrix->n_parts];
+        **codes = (bl_base_part){.first_segment = s, .group_rows = 1, .row_bytes = n.row};
+        if (is_paged)
+            (*codes)[1] = (bl_base_part){.first_segment = s,
+                                         .is_scales = true,
+                                         .group_rows = format->group_rows,
+                                         .row_bytes = n.scale_row};
+        matrix->n_parts += is_paged ? 2 : 1;
+    }
+    (*codes)->n_segments++;
+    (*codes)->rows += w->segment[s].rows;
+    if (is_paged) (*codes)[1].n_segments++, (*codes)[1].rows += n.scale_rows;
+    return BL_OK;
+}
+
+/* Cuts rows of codes between their groups, and scales as their codes. */
+static void cut(bl_base_part *part, int n_shards)
+{
+    bool has_scales = part[1].is_scales;
+    int64_t group_rows = has_scales ? part[1].group_rows : 1,
+            n_groups = bl_ceil_div(bl_ceil_div(part->rows, group_rows), n_shards);
+
+    part->shard_rows = bl_min_i64(n_groups * group_rows, part->rows);
+    if (has_scales) part[1].shard_rows = n_groups;
+}
+
 static bl_status finish_matrix(bl_base_unit *unit, bl_base_matrix *matrix, int n_shards)
 {
     const bl_weight *w = &matrix->weight;
+    bl_base_part *codes = NULL;
 
     matrix->n_parts = 0;
-    for (int s = 0; s < w->n_segments; s++) {
-        size_t bytes, n_scales;
-        if (!bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &bytes,
-                             &n_scales) ||
-            bytes > LARGEST_PART_BYTES)
-            return too_large(w);
-        int64_t row_bytes = w->cols * (int64_t)bl_format_code_bytes(w->segment[s].format);
-        bl_base_part *last = matrix->n_parts ? &matrix->part[matrix->n_parts - 1] : NULL;
-        if (last && last->row_bytes == row_bytes) {
-            last->rows += w->segment[s].rows;
-            last->n_segments++;
-        } else {
-            matrix->part[matrix->n_parts++] = (bl_base_part){.first_segment = s,
-                                                             .n_segments = 1,
-                                                             .rows = w->segment[s].rows,
-                                                             .row_bytes = row_bytes};
-        }
-    }
+    memset(matrix->part, 0, sizeof matrix->part);
+    for (int s = 0; s < w->n_segments; s++) BL_TRY(add_segment(matrix, s, &codes));
     for (int p = 0; p < matrix->n_parts; p++) {
         bl_base_part *part = &matrix->part[p];
         size_t gathered;
-        part->shard_rows = bl_ceil_div(part->rows, n_shards);
+        if (!part->is_scales) cut(part, n_shards);
         if (bl_mul_overflows((size_t)part->shard_rows, (size_t)part->row_bytes,
                              &part->shard_bytes) ||
             bl_mul_overflows(part->shard_bytes, (size_t)n_shards, &gathered) ||
@@ -148,17 +184,21 @@ bl_status bl_base_prefetch(bl_base *base, int64_t unit)
     return base->ring ? bl_gather_ring_prefetch(base->ring, own_unit(base, unit)) : BL_OK;
 }
 
-/* *out = the matrix's weight with the codes of part p starting at codes[p]. */
-static void fill_weight(const bl_base_matrix *matrix, const void *const codes[BL_BASE_SEGMENTS],
+/* *out = the matrix's weight with the codes or scales of part p starting at rows[p]. */
+static void fill_weight(const bl_base_matrix *matrix, const void *const rows[BL_BASE_PARTS],
                         bl_weight *out)
 {
     *out = matrix->weight;
     for (int p = 0; p < matrix->n_parts; p++) {
         const bl_base_part *part = &matrix->part[p];
-        const char *at = codes[p];
+        const char *at = rows[p];
         for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
-            out->segment[s].codes = at;
-            at += out->segment[s].rows * part->row_bytes;
+            bl_weight_segment *segment = &out->segment[s];
+            if (part->is_scales)
+                segment->scales = at;
+            else
+                segment->codes = at;
+            at += bl_ceil_div(segment->rows, part->group_rows) * part->row_bytes;
         }
     }
 }
@@ -174,17 +214,17 @@ bl_status bl_base_acquire(bl_base *base, int64_t unit, int matrix, bl_stream *st
     int64_t own = own_unit(base, unit);
     const bl_base_unit *u = &base->layout->units[own];
     const bl_base_matrix *m = &u->matrix[matrix];
-    const void *codes[BL_BASE_SEGMENTS];
+    const void *rows[BL_BASE_PARTS];
     int item = 0;
 
     for (int k = 0; k < matrix; k++) item += u->matrix[k].n_parts;
     for (int p = 0; p < m->n_parts; p++) {
         if (base->ring)
-            BL_TRY(bl_gather_ring_acquire(base->ring, own, item + p, stream, &codes[p]));
+            BL_TRY(bl_gather_ring_acquire(base->ring, own, item + p, stream, &rows[p]));
         else
-            codes[p] = base->shards + u->offset + m->part[p].shard_offset;
+            rows[p] = base->shards + u->offset + m->part[p].shard_offset;
     }
-    fill_weight(m, codes, out);
+    fill_weight(m, rows, out);
     return BL_OK;
 }
 

@@ -4,7 +4,7 @@
 #define BALLAST_LINEAR_BASE_INTERNAL_H
 
 #include "linear/base.h"
-#include "ring/gather_ring.h"
+#include "offload/gather_ring.h"
 
 /* Holds the shards that the ring gathers. */
 typedef struct bl_base_store {

@@ -2,21 +2,24 @@
 /* base_load.c -- a rank's rows of a base into its pages.
  *
  * Pages are filled one after the other, each by the jobs of its segments. A page in memory that the
- * host can write is written by whoever makes the rows; all others pass through one staging buffer,
- * whose size does not depend on the base: their jobs are cut to fit it. Scales are made in host
- * memory, a segment's at a time, and those that a job set are copied to the device after it. */
+ * host can write is written by the thread that makes the rows; all others pass through one staging
+ * buffer, whose size does not depend on the base: their jobs are cut to fit it. Scales are made in
+ * host memory, a segment's at a time; after a job, those that it set are copied to the device, or
+ * are collected for the page of scales that follows its page. */
 #include "linear/base_load.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
+#include "fp8/packed.h"
 
 /* What a job's codes are: the next n_bytes of a page. */
 typedef struct job_target {
     int64_t page;
-    size_t n_bytes;
-    float *scales; /* of the job's segment, device memory */
+    size_t offset, n_bytes;
+    void *scales; /* of the job's segment, device memory; NULL: paged, or none */
 } job_target;
 
 struct bl_base_load {
@@ -26,7 +29,8 @@ struct bl_base_load {
     size_t n_jobs, max_jobs;
     size_t staging_bytes; /* needed by the largest job */
     void *codes;          /* [staging_bytes], BL_SPACE_HOST */
-    float *scales;        /* host memory: of the segment under way */
+    void *scales;         /* host memory: of the current segment */
+    char *scales_page;    /* BL_SPACE_HOST: the next page of scales; NULL: there are none */
 };
 
 /* ---- pages ---- */
@@ -38,6 +42,18 @@ bool bl_base_has_disk(const bl_base_layout *layout, const bl_tier *tiers)
     for (int64_t page = 0; page < n_pages; page++)
         if (tiers[page] == BL_TIER_DISK) return true;
     return false;
+}
+
+/* One tier: rows of codes that are found on disk are not read, so their scales are not made. */
+static bl_status name_scales(const bl_base_walk *at, const bl_tier *tiers,
+                             char name[BL_PAGE_NAME_BYTES])
+{
+    size_t length = strlen(name);
+
+    snprintf(name + length, BL_PAGE_NAME_BYTES - length, " scales");
+    return tiers[at->index] == tiers[at->index - 1]
+               ? BL_OK
+               : BL_FAIL(BL_EINTERNAL, "page %s: not in the tier of its codes", name);
 }
 
 bl_status bl_base_create_pages(const bl_base_layout *layout, const bl_tier *tiers, int64_t n_scales,
@@ -52,6 +68,7 @@ bl_status bl_base_create_pages(const bl_base_layout *layout, const bl_tier *tier
 
     for (bl_base_walk at = {.layout = layout}; st == BL_OK && bl_base_next(&at);) {
         name(user, &at, names[at.index]);
+        if (at.part->is_scales) st = name_scales(&at, tiers, names[at.index]);
         specs[at.index] = (bl_page_spec){names[at.index], at.part->shard_bytes, tiers[at.index]};
     }
     if (has_disk && st == BL_OK)
@@ -93,7 +110,7 @@ static bl_status reserve_job(bl_base_load *load)
 }
 
 /* The rows of one segment in this rank's shard of a part, job->begin to end, from `offset` of the
- * page. Cuts are at multiples of 128 rows: no row of blocks is read twice. */
+ * page. Cuts are at multiples of 128 rows: between groups. */
 static bl_status plan_segment(bl_base_load *load, const bl_base_walk *at, const bl_base_job *whole,
                               size_t offset)
 {
@@ -109,7 +126,8 @@ static bl_status plan_segment(bl_base_load *load, const bl_base_walk *at, const 
         size_t n_bytes = (size_t)((stop - row) * row_bytes);
         BL_TRY(reserve_job(load));
         /* The layout's owner gave the load the scales to fill. */
-        load->targets[load->n_jobs] = (job_target){at->index, n_bytes, (float *)segment->scales};
+        load->targets[load->n_jobs] =
+            (job_target){at->index, offset, n_bytes, (void *)segment->scales};
         bl_base_job *job = &load->jobs[load->n_jobs++];
         *job = *whole;
         job->begin = row;
@@ -128,7 +146,7 @@ static bl_status plan_part(bl_base_load *load, const bl_base_walk *at)
     const bl_weight *weight = &at->matrix->weight;
     int64_t part_row = 0, begin, end;
 
-    if (is_found(load->options.pages, at->index)) return BL_OK;
+    if (part->is_scales || is_found(load->options.pages, at->index)) return BL_OK;
     bl_base_part_rows(part, load->options.shard, &begin, &end);
     for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
         const bl_weight_segment *segment = &weight->segment[s];
@@ -148,31 +166,37 @@ static bl_status plan_part(bl_base_load *load, const bl_base_walk *at)
     return BL_OK;
 }
 
-/* The most scales that a segment has. */
-static size_t most_scales(const bl_base_layout *layout)
+/* Memory for the scales of the segment, and for the page of scales, that have most. */
+static bl_status take_scales(bl_base_load *load)
 {
-    size_t most = 0, code_bytes, n_scales;
+    const bl_base_layout *layout = load->options.layout;
+    size_t most = 1, most_paged = 0;
+    bl_format_bytes n;
 
-    for (int64_t u = 0; u < layout->n_units; u++)
-        for (int m = 0; m < layout->units[u].n_matrices; m++) {
-            const bl_weight *w = &layout->units[u].matrix[m].weight;
-            for (int s = 0; s < w->n_segments; s++) {
-                bl_format_sizes(w->segment[s].format, w->segment[s].rows, w->cols, &code_bytes,
-                                &n_scales);
-                if (n_scales > most) most = n_scales;
-            }
-        }
-    return most;
+    for (bl_base_walk at = {.layout = layout}; bl_base_next(&at);) {
+        const bl_weight *w = &at.matrix->weight;
+        const bl_base_part *part = at.part;
+        if (part->is_scales && part->shard_bytes > most_paged) most_paged = part->shard_bytes;
+        for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++)
+            if (bl_format_measure(bl_format_describe(w->segment[s].format), w->segment[s].rows,
+                                  w->cols, &n) &&
+                n.scales > most)
+                most = n.scales;
+    }
+    load->scales = malloc(most);
+    if (!load->scales) return BL_FAIL(BL_ENOMEM, "%zu bytes of scales of weights", most);
+    if (most_paged == 0) return BL_OK;
+    BL_TRY(bl_device_alloc(load->options.device, BL_SPACE_HOST, most_paged, "scales of a page",
+                           (void **)&load->scales_page));
+    memset(load->scales_page, 0, most_paged);
+    return BL_OK;
 }
 
 static bl_status plan_jobs(bl_base_load *load)
 {
-    const bl_base_layout *layout = load->options.layout;
-    size_t max_scales = most_scales(layout);
-
-    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) BL_TRY(plan_part(load, &w));
-    load->scales = malloc((max_scales + 1) * sizeof *load->scales);
-    if (!load->scales) return BL_FAIL(BL_ENOMEM, "%zu scales of weights", max_scales);
+    for (bl_base_walk w = {.layout = load->options.layout}; bl_base_next(&w);)
+        BL_TRY(plan_part(load, &w));
+    BL_TRY(take_scales(load));
     if (load->staging_bytes > 0)
         BL_TRY(bl_device_alloc(load->options.device, BL_SPACE_HOST, load->staging_bytes,
                                "staging of frozen weights", &load->codes));
@@ -203,6 +227,7 @@ void bl_base_load_destroy(bl_base_load *load)
 {
     if (!load) return;
     bl_device_free(load->options.device, BL_SPACE_HOST, load->codes);
+    bl_device_free(load->options.device, BL_SPACE_HOST, load->scales_page);
     free(load->scales);
     free(load->targets);
     free(load->jobs);
@@ -217,20 +242,25 @@ const bl_base_job *bl_base_load_jobs(const bl_base_load *load, size_t *n_jobs)
 
 /* ---- running them ---- */
 
-/* Those that the job set: of its rows, or of the rows of blocks that begin among them. */
-static bl_status upload_scales(const bl_base_load *load, size_t j)
+/* The scales of a job's rows, whose codes are in `part`. */
+static bl_status keep_job_scales(const bl_base_load *load, size_t j, const bl_base_part *part)
 {
     const bl_base_job *job = &load->jobs[j];
-    int64_t first = job->begin, last = job->end;
+    const job_target *target = &load->targets[j];
+    const bl_format_descriptor *format = bl_format_describe(job->format);
+    bl_format_bytes first, n;
 
-    if (!bl_format_is_fp8(job->format)) return BL_OK;
-    if (job->format == BL_FORMAT_FP8_BLOCK) {
-        int64_t grid_cols = bl_ceil_div(job->cols, BL_FP8_BLOCK);
-        first = bl_ceil_div(first, BL_FP8_BLOCK) * grid_cols;
-        last = bl_ceil_div(last, BL_FP8_BLOCK) * grid_cols;
-    }
-    return bl_staging_upload(load->options.staging, load->targets[j].scales + first,
-                             load->scales + first, (size_t)(last - first) * sizeof *load->scales);
+    if (format->home == BL_SCALES_NONE) return BL_OK;
+    if (!bl_format_measure(format, job->begin, job->cols, &first) ||
+        !bl_format_measure(format, job->end - job->begin, job->cols, &n))
+        return BL_FAIL(BL_EINTERNAL, "the size of scales overflows");
+    const char *scales = (const char *)load->scales + first.scales;
+    if (format->home == BL_SCALES_WHOLE)
+        return bl_staging_upload(load->options.staging, (char *)target->scales + first.scales,
+                                 scales, n.scales);
+    int64_t row = (int64_t)target->offset / part->row_bytes; /* in the page */
+    memcpy(load->scales_page + row / format->group_rows * n.scale_row, scales, n.scales);
+    return BL_OK;
 }
 
 /* The rest of a page, rows that only trailing ranks lack, is zero. */
@@ -251,33 +281,52 @@ static bl_status pad_page(const bl_base_load *load, int64_t page, size_t written
     return BL_OK;
 }
 
-static bl_status run_jobs(const bl_base_load *load, bl_base_rows_fn rows, void *user)
+/* A page of codes by its jobs, from *j on. */
+static bl_status write_codes(const bl_base_load *load, const bl_base_walk *at, bl_base_rows_fn rows,
+                             void *user, size_t *j)
 {
     bl_pages *pages = load->options.pages;
-    int64_t n_pages = bl_base_part_count(load->options.layout);
+    size_t written = 0;
+    uint64_t checksum = 0;
+
+    for (; *j < load->n_jobs && load->targets[*j].page == at->index; ++*j) {
+        uint64_t of_rows = 0;
+        BL_TRY(rows(user, *j, &of_rows));
+        checksum += of_rows;
+        BL_TRY(keep_job_scales(load, *j, at->part));
+        BL_TRY(bl_pages_write(pages, at->index, written, load->jobs[*j].codes,
+                              load->targets[*j].n_bytes));
+        written += load->targets[*j].n_bytes;
+    }
+    BL_TRY(pad_page(load, at->index, written));
+    bl_pages_set_tag(pages, at->index, checksum);
+    return BL_OK;
+}
+
+/* The scales of the page before, which were collected; cleared for the next. */
+static bl_status write_scales(const bl_base_load *load, const bl_base_walk *at)
+{
+    size_t n_bytes = at->part->shard_bytes;
+
+    BL_TRY(bl_pages_write(load->options.pages, at->index, 0, load->scales_page, n_bytes));
+    memset(load->scales_page, 0, n_bytes);
+    return BL_OK;
+}
+
+static bl_status run_jobs(const bl_base_load *load, bl_base_rows_fn rows, void *user)
+{
     size_t j = 0;
 
-    for (int64_t page = 0; page < n_pages; page++) {
-        size_t written = 0;
-        uint64_t checksum = 0;
-        if (is_found(pages, page)) continue;
-        for (; j < load->n_jobs && load->targets[j].page == page; j++) {
-            uint64_t of_rows = 0;
-            BL_TRY(rows(user, j, &of_rows));
-            checksum += of_rows;
-            BL_TRY(upload_scales(load, j));
-            BL_TRY(bl_pages_write(pages, page, written, load->jobs[j].codes,
-                                  load->targets[j].n_bytes));
-            written += load->targets[j].n_bytes;
-        }
-        BL_TRY(pad_page(load, page, written));
-        bl_pages_set_tag(pages, page, checksum);
+    for (bl_base_walk at = {.layout = load->options.layout}; bl_base_next(&at);) {
+        if (is_found(load->options.pages, at.index)) continue;
+        BL_TRY(at.part->is_scales ? write_scales(load, &at)
+                                  : write_codes(load, &at, rows, user, &j));
     }
     return BL_OK;
 }
 
-/* This rank's scales are stored in the page file after the codes, or read from it. */
-static bl_status keep_scales(const bl_base_load *load, float *scales, int64_t n_scales)
+/* This rank's whole scales are stored in the page file after the codes, or read from it. */
+static bl_status keep_whole_scales(const bl_base_load *load, float *scales, int64_t n_scales)
 {
     bl_pages *pages = load->options.pages;
     bl_staging *staging = load->options.staging;
@@ -288,7 +337,7 @@ static bl_status keep_scales(const bl_base_load *load, float *scales, int64_t n_
     if (bl_pages_has_disk(pages)) {
         bl_status st = bl_pages_read(pages, page, staging, scales);
         if (st == BL_EINPUT)
-            bl_pages_distrust_disk(pages); /* damaged: the next run writes the file anew */
+            bl_pages_distrust_disk(pages); /* damaged: the next run rewrites the file */
         return st;
     }
     for (size_t at = 0, n; at < n_bytes; at += n) {
@@ -304,54 +353,37 @@ bl_status bl_base_load_run(bl_base_load *load, bl_base_rows_fn rows, void *user,
 {
     bool was_written = bl_pages_has_disk(load->options.pages);
 
-    /* First: rows that are quantized again bring the same ones. */
-    if (was_written) BL_TRY(keep_scales(load, scales, n_scales));
+    /* First: rows that are quantized again give the same scales. */
+    if (was_written) BL_TRY(keep_whole_scales(load, scales, n_scales));
     BL_TRY(run_jobs(load, rows, user));
-    if (!was_written) BL_TRY(keep_scales(load, scales, n_scales));
+    if (!was_written) BL_TRY(keep_whole_scales(load, scales, n_scales));
     return bl_pages_seal(load->options.pages);
 }
 
 /* ---- rows ---- */
 
-bl_base_rows bl_base_rows_at(bl_format format, int64_t n_rows, int64_t row, int64_t end,
-                             int64_t most)
+bl_base_rows bl_base_rows_at(bl_format format, int64_t row, int64_t end, int64_t most)
 {
-    bl_base_rows r = {.first = row, .row = row};
+    int64_t height = bl_format_describe(format)->group_rows,
+            n_rows = bl_max_i64(1, most / height) * height;
 
-    if (format != BL_FORMAT_FP8_BLOCK) {
-        r.stop = r.last = bl_min_i64(row + bl_max_i64(1, most), end);
-        return r;
-    }
-    r.first = row / BL_FP8_BLOCK * BL_FP8_BLOCK; /* rows of blocks, whole, for their absmax */
-    r.stop = bl_min_i64(end, r.first + bl_max_i64(1, most / BL_FP8_BLOCK) * BL_FP8_BLOCK);
-    r.last = bl_min_i64(bl_round_up(r.stop, BL_FP8_BLOCK), n_rows);
-    return r;
+    return (bl_base_rows){.row = row, .stop = bl_min_i64(row + n_rows, end)};
 }
 
-static bl_status quantize_blocks(bl_pool *pool, const bl_base_job *job, const bl_base_rows *r,
-                                 void *codes, float *grid)
+bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_rows *r)
 {
-    int64_t width = bl_ceil_div(job->cols, BL_FP8_BLOCK), first = r->first / BL_FP8_BLOCK,
-            n_rows = bl_ceil_div(r->last, BL_FP8_BLOCK) - first;
-    const char *own = (const char *)r->bytes +
-                      (r->row - r->first) * job->cols * (int64_t)bl_dtype_bytes(r->dtype);
+    uint8_t *codes =
+        (uint8_t *)job->codes + (r->row - job->begin) * bl_format_row_bytes(job->format, job->cols);
+    bl_format_bytes before;
 
-    memset(grid, 0, (size_t)(n_rows * width) * sizeof *grid);
-    BL_TRY(bl_fp8_block_absmax(pool, r->dtype, r->bytes, r->first, r->last, job->cols, grid));
-    for (int64_t i = 0; i < n_rows * width; i++) grid[i] = bl_fp8_scale(grid[i]);
-    for (int64_t b = 0; b < n_rows; b++)
-        if ((first + b) * BL_FP8_BLOCK >= job->begin)
-            memcpy(job->scales + (first + b) * width, grid + b * width,
-                   (size_t)width * sizeof *grid);
-    return bl_fp8_block_encode(pool, r->dtype, own, r->row, r->stop, job->cols, grid, codes);
-}
-
-bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_rows *r,
-                           float *grid)
-{
-    uint8_t *codes = (uint8_t *)job->codes + (r->row - job->begin) * job->cols;
-
-    if (job->format == BL_FORMAT_FP8_BLOCK) return quantize_blocks(pool, job, r, codes, grid);
-    return bl_fp8_row_quantize(pool, r->dtype, r->bytes, r->row, r->stop, job->cols, codes,
-                               job->scales + r->row);
+    if (!bl_format_measure(bl_format_describe(job->format), r->row, job->cols, &before))
+        return BL_FAIL(BL_EINTERNAL, "the size of scales overflows");
+    void *scales = (char *)job->scales + before.scales;
+    if (bl_format_is_packed(job->format))
+        return bl_packed_quantize(pool, job->format, !job->largest_scales, r->dtype, r->bytes,
+                                  r->row, r->stop, job->cols, codes, scales);
+    if (job->format == BL_FORMAT_FP8_BLOCK)
+        return bl_fp8_block_quantize(pool, r->dtype, r->bytes, r->row, r->stop, job->cols, codes,
+                                     scales);
+    return bl_fp8_row_quantize(pool, r->dtype, r->bytes, r->row, r->stop, job->cols, codes, scales);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base_load.h -- one rank's shard of a base, from rows of its weights into pages. Whoever has the
- * rows gives them job by job: model/load_base.c from a checkpoint's files, layer_load.c from a
- * caller's memory.
+/* base_load.h -- one rank's shard of a base, from rows of its weights into pages. The caller that
+ * has the rows gives them job by job: model/load_base.c from a checkpoint's files, layer_load.c
+ * from a caller's memory.
  *
  *   bl_base_create_pages    the pages of a layout, and one for scales where any page is on disk
  *   bl_base_load_create     jobs: the rows of each segment in this rank's shard, in the order of
@@ -16,33 +16,33 @@
 
 enum { BL_PAGE_NAME_BYTES = 96 };
 
-/* The name of the page that `at` has come to. */
+/* The name of the page of the current part of `at`. */
 typedef void (*bl_page_name_fn)(void *user, const bl_base_walk *at, char name[BL_PAGE_NAME_BYTES]);
 
 bool bl_base_has_disk(const bl_base_layout *layout, const bl_tier *tiers);
 
-/* The parts of the layout are the first pages, tiers[bl_base_part_count(layout)] theirs. A page
- * file also has the rank's n_scales scales, which stay in device memory, for the next run. Errors:
+/* The parts of the layout are the first pages, tiers[bl_base_part_count(layout)] theirs, of scales
+ * their codes'; " scales" is added to the names of theirs. A page file also has the rank's n_scales
+ * scales of formats with BL_SCALES_WHOLE, which stay in device memory, for the next run. Errors:
  * those of bl_pages_create. */
 bl_status bl_base_create_pages(const bl_base_layout *layout, const bl_tier *tiers, int64_t n_scales,
                                const bl_pages_options *options, bl_page_name_fn name, void *user,
                                bl_pages **out);
 
-/* Rows [begin, end) of a segment, to be kept in its format. */
+/* Rows [begin, end) of a segment, whole groups of it, to be kept in its format. */
 typedef struct bl_base_job {
     int64_t unit;
     int matrix, segment;
     bl_format format;
     int64_t cols, begin, end;
-    void *codes; /* host memory */
-    /* Of the whole segment, host memory; only those are set whose row, or whose block's first row,
-     * is in [begin, end). */
-    float *scales;
+    void *codes;         /* host memory */
+    void *scales;        /* of the whole segment, host memory; those of the rows are set */
+    bool largest_scales; /* of packed formats: not least_squares (fp8/packed.h) */
 } bl_base_job;
 
 typedef struct bl_base_load_options {
     bl_device *device;
-    /* Segments' scales are device memory, which the load fills. */
+    /* Segments' whole scales are device memory, which the load fills. */
     const bl_base_layout *layout;
     bl_pages *pages; /* of bl_base_create_pages */
     int shard;
@@ -65,27 +65,24 @@ const bl_base_job *bl_base_load_jobs(const bl_base_load *load, size_t *n_jobs);
  * its tag. */
 typedef bl_status (*bl_base_rows_fn)(void *user, size_t idx_job, uint64_t *checksum);
 
-/* Fills all pages except those found on disk, rows beyond the last with zeros, and n_scales scales
- * at `scales` (device memory, zero before). Seals the pages. */
+/* Fills all pages except those found on disk, rows beyond the last with zeros, and n_scales whole
+ * scales at `scales` (device memory, zero before). Seals the pages. */
 bl_status bl_base_load_run(bl_base_load *load, bl_base_rows_fn rows, void *user, float *scales,
                            int64_t n_scales);
 
-/* Rows [row, stop) of a job in an FP8 format, from rows [first, last) of a weight in `dtype`, which
- * for BL_FORMAT_FP8_BLOCK are whole rows of blocks. */
+/* Rows [row, stop) of a weight in `dtype`, whole groups of the job's format. */
 typedef struct bl_base_rows {
     bl_dtype dtype;
     const void *bytes;
-    int64_t first, last, row, stop;
+    int64_t row, stop;
 } bl_base_rows;
 
-/* The next rows of a job to quantize, of at most `most` (rounded down to blocks, at least one): the
- * weight has n_rows rows. */
-bl_base_rows bl_base_rows_at(bl_format format, int64_t n_rows, int64_t row, int64_t end,
-                             int64_t most);
+/* The next rows of a job, which ends at `end`: at most `most`, rounded down to groups, at least
+ * one. */
+bl_base_rows bl_base_rows_at(bl_format format, int64_t row, int64_t end, int64_t most);
 
-/* Their codes and scales, into the job's. grid: scratch, a scale for each block of the rows.
- * BL_EINPUT names the first row and column that is not finite. */
-bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_rows *rows,
-                           float *grid);
+/* Codes and scales of rows, into those of a job whose format has scales. BL_EINPUT names the first
+ * row and column that is not finite. */
+bl_status bl_base_quantize(bl_pool *pool, const bl_base_job *job, const bl_base_rows *rows);
 
 #endif

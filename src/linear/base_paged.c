@@ -8,7 +8,7 @@
 #include "linear/base_internal.h"
 #include "offload/arena.h"
 
-_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_SEGMENTS,
+_Static_assert(BL_GATHER_ITEMS == BL_BASE_MATRICES * BL_BASE_PARTS,
                "an item for each part of each matrix");
 
 /* ---- pages ---- */
@@ -88,12 +88,14 @@ bl_status bl_base_assign_tiers(const bl_base_layout *layout, bl_tier tier, doubl
 
     if (!n_bytes) return BL_FAIL(BL_ENOMEM, "the placement of %lld pages", (long long)n_parts);
     for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
-        n_bytes[w.index] = w.part->shard_bytes;
+        n_bytes[w.index - w.part->is_scales] += w.part->shard_bytes;
     if (tier == BL_TIER_DISK)
         bl_tier_spread_two(n_bytes, n_parts, ratio, host_part, tiers);
     else
         bl_tier_spread(n_bytes, n_parts, ratio, tier, tiers);
     free(n_bytes);
+    for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);)
+        if (w.part->is_scales) tiers[w.index] = tiers[w.index - 1];
     return BL_OK;
 }
 

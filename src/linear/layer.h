@@ -75,8 +75,8 @@ typedef struct bl_linear_options {
     bl_tier tier;    /* where `ratio` of each rank's bytes are stored; the others: device memory */
     double ratio;    /* 0..1 */
     const char *dir; /* of page files, for BL_TIER_DISK; must exist */
-    /* Names the contents of the page files: under another key they are written anew. 0: a hash of
-     * the rows, which are then read at each start. */
+    /* Names the contents of the page files: under another key they are rewritten. 0: a hash of the
+     * rows, which are then read at each start. */
     uint64_t key;
     bool pin;       /* pin the memory of the host tier */
     int ring_depth; /* layers gathered at a time, the current one included; 0: 2 */
@@ -92,13 +92,13 @@ typedef struct bl_linear_layer bl_linear_layer;
 
 /* Bytes of one rank. */
 typedef struct bl_linear_memory {
-    size_t frozen; /* device memory: frozen rows, */
-    size_t ring;   /* gathered layers, */
-    size_t scales; /* scales of all rows, */
-    size_t lora;   /* A, B and their gradients, biases, and on CUDA bf16 copies, */
-    size_t work;   /* needed by a call besides x, y, dy and dx */
-    size_t host;   /* host memory: frozen rows, */
-    size_t reader; /* and buffers of reads from disk */
+    size_t frozen; /* device memory: frozen rows, with their scales in fp8_block */
+    size_t ring;   /* device memory: gathered layers */
+    size_t scales; /* device memory: in fp8_row the scales of all rows */
+    size_t lora;   /* device memory: A, B and their gradients, biases, and on CUDA bf16 copies */
+    size_t work;   /* device memory: needed by a call besides x, y, dy and dx */
+    size_t host;   /* host memory: frozen rows */
+    size_t reader; /* host memory: buffers of reads from disk */
     size_t disk;   /* page files */
 } bl_linear_memory;
 

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "linear/layer_internal.h"
 #include "ops/elementwise.h"
@@ -188,7 +189,7 @@ static bl_status copy_weights(const bl_linear_layer *layer, bl_stream *stream,
 
 static void read_stamps(bl_linear_stack *stack)
 {
-    if (!stack->is_timing || bl_stamp_seconds(stack->end_wait) == 0) return;
+    if (!stack->is_timing || bl_stamp_seconds(stack->end_wait) == BL_NEVER_S) return;
     double wait_s = bl_stamp_elapsed_s(stack->begin_wait, stack->end_wait);
     stack->wait_s += wait_s > 0 ? wait_s : 0;
     stack->n_timed++;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* layer_internal.h -- a stack of layers, shared by layer.c (creation), layer_call.c
  * (calls), layer_order.c (which layers the ring holds), layer_plan.c (sizes) and layer_load.c
- * (rows). Layer i is unit i of the base, with one matrix of one part: page i. */
+ * (rows). Layer i is unit i of the base, with one matrix of one segment: a page, and one of scales
+ * if its format has BL_SCALES_PAGED. */
 #ifndef BALLAST_LINEAR_LAYER_INTERNAL_H
 #define BALLAST_LINEAR_LAYER_INTERNAL_H
 
@@ -20,7 +21,8 @@ struct bl_linear_layer {
     float scale, dropout;
     bl_matmul_mode mode;
     int64_t scale_offset, n_scales; /* in the stack's scales */
-    int64_t bias_offset;            /* in the stack's biases; -1: none */
+    bl_tier tier;
+    int64_t bias_offset; /* in the stack's biases; -1: none */
 };
 
 typedef struct bl_linear_recorded {
@@ -45,13 +47,13 @@ struct bl_linear_stack {
     int64_t n_layers;
     bl_linear_layer *layers;
     bl_base_layout layout;
-    bl_tier *tiers; /* of layers */
+    bl_tier *tiers; /* of pages */
 
     bl_comm *comm; /* the stack's own; NULL in a group of one */
     bl_stream *copy, *gather;
     bl_pages *pages;
     bl_base *base;
-    float *scales;
+    float *scales; /* of all layers whose format has BL_SCALES_WHOLE */
     int64_t n_scales;
     float *weights, *gradients;
     bl_tensor copies;             /* of the weights in bl_device_act; none where that is fp32 */
@@ -92,7 +94,7 @@ struct bl_linear_stack {
 bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_options *options,
                                   int64_t n_layers, const bl_linear_spec *specs);
 
-/* Writes this rank's rows into pages, which it creates, and the scales of all rows. */
+/* Writes this rank's rows into pages, which it creates, and the scales that it holds whole. */
 bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging);
 
 /* The layer's LoRA terms except A, B, their gradients and the mask's keys. */

@@ -2,10 +2,9 @@
 /* layer_load.c -- a rank's rows of a stack's weights, from where the caller has them, for
  * linear/base_load.h.
  *
- * Rows are read and brought into their format in chunks of whole rows of 128 x 128 blocks. A
- * block's scale needs all of its rows, so up to 127 rows of the neighbors are read as well; the
- * rank that stores a block's first row contributes its scale. Scales are zero where another rank
- * contributes them, so that their sum over the ranks is exact. */
+ * Rows are read and converted to their format in chunks of whole groups. Scales that every rank
+ * holds whole are zero where another rank contributes them, so that their sum over the ranks is
+ * exact. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -26,7 +25,7 @@ typedef struct load {
     const bl_base_job *jobs;
     bl_pool *pool, *own_pool; /* own_pool: on a device without workers */
     void *rows;               /* of a chunk */
-    float *dense, *grid;
+    float *dense;
 } load;
 
 static int64_t chunk_rows(const bl_linear_spec *s)
@@ -38,7 +37,7 @@ static int64_t chunk_rows(const bl_linear_spec *s)
 /* The rows from `row` on that are read and stored together. */
 static bl_base_rows chunk_at(const bl_linear_spec *s, int64_t row, int64_t end)
 {
-    bl_base_rows c = bl_base_rows_at(s->format, s->rows, row, end, chunk_rows(s));
+    bl_base_rows c = bl_base_rows_at(s->format, row, end, chunk_rows(s));
     c.dtype = s->dtype;
     return c;
 }
@@ -50,10 +49,10 @@ static bl_status read_chunk(const load *l, int64_t layer, bl_base_rows *c)
 
     c->bytes = l->rows;
     if (s->weight) {
-        c->bytes = (const char *)s->weight + c->first * row_bytes;
+        c->bytes = (const char *)s->weight + c->row * row_bytes;
         return BL_OK;
     }
-    bl_status st = s->read_rows(s->user, c->first, c->last, l->rows);
+    bl_status st = s->read_rows(s->user, c->row, c->stop, l->rows);
     return st == BL_OK ? BL_OK : bl_error_prefix(st, "layer %" PRId64, layer);
 }
 
@@ -94,8 +93,8 @@ static bl_status load_rows(void *user, size_t idx_job, uint64_t *checksum)
     for (int64_t row = job->begin; row < job->end; row = c.stop) {
         c = chunk_at(&l->stack->specs[job->unit], row, job->end);
         BL_TRY(read_chunk(l, job->unit, &c));
-        bl_status st = bl_format_is_fp8(job->format) ? bl_base_quantize(l->pool, job, &c, l->grid)
-                                                     : store_rows(l, job, &c);
+        bl_status st = bl_format_has_scales(job->format) ? bl_base_quantize(l->pool, job, &c)
+                                                         : store_rows(l, job, &c);
         if (st != BL_OK) return bl_error_prefix(st, "layer %" PRId64, job->unit);
     }
     return BL_OK;
@@ -120,14 +119,14 @@ static bl_status hash_rows(const load *l, uint64_t *key)
             c = chunk_at(s, row, end);
             BL_TRY(read_chunk(l, i, &c));
             hash = XXH3_64bits_withSeed(
-                c.bytes, (size_t)((c.last - c.first) * s->cols) * bl_dtype_bytes(s->dtype), hash);
+                c.bytes, (size_t)((c.stop - c.row) * s->cols) * bl_dtype_bytes(s->dtype), hash);
         }
     }
     *key = hash;
     return BL_OK;
 }
 
-/* The caller's to have made. What becomes of it later is the system's. */
+/* The caller has made it. Errors after this check are the system's. */
 static bl_status check_dir(const char *dir)
 {
     bool is_dir;
@@ -165,24 +164,19 @@ static bl_status create_pages(const load *l)
 /* The buffers of a chunk of the layer with the largest. */
 static bl_status take_buffers(load *l)
 {
-    size_t rows = 1, dense = 1, grid = 1;
+    size_t rows = 1, dense = 1;
 
     for (int64_t i = 0; i < l->stack->n_layers; i++) {
         const bl_linear_spec *s = &l->stack->specs[i];
         int64_t n_rows = bl_min_i64(chunk_rows(s), s->rows), n = n_rows * s->cols;
-        size_t bytes[] = {
-            s->weight ? 0 : (size_t)n * bl_dtype_bytes(s->dtype),
-            bl_format_is_fp8(s->format) ? 0 : (size_t)n * sizeof(float),
-            (size_t)(bl_ceil_div(n_rows, BL_FP8_BLOCK) * bl_ceil_div(s->cols, BL_FP8_BLOCK)) *
-                sizeof(float)};
+        size_t bytes[] = {s->weight ? 0 : (size_t)n * bl_dtype_bytes(s->dtype),
+                          bl_format_has_scales(s->format) ? 0 : (size_t)n * sizeof(float)};
         if (bytes[0] > rows) rows = bytes[0];
         if (bytes[1] > dense) dense = bytes[1];
-        if (bytes[2] > grid) grid = bytes[2];
     }
     l->rows = malloc(rows);
     l->dense = malloc(dense);
-    l->grid = malloc(grid);
-    if (!l->rows || !l->dense || !l->grid)
+    if (!l->rows || !l->dense)
         return BL_FAIL(BL_ENOMEM, "buffers to load %zu bytes of rows at a time", rows);
     return BL_OK;
 }
@@ -224,7 +218,6 @@ bl_status bl_linear_stack_load(bl_linear_stack *stack, bl_staging *staging)
     }
 done:
     bl_base_load_destroy(base);
-    free(l.grid);
     free(l.dense);
     free(l.rows);
     bl_pool_destroy(l.own_pool);

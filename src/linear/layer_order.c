@@ -95,10 +95,10 @@ static int64_t expect(const bl_linear_stack *stack, int64_t unit, int64_t n, int
     return n_units;
 }
 
-/* Whether the ring is given a copy: a group of one is lent what is in device memory. */
+/* Whether the ring has a copy: to a group of one, pages in device memory are lent. */
 static bool is_gathered(const bl_linear_stack *stack, int64_t unit)
 {
-    return stack->n_ranks > 1 || stack->tiers[unit] != BL_TIER_DEVICE;
+    return stack->n_ranks > 1 || stack->layers[unit].tier != BL_TIER_DEVICE;
 }
 
 bl_status bl_linear_order_turn(bl_linear_stack *stack, int64_t layer, bool is_backward,

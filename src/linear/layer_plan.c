@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "fp8/packed.h"
 #include "linear/base_paged.h"
 #include "linear/layer_internal.h"
 #include "offload/arena.h"
@@ -46,6 +47,10 @@ static bl_status check_spec(const bl_linear_spec *s, int64_t layer)
                        s->rows, s->cols);
     if ((int)s->format < 0 || s->format >= BL_FORMAT_COUNT)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": unknown format %d", layer, (int)s->format);
+    if (!bl_packed_fits(s->format, s->cols))
+        return BL_FAIL(BL_EINPUT,
+                       "layer %" PRId64 ": rows of %" PRId64 " weights are not whole groups of %s",
+                       layer, s->cols, bl_format_name(s->format));
     if (s->dtype != BL_F32 && s->dtype != BL_F16 && s->dtype != BL_BF16)
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": rows are F32, F16 or BF16, not %s", layer,
                        (int)s->dtype >= 0 && s->dtype < BL_DTYPE_COUNT ? bl_dtype_name(s->dtype)
@@ -123,6 +128,7 @@ static bl_status place_layer(bl_linear_stack *stack, int64_t i)
                                          .segment = {{.format = s->format, .rows = s->rows}}};
     if (!bl_format_sizes(s->format, s->rows, s->cols, &code_bytes, &n_scales))
         return BL_FAIL(BL_EUSAGE, "layer %" PRId64 ": its weight is too large", i);
+    if (bl_format_describe(s->format)->home != BL_SCALES_WHOLE) n_scales = 0;
     *layer = (bl_linear_layer){.stack = stack,
                                .index = i,
                                .mode = s->mode,
@@ -141,9 +147,14 @@ static bl_status place_tiers(bl_linear_stack *stack)
     bl_linear_memory *m = &stack->memory;
     bl_base_paged_bytes n;
 
+    stack->tiers = calloc((size_t)bl_base_part_count(&stack->layout), sizeof *stack->tiers);
+    if (!stack->tiers)
+        return BL_FAIL(BL_ENOMEM, "linear stack of %" PRId64 " layers", stack->n_layers);
     BL_TRY(bl_base_assign_tiers(&stack->layout, o->tier, o->ratio, 0, stack->tiers));
     BL_TRY(bl_base_paged_measure(&stack->layout, stack->tiers, stack->ring_depth,
                                  !bl_device_host_writes(o->device), 0, &n));
+    for (bl_base_walk at = {.layout = &stack->layout}; bl_base_next(&at);)
+        stack->layers[at.idx_unit].tier = stack->tiers[at.index];
     if (n.ring == SIZE_MAX || n.reader == SIZE_MAX)
         return BL_FAIL(BL_EUSAGE, "linear stack: a ring of %d layers is too large",
                        stack->ring_depth);
@@ -223,14 +234,13 @@ bl_status bl_linear_stack_outline(bl_linear_stack *stack, const bl_linear_option
     stack->last_layer = -1;
     stack->direction = 1;
     stack->layers = calloc((size_t)n_layers, sizeof *stack->layers);
-    stack->tiers = calloc((size_t)n_layers, sizeof *stack->tiers);
     stack->held = calloc((size_t)stack->ring_depth, sizeof *stack->held);
     stack->wanted = calloc((size_t)stack->ring_depth, sizeof *stack->wanted);
     stack->layout =
         (bl_base_layout){.n_shards = stack->n_ranks,
                          .n_units = n_layers,
                          .units = calloc((size_t)n_layers, sizeof *stack->layout.units)};
-    if (!stack->layers || !stack->tiers || !stack->held || !stack->wanted || !stack->layout.units)
+    if (!stack->layers || !stack->held || !stack->wanted || !stack->layout.units)
         return BL_FAIL(BL_ENOMEM, "linear stack of %" PRId64 " layers", n_layers);
     for (int64_t i = 0; i < n_layers; i++) BL_TRY(place_layer(stack, i));
     for (int64_t i = 0; i < n_layers; i++) /* their copies follow the stack's */

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | the scratch of the products, where the
- *   device
- * needs one. u is made again in backward instead of kept: its r K T multiplications are N / r times
- * fewer than the layer's own.
+/* lora_linear.c -- forward and backward of a linear layer with LoRA terms, product by product.
+ *
+ * Workspace: u (T,r) | du (T,r) | with dropout: D x (T,K) | the scratch of the products, where the
+ * device needs one. u is made again in backward instead of kept: its r K T multiplications are
+ * N / r times fewer than the layer's own.
  *
  * On a GPU what touches x or dx takes as long as their bytes do, whatever r is. So there A's that
  * are contiguous are taken as one, (r_1 + r_2 + ..., K), for these products, with u and du in
@@ -138,11 +139,11 @@ bl_quantized bl_lora_linear_operand(bl_device_kind kind, bl_dtype act, const bl_
     return T > 0 ? bl_matmul_weight_operand(kind, &args) : (bl_quantized){0};
 }
 
-/* How the LoRA terms and the frozen product come together, best first. */
+/* The ways to add the LoRA terms and the frozen product, best first. */
 typedef enum order {
-    ADD_FROZEN,     /* terms; then the frozen product, in the mode asked for, is added */
+    ADD_FROZEN,     /* terms; then the frozen product, in the requested mode, is added */
     ADD_TERMS,      /* the other way round */
-    ADD_FROZEN_BF16 /* as the first, in bf16 where FP8 is refused */
+    ADD_FROZEN_BF16 /* as the first, in bf16 where FP8 is not supported */
 } order;
 
 /* A pass over one layer. frozen: as the first way has it. */
@@ -166,7 +167,7 @@ static bl_status run_frozen(bl_stream *stream, const pass *p, order way, bl_tens
     return bl_matmul_weight(stream, &args);
 }
 
-/* In the first way that is not refused. */
+/* In the first way that is supported. */
 static bl_status run_ways(bl_stream *stream, const pass *p,
                           bl_status (*run)(bl_stream *stream, const pass *p, order way,
                                            bool *is_refused))

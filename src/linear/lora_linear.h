@@ -9,8 +9,8 @@
  * and where there is a residual z (T,N), y = z + the above.
  *
  * Row-major: x, dx (T,K)  y, dy (T,N)  W (N,K)  A (r,K)  B (n,r). A fused matrix (q|k|v, gate|up)
- *                                                        has up to BL_LORA_PARTS updates, each on
- * its own rows [row_begin, row_begin + n) of W, all reading the same D x.
+ * has up to BL_LORA_PARTS LoRA terms, each on separate rows [row_begin, row_begin + n) of W, all
+ * reading the same D x.
  *
  * A call borrows everything: the frozen matrix (bl_base_acquire), the LoRA weights, the gradients'
  * place, the workspace, the stream. So one frozen matrix can serve several adapters, or none
@@ -82,8 +82,8 @@ BL_API void bl_lora_initialize(uint64_t seed, int64_t layer, int projection, int
                                int64_t begin, int64_t count, float *out);
 
 /* The same from the normal distribution N(0, 1): Box & Muller 1958, doi:10.1214/aoms/1177706645. */
-BL_API void bl_lora_initialize_normal(uint64_t seed, int64_t layer, int projection, int64_t begin,
-                                      int64_t count, float *out);
+void bl_lora_initialize_normal(uint64_t seed, int64_t layer, int projection, int64_t begin,
+                               int64_t count, float *out);
 
 /* Bytes of the workspace on such a device for x of dtype `act`; 0 is possible. Of `linear`, the
  * weight's shape and formats, the parts' r, is_stacked, dropout.p, mode and prepared->memory_bytes
@@ -95,8 +95,8 @@ BL_API size_t bl_lora_linear_workspace_bytes(bl_device_kind kind, bl_dtype act,
  * E4M3 (bl_matmul_weight_operand). None on a CPU, and if the frozen product does not quantize whole
  * rows. Nothing else may use the workspace between writing x and the call. The weight's codes are
  * not read. */
-BL_API bl_quantized bl_lora_linear_operand(bl_device_kind kind, bl_dtype act,
-                                           const bl_lora_linear *linear, int64_t T);
+bl_quantized bl_lora_linear_operand(bl_device_kind kind, bl_dtype act, const bl_lora_linear *linear,
+                                    int64_t T);
 
 /* y (T,N) is overwritten. x and y do not overlap. */
 BL_API bl_status bl_lora_linear_forward(bl_stream *stream, const bl_lora_linear *linear, int64_t T,

@@ -27,24 +27,23 @@ typedef struct bl_linear_prepared {
 /* Fills in memory_bytes of each matrix: enough for the units [0, n_units) of `layout` with products
  * in `mode`, each a multiple of 256. bf16_matrices[u], bit m: matrix m of unit u is in bf16 all the
  * same; NULL: none. */
-BL_API void bl_linear_prepared_measure(bl_device_kind kind, const bl_base_layout *layout,
-                                       int64_t n_units, bl_matmul_mode mode,
-                                       const uint8_t *bf16_matrices, bl_linear_prepared *out);
+void bl_linear_prepared_measure(bl_device_kind kind, const bl_base_layout *layout, int64_t n_units,
+                                bl_matmul_mode mode, const uint8_t *bf16_matrices,
+                                bl_linear_prepared *out);
 
 /* Of all matrices. */
-BL_API size_t bl_linear_prepared_bytes(const bl_linear_prepared *prepared);
+size_t bl_linear_prepared_bytes(const bl_linear_prepared *prepared);
 
 /* Gives what bl_linear_prepared_measure filled in its memory: bl_linear_prepared_bytes of device
  * memory, 256-byte aligned, borrowed. */
-BL_API void bl_linear_prepared_place(bl_linear_prepared *prepared, void *memory);
+void bl_linear_prepared_place(bl_linear_prepared *prepared, void *memory);
 
 /* For a product with the unit's matrix on the stream that all of them use; another unit than that
  * of the call before forgets what was made of it. NULL when the matrix has no place. */
-BL_API bl_matmul_prepared *bl_linear_prepared_at(bl_linear_prepared *prepared, int64_t unit,
-                                                 int matrix);
+bl_matmul_prepared *bl_linear_prepared_at(bl_linear_prepared *prepared, int64_t unit, int matrix);
 
 /* When the unit is released: nothing is there any more. */
-BL_API void bl_linear_prepared_forget(bl_linear_prepared *prepared);
+void bl_linear_prepared_forget(bl_linear_prepared *prepared);
 
 #ifdef __cplusplus
 }

@@ -3,16 +3,21 @@
  * held, counted and put into words. */
 #include <stdio.h>
 
+#include "model/rows.h"
 #include "model/weights.h"
 
 static const char *stored_name(int kind)
 {
-    static const char *const fp8[] = {[BL_SCALE_TENSOR] = "fp8_tensor",
-                                      [BL_SCALE_ROW] = "fp8_row",
-                                      [BL_SCALE_BLOCK] = "fp8_block",
-                                      [BL_SCALE_GRID] = "fp8_grid",
-                                      [BL_SCALE_MX] = "mxfp8"};
-    return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : fp8[kind - BL_FORMAT_COUNT];
+    static const char *const coded[] = {[BL_SCALE_TENSOR] = "fp8_tensor",
+                                        [BL_SCALE_ROW] = "fp8_row",
+                                        [BL_SCALE_BLOCK] = "fp8_block",
+                                        [BL_SCALE_GRID] = "fp8_grid",
+                                        [BL_SCALE_MX] = "mxfp8",
+                                        [BL_SCALE_INT4] = "int4",
+                                        [BL_SCALE_MXFP4] = "mxfp4",
+                                        [BL_SCALE_NVFP4] = "nvfp4",
+                                        [BL_SCALE_NF4] = "nf4"};
+    return kind < BL_FORMAT_COUNT ? bl_format_name((bl_format)kind) : coded[kind - BL_FORMAT_COUNT];
 }
 
 void bl_base_formats_count(bl_base_formats *f, bl_scale_kind stored, bl_dtype stored_dtype,
@@ -22,24 +27,35 @@ void bl_base_formats_count(bl_base_formats *f, bl_scale_kind stored, bl_dtype st
     if (stored == BL_SCALE_NONE) bl_format_from_dtype(stored_dtype, &format);
     f->n[stored == BL_SCALE_NONE ? (int)format : BL_FORMAT_COUNT + (int)stored][held]++;
     f->n_matrices++;
+    f->n_requantized += bl_scale_is_decoded(stored) && bl_format_has_scales(held) &&
+                        !bl_model_format_is_of(held, stored);
 }
 
 bool bl_model_base_is_quantized(const bl_base_formats *f)
 {
     for (int held = 0; held < BL_FORMAT_COUNT; held++)
         for (int kind = 0; kind < BL_FORMAT_COUNT;
-             kind++) /* FP8 in the checkpoint stays as it is */
-            if (f->n[kind][held] > 0 && bl_format_is_fp8((bl_format)held)) return true;
+             kind++) /* quantized in the checkpoint, it stays as it is */
+            if (f->n[kind][held] > 0 && bl_format_has_scales((bl_format)held)) return true;
     return bl_base_formats_requantized(f);
 }
 
 bool bl_base_formats_requantized(const bl_base_formats *f)
 {
-    for (int kind = BL_SCALE_GRID; kind < BL_SCALE_COUNT; kind++)
+    return f->n_requantized > 0;
+}
+
+bl_status bl_base_formats_check_device(const bl_base_formats *f, bl_device_kind kind)
+{
+    for (int kind_stored = 0; kind_stored < BL_STORED_FORMAT_COUNT; kind_stored++)
         for (int held = 0; held < BL_FORMAT_COUNT; held++)
-            if (f->n[BL_FORMAT_COUNT + kind][held] > 0 && bl_format_is_fp8((bl_format)held))
-                return true;
-    return false;
+            if (kind == BL_DEVICE_CUDA && f->n[kind_stored][held] > 0 &&
+                bl_format_is_packed((bl_format)held))
+                return BL_FAIL(BL_EUSAGE,
+                               "base_format: GPUs have no products of %s yet; use base_format "
+                               "fp8_row, or device cpu",
+                               bl_format_name((bl_format)held));
+    return BL_OK;
 }
 
 typedef struct text {

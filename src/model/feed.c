@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "device/model.h"
 #include "device/staging.h"
+#include "offload/transfer.h"
 #include "ops/elementwise.h"
 
 enum { ALIGNMENT_BYTES = 256 };
@@ -263,7 +263,7 @@ static bl_status embed(bl_feed *feed, bl_stream *stream, const bl_micro_batch *b
     if (T > 0 && !batch->host_ids)
         return BL_FAIL(BL_EINTERNAL, "a micro-batch without ids in host memory");
     gather_task task = {table, batch->host_ids, feed->rows + first_row * H, T, H};
-    if (!bl_device_model(feed->device)) { /* which has no table: the copy alone */
+    if (!bl_transfer_is_simulated(feed->device)) { /* which has no table: the copy alone */
         gather_rows(bl_device_pool(feed->device), &task);
         memset(task.rows + T * H, 0, (size_t)((padded - T) * H) * sizeof *task.rows);
     }

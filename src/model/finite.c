@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* finite.c -- looks for NaN and infinity in device memory, a piece at a time. */
+/* finite.c -- looks for NaN and infinity: in device memory, a piece at a time, and in rows as they
+ * are stored. */
 #include "model/finite_internal.h"
 
 #include <math.h>
 
 #include "base/sizes.h"
+#include "model/rows.h"
 
 bool model_all_finite(bl_staging *staging, bl_tensor x, int64_t n)
 {
@@ -25,4 +27,35 @@ bool model_all_finite(bl_staging *staging, bl_tensor x, int64_t n)
         }
     }
     return true;
+}
+
+static bool is_finite(bl_dtype dtype, const unsigned char *at)
+{
+    uint32_t word;
+    switch (dtype) {
+    case BL_F32:
+        memcpy(&word, at, 4);
+        return (word & 0x7f800000u) != 0x7f800000u;
+    case BL_BF16:
+        return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
+    case BL_F16:
+        return (at[1] & 0x7cu) != 0x7cu;
+    default:
+        return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
+    }
+}
+
+bl_status bl_model_check_finite(const bl_stored_tensor *t, int64_t begin, int64_t end,
+                                const void *bytes)
+{
+    int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
+    const unsigned char *at = bytes;
+
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t col = 0; col < cols; col++, at += width)
+            if (!is_finite(t->dtype, at))
+                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite",
+                               bl_safetensors_path(t->file), t->name, (long long)row,
+                               (long long)col);
+    return BL_OK;
 }

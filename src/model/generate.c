@@ -197,7 +197,8 @@ static bl_status add_head_term(bl_generator *g, bl_tensor logits)
     int64_t V = g->weights->model->config.vocab_size;
 
     if (!term) return BL_OK;
-    BL_TRY(model_term_head(g->stream, term, &none, 1, g->dims.hidden, g->normed, &g->terms, &head));
+    BL_TRY(model_term_head(g->stream, term, &none, 1, g->dims.hidden, g->normed, &g->terms, NULL,
+                           &head));
     return bl_matmul(g->stream, &(bl_matmul_args){.transpose_b = true,
                                                   .M = 1,
                                                   .N = V,

@@ -17,20 +17,28 @@ typedef struct load_plan {
     const bl_model_weights *weights;
     const bl_placement *placement;
     const bl_base_job *base_jobs;
-    bl_row_job *jobs;
     size_t n_jobs;
+    bl_row_job *pieces; /* of the jobs, in their order */
+    size_t *end;        /* [n_jobs]: behind the last piece of each */
+    size_t n_pieces;
     bl_row_loader *loader;
 } load_plan;
 
-static bl_status find_source(const bl_model *model, const bl_base_job *job, bl_hf_weight *out)
+/* *out has row `row` of a job's segment, *first its first row there: each of routed experts has
+ * its tensors. */
+static bl_status find_source(const bl_model *model, const bl_base_job *job, int64_t row,
+                             bl_hf_weight *out, int64_t *first)
 {
     const bl_arch *arch = model->config.arch;
     char name[BL_TENSOR_NAME_BYTES];
 
+    *first = 0;
     if (job->unit < model->config.n_layers) {
-        bl_arch_projection_tensor(arch, job->unit, bl_arch_segment(arch, job->matrix, job->segment),
-                                  name);
-        return bl_hf_get_weight(model->files, name, out);
+        const bl_projection *p = bl_arch_segment(arch, job->matrix, job->segment);
+        bl_arch_tensor t =
+            bl_arch_stored_at(&model->config, job->unit, (int)(p - arch->projections), row);
+        *first = t.row;
+        return bl_hf_get_weight(model->files, t.name, out);
     }
     if (job->unit > model->config.n_layers) {
         bl_arch_module_tensor(arch->embedding, name);
@@ -43,21 +51,41 @@ static bl_status find_source(const bl_model *model, const bl_base_job *job, bl_h
     return bl_hf_get_weight(model->files, name, out);
 }
 
+/* The pieces of all base jobs, one per tensor; without memory for them they are only counted. */
+static bl_status list_pieces(load_plan *plan)
+{
+    plan->n_pieces = 0;
+    for (size_t j = 0; j < plan->n_jobs; j++) {
+        const bl_base_job *job = &plan->base_jobs[j];
+        int64_t row_bytes = bl_format_row_bytes(job->format, job->cols), first;
+        for (int64_t row = job->begin; row < job->end;) {
+            bl_row_job piece = {.format = job->format,
+                                .largest_scales = plan->weights->model->largest_scales};
+            BL_TRY(find_source(plan->weights->model, job, row, &piece.weight, &first));
+            piece.begin = row - first;
+            piece.end = bl_min_i64(job->end - first, piece.weight.rows);
+            piece.codes = (char *)job->codes + (row - job->begin) * row_bytes;
+            bl_format_bytes before;
+            (void)bl_format_measure(bl_format_describe(job->format), first, job->cols, &before);
+            if (job->scales) piece.scales = (char *)job->scales + before.scales;
+            if (plan->pieces) plan->pieces[plan->n_pieces] = piece;
+            plan->n_pieces++;
+            row = first + piece.end;
+        }
+        if (plan->end) plan->end[j] = plan->n_pieces;
+    }
+    return BL_OK;
+}
+
 static bl_status plan_jobs(load_plan *plan, const bl_base_load *load)
 {
     plan->base_jobs = bl_base_load_jobs(load, &plan->n_jobs);
-    plan->jobs = calloc(plan->n_jobs + 1, sizeof *plan->jobs);
-    if (!plan->jobs) return BL_FAIL(BL_ENOMEM, "%zu pieces of weights", plan->n_jobs);
-    for (size_t j = 0; j < plan->n_jobs; j++) {
-        const bl_base_job *job = &plan->base_jobs[j];
-        plan->jobs[j] = (bl_row_job){.format = job->format,
-                                     .begin = job->begin,
-                                     .end = job->end,
-                                     .codes = job->codes,
-                                     .scales = job->scales};
-        BL_TRY(find_source(plan->weights->model, job, &plan->jobs[j].weight));
-    }
-    return BL_OK;
+    BL_TRY(list_pieces(plan));
+    plan->pieces = calloc(plan->n_pieces + 1, sizeof *plan->pieces);
+    plan->end = calloc(plan->n_jobs + 1, sizeof *plan->end);
+    if (!plan->pieces || !plan->end)
+        return BL_FAIL(BL_ENOMEM, "%zu pieces of weights", plan->n_pieces);
+    return list_pieces(plan);
 }
 
 static bl_status check_stop(const bl_placement *placement)
@@ -76,7 +104,12 @@ static bl_status load_rows(void *user, size_t idx_job, uint64_t *checksum)
                     plan->base_jobs[idx_job].unit == config->n_layers;
 
     BL_TRY(check_stop(plan->placement));
-    return bl_row_loader_next(plan->loader, is_table ? NULL : checksum);
+    for (size_t i = idx_job > 0 ? plan->end[idx_job - 1] : 0; i < plan->end[idx_job]; i++) {
+        uint64_t of_piece;
+        BL_TRY(bl_row_loader_next(plan->loader, is_table ? NULL : &of_piece));
+        if (!is_table) *checksum += of_piece;
+    }
+    return BL_OK;
 }
 
 /* When the model's files were last changed: the fingerprint does not see every byte of them. A
@@ -106,7 +139,7 @@ static bl_status choose_key(const bl_model_weights *w, uint64_t *key)
     BL_TRY(bl_model_fingerprint(model, 0, &parts[0]));
     BL_TRY(hash_times(model->files, &parts[1]));
     parts[2] = XXH3_64bits(model->formats, n_formats * sizeof *model->formats);
-    parts[3] = (uint64_t)w->layout.n_shards;
+    parts[3] = (uint64_t)w->layout.n_shards | (uint64_t)model->largest_scales << 32;
     *key = XXH3_64bits(parts, sizeof parts);
     return BL_OK;
 }
@@ -154,6 +187,7 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
 
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
     bool has_disk = st == BL_OK && bl_base_has_disk(layout, tiers);
+    has_disk = has_disk && w->model->files; /* else nothing is read */
     if (has_disk) st = choose_key(w, &options.key);
     if (st == BL_OK)
         st = bl_base_create_pages(layout, tiers, w->n_scales, &options, name_page, &config,
@@ -164,11 +198,12 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
     return st;
 }
 
-/* Creates the pages of the bf16 copy; the adapter's state rounds the weights into them
- * (adapter/full.h). The file of the weights is unlinked already, so the copy's file can have the
- * same name. */
+/* Creates the pages of the bf16 copy, if there is one; the trained state rounds the weights into
+ * them (trained/full.h). The file of the weights is unlinked already, so the copy's file can have
+ * the same name. */
 static bl_status create_copy(bl_model_weights *w, int shard, const bl_placement *placement)
 {
+    if (!w->model->is_trained || w->dims.act == BL_F32) return BL_OK;
     bl_model_config config = w->model->config;
     bl_pages_options options = options_of(w, shard, placement);
     bl_tier *tiers = calloc((size_t)bl_base_part_count(&w->layout) + 1, sizeof *tiers);
@@ -177,7 +212,8 @@ static bl_status create_copy(bl_model_weights *w, int shard, const bl_placement 
     options.is_blank = true;
     if (st == BL_OK) st = bl_model_layout_copy(&config, w->layout.n_shards, &w->copy_layout);
     if (st == BL_OK) st = bl_placement_assign_copy(&w->layout, placement, tiers);
-    if (st == BL_OK && bl_base_has_disk(&w->copy_layout, tiers)) st = choose_key(w, &options.key);
+    bool has_file = w->model->files && st == BL_OK && bl_base_has_disk(&w->copy_layout, tiers);
+    if (has_file) st = choose_key(w, &options.key);
     if (st == BL_OK)
         st =
             bl_base_create_pages(&w->copy_layout, tiers, 0, &options, name_page, &config, &w->copy);
@@ -205,13 +241,20 @@ static bl_status load(bl_model_weights *w, bl_comm *shard_group, const bl_placem
     BL_TRY_GOTO(st, done,
                 bl_row_loader_create(model->files, model->io_files, model->io_engine,
                                      bl_comm_size(shard_group), bl_device_pool(w->device),
-                                     plan.jobs, plan.n_jobs, shard == 0, &plan.loader));
+                                     plan.pieces, plan.n_pieces, shard == 0, &plan.loader));
     st = bl_base_load_run(base, load_rows, &plan, w->scales, w->n_scales);
 done:
     bl_row_loader_destroy(plan.loader);
     bl_base_load_destroy(base);
-    free(plan.jobs);
+    free(plan.pieces);
+    free(plan.end);
     return st;
+}
+
+bl_status bl_model_place_base(bl_model_weights *w, int shard, const bl_placement *placement)
+{
+    BL_TRY(create_pages(w, shard, placement));
+    return create_copy(w, shard, placement);
 }
 
 bl_status bl_model_load_base(bl_model_weights *w, bl_comm *shard_group,
@@ -225,8 +268,7 @@ bl_status bl_model_load_base(bl_model_weights *w, bl_comm *shard_group,
         bl_log_info("%s: page files of this model are there; what they hold is not read again",
                     placement->dir);
     BL_TRY(load(w, shard_group, placement, staging));
-    if (w->model->is_trained && w->dims.act != BL_F32)
-        BL_TRY(create_copy(w, bl_comm_rank(shard_group), placement));
+    BL_TRY(create_copy(w, bl_comm_rank(shard_group), placement));
     for (int64_t page = 0; page < bl_pages_count(w->pages); page++)
         w->checksum += bl_pages_tag(w->pages, page);
     bool is_all_on_device = bl_pages_tier_bytes(w->pages, BL_TIER_HOST) == 0 &&

@@ -24,12 +24,12 @@ struct bl_row_loader {
     bl_reader *reader;
     bl_io_range *ranges; /* of all jobs, in the order in which they are consumed */
     size_t n_ranges;
-    void *bounce; /* for a range that comes in several chunks */
+    void *bounce; /* for a range that is read in several chunks */
     size_t bounce_bytes;
     void *decoded; /* rows of a step, to be quantized */
     size_t decoded_bytes;
     bool reports;
-    bool hashes; /* the job under way, into `sum` */
+    bool hashes; /* the current job, into `sum` */
     atomic_uint_fast64_t sum;
     int64_t n_bytes, n_bytes_done;
     double start_s, told_s;
@@ -37,7 +37,7 @@ struct bl_row_loader {
 
 static int64_t row_bytes(const bl_hf_weight *w)
 {
-    return w->cols * (int64_t)bl_dtype_bytes(w->codes->dtype);
+    return w->codes->n_bytes / bl_max_i64(w->rows, 1);
 }
 
 static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
@@ -47,49 +47,26 @@ static bl_status name_tensor(const bl_hf_weight *w, bl_status st)
                                          w->codes->name);
 }
 
-static bool is_finite(bl_dtype dtype, const unsigned char *at)
-{
-    uint32_t word;
-    switch (dtype) {
-    case BL_F32:
-        memcpy(&word, at, 4);
-        return (word & 0x7f800000u) != 0x7f800000u;
-    case BL_BF16:
-        return (at[1] & 0x7fu) != 0x7fu || !(at[0] & 0x80u);
-    case BL_F16:
-        return (at[1] & 0x7cu) != 0x7cu;
-    default:
-        return (at[0] & 0x7fu) != 0x7fu; /* E4M3's NaN */
-    }
-}
-
-bl_status bl_model_check_finite(const bl_stored_tensor *t, int64_t begin, int64_t end,
-                                const void *bytes)
-{
-    int64_t cols = t->shape[t->n_dims - 1], width = (int64_t)bl_dtype_bytes(t->dtype);
-    const unsigned char *at = bytes;
-
-    for (int64_t row = begin; row < end; row++)
-        for (int64_t col = 0; col < cols; col++, at += width)
-            if (!is_finite(t->dtype, at))
-                return BL_FAIL(BL_EINPUT, "%s: tensor %s: row %lld, column %lld is not finite",
-                               bl_safetensors_path(t->file), t->name, (long long)row,
-                               (long long)col);
-    return BL_OK;
-}
-
 /* ---- ranges: each step of a job reads one ---- */
 
-/* No FP8 format has the blocks of its scales: they are decoded. */
 static bool is_decoded(const bl_hf_weight *w)
 {
-    return w->scale_kind == BL_SCALE_GRID || w->scale_kind == BL_SCALE_MX;
+    return bl_scale_is_decoded(w->scale_kind);
+}
+
+/* 4 bits that are held as they are stored. */
+static bool is_kept(const bl_row_job *job)
+{
+    bl_format format;
+
+    return bl_model_packed_format(&job->weight, &format) && format == job->format;
 }
 
 static bool is_quantized(const bl_row_job *job)
 {
+    if (is_kept(job)) return false;
     return (job->weight.scale_kind == BL_SCALE_NONE || is_decoded(&job->weight)) &&
-           bl_format_is_fp8(job->format);
+           bl_format_has_scales(job->format);
 }
 
 /* Of a row as it is quantized. */
@@ -98,16 +75,19 @@ static int64_t source_bytes(const bl_hf_weight *w)
     return is_decoded(w) ? w->cols * (int64_t)sizeof(float) : row_bytes(w);
 }
 
-/* A step of a job: rows [first, last) are read, and those from `row` to `stop` dealt with. */
+/* A step of a job. */
 static bl_base_rows step_at(const bl_row_job *job, int64_t row)
 {
     const bl_hf_weight *w = &job->weight;
-    bool in_blocks = is_quantized(job) && job->format == BL_FORMAT_FP8_BLOCK;
-    int64_t bytes = is_quantized(job) ? source_bytes(w) : row_bytes(w),
-            most = in_blocks ? BL_FP8_BLOCK : BL_IO_CHUNK_BYTES / bl_max_i64(1, bytes);
-    bl_base_rows step = bl_base_rows_at(in_blocks ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW,
-                                        w->rows, row, job->end, most);
+    bool is_coded = is_quantized(job);
+    int64_t bytes = is_coded ? source_bytes(w) : row_bytes(w);
+    bl_base_rows step = {.row = row};
 
+    if (is_coded && bl_format_describe(job->format)->group_rows > 1)
+        step = bl_base_rows_at(job->format, row, job->end, 1);
+    else
+        step.stop =
+            bl_min_i64(job->end, row + bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, bytes)));
     step.dtype = w->codes->dtype;
     return step;
 }
@@ -131,8 +111,8 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
             bl_base_rows s = step_at(job, row);
             if (loader->ranges)
                 loader->ranges[loader->n_ranges] =
-                    (bl_io_range){file, w->codes->offset_bytes + s.first * row_bytes(w),
-                                  (s.last - s.first) * row_bytes(w)};
+                    (bl_io_range){file, w->codes->offset_bytes + s.row * row_bytes(w),
+                                  (s.stop - s.row) * row_bytes(w)};
             loader->n_ranges++;
             row = s.stop;
         }
@@ -189,7 +169,7 @@ static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const b
                            const void **bytes)
 {
     return name_tensor(&job->weight,
-                       take_range(loader, (s->last - s->first) * row_bytes(&job->weight), bytes));
+                       take_range(loader, (s->stop - s->row) * row_bytes(&job->weight), bytes));
 }
 
 /* ---- checksums: a sum over rows, whatever their order and their reader ---- */
@@ -271,15 +251,14 @@ static bool all_finite(bl_dtype dtype, const unsigned char *bytes, size_t n_byte
             memcpy(&word, bytes + i, 2);
             n_bad |= (word & exponent) == exponent;
         }
-    } else {
+    } else if (dtype == BL_F8_E4M3) { /* codes of 4 bits are finite */
         for (size_t i = 0; i < n_bytes; i++) n_bad |= (bytes[i] & 0x7fu) == 0x7fu;
     }
     return n_bad == 0;
 }
 
-/* A chunk on its way to its place, by the piece: what of it goes to one huge page. Threads that
- * come to an untouched one together would have the kernel clear it for each of them, and keep
- * one. */
+/* A chunk that is copied to its place in pieces, one per huge page. If several threads touched a
+ * new page at once, the kernel would clear one for each and keep one. */
 typedef struct placement {
     bl_dtype dtype;
     const unsigned char *from;
@@ -336,38 +315,41 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
     return has_bad ? bl_model_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
 }
 
-/* All scales of an FP8 weight. Those whose block begins among the job's rows are hashed. */
+/* All scales of a quantized weight, followed by the zero points of one with 4 bits. Those whose
+ * block begins among the job's rows are hashed. */
 static bl_status read_scales(bl_row_loader *loader, const bl_row_job *job, float **out)
 {
     const bl_hf_weight *w = &job->weight;
-    int64_t first = bl_ceil_div(job->begin, w->block_rows),
-            last = bl_ceil_div(job->end, w->block_rows);
+    bool has_zeros = w->packed && w->zero_point;
+    int64_t first = bl_ceil_div(job->begin, w->block_rows) * w->scale_cols,
+            last = bl_ceil_div(job->end, w->block_rows) * w->scale_cols,
+            n = w->scale_rows * w->scale_cols;
 
-    *out = malloc((size_t)(w->scale_rows * w->scale_cols) * sizeof **out);
+    *out = malloc((size_t)(has_zeros ? 2 * n : n) * sizeof **out);
     if (!*out) return BL_FAIL(BL_ENOMEM, "scales of %s", w->codes->name);
     BL_TRY(bl_hf_read_scales(w, *out));
-    add_scales(loader, w, first * w->scale_cols, last * w->scale_cols, *out);
+    add_scales(loader, w, first, last, *out);
+    if (!has_zeros) return BL_OK;
+    BL_TRY(bl_hf_read_zero_points(w, *out + n));
+    add_scales(loader, w, n + first, n + last, *out);
     return BL_OK;
 }
 
-/* Codes as they are; each scale for all rows or blocks of the format that it covers. */
-static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
+/* Codes as they are; of FP8 each scale for all groups of the format that it covers. */
+static bl_status load_codes(bl_row_loader *loader, const bl_row_job *job)
 {
     const bl_hf_weight *w = &job->weight;
-    int64_t width = bl_ceil_div(w->cols, BL_FP8_BLOCK);
-    float *stored = NULL;
+    const bl_format_descriptor *f = bl_format_describe(job->format);
+    float *stored = NULL, *to;
 
     BL_TRY(load_stored(loader, job));
     bl_status st = read_scales(loader, job, &stored);
-    if (st == BL_OK && job->format == BL_FORMAT_FP8_ROW)
-        for (int64_t r = job->begin; r < job->end; r++)
-            job->scales[r] = stored[r / w->block_rows * w->scale_cols];
-    else if (st == BL_OK)
-        for (int64_t i = bl_ceil_div(job->begin, BL_FP8_BLOCK); i * BL_FP8_BLOCK < job->end; i++)
-            for (int64_t j = 0; j < width; j++)
-                job->scales[i * width + j] =
-                    stored[i * BL_FP8_BLOCK / w->block_rows * w->scale_cols +
-                           j * BL_FP8_BLOCK / w->block_cols];
+    bool is_packed = is_kept(job);
+    if (st == BL_OK && is_packed) st = bl_row_job_place_scales(job, stored);
+    to = (float *)job->scales + bl_format_scale_index(job->format, job->begin, w->cols);
+    for (int64_t r = job->begin; st == BL_OK && !is_packed && r < job->end; r += f->group_rows)
+        for (int64_t c = 0; c < w->cols; c += f->group_cols ? f->group_cols : w->cols)
+            *to++ = stored[r / w->block_rows * w->scale_cols + c / w->block_cols];
     free(stored);
     return st;
 }
@@ -375,12 +357,12 @@ static bl_status load_fp8(bl_row_loader *loader, const bl_row_job *job)
 /* Rows of bf16 or f16 as fp32. */
 static bl_status widen(const bl_hf_weight *w, const bl_base_rows *s, float *dst)
 {
-    size_t n = (size_t)((s->last - s->first) * w->cols);
+    size_t n = (size_t)((s->stop - s->row) * w->cols);
 
     bl_dtype_to_f32(w->codes->dtype, s->bytes, dst, n);
     return all_finite(BL_F32, (const unsigned char *)dst, n * sizeof *dst)
                ? BL_OK
-               : bl_model_check_finite(w->codes, s->first, s->last, s->bytes);
+               : bl_model_check_finite(w->codes, s->row, s->stop, s->bytes);
 }
 
 /* scales NULL: the weight is not in FP8. */
@@ -388,9 +370,20 @@ static bl_status decode(const bl_row_loader *loader, const bl_hf_weight *w, cons
                         const bl_base_rows *s, bl_dtype dtype, void *dst)
 {
     if (!scales) return widen(w, s, dst);
-    bl_fp8_grid grid = {scales, w->scale_cols, w->block_rows, w->block_cols};
-    return name_tensor(w, bl_fp8_grid_decode(loader->pool, &grid, s->bytes, s->first, s->last,
-                                             w->cols, dtype, dst));
+    const bl_hf_packed *p = w->packed;
+    bl_fp8_grid grid = {.scales = scales,
+                        .n_cols = w->scale_cols,
+                        .block_rows = w->block_rows,
+                        .block_cols = w->block_cols,
+                        .row_bytes = row_bytes(w)};
+    if (p) {
+        grid.book = p->book;
+        grid.is_high_first = p->is_high_first;
+        grid.is_flat = p->is_flat;
+        if (w->zero_point) grid.zero_points = scales + w->scale_rows * w->scale_cols;
+    }
+    return name_tensor(
+        w, bl_fp8_grid_decode(loader->pool, &grid, s->bytes, s->row, s->stop, w->cols, dtype, dst));
 }
 
 static bl_status load_decoded(bl_row_loader *loader, const bl_row_job *job, const float *scales)
@@ -411,8 +404,7 @@ static bl_status load_decoded(bl_row_loader *loader, const bl_row_job *job, cons
 }
 
 /* scales: of a weight that is decoded first, else NULL. */
-static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, const float *scales,
-                                float *grid)
+static bl_status quantize(bl_row_loader *loader, const bl_row_job *job, const float *scales)
 {
     const bl_hf_weight *w = &job->weight;
     bl_base_job rows = {.format = job->format,
@@ -420,34 +412,24 @@ static bl_status quantize_steps(bl_row_loader *loader, const bl_row_job *job, co
                         .begin = job->begin,
                         .end = job->end,
                         .codes = job->codes,
-                        .scales = job->scales};
+                        .scales = job->scales,
+                        .largest_scales = job->largest_scales};
 
     for (int64_t row = job->begin; row < job->end;) {
         bl_base_rows s = step_at(job, row);
         BL_TRY(take_step(loader, job, &s, &s.bytes));
-        add_rows(loader, w, s.row, s.stop,
-                 (const char *)s.bytes + (s.row - s.first) * row_bytes(w));
+        add_rows(loader, w, s.row, s.stop, s.bytes);
         if (scales) {
             BL_TRY(reserve(&loader->decoded, &loader->decoded_bytes,
-                           (s.last - s.first) * source_bytes(w)));
+                           (s.stop - s.row) * source_bytes(w)));
             BL_TRY(decode(loader, w, scales, &s, BL_F32, loader->decoded));
             s.bytes = loader->decoded;
             s.dtype = BL_F32;
         }
-        BL_TRY(name_tensor(w, bl_base_quantize(loader->pool, &rows, &s, grid)));
+        BL_TRY(name_tensor(w, bl_base_quantize(loader->pool, &rows, &s)));
         row = s.stop;
     }
     return BL_OK;
-}
-
-static bl_status quantize(bl_row_loader *loader, const bl_row_job *job, const float *scales)
-{
-    float *grid = malloc((size_t)bl_ceil_div(job->weight.cols, BL_FP8_BLOCK) * sizeof *grid);
-
-    if (!grid) return BL_FAIL(BL_ENOMEM, "scales of %s", job->weight.codes->name);
-    bl_status st = quantize_steps(loader, job, scales, grid);
-    free(grid);
-    return st;
 }
 
 static bl_status run_decoded(bl_row_loader *loader, const bl_row_job *job)
@@ -464,8 +446,8 @@ static bl_status run_decoded(bl_row_loader *loader, const bl_row_job *job)
 static bl_status run_job(bl_row_loader *loader, const bl_row_job *job)
 {
     if (job->begin >= job->end) return BL_OK;
-    if (is_decoded(&job->weight)) return run_decoded(loader, job);
-    if (job->weight.scale_kind != BL_SCALE_NONE) return load_fp8(loader, job);
+    if (is_decoded(&job->weight) && !is_kept(job)) return run_decoded(loader, job);
+    if (job->weight.scale_kind != BL_SCALE_NONE) return load_codes(loader, job);
     if (job->format == BL_FORMAT_F32 && job->weight.codes->dtype != BL_F32)
         return load_decoded(loader, job, NULL);
     return is_quantized(job) ? quantize(loader, job, NULL) : load_stored(loader, job);
@@ -494,18 +476,22 @@ static int64_t queue_depth(int n_readers)
 
 bl_model_stored_size bl_model_measure_stored(const bl_model *model)
 {
-    bl_model_stored_size size = {.is_in_blocks = model->formats[0] == BL_FORMAT_FP8_BLOCK};
+    bl_model_stored_size size = {.is_in_blocks =
+                                     bl_format_describe(model->formats[0])->group_rows > 1};
 
     bool is_decoded = bl_base_formats_requantized(&model->base_formats);
 
     for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
-        const bl_stored_tensor *tensor = bl_hf_at(model->files, i);
-        if (is_decoded && tensor->dtype == BL_F8_E4M3)
+        const bl_stored_tensor *tensor = bl_hf_at(model->files, i),
+                               *coded = bl_hf_quantized_at(model->files, i);
+        if (is_decoded && coded)
             size.decoded_row_bytes =
-                bl_max_i64(size.decoded_row_bytes, tensor->shape[1] * (int64_t)sizeof(float));
+                bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
         size.n_bytes += tensor->n_bytes;
-        if (tensor->n_dims == 2 && tensor->shape[0] > 0)
-            size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / tensor->shape[0]);
+        if (coded) tensor = coded;
+        int64_t n_rows = tensor->n_dims >= 2 ? tensor->shape[0] : 0;
+        if (tensor->n_dims == 3) n_rows *= tensor->shape[1];
+        if (n_rows > 0) size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / n_rows);
     }
     return size;
 }

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "base/xxh3.h"
+#include "fp8/packed.h"
 #include "model/weights.h"
 #include "model/rows.h"
 
@@ -21,10 +22,10 @@ static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
     char head[BL_TENSOR_NAME_BYTES];
     bl_hf_expected e = {.name = t->name,
                         .n_dims = t->n_dims,
-                        .shape = {t->shape[0], t->shape[1]},
+                        .shape = {t->shape[0], t->shape[1], t->shape[2]},
                         .dtypes = FLOAT_DTYPES};
 
-    if (t->role == BL_ROLE_PROJECTION) e.dtypes |= BL_DTYPE_BIT(BL_F8_E4M3);
+    if (t->role == BL_ROLE_PROJECTION && t->n_dims == 2) e.dtypes |= BL_DTYPE_BIT(BL_F8_E4M3);
     if (c->tie_word_embeddings && t->role == BL_ROLE_HEAD) e.optional = true;
     bl_arch_module_tensor(c->arch->head, head);
     if (c->tie_word_embeddings && t->role == BL_ROLE_EMBEDDING)
@@ -51,16 +52,46 @@ bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *mo
     return st;
 }
 
-/* The stored weight of format i of bl_model.formats. */
+/* A projection's stored weight, which has format i of bl_model.formats: of routed experts the
+ * first, once all are known to be stored alike. */
 static bl_status projection_weight(const bl_model_config *c, const bl_hf_model *files, int64_t i,
                                    bl_hf_weight *out)
 {
-    const bl_arch *arch = c->arch;
-    char name[BL_TENSOR_NAME_BYTES];
+    int64_t layer = i / c->arch->n_projections, rows, cols;
+    int p = (int)(i % c->arch->n_projections);
+    bl_arch_tensor t = bl_arch_stored_at(c, layer, p, 0);
 
-    bl_arch_projection_tensor(arch, i / arch->n_projections,
-                              &arch->projections[i % arch->n_projections], name);
-    return bl_hf_get_weight(files, name, out);
+    BL_TRY(bl_hf_get_weight(files, t.name, out));
+    bl_projection_shape(c, p, &rows, &cols);
+    for (int64_t row = out->rows; row < rows; row += out->rows) {
+        bl_hf_weight other;
+        t = bl_arch_stored_at(c, layer, p, row);
+        BL_TRY(bl_hf_get_weight(files, t.name, &other));
+        if (other.codes->dtype != out->codes->dtype || other.scale_kind != out->scale_kind)
+            return BL_FAIL(BL_EINPUT,
+                           "tensor %s is not stored as %s is: the experts of a layer need one "
+                           "format",
+                           t.name, out->codes->name);
+    }
+    return BL_OK;
+}
+
+/* Blocks of experts' rows must not be shared by two of them. */
+static bl_status check_blocks(const bl_arch *arch, size_t i, const bl_hf_weight *w,
+                              bl_format format)
+{
+    int64_t group_rows = bl_format_describe(format)->group_rows,
+            rows = w->codes->n_dims == 3 ? w->codes->shape[1] : w->rows;
+    int p = (int)(i % (size_t)arch->n_projections);
+
+    if (!bl_arch_is_routed(arch, p) || rows % group_rows == 0) return BL_OK;
+    return BL_FAIL(
+        BL_EUSAGE,
+        "base_format fp8_block: an expert of tensor %s has %lld rows, which are not whole "
+        "blocks of %lld: %s",
+        w->codes->name, (long long)rows, (long long)group_rows,
+        w->scale_kind == BL_SCALE_BLOCK ? "convert it with ballast dequantize first"
+                                        : "use fp8_row");
 }
 
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
@@ -77,26 +108,27 @@ bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_dtype stored_dtype,
                                 const char *what, bl_format *out)
 {
-    bool is_decoded = stored == BL_SCALE_GRID || stored == BL_SCALE_MX;
+    bl_format made;
+    bool is_decoded = bl_scale_is_decoded(stored),
+         is_made = bl_format_parse(bl_base_format_name(choice), &made);
 
     if (choice == BL_BASE_TRAINED) {
         if (stored != BL_SCALE_NONE)
             return BL_FAIL(
                 BL_EUSAGE,
-                "finetuning_type full: %s is stored in FP8: use the model's bf16 or fp32 "
+                "finetuning_type full: %s is stored in FP8 or 4 bits: use the model's bf16 or fp32 "
                 "checkpoint, or finetuning_type lora",
                 what);
         *out = BL_FORMAT_F32;
         return BL_OK;
     }
-    if (is_decoded && choice != BL_BASE_FP8_ROW && choice != BL_BASE_FP8_BLOCK) {
-        *out = stored == BL_SCALE_MX ? BL_FORMAT_BF16 : BL_FORMAT_F32;
+    if (is_decoded && !is_made) {
+        *out = bl_scale_fits_bf16(stored) ? BL_FORMAT_BF16 : BL_FORMAT_F32;
         return BL_OK;
     }
     if (stored != BL_SCALE_NONE && !is_decoded) {
         *out = stored == BL_SCALE_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
-        if ((choice == BL_BASE_FP8_ROW && *out != BL_FORMAT_FP8_ROW) ||
-            (choice == BL_BASE_FP8_BLOCK && *out != BL_FORMAT_FP8_BLOCK))
+        if (is_made && *out != made)
             return BL_FAIL(BL_EUSAGE,
                            "base_format %s: %s is FP8 with %s scales already and would lose by "
                            "being quantized again; use auto",
@@ -108,14 +140,36 @@ bl_status bl_base_format_choose(bl_base_format choice, bl_scale_kind stored, bl_
         bl_format_from_dtype(stored_dtype, out);
         return BL_OK;
     }
-    *out = choice == BL_BASE_FP8_BLOCK ? BL_FORMAT_FP8_BLOCK : BL_FORMAT_FP8_ROW;
+    *out = is_made ? made : BL_FORMAT_FP8_ROW;
     return BL_OK;
 }
 
 const char *bl_base_format_name(bl_base_format format)
 {
-    static const char *const names[] = {"auto", "fp8_row", "fp8_block", "stored", "trained"};
+    static const char *const names[] = {"auto",      "fp8_row", "fp8_block", "mxfp4",  "int4_g32",
+                                        "int4_g128", "nf4",     "stored",    "trained"};
     return names[format];
+}
+
+/* 4 bits stay as they are, unless another format is asked for. */
+static bool is_kept(bl_base_format choice, const bl_hf_weight *w, bl_format *out)
+{
+    bl_format made;
+
+    if (choice == BL_BASE_TRAINED || !bl_model_packed_format(w, out)) return false;
+    return !bl_format_parse(bl_base_format_name(choice), &made) || made == *out;
+}
+
+/* A row is whole groups, so that neither a shard nor a segment ends inside one. */
+static bl_status check_groups(bl_format format, const bl_hf_weight *w)
+{
+    if (bl_packed_fits(format, w->cols)) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "base_format %s: the rows of %s have %lld weights, which are not whole groups "
+                   "of %lld; use %s",
+                   bl_format_name(format), w->codes->name, (long long)w->cols,
+                   (long long)bl_format_describe(format)->group_cols,
+                   w->cols % 32 == 0 ? "mxfp4 or int4_g32" : "fp8_row");
 }
 
 bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
@@ -128,10 +182,17 @@ bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
     for (size_t i = 0; i < n; i++) {
         bl_hf_weight w;
         BL_TRY(projection_weight(&model->config, model->files, (int64_t)i, &w));
-        BL_TRY(bl_base_format_choose(choice, w.scale_kind, w.codes->dtype, w.codes->name,
-                                     &model->formats[i]));
+        bool keeps = is_kept(choice, &w, &model->formats[i]);
+        if (!keeps)
+            BL_TRY(bl_base_format_choose(choice, w.scale_kind, w.codes->dtype, w.codes->name,
+                                         &model->formats[i]));
+        BL_TRY(check_groups(model->formats[i], &w));
+        BL_TRY(check_blocks(model->config.arch, i, &w, model->formats[i]));
         bl_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
                               model->formats[i]);
+        /* as INT4 with zero points in int4_g128 */
+        model->base_formats.n_requantized +=
+            !keeps && bl_model_format_is_of(model->formats[i], w.scale_kind);
     }
     return BL_OK;
 }

@@ -4,7 +4,7 @@
  * schedule.c says in which order; carry_out queues one action of it. For layers 0..L-1, the
  * head, and in training layers L-1..first (0, but with frozen weights):
  *
- *   prefetch   gathers of the units to come begin on their streams (linear/base.h, ring/)
+ *   prefetch   gathers of the units to come begin on their streams (linear/base.h)
  *   acquire    the compute stream waits for the layer's LoRA weights; each product waits for its
  *              frozen matrix (arch/block.c)
  *   work       micro-batch by micro-batch: block forward, or the head, or block backward with the
@@ -178,7 +178,7 @@ static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *i
 {
     bl_block_tensors t = {0};
     size_t row_bytes = model_saved_row_bytes(&pass->saved_rows, layer);
-    if (model_has_gradient(&input->micro[m]) && row_bytes > 0)
+    if (input->micro[m].gradients && row_bytes > 0)
         bl_block_place_saved(
             &pass->dims, bl_pass_save_of(&pass->options, pass->n_layers, layer), pass->batches[m].T,
             (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
@@ -212,7 +212,7 @@ static bl_status release_lora(bl_pass *pass, int64_t layer)
     return BL_OK;
 }
 
-/* The layer of the visit under way, with the adapter of a micro-batch. */
+/* The layer of the current visit, with the adapter of a micro-batch. */
 static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t layer)
 {
     bl_block block = {.dims = &pass->dims,
@@ -241,14 +241,13 @@ static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
     for (int m = 0; m < input->n_micro; m++) {
         const bl_pass_micro *micro = &input->micro[m];
         n_companions += micro->is_companion;
-        if (micro->gradients && (!micro->adapter || !o->training || micro->is_companion))
-            return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without adapter or training");
-        if (micro->weights && (micro->adapter || micro->is_companion || !o->training ||
-                               !pass->weights->model->is_trained))
-            return BL_FAIL(BL_EINTERNAL, "gradients of the weights of a frozen base");
-        bool drops = micro->gradients && micro->adapter->dropout.p > 0;
-        if (micro->adapter &&
-            (micro->adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
+        bool is_of_adapter = !pass->weights->model->is_trained;
+        if (micro->gradients &&
+            (!o->training || micro->is_companion || is_of_adapter != (micro->adapter != NULL)))
+            return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without trained weights");
+        const bl_pass_adapter *adapter = micro->adapter;
+        bool drops = adapter && micro->gradients && adapter->dropout.p > 0;
+        if (adapter && (adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
             return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
         BL_TRY(model_terms_check(o, micro));
         if (micro->is_weighed && (!o->weighs || !input->weigher))
@@ -279,16 +278,11 @@ int64_t bl_pass_token_step(const bl_pass *pass)
     return bl_feed_token_step(pass->feed);
 }
 
-static bool trains_embedding(const bl_pass *pass, const bl_pass_input *input)
+static bool trains_embedding(const bl_pass_input *input)
 {
-    const bl_model *model = pass->weights->model;
-
-    for (int m = 0; m < input->n_micro; m++) {
-        const bl_gradient_sink *sink = input->micro[m].gradients;
-        if (sink && sink->modules && sink->modules->tables[BL_TABLE_EMBEDDING]) return true;
-        if (sink && model_table_term(input->micro[m].adapter, BL_TABLE_EMBEDDING)) return true;
-    }
-    return model->is_trained && bl_trained_has_embedding(&model->trained);
+    for (int m = 0; m < input->n_micro; m++)
+        if (input->micro[m].gradients && input->micro[m].gradients->has_embedding) return true;
+    return false;
 }
 
 /* Micro-batches are contiguous, so that an entry is moved in one piece, without the room for more
@@ -304,7 +298,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
         const bl_pass_micro *micro = &input->micro[m];
         pass->first_row[m] = end[micro->is_companion];
         end[micro->is_companion] += bl_feed_rows(pass->feed, micro->batch->T);
-        has_backward = has_backward || model_has_gradient(micro);
+        has_backward = has_backward || micro->gradients;
     }
     int64_t n_rows = end[false];
 
@@ -316,7 +310,7 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .head_is_tied = pass->head.rows > 0,
                                    .is_trained = pass->weights->model->is_trained,
                                    .first = pass->options.first_trained,
-                                   .embedding_has_gradient = trains_embedding(pass, input),
+                                   .embedding_has_gradient = trains_embedding(input),
                                    .embedding = bl_model_embedding_unit(pass->weights->model)};
     BL_TRY(bl_spill_begin(pass->inputs, n_rows, has_backward));
     bl_spill_take_from(pass->inputs, pass->schedule.first);
@@ -366,37 +360,19 @@ static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t 
                             model_boundary(pass, &input->micro[m], layer + 1, m));
 }
 
-/* With the gradients of the layer's own weights. */
-static bl_status run_trained_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer,
-                                      int m)
-{
-    const bl_weight_sink *sink = input->micro[m].weights;
-    bl_weight_gradients gradients;
-    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
-    bl_block block = block_of(pass, &input->micro[m], layer);
-
-    BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
-    block.trained = &gradients;
-    block.is_last = layer == pass->schedule.first && !pass->schedule.embedding_has_gradient;
-    BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                             model_boundary_gradient(pass, m), NULL));
-    return sink->end(sink->user, layer, pass->compute);
-}
-
 static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
 {
     const bl_gradient_sink *sink = input->micro[m].gradients;
-    float *gradients;
+    bl_unit_gradients gradients = {.lora = NULL};
 
-    if (input->micro[m].weights) return run_trained_backward(pass, input, layer, m);
     if (!sink) return BL_OK;
     bl_block_tensors kept = kept_tensors(pass, input, layer, m);
     bl_block block = block_of(pass, &input->micro[m], layer);
     BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
-    bl_weight_gradients modules = model_module_gradients(pass, sink->modules, layer);
-    if (sink->modules) block.trained = &modules;
+    if (gradients.weights.trained) block.trained = &gradients.weights;
+    block.is_last = layer == pass->schedule.first && !pass->schedule.embedding_has_gradient;
     BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                             model_boundary_gradient(pass, m), gradients));
+                             model_boundary_gradient(pass, m), gradients.lora));
     return sink->end(sink->user, layer, pass->compute);
 }
 
@@ -416,19 +392,6 @@ static double embedding_multiplier(const bl_pass *pass)
     return multiplier != 0 ? multiplier : 1.0;
 }
 
-/* Adds the gradient of layer 0's input to the rows of `table` for the micro-batch's tokens, without
- * padding. */
-static bl_status add_embedding_rows(bl_pass *pass, const bl_pass_input *input, int m, float *table)
-{
-    return bl_embedding_backward(
-        pass->compute, &(bl_embedding_backward_args){.T = input->micro[m].batch->T,
-                                                     .H = pass->hidden,
-                                                     .scale = (float)embedding_multiplier(pass),
-                                                     .ids = input->micro[m].batch->ids,
-                                                     .dy = model_boundary_gradient(pass, m),
-                                                     .table = table});
-}
-
 /* With the adapter's term. */
 static bl_status run_embed(bl_pass *pass, const bl_pass_input *input, int m)
 {
@@ -443,43 +406,50 @@ static bl_status run_embed(bl_pass *pass, const bl_pass_input *input, int m)
                             pass->hidden, micro->batch->ids, &pass->terms, y);
 }
 
+/* Of the rows of the table, and of the term, for the micro-batch's tokens, without padding. */
 static bl_status run_embedding_backward(bl_pass *pass, const bl_pass_input *input, int m)
 {
-    const bl_weight_sink *sink = input->micro[m].weights;
-    const bl_gradient_sink *of_adapter = input->micro[m].gradients;
+    const bl_gradient_sink *sink = input->micro[m].gradients;
+    const bl_micro_batch *batch = input->micro[m].batch;
     const bl_table_term *term = model_table_term(input->micro[m].adapter, BL_TABLE_EMBEDDING);
     int64_t unit = pass->n_layers + 1;
-    bl_weight_gradients gradients;
+    bl_unit_gradients gradients = {.lora = NULL};
+    double multiplier = embedding_multiplier(pass);
 
-    if (of_adapter && term)
-        return model_term_embed_backward(
-            pass->compute, term, embedding_multiplier(pass), input->micro[m].batch->T, pass->hidden,
-            input->micro[m].batch->ids, model_boundary_gradient(pass, m), &pass->terms);
-    if (of_adapter && of_adapter->modules && of_adapter->modules->tables[BL_TABLE_EMBEDDING])
-        return add_embedding_rows(pass, input, m, of_adapter->modules->tables[BL_TABLE_EMBEDDING]);
     if (!sink) return BL_OK;
     BL_TRY(sink->begin(sink->user, unit, pass->compute, &gradients));
-    BL_TRY(add_embedding_rows(pass, input, m, gradients.matrix[0][0]));
+    if (term)
+        BL_TRY(model_term_embed_backward(pass->compute, term, multiplier, batch->T, pass->hidden,
+                                         batch->ids, model_boundary_gradient(pass, m), &pass->terms,
+                                         &gradients));
+    if (gradients.weights.matrix[0][0])
+        BL_TRY(bl_embedding_backward(
+            pass->compute, &(bl_embedding_backward_args){.T = batch->T,
+                                                         .H = pass->hidden,
+                                                         .scale = (float)multiplier,
+                                                         .ids = batch->ids,
+                                                         .dy = model_boundary_gradient(pass, m),
+                                                         .table = gradients.weights.matrix[0][0]}));
     return sink->end(sink->user, unit, pass->compute);
 }
 
-/* All micro-batches have the same. */
-static const bl_weight_sink *weight_sink(const bl_pass_input *input)
+/* Where the model's weights are trained all micro-batches have the same. */
+static const bl_gradient_sink *common_sink(const bl_pass_input *input)
 {
     for (int m = 0; m < input->n_micro; m++)
-        if (input->micro[m].weights) return input->micro[m].weights;
+        if (input->micro[m].gradients) return input->micro[m].gradients;
     return NULL;
 }
 
 static bl_status open_gradients(bl_pass *pass, const bl_pass_input *input, int64_t unit)
 {
-    const bl_weight_sink *sink = weight_sink(input);
+    const bl_gradient_sink *sink = common_sink(input);
     return sink ? sink->open(sink->user, unit, pass->compute) : BL_OK;
 }
 
 static bl_status close_gradients(bl_pass *pass, const bl_pass_input *input, int64_t unit)
 {
-    const bl_weight_sink *sink = weight_sink(input);
+    const bl_gradient_sink *sink = common_sink(input);
     return sink ? sink->close(sink->user, unit, pass->compute) : BL_OK;
 }
 

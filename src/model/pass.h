@@ -17,44 +17,34 @@
 #define BALLAST_MODEL_PASS_H
 
 #include "linear/base.h"
-#include "ring/gather_ring.h"
+#include "offload/gather_ring.h"
 #include "device/timeline.h"
 #include "arch/block.h"
 #include "arch/lora.h"
 #include "model/weights.h"
 
-/* Gradients of modules that are trained whole beside LoRA, summed over all micro-batches of a step:
- * fp32, device memory. */
-typedef struct bl_module_gradients {
-    const bl_trained_set *set;      /* norms and tables */
-    float *vectors;                 /* bl_arch_vector_floats */
-    float *tables[BL_MODEL_TABLES]; /* (vocab, hidden); NULL: frozen */
-} bl_module_gradients;
+/* Where backward puts the gradients of one unit: fp32, device memory. Units: layers; n_layers: the
+ * head (matrix[0], (vocab, hidden)) with the final norm; n_layers + 1: the embedding (matrix[0]),
+ * also where that is the head. */
+typedef struct bl_unit_gradients {
+    float *lora;                 /* a layer's flat vector, layout->n_floats, overwritten */
+    float *dA, *dB;              /* of the LoRA term of the unit's table, added to */
+    bl_weight_gradients weights; /* of the model's tensors, added to; zeros: all are frozen */
+} bl_unit_gradients;
 
-/* Where a layer's gradients go. begin gives the flat vector (layout->n_floats, fp32, device memory,
- * valid until end) that backward overwrites; end says that the tasks queued on `stream` so far
- * complete it. Called in the order of backward visits: layer L-1..0, micro-batch 0..n-1 in each. */
+/* Takes the gradients of one run. begin fills *out, zeros before, with destinations that are valid
+ * until end, which says that the tasks queued on `stream` so far complete them. Called in the order
+ * of a pass's backward visits: unit n_layers, L-1 down to the first trained layer, n_layers + 1
+ * where has_embedding is set; micro-batches 0..n-1 in each. Where the model's weights are trained
+ * (bl_model.is_trained), open comes before the micro-batches of a visit, close after them. */
 typedef struct bl_gradient_sink {
     void *user;
-    bl_status (*begin)(void *user, int64_t layer, bl_stream *stream, float **gradients);
-    bl_status (*end)(void *user, int64_t layer, bl_stream *stream);
-    const bl_module_gradients *modules; /* also receives gradients; NULL: none */
-} bl_gradient_sink;
-
-/* The same for the base's own weights, where they are trained (bl_model.is_trained). begin gives
- * where the gradients of a unit are added to, until end. open comes before the micro-batches of a
- * visit, close after them. Units: layers; n_layers: matrix[0] of the
- * head (vocab, hidden), vectors of the final norm; n_layers + 1: matrix[0] of the embedding, also
- * where that is the head. In a pass: n_layers, L-1 down to bl_trained_set.first, n_layers + 1
- * unless it is frozen; micro-batches 0..n-1 in each. Of a unit without trained tensors begin gives
- * no destinations. */
-typedef struct bl_weight_sink {
-    void *user;
     bl_status (*open)(void *user, int64_t unit, bl_stream *stream);
-    bl_status (*begin)(void *user, int64_t unit, bl_stream *stream, bl_weight_gradients *out);
+    bl_status (*begin)(void *user, int64_t unit, bl_stream *stream, bl_unit_gradients *out);
     bl_status (*end)(void *user, int64_t unit, bl_stream *stream);
     bl_status (*close)(void *user, int64_t unit, bl_stream *stream);
-} bl_weight_sink;
+    bool has_embedding; /* the embedding or its term has gradients */
+} bl_gradient_sink;
 
 /* Trained weights whose update may be pending until their next use. update is called before a unit
  * is loaded, in the order of forward visits, for the embedding first. It queues the pending update;
@@ -74,7 +64,6 @@ typedef struct bl_table_term {
     int64_t r; /* 0: none */
     float scale;
     bl_tensor A, B;
-    float *dA, *dB; /* gradients, fp32, added to by micro-batches with gradients; NULL: frozen */
 } bl_table_term;
 
 /* Trainable weights that micro-batches go through. Unit i of `ring` is layer i's flat vector, one
@@ -93,8 +82,7 @@ typedef struct bl_pass_micro {
     const bl_micro_batch *batch;    /* T = 0 is legal: the rank only takes part in the gathers */
     const bl_pass_adapter *adapter; /* NULL: the frozen base alone */
     double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
-    const bl_gradient_sink *gradients; /* of the adapter */
-    const bl_weight_sink *weights;     /* or of the base; both NULL: forward and loss only */
+    const bl_gradient_sink *gradients; /* NULL: forward and loss only */
     double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
     /* Without gradients: it accompanies the others, with two layer inputs at a time instead of all
      * (bl_pass_options.max_companions). */

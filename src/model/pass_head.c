@@ -25,10 +25,8 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
 {
     const bl_model_config *config = &pass->weights->model->config;
     const bl_micro_batch *b = &pass->batches[m];
-    bool has_gradient = model_has_gradient(micro) && !logp;
-    const bl_weight_sink *sink = has_gradient ? micro->weights : NULL;
-    bl_weight_gradients gradients = {.vectors = NULL};
-    const bl_gradient_sink *of_adapter = has_gradient ? micro->gradients : NULL;
+    const bl_gradient_sink *sink = logp ? NULL : micro->gradients;
+    bl_unit_gradients gradients = {.lora = NULL};
     bl_tensor d = {0}, x = pass->workspace.norm;
     const bl_table_term *term = model_table_term(micro->adapter, BL_TABLE_HEAD);
     bl_lora_dropout dropout = {.p = 0};
@@ -38,15 +36,14 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                           .rstd = pass->workspace.rstd,
                           .mean = pass->workspace.mean};
 
-    if (has_gradient) d = model_boundary_gradient(pass, m);
-    if (of_adapter) gradients = model_module_gradients(pass, of_adapter->modules, pass->n_layers);
+    if (sink) d = model_boundary_gradient(pass, m);
     if (sink) BL_TRY(sink->begin(sink->user, pass->n_layers, pass->compute, &gradients));
     BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, x));
     BL_TRY(divide_logits(pass, b->T, x));
     if (term) {
         dropout = model_head_dropout(pass, micro, m);
         BL_TRY(model_term_head(pass->compute, term, &dropout, b->T, pass->hidden, x, &pass->terms,
-                               &pass->head_terms[m]));
+                               gradients.dB, &pass->head_terms[m]));
     }
     BL_TRY(bl_loss_head(pass->compute,
                         &(bl_loss_head_args){.T = b->T,
@@ -61,18 +58,18 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                                              .dx = d,
                                              .logp = logp,
                                              .loss_sum = micro->loss_sum,
-                                             .d_head = gradients.matrix[0][0],
+                                             .d_head = gradients.weights.matrix[0][0],
                                              .term = term ? &pass->head_terms[m] : NULL}));
-    if (!has_gradient) return BL_OK;
+    if (!sink) return BL_OK;
     if (term)
         BL_TRY(model_term_head_backward(pass->compute, term, &dropout, b->T, pass->hidden, x,
-                                        &pass->terms, d));
+                                        &pass->terms, gradients.dA, d));
     BL_TRY(divide_logits(pass, b->T, d));
-    if (gradients.trained)
+    if (gradients.weights.trained)
         BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d,
-                                       gradients.trained->vectors, BL_ATTENTION_NORM,
-                                       gradients.vectors));
-    if (sink) BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
+                                       gradients.weights.trained->vectors, BL_ATTENTION_NORM,
+                                       gradients.weights.vectors));
+    BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
     return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
 }
 
@@ -102,7 +99,7 @@ static bl_status weigh(bl_pass *pass, const bl_pass_input *input)
     BL_TRY(input->weigher->weigh(input->weigher->user, pass->host_values));
     for (int m = 0; m < input->n_micro; m++) {
         const bl_pass_micro *micro = &input->micro[m];
-        if (!model_has_gradient(micro) || !micro->is_weighed) continue;
+        if (!micro->gradients || !micro->is_weighed) continue;
         BL_TRY(move_values(pass, input, m, true));
         BL_TRY(run_head(pass, micro, m, device_values + model_group_row(pass, micro, m), NULL));
     }

@@ -7,7 +7,7 @@
 #include "model/feed_internal.h"
 #include "model/pass.h"
 #include "model/pass_size_internal.h"
-#include "model/schedule.h"
+#include "model/schedule_internal.h"
 #include "model/table_terms_internal.h"
 #include "offload/arena.h"
 #include "offload/spill.h"
@@ -40,27 +40,21 @@ struct bl_pass {
     bl_tensor transit[2]; /* [rows of max_companions micro-batches][hidden] */
     bl_twin *values;      /* [max_micro * T_max], of group_row; NULL: no weigher */
     float **host_values;  /* [max_micro]: those of each micro-batch; NULL: it is not weighed */
-    /* [max_micro]: the adapters of the pass under way, each once, and a layer's weights of each. */
+    /* [max_micro]: the adapters of the current pass, each once, and a layer's weights of each. */
     const bl_pass_adapter **adapters;
     bl_tensor *lora_weights;
     int n_adapters;
     bl_feed *feed;
-    bl_micro_batch *batches;            /* [max_micro]: those of the pass under way, padded */
+    bl_micro_batch *batches;            /* [max_micro]: those of the current pass, padded */
     bl_event *visited[MODEL_RUN_AHEAD]; /* ends of visits, in turn */
     uint64_t n_visits;                  /* so far, of all passes */
-    bl_schedule schedule; /* of the pass under way; has_backward: some micro-batch of it has */
-    bl_weight head;       /* of the pass under way, from its visit on */
-    int span;             /* of the visit under way */
+    bl_schedule schedule; /* of the current pass; has_backward: some micro-batch of it has */
+    bl_weight head;       /* of the current pass, from its visit on */
+    int span;             /* of the current visit */
     bl_block_workspace workspace;
     model_term_space terms;
     bl_loss_head_term *head_terms; /* [max_micro]: of the last visit of the head */
 };
-
-/* Whether backward takes the micro-batch. */
-static inline bool model_has_gradient(const bl_pass_micro *micro)
-{
-    return micro->gradients || micro->weights;
-}
 
 /* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
 static inline bl_tensor model_boundary(const bl_pass *pass, const bl_pass_micro *micro,
@@ -72,18 +66,7 @@ static inline bl_tensor model_boundary(const bl_pass *pass, const bl_pass_micro 
     return bl_tensor_at(inputs, pass->first_row[m] * pass->hidden);
 }
 
-/* For a layer, or n_layers: the head. modules may be NULL: none. */
-static inline bl_weight_gradients
-model_module_gradients(const bl_pass *pass, const bl_module_gradients *modules, int64_t layer)
-{
-    if (!modules) return (bl_weight_gradients){.vectors = NULL};
-    bl_weight_gradients out = {.trained = &modules->set->unit[layer],
-                               .vectors = modules->vectors + layer * pass->dims.vector_floats};
-    if (layer == pass->n_layers) out.matrix[0][0] = modules->tables[BL_TABLE_HEAD];
-    return out;
-}
-
-/* Of a micro-batch among all of the group: companions' come behind the others. */
+/* Of a micro-batch among all of the group: companions' are after the others. */
 static inline int64_t model_group_row(const bl_pass *pass, const bl_pass_micro *micro, int m)
 {
     return pass->first_row[m] + (micro->is_companion ? pass->max_rows : 0);

@@ -149,7 +149,8 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
 {
     bl_block_dims dims = model_pass_dims(config, options);
     bl_pass_options of_train = *options, of_evaluation = *options;
-    int64_t T = bl_max_i64(T_train, T_evaluation), n_unused = 0;
+    int64_t T = bl_max_i64(T_train, T_evaluation), n_unused = 0,
+            n_buffers = bl_block_scratch_buffers(&dims);
 
     of_train.T_max = T_train;
     of_evaluation.T_max = T_evaluation;
@@ -158,7 +159,7 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
                     evaluation = model_pass_measure(config, &of_evaluation);
     if (options->training) n_unused = bl_block_rows(&dims, T) - bl_block_rows(&dims, T_evaluation);
     model_pass_size full = model_pass_measure(config, options),
-                    *longer = T_train > T_evaluation ? &train : &evaluation;
+                    *longer = T_train >= T_evaluation ? &train : &evaluation;
     unsigned always = options->n_saving_all < config->n_layers ? options->save : BL_SAVE_S4;
     int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, always);
     int64_t float_bytes = (int64_t)sizeof(float),
@@ -172,8 +173,7 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
     all.companions = touched(2, full.transit, bl_max_i64(train.transit, evaluation.transit));
     all.terms = touched(3, full.terms, longer->terms);
     all.workspace =
-        bl_min_i64(all.workspace, touched(BL_BLOCK_SCRATCH_BUFFERS,
-                                          BL_BLOCK_SCRATCH_BUFFERS * full.workspace, workspace));
+        bl_min_i64(all.workspace, touched(n_buffers, n_buffers * full.workspace, workspace));
     if (longer->workspace == full.workspace) all.workspace = workspace;
     all.logits = bl_min_i64(all.logits, T * n_logits * float_bytes);
     return all;

@@ -40,7 +40,7 @@ static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int
 
     if (layout->n_shards > 1) return ring_bytes;
     for (int slot = 0; slot < ring_depth; slot++) {
-        size_t largest[BL_BASE_MATRICES][BL_BASE_SEGMENTS] = {{0}};
+        size_t largest[BL_BASE_MATRICES][BL_BASE_PARTS] = {{0}};
         for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
             size_t *item = &largest[w.idx_matrix][w.idx_part];
             if (tiers[w.index] == BL_TIER_DEVICE) continue;

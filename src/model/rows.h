@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rows.h -- rows of stored weights, read ahead and kept in a format: for load_base.c here and for
- * convert/. */
+/* rows.h -- checks the model's tensors, and reads rows of them ahead of their use into the format
+ * in which they are kept: for load_base.c and for convert/. */
 #ifndef BALLAST_MODEL_ROWS_H
 #define BALLAST_MODEL_ROWS_H
 
@@ -11,20 +11,30 @@
  * their shapes. */
 bl_status bl_model_check_tensors(const bl_model_config *config, const bl_hf_model *model);
 
-/* Makes weights->pages, sealed, and fills this rank's own part of weights->scales. */
+/* Makes weights->pages, of a model without files on a device made of rates. */
+bl_status bl_model_place_base(bl_model_weights *weights, int shard, const bl_placement *placement);
+/* Makes weights->pages, sealed, and fills this rank's part of weights->scales. */
 bl_status bl_model_load_base(bl_model_weights *weights, bl_comm *shard_group,
                              const bl_placement *placement, bl_staging *staging);
 
-/* Rows [begin, end) of a weight, to be kept in `format`. */
+/* Rows [begin, end) of a weight, to be kept in `format`: whole groups of it. */
 typedef struct bl_row_job {
     bl_hf_weight weight;
     bl_format format;
     int64_t begin, end;
     void *codes;
-    /* The projection's whole scale array; only those are written whose row, or whose block's first
-     * row, is in [begin, end). */
-    float *scales;
+    void *scales;        /* of the whole projection; those of the rows are written */
+    bool largest_scales; /* as bl_model's */
 } bl_row_job;
+
+/* packed.c: whether checkpoints of the kind may be held in the format as they are stored. */
+bool bl_model_format_is_of(bl_format format, bl_scale_kind kind);
+/* The format that has a weight's codes, groups and scales as they are stored; false: none has them
+ * (zero points, other groups, scales of another dtype). */
+bool bl_model_packed_format(const bl_hf_weight *weight, bl_format *out);
+/* The scales of a job in the format of bl_model_packed_format. values: all, of
+ * bl_hf_read_scales. BL_EIO, BL_ENOMEM. */
+bl_status bl_row_job_place_scales(const bl_row_job *job, const float *values);
 
 uint64_t bl_model_tensor_seed(const char *name); /* of checksums of its rows */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* schedule.c -- emits the actions of a pass in order: prefetch, begin, one per micro-batch, end,
  * for each visit of 0..L-1, head, L-1..first. */
-#include "model/schedule.h"
+#include "model/schedule_internal.h"
 
 #include "base/sizes.h"
 
@@ -139,7 +139,7 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
     return emit(e, BL_ACTION_DROP_SAVED, layer);
 }
 
-bl_status bl_schedule_visit(const bl_schedule *schedule, int64_t at, bl_action_sink sink,
+static bl_status emit_visit(const bl_schedule *schedule, int64_t at, bl_action_sink sink,
                             void *user)
 {
     const emitter e = {schedule, at, sink, user};
@@ -166,6 +166,6 @@ bl_status bl_schedule_run(const bl_schedule *schedule, bl_action_sink sink, void
     if (schedule->is_trained) BL_TRY(emit(&e, BL_ACTION_RELEASE_BASE, schedule->embedding));
     BL_TRY(emit(&e, BL_ACTION_PUT_INPUT, 0));
     for (int64_t at = 0; at < bl_schedule_n_visits(schedule); at++)
-        BL_TRY(bl_schedule_visit(schedule, at, sink, user));
+        BL_TRY(emit_visit(schedule, at, sink, user));
     return BL_OK;
 }

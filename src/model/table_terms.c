@@ -43,7 +43,7 @@ bl_status model_terms_check(const bl_pass_options *options, const bl_pass_micro 
 {
     for (int t = 0; t < BL_MODEL_TABLES; t++) {
         const bl_table_term *term = model_table_term(micro->adapter, (bl_model_table)t);
-        if (term && (term->r > options->terms_r || (micro->gradients && !term->dA)))
+        if (term && term->r > options->terms_r)
             return BL_FAIL(BL_EINTERNAL, "a term of the embedding or the head beyond the pass's "
                                          "options");
     }
@@ -82,7 +82,8 @@ bl_status model_term_embed(bl_stream *stream, const bl_table_term *term, double 
 
 bl_status model_term_embed_backward(bl_stream *stream, const bl_table_term *term, double multiplier,
                                     int64_t T, int64_t hidden, const int32_t *ids, bl_tensor dy,
-                                    const model_term_space *space)
+                                    const model_term_space *space,
+                                    const bl_unit_gradients *gradients)
 {
     int64_t r = term->r;
     bl_matmul_args product = {.M = T,
@@ -101,12 +102,12 @@ bl_status model_term_embed_backward(bl_stream *stream, const bl_table_term *term
     BL_TRY(bl_embedding_backward(
         stream,
         &(bl_embedding_backward_args){
-            .T = T, .H = r, .scale = 1.0f, .ids = ids, .dy = space->du, .table = term->dA}));
+            .T = T, .H = r, .scale = 1.0f, .ids = ids, .dy = space->du, .table = gradients->dA}));
     BL_TRY(gather(stream, term, T, ids, space));
     product.transpose_a = true;
     product.M = hidden, product.K = T;
     product.beta = 1.0f;
-    product.b = space->u, product.c = bl_tensor_f32(term->dB);
+    product.b = space->u, product.c = bl_tensor_f32(gradients->dB);
     return bl_matmul(stream, &product);
 }
 
@@ -130,12 +131,12 @@ static bl_status mask(bl_stream *stream, const bl_lora_dropout *d, int64_t T, in
 
 bl_status model_term_head(bl_stream *stream, const bl_table_term *term,
                           const bl_lora_dropout *dropout, int64_t T, int64_t hidden, bl_tensor x,
-                          const model_term_space *space, bl_loss_head_term *out)
+                          const model_term_space *space, float *dB, bl_loss_head_term *out)
 {
     int64_t r = term->r;
 
     *out = (bl_loss_head_term){
-        .r = r, .scale = term->scale, .u = space->u, .du = space->du, .B = term->B, .dB = term->dB};
+        .r = r, .scale = term->scale, .u = space->u, .du = space->du, .B = term->B, .dB = dB};
     if (T == 0) return BL_OK;
     if (dropout->p > 0) {
         BL_TRY(mask(stream, dropout, T, hidden, x, space->x));
@@ -156,7 +157,8 @@ bl_status model_term_head(bl_stream *stream, const bl_table_term *term,
 
 bl_status model_term_head_backward(bl_stream *stream, const bl_table_term *term,
                                    const bl_lora_dropout *dropout, int64_t T, int64_t hidden,
-                                   bl_tensor x, const model_term_space *space, bl_tensor dx)
+                                   bl_tensor x, const model_term_space *space, float *dA,
+                                   bl_tensor dx)
 {
     bool drops = dropout->p > 0;
     int64_t r = term->r;
@@ -171,7 +173,7 @@ bl_status model_term_head_backward(bl_stream *stream, const bl_table_term *term,
                               .beta = 1.0f,
                               .a = space->du,
                               .b = drops ? space->x : x,
-                              .c = bl_tensor_f32(term->dA)};
+                              .c = bl_tensor_f32(dA)};
 
     if (T == 0) return BL_OK;
     BL_TRY(bl_matmul(stream, &product));

@@ -23,25 +23,29 @@ void model_term_space_place(bl_dtype act, int64_t T, int64_t r, bool has_dropout
 /* The term of a table; NULL: the adapter, which may be NULL, has none. */
 const bl_table_term *model_table_term(const bl_pass_adapter *adapter, bl_model_table table);
 
-/* BL_EINTERNAL: the micro-batch has terms beyond the options, or gradients of frozen ones. */
+/* BL_EINTERNAL: the micro-batch has terms beyond the options. */
 bl_status model_terms_check(const bl_pass_options *options, const bl_pass_micro *micro);
 
 /* y (T, hidden) += multiplier s a B^T, a_t = row ids[t] of A (vocab, r). */
 bl_status model_term_embed(bl_stream *stream, const bl_table_term *term, double multiplier,
                            int64_t T, int64_t hidden, const int32_t *ids,
                            const model_term_space *space, bl_tensor y);
-/* dB += multiplier s dy^T a; row ids[t] of dA += multiplier s dy_t B. */
+/* gradients: of the embedding's unit; dB += multiplier s dy^T a, row ids[t] of dA += multiplier s
+ * dy_t B. */
 bl_status model_term_embed_backward(bl_stream *stream, const bl_table_term *term, double multiplier,
                                     int64_t T, int64_t hidden, const int32_t *ids, bl_tensor dy,
-                                    const model_term_space *space);
+                                    const model_term_space *space,
+                                    const bl_unit_gradients *gradients);
 
-/* u = D x A^T, D the mask of `dropout` (p 0: none); *out: the term for the loss head. */
+/* u = D x A^T, D the mask of `dropout` (p 0: none); *out: the term for the loss head, which adds to
+ * dB; NULL: not to. */
 bl_status model_term_head(bl_stream *stream, const bl_table_term *term,
                           const bl_lora_dropout *dropout, int64_t T, int64_t hidden, bl_tensor x,
-                          const model_term_space *space, bl_loss_head_term *out);
+                          const model_term_space *space, float *dB, bl_loss_head_term *out);
 /* After the loss head: dA += du^T D x, dx += D du A. */
 bl_status model_term_head_backward(bl_stream *stream, const bl_table_term *term,
                                    const bl_lora_dropout *dropout, int64_t T, int64_t hidden,
-                                   bl_tensor x, const model_term_space *space, bl_tensor dx);
+                                   bl_tensor x, const model_term_space *space, float *dA,
+                                   bl_tensor dx);
 
 #endif

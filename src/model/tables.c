@@ -74,7 +74,8 @@ bl_status bl_model_replace_table(bl_model_weights *w, bl_model_table which)
         bl_device_alloc(w->device, BL_SPACE_DEVICE, (size_t)table_elements(w) * FLOAT,
                         which == BL_TABLE_HEAD ? "the adapter's head" : "the adapter's embedding",
                         (void **)&w->tables[which]));
-    BL_TRY(fill_table(w, find_table(w, which), w->tables[which]));
+    if (w->model->files) /* a device made of rates has no values */
+        BL_TRY(fill_table(w, find_table(w, which), w->tables[which]));
     return which == BL_TABLE_HEAD ? place_head(w) : BL_OK;
 }
 

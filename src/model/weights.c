@@ -12,6 +12,7 @@
 #include "device/staging.h"
 #include "linear/base_paged.h"
 #include "model/rows.h"
+#include "offload/transfer.h"
 #include "ops/elementwise.h"
 
 static void add_segment(bl_weight *w, bl_format format, int64_t rows, int64_t cols)
@@ -91,20 +92,14 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
     return make_trained_layout(config, BL_FORMAT_BF16, n_shards, out);
 }
 
-bl_tensor bl_model_copy_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first)
-{
-    void *page = bl_pages_memory(w->copy, at->index);
-
-    return page ? bl_tensor_at(bl_tensor_of(page, BL_BF16), first) : bl_tensor_of(NULL, BL_BF16);
-}
-
 bl_status bl_model_round_rows(const bl_model_weights *w, const bl_base_walk *at, int64_t first,
                               int64_t n, const float *rows, bl_stream *stream)
 {
     if (!w->copy) return BL_OK;
+    bl_tensor copy = bl_tensor_of(bl_pages_memory(w->copy, at->index), BL_BF16);
     return bl_cast(stream, &(bl_cast_args){.n = n,
                                            .x = bl_tensor_f32((float *)(uintptr_t)rows),
-                                           .y = bl_model_copy_rows(w, at, first)});
+                                           .y = bl_tensor_at(copy, first)});
 }
 
 int64_t bl_model_embedding_unit(const bl_model *model)
@@ -118,9 +113,12 @@ void bl_base_layout_free(bl_base_layout *layout)
     *layout = (bl_base_layout){0};
 }
 
+/* Those of a segment that every rank holds whole. */
 static int64_t count_scales(const bl_weight *w, int segment)
 {
     size_t code_bytes, n_scales = 0;
+
+    if (bl_format_describe(w->segment[segment].format)->home != BL_SCALES_WHOLE) return 0;
     (void)bl_format_sizes(w->segment[segment].format, w->segment[segment].rows, w->cols,
                           &code_bytes, &n_scales);
     return (int64_t)n_scales;
@@ -180,10 +178,11 @@ static bl_status load_vector(bl_model_weights *w, const bl_arch_tensor *vector, 
 {
     const bl_stored_tensor *t = bl_hf_find(w->model->files, vector->name);
     float *out = staging->bytes; /* it has room for any vector */
-    size_t n_bytes = (size_t)vector->shape[0] * sizeof *out;
+    int64_t n = bl_arch_tensor_elements(vector);
+    size_t n_bytes = (size_t)n * sizeof *out;
 
     BL_TRY(bl_stored_tensor_read_f32(t, out));
-    for (int64_t i = 0; i < vector->shape[0]; i++)
+    for (int64_t i = 0; i < n; i++)
         if (!isfinite(out[i]))
             return BL_FAIL(BL_EINPUT, "%s: tensor %s: element %lld is not finite",
                            bl_safetensors_path(t->file), vector->name, (long long)i);
@@ -218,7 +217,8 @@ static bl_status fill_rope_tables(const bl_model_weights *w, bool is_query, cons
     for (int64_t p = 0, n; p < n_positions; p += n) {
         n = bl_min_i64(most, n_positions - p);
         size_t n_bytes = (size_t)(n * half) * sizeof(float);
-        bl_model_rope_fill(c, inv_freq, is_query, p, n, cosines, sines);
+        if (!bl_transfer_is_simulated(w->device)) /* a plan fills one per run: the copies alone */
+            bl_model_rope_fill(c, inv_freq, is_query, p, n, cosines, sines);
         BL_TRY(bl_staging_upload(staging, tables + p * half, cosines, n_bytes));
         BL_TRY(bl_staging_upload(staging, tables + (n_positions + p) * half, sines, n_bytes));
     }
@@ -315,6 +315,13 @@ static bl_status lay_out(const bl_model *model, bl_device_kind kind, int n_shard
     return bl_model_layout(&model->config, model->formats, model->head_dtype, kind, n_shards, out);
 }
 
+static bl_status check_device(const bl_model_config *c, bl_device_kind kind)
+{
+    if (c->n_experts == 0 || kind == BL_DEVICE_CPU) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s: mixtures of experts run on CPUs only so far; use device cpu",
+                   c->arch->title);
+}
+
 bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int n_shards,
                                   bl_model_weights **out)
 {
@@ -328,6 +335,7 @@ bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int 
     w->model = model;
     w->device = device;
     w->dims = bl_block_dims_of(c, bl_device_get_kind(device), bl_device_act(device));
+    BL_TRY_GOTO(st, done, check_device(c, w->dims.kind));
     BL_TRY_GOTO(st, done, lay_out(model, w->dims.kind, n_shards, &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));
     BL_TRY_GOTO(st, done,
@@ -366,6 +374,21 @@ bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_com
 done:
     bl_staging_destroy(staging);
     bl_model_weights_free(w);
+    return st;
+}
+
+bl_status bl_model_weights_place(const bl_model *model, bl_device *device, bl_comm *shard_group,
+                                 const bl_placement *placement, bl_model_weights **out)
+{
+    bl_model_weights *w;
+
+    *out = NULL;
+    BL_TRY(bl_model_weights_create(model, device, bl_comm_size(shard_group), &w));
+    bl_status st = bl_model_place_base(w, bl_comm_rank(shard_group), placement);
+    if (st == BL_OK)
+        *out = w;
+    else
+        bl_model_weights_free(w);
     return st;
 }
 

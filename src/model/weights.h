@@ -3,8 +3,8 @@
  *
  * Once per host (bl_model): the configuration, the open files, the embedding table in its stored
  * dtype (and the tied head, which is the same table), and the format chosen for each projection.
- * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantized as it was read; all
- * scales; the norms; RoPE tables.
+ * Each rank (bl_model_weights): its row-shard of every frozen matrix, quantized as it was read;
+ * scales, where its format stores them whole; the norms; RoPE tables.
  *
  * Base unit i < n_layers is layer i with its BL_LAYER_MATRICES; unit n_layers is the head. On a CPU
  * a tied head is not a unit: it is multiplied as the embedding table, in host memory. Where all
@@ -32,12 +32,16 @@ typedef enum bl_base_format {
     BL_BASE_AUTO,
     BL_BASE_FP8_ROW,
     BL_BASE_FP8_BLOCK,
+    BL_BASE_MXFP4,
+    BL_BASE_INT4_G32,
+    BL_BASE_INT4_G128,
+    BL_BASE_NF4,
     BL_BASE_STORED,
     BL_BASE_TRAINED
 } bl_base_format;
 
 /* How many projections are stored in one way and held in another: [a bl_format, or BL_FORMAT_COUNT
- * + a bl_scale_kind of FP8][bl_format]. Norms, embedding and head are always held as they are
+ * + a bl_scale_kind][bl_format]. Norms, embedding and head are always held as they are
  * stored and not counted. */
 enum {
     BL_STORED_FORMAT_COUNT = BL_FORMAT_COUNT + BL_SCALE_COUNT,
@@ -45,6 +49,7 @@ enum {
 };
 typedef struct bl_base_formats {
     int64_t n[BL_STORED_FORMAT_COUNT][BL_FORMAT_COUNT], n_matrices;
+    int64_t n_requantized; /* quantized in the checkpoint, and again for the format */
 } bl_base_formats;
 
 typedef struct bl_model {
@@ -58,6 +63,7 @@ typedef struct bl_model {
     bl_dtype head_dtype;          /* as stored; of a tied head the table's */
     bl_format *formats;           /* bl_model_format_count: [layer * n_projections + projection] */
     bl_base_formats base_formats; /* the same, counted */
+    bool largest_scales;          /* of 4-bit formats that are made: not least_squares (packed.h) */
     int64_t n_positions;          /* of the RoPE tables */
     bl_io_files *io_files;  /* the model's files in the order of bl_hf_file; ranks read from them */
     bl_io_engine io_engine; /* how; AUTO unless set after opening */
@@ -73,7 +79,7 @@ void bl_model_set_trained(bl_model *model, bl_trained_set *set);
 int64_t bl_model_embedding_unit(const bl_model *model);
 
 /* Whether exactly the tensors of the configuration are there, with their shapes, dtypes and scales;
- * reads no weights. Sets config->n_kv_heads as bl_model_config_fit. BL_EINPUT lists all
+ * reads no weights but those of bl_model_config_fit, which it calls. BL_EINPUT lists all
  * that is wrong. */
 bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model);
 
@@ -120,15 +126,17 @@ size_t bl_model_format_count(const bl_model_config *config);
 bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats);
 /* Some matrix has lost bits: FP8 here, in the checkpoint not, or with other blocks. */
 bool bl_model_base_is_quantized(const bl_base_formats *f);
-/* Some matrix is FP8 in the checkpoint and was quantized again. */
+/* Some matrix is quantized in the checkpoint, and was quantized again. */
 bool bl_base_formats_requantized(const bl_base_formats *f);
+/* BL_EUSAGE: the device has no products of one of the formats held. */
+bl_status bl_base_formats_check_device(const bl_base_formats *f, bl_device_kind kind);
 
 typedef struct bl_model_weights {
     const bl_model *model;
     bl_device *device;
     bl_base_layout layout;
-    /* This rank's shards, in the order of bl_base_next, and after them, if some are on disk, its
-     * scales. */
+    /* This rank's shards, in the order of bl_base_next, and after them, if some are on disk,
+     * `scales`. */
     bl_pages *pages;
     /* All of them, layout.shard_bytes of device memory; NULL when some are elsewhere. */
     void *shards;
@@ -143,7 +151,7 @@ typedef struct bl_model_weights {
      * memory or in the tiers of the weights. NULL: layers compute with `pages`. */
     bl_base_layout copy_layout;
     bl_pages *copy;
-    float *scales; /* of all matrices, device memory: n_scales */
+    float *scales; /* of all matrices with BL_SCALES_WHOLE, device memory: n_scales */
     int64_t n_scales;
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
     float *rope_tables; /* of dims.rope */
@@ -169,6 +177,12 @@ bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int 
 bl_status bl_model_weights_load(const bl_model *model, bl_device *device, bl_comm *shard_group,
                                 bl_stream *stream, const bl_placement *placement,
                                 bl_model_weights **out);
+
+/* The weights of a model without a checkpoint (bl_model.files is NULL) on a device made of rates
+ * (device/model.h): everything has its place, nothing has values. `model` is borrowed until they
+ * are freed. */
+bl_status bl_model_weights_place(const bl_model *model, bl_device *device, bl_comm *shard_group,
+                                 const bl_placement *placement, bl_model_weights **out);
 
 /* How the base is loaded to the device: over a ring of ring_depth slots, in order of the calls.
  * Streams and comm are borrowed. */
@@ -214,7 +228,7 @@ bool bl_model_head_is_table(const bl_model_config *config, bl_device_kind kind);
 int64_t bl_model_table_positions(bl_device_kind kind, int64_t n_positions);
 /* The vectors of layer `layer`; of layer n_layers: the final norm. */
 const float *bl_model_layer_vectors(const bl_model_weights *weights, int64_t layer);
-/* What every rank holds whole, in device memory: bytes of the scales of all segments, of the
+/* What every rank holds whole, in device memory: bytes of the scales with BL_SCALES_WHOLE, of the
  * vectors (norms), and of RoPE's tables of n_positions. */
 typedef struct bl_model_whole_bytes {
     int64_t scales, vectors, rope_tables;
@@ -237,9 +251,6 @@ bl_status bl_model_layout_copy(const bl_model_config *config, int n_shards, bl_b
  * nothing without a copy. */
 bl_status bl_model_round_rows(const bl_model_weights *weights, const bl_base_walk *at,
                               int64_t first, int64_t n, const float *rows, bl_stream *stream);
-/* Where the copy, which must exist, has these rows: device or host memory; NULL: on disk. */
-bl_tensor bl_model_copy_rows(const bl_model_weights *weights, const bl_base_walk *at,
-                             int64_t first);
 /* tables.c: weights->tables[table] = the model's table, widened to fp32, to be changed. Before a
  * pass over the weights is created. The pass then ignores a head that is a unit of the base. A GPU
  * computes with a copy of the head, which bl_model_round_head fills. BL_ENOMEM, BL_EIO. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Under AddressSanitizer what has not been taken is poisoned, the rest of a piece's last page
+/* arena.c -- allocates, touches and pins the block, and gives out its pieces. Under
+ * AddressSanitizer what has not been taken is poisoned, the rest of a piece's last page
  * included. */
 #include "offload/arena.h"
 
@@ -14,8 +15,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "device/model.h"
 #include "offload/arena_internal.h"
+#include "offload/transfer.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HAS_POISON 1
@@ -140,7 +141,7 @@ static bl_status check_available(const bl_arena_options *options)
 }
 
 /* Addresses, which the device counts. */
-static bl_status create_of_model(const bl_arena_options *options, bl_arena **out)
+static bl_status create_simulated(const bl_arena_options *options, bl_arena **out)
 {
     size_t n_bytes = bl_arena_piece_bytes(options->size_bytes);
     bl_arena *arena = calloc(1, sizeof *arena);
@@ -164,7 +165,7 @@ bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out)
     bl_arena *arena = NULL;
 
     *out = NULL;
-    if (bl_device_model(options->device)) return create_of_model(options, out);
+    if (bl_transfer_is_simulated(options->device)) return create_simulated(options, out);
     BL_TRY(check_available(options));
     if (!(arena = calloc(1, sizeof *arena)))
         return BL_FAIL(BL_ENOMEM, "%s: an arena", options->what);
@@ -195,7 +196,7 @@ done:
 void bl_arena_destroy(bl_arena *arena)
 {
     if (!arena) return;
-    if (bl_device_model(arena->device)) {
+    if (bl_transfer_is_simulated(arena->device)) {
         bl_device_free(arena->device, BL_SPACE_HOST, arena->memory);
         free(arena);
         return;
@@ -217,7 +218,8 @@ void *bl_arena_take(bl_arena *arena, size_t n_bytes)
     arena->taken_bytes += piece_bytes;
     assert(arena->taken_bytes <= arena->size_bytes &&
            arena->taken_bytes % BL_DEVICE_ALIGNMENT_BYTES == 0);
-    ASAN_UNPOISON_MEMORY_REGION(piece, n_bytes);
+    /* a simulated arena is addresses alone, and its shadow would be memory */
+    if (!bl_transfer_is_simulated(arena->device)) ASAN_UNPOISON_MEMORY_REGION(piece, n_bytes);
     return piece;
 }
 

@@ -34,16 +34,16 @@ typedef struct bl_arena_options {
 /* BL_ENOMEM names `what`, the requested and the available bytes; that is checked before a page is
  * touched, but without other arenas that are being made at the same time: plan first. BL_EUSAGE: no
  * such node. */
-BL_API bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
-BL_API void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
+bl_status bl_arena_create(const bl_arena_options *options, bl_arena **out);
+void bl_arena_destroy(bl_arena *arena); /* NULL is fine */
 
 /* What a piece takes of the arena: n_bytes rounded up to BL_DEVICE_ALIGNMENT_BYTES. SIZE_MAX on
  * overflow. */
-BL_API size_t bl_arena_piece_bytes(size_t n_bytes);
+size_t bl_arena_piece_bytes(size_t n_bytes);
 /* The next piece, zero-filled, aligned to BL_DEVICE_ALIGNMENT_BYTES. NULL when more is taken than
  * was asked for. Bytes from n_bytes up to bl_arena_piece_bytes are unused: AddressSanitizer reports
  * an access. */
-BL_API void *bl_arena_take(bl_arena *arena, size_t n_bytes);
+void *bl_arena_take(bl_arena *arena, size_t n_bytes);
 
 /* Where the block came from, as the system says afterwards. */
 typedef struct bl_arena_info {
@@ -52,8 +52,8 @@ typedef struct bl_arena_info {
     int node;       /* bound to; -1: none, as on a host with one node */
     bool is_pinned;
 } bl_arena_info;
-BL_API void bl_arena_get_info(const bl_arena *arena, bl_arena_info *out);
-BL_API void *bl_arena_memory(const bl_arena *arena); /* the whole block */
+void bl_arena_get_info(const bl_arena *arena, bl_arena_info *out);
+void *bl_arena_memory(const bl_arena *arena); /* the whole block */
 
 /* NUMA nodes are those that have cores, in hwloc's logical order, from 0 on.
  *
@@ -61,14 +61,14 @@ BL_API void *bl_arena_memory(const bl_arena *arena); /* the whole block */
  * evenly. -1 when there are more nodes than ranks (a rank then has cores of several), when the
  * calling thread may not run on all of them (taskset, mpirun's binding, an earlier bind_thread: it
  * stays where it was put), or the host does not say. */
-BL_API int bl_arena_node_of(int index, int n);
+int bl_arena_node_of(int index, int n);
 /* The node next to a device of the PCI bus ("0000:1b:00.0"). -1: the host does not say, or says
  * several; or it has one node. */
-BL_API int bl_arena_node_of_pci(const char *bus_id);
+int bl_arena_node_of_pci(const char *bus_id);
 /* Keeps the calling thread, and threads it starts from now on, on those of its cores that are the
  * node's. Does nothing for -1, for a node that has none of its cores, and on a host with one node;
  * a refusal by the system is logged. BL_EUSAGE: no such node. */
-BL_API bl_status bl_arena_bind_thread(int node);
+bl_status bl_arena_bind_thread(int node);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena_internal.h -- what arena.c asks of arena_numa.c. */
+/* arena_internal.h -- binds the memory of an arena to a NUMA node; for arena.c. */
 #ifndef BALLAST_OFFLOAD_ARENA_INTERNAL_H
 #define BALLAST_OFFLOAD_ARENA_INTERNAL_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Nodes are counted where their cores are: memory without cores (high-bandwidth memory, a GPU's,
- * CXL) is not used for a rank. */
+/* arena_numa.c -- finds the NUMA node of a rank or GPU, and binds memory and threads to it. Nodes
+ * are counted where their cores are: memory without cores (high-bandwidth memory, a GPU's, CXL) is
+ * not used for a rank. */
 #include <errno.h>
 #include <hwloc.h>
 #include <pthread.h>
@@ -132,8 +133,8 @@ bl_status bl_arena_bind_memory(void *memory, size_t size_bytes, int node, const 
     return BL_OK;
 }
 
-/* Cores that the thread may not run on (taskset, isolated ones) stay out; a node that has no others
- * is not gone to. */
+/* Cores that the thread may not run on (taskset, isolated ones) do not count; a node that has no
+ * others is not used. */
 static void bind_to_cores_of(hwloc_topology_t topology, hwloc_obj_t object, int node)
 {
     hwloc_bitmap_t cores = hwloc_bitmap_alloc();
@@ -159,7 +160,7 @@ bl_status bl_arena_bind_thread(int node)
     return BL_OK;
 }
 
-/* False: somebody has kept the calling thread off all cores of a node. */
+/* False: the calling thread may not run on any core of a node. */
 static bool may_use_all_nodes(hwloc_topology_t topology, int n_nodes)
 {
     hwloc_bitmap_t cores = hwloc_bitmap_alloc();

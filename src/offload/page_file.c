@@ -51,7 +51,7 @@ static int lock_file(int fd, int how)
     return result;
 }
 
-/* Removes a file whose lock is free. Where files cannot be locked it stays. */
+/* Removes a file whose lock is free. Where files cannot be locked it is kept. */
 static void remove_stale(const char *path)
 {
     struct stat opened, named;
@@ -72,7 +72,8 @@ static void tmp_abandon(tmp_file *tmp)
     *tmp = (tmp_file){.fd = -1};
 }
 
-/* A new file "PATH.tmp-PID-N", locked. N keeps threads apart, and the hosts of a shared folder. */
+/* A new file "PATH.tmp-PID-N", locked. N differs between threads, and between hosts of a shared
+ * directory. */
 static bl_status tmp_create(const char *path, tmp_file *out)
 {
     struct stat info;
@@ -86,8 +87,8 @@ static bl_status tmp_create(const char *path, tmp_file *out)
             tmp_abandon(out);
             return st;
         }
-        /* Between open and lock another process may have taken it for a stale one; then it is gone.
-         * Goes on if the file system has no locks: nothing is taken for stale there. */
+        /* Between open and lock another process may have removed it as stale. Without locks of the
+         * file system it continues: no file counts as stale there. */
         if (out->fd >= 0 &&
             (lock_file(out->fd, LOCK_EX) != 0 || fstat(out->fd, &info) != 0 || info.st_nlink > 0))
             return BL_OK;
@@ -180,7 +181,7 @@ static bl_status open_sealed(bl_page_file *file, uint64_t list_hash)
     return st;
 }
 
-/* Weights that somebody else could have written are not used, and not replaced either. */
+/* Weights that another user could have written are not used, and not replaced either. */
 static bl_status check_owner(const bl_page_file *file)
 {
     BL_TRY(bl_path_check_private(file->list_path));
@@ -238,8 +239,7 @@ static bl_status measure_space(bl_page_file *file, int64_t *free_bytes)
     return of_folder(bl_dir_free_bytes(file->dir, free_bytes));
 }
 
-/* Ranks that share a disk would all find the same bytes free: taking them at once settles who has
- * them. */
+/* Ranks that share a disk would all find the same bytes free: each allocates its bytes at once. */
 static bl_status take_space(bl_page_file *file)
 {
     int64_t free_bytes;

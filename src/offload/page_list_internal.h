@@ -32,7 +32,7 @@ typedef struct bl_page_place {
 } bl_page_place;
 
 /* The text of a list (the caller frees it) and its checksum. BL_ENOMEM; BL_EINTERNAL for a name
- * that is no UTF-8. */
+ * that is not UTF-8. */
 bl_status bl_page_list_write(const bl_page_owner *owner, int64_t file_bytes, size_t n_places,
                              const bl_page_place *places, char **text, uint64_t *xxh3_64);
 

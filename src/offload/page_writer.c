@@ -16,8 +16,7 @@
 #include "base/sizes.h"
 #include "io/reader.h"
 
-/* The disk has a reader's whole queue before it meanwhile: a single write would wait for its turn
- * most of the time. */
+/* The disk also has a reader's whole queue: a single write would wait most of the time. */
 enum { MAX_BLOCKS = 8, MIN_BLOCKS = 2, MAX_THREADS = 4, BLOCK_BYTES = 4 << 20 };
 
 _Static_assert(BLOCK_BYTES % BL_IO_ALIGN_BYTES == 0, "what is written is whole blocks of the disk");
@@ -36,7 +35,7 @@ struct bl_page_writer {
     atomic_bool is_direct;
     char *memory; /* of all blocks */
     size_t block_bytes;
-    const char *page; /* of the caller: the page, and where the block that is FILLING goes */
+    const char *page; /* of the caller: the page, and the place of the FILLING block */
     int64_t at;
     size_t n_filled;
     /* Guards what follows; bytes of a block that is not busy are the caller's. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* page_writer_internal.h -- the bytes of a page file on their way to the disk: in blocks, several
- * of them under way at a time, by threads of the writer's, while the caller makes the bytes of the
- * next.
+/* page_writer_internal.h -- writes the bytes of a page file in blocks, several of them in flight at
+ * a time, by threads of the writer, while the caller makes the bytes of the next.
  *
  *   block     entered by                                left by
  *   FREE      create; a thread that has written it      append
@@ -27,13 +26,13 @@ typedef struct bl_page_writer bl_page_writer;
  * few, two blocks of 4 MiB each when they are many. */
 size_t bl_page_writer_bytes(int n_writers);
 
-/* fd and path are borrowed. Writes go past the page cache (O_DIRECT) until the file system refuses
- * it. Blocks are not larger than the largest page, of largest_bytes: a page begins a block, and the
- * memory of each block that is touched is cleared, a huge page at a time. Takes at most
- * bl_page_writer_bytes, as they are used. BL_ENOMEM, BL_ELIMIT. */
+/* fd and path are borrowed. Writes bypass the page cache (O_DIRECT), unless the file system does
+ * not support it. Blocks are not larger than the largest page, of largest_bytes: a page begins a
+ * block, and the memory of each block that is touched is cleared, a huge page at a time. Takes at
+ * most bl_page_writer_bytes, as they are used. BL_ENOMEM, BL_ELIMIT. */
 bl_status bl_page_writer_create(int fd, const char *path, int n_writers, size_t largest_bytes,
                                 bl_page_writer **out);
-/* Waits for writes that are under way and drops the others; NULL is fine. */
+/* Waits for writes in flight and drops the others; NULL is fine. */
 void bl_page_writer_destroy(bl_page_writer *writer);
 
 /* The bytes of one page at `offset_bytes`, a multiple of BL_IO_ALIGN_BYTES: begin, all of them,

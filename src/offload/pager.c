@@ -2,41 +2,26 @@
 /* pager.c -- the source that feeds a gather ring from tiers.
  *
  * The ring calls source_start for each item of a unit that it does not find in device memory, then
- * source_finish for each. Both only queue tasks, which run one after the other:
- *
- *   page is         start queues   finish queues
- *   on disk         submit *       arrive *, [copy out of the bounce buffer], [pace]
- *   in the arena    -              [check *], copy, [pace]
- *   on the device   nothing: it is lent, or copied by the ring itself
- *
- * Those with a * are host work, which waits for the disk. Where the host cannot write device
- * memory, and with a bounce buffer, they run on the pager's host stream `disk`, since a GPU's
- * streams must not wait inside of a callback: the copy stream waits for its `arrived`, and it for
- * the copy stream's `bounced`. Else all of them run on the copy stream.
- *
- *   a unit's read   entered by                       left by
- *   IDLE            create; arrive                   submit
- *   READING         submit: the reader has it        arrive: it has let go of it; destroy: it is
- *                                                    gone
+ * source_finish for each. A page is a transfer (transfer.h) from its tier to the slot: start begins
+ * it, finish ends it. Where the host cannot write device memory, pages from disk pass through a
+ * staging buffer (`bounce`), and the host stream `disk` waits for reads and checks pages, with
+ * verify_always also those of host memory. Elsewhere the copy stream does.
  *
  *   a page          entered by                       left by
  *   UNSEEN          create; verify                   check_arrival: it agrees with its checksum
- *   TRUSTED         check_arrival                    verify, which looks again
+ *   TRUSTED         check_arrival                    verify, which checks again
  *
  * Invariants; bl_pager_validate checks those marked *, which the calling thread can see.
- *   1.  Reads and `trusted` belong to the tasks with a * (to verify, while the streams are idle):
- *       one at a
- *       time, in order, no lock. The bounce buffer is theirs from `bounced` to `arrived`.
- *   2.* A unit's items are all finished before the next unit's are started: so reads[i], of item i,
- *   is
- *       IDLE when it is submitted, and the bounce buffer, large enough for any unit, is copied out
- *       before the next unit is read into it.
- *   3.* In a slot, items do not overlap and do not exceed it; a unit's disk pages fit the bounce
- *   buffer.
+ *   1.  `trusted` belongs to the tasks of reads (to verify, while the streams are idle): one at a
+ *       time, in order, no lock. The staging buffer is theirs from `bounced` to their end.
+ *   2.* A unit's items are all finished before the next unit's are started: so slot i of the mover,
+ *       of item i, is IDLE when it is begun, and the staging buffer, large enough for any unit, is
+ *       copied out before the next unit is read into it.
+ *   3.* In a slot of the ring, items do not overlap and do not exceed it; a unit's disk pages fit
+ *       the staging buffer.
  *   4.  What leaves the copy stream came from memory that was checked when it was filled, or from a
- *       disk
- *       page that is TRUSTED (with verify_always: that agreed with its checksum just now).
- *   5.  Once their stream has failed, tasks are skipped and reads may stay READING: nothing looks
+ *       disk page that is TRUSTED (with verify_always: that agreed with its checksum just now).
+ *   5.  Once their stream has failed, tasks are skipped and reads may stay under way: nothing looks
  *       at the memory they fill, and the reader is destroyed before any memory it writes to.
  * The invariants of slots are the ring's. */
 #include "offload/pager.h"
@@ -47,11 +32,15 @@
 
 #include "base/log.h"
 #include "base/sizes.h"
-#include "device/model.h"
 #include "offload/arena.h"
+#include "offload/transfer.h"
 
-/* Requests below this size cost a disk more than they save in latency. */
-enum { SMALLEST_CHUNK_BYTES = 256 << 10 };
+_Static_assert((int)BL_GATHER_ITEMS <= (int)BL_STREAM_READS, "a read for each item of a unit");
+
+enum {
+    SMALLEST_CHUNK_BYTES = 256 << 10, /* smaller requests cost a disk more than they save */
+    SMALL_REQUESTS = 12 /* of a unit, smaller than a chunk: where its larger pages end */
+};
 
 struct bl_pager {
     bl_pager_options options;
@@ -68,22 +57,13 @@ struct bl_pager {
     size_t bounce_bytes;
     bl_reader *reader; /* NULL: no page is on disk */
     bl_stream *disk;   /* NULL: the copy stream does its work */
-    bl_event *arrived, *bounced;
-    /* Of the host tasks. */
-    bl_io_read reads[BL_GATHER_ITEMS];
-    bool *trusted; /* [bl_pages_count]: disk pages that have agreed with their checksums */
+    bl_mover mover;
+    bl_event *bounced; /* on copy: the staging buffer is copied out */
+    bool *trusted;     /* [bl_pages_count]: disk pages that have agreed with their checksums */
     /* Of the calling thread: what has been queued for the unit that was queued last. */
     int64_t queued_unit;
     int n_started, n_finished;
 };
-
-/* Arguments of all tasks. */
-typedef struct task_args {
-    bl_pager *pager;
-    int64_t page;
-    int item;
-    char *memory; /* where the page is to be on the host, or is */
-} task_args;
 
 /* ---- sizes ---- */
 
@@ -143,7 +123,7 @@ size_t bl_pager_ring_bytes(const bl_page_spec *specs, int group_size, int ring_d
     return n_bytes;
 }
 
-/* The bytes on disk of a unit's first n_items items: the place of item n_items in the bounce
+/* The bytes on disk of a unit's first n_items items: the place of item n_items in the staging
  * buffer. */
 static size_t disk_bytes(const bl_page_spec *specs, const bl_pager_unit *unit, int n_items)
 {
@@ -176,9 +156,7 @@ static void size_queue(size_t unit_bytes, int queue_depth, int *depth, size_t *c
     if (chunk > BL_IO_CHUNK_BYTES) chunk = BL_IO_CHUNK_BYTES;
     if (chunk < SMALLEST_CHUNK_BYTES) chunk = SMALLEST_CHUNK_BYTES;
     *chunk_bytes = (size_t)chunk;
-    *depth =
-        (int)bl_min_i64(deepest, bl_ceil_div(n_bytes, chunk) +
-                                     BL_GATHER_ITEMS); /* each page may end in a small request */
+    *depth = (int)bl_min_i64(deepest, bl_ceil_div(n_bytes, chunk) + SMALL_REQUESTS);
 }
 
 size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_depth,
@@ -193,33 +171,22 @@ size_t bl_pager_host_bytes(const bl_page_spec *specs, bool bounces, int queue_de
     return saturated_add(buffers, bounces ? unit_bytes : 0);
 }
 
-/* ---- tasks ---- */
+/* ---- pages in flight ---- */
 
-static void prepare_read(const bl_pager *pager, int64_t page, void *dst, bl_io_read *read)
+/* UNSEEN -> TRUSTED. A second read repairs damage in transit, in memory or a cable, but not damage
+ * on the disk. `bytes`: host memory. */
+static bl_status check_arrival(bl_pager *pager, const bl_place *from, int64_t page, void *bytes)
 {
-    *read = (bl_io_read){.file = 0,
-                         .offset_bytes = bl_pages_offset(pager->pages, page),
-                         .n_bytes = pager->specs[page].n_bytes,
-                         .dst = dst};
-}
+    const bl_place to = {.tier = BL_TIER_HOST, .memory = bytes};
+    const bl_page_spec *spec = &pager->specs[page];
 
-static bl_status wait_for_read(bl_pager *pager, int64_t page, bl_io_read *read)
-{
-    bl_status st = bl_reader_wait(pager->reader, read);
-    return st == BL_OK ? BL_OK : bl_error_prefix(st, "page %s", pager->specs[page].name);
-}
-
-/* UNSEEN -> TRUSTED. Damage on the way, in memory or a cable, is gone when the page is read again;
- * damage on the disk is not. */
-static bl_status check_arrival(bl_pager *pager, int64_t page, bl_io_read *read)
-{
     if (bl_pages_is_rewritten(pager->pages)) return BL_OK;
     if (pager->trusted[page] && !pager->options.verify_always) return BL_OK;
-    if (bl_pages_check(pager->pages, page, read->dst) != BL_OK) {
+    if (bl_pages_check(pager->pages, page, bytes) != BL_OK) {
         bl_log_warning("%s: reading it again", bl_error_text());
-        BL_TRY(bl_reader_submit(pager->reader, read));
-        BL_TRY(wait_for_read(pager, page, read));
-        bl_status st = bl_pages_check(pager->pages, page, read->dst);
+        bl_status st = bl_transfer_now(&pager->mover, from, &to, spec->n_bytes);
+        if (st != BL_OK) return bl_error_prefix(st, "page %s", spec->name);
+        st = bl_pages_check(pager->pages, page, bytes);
         if (st != BL_OK) bl_pages_distrust_disk(pager->pages);
         BL_TRY(st);
     }
@@ -227,38 +194,26 @@ static bl_status check_arrival(bl_pager *pager, int64_t page, bl_io_read *read)
     return BL_OK;
 }
 
-/* IDLE -> READING. */
-static bl_status submit_task(bl_stream *stream, const void *args)
+/* bl_mover.arrived: a page has been read, or with verify_always is to be copied from host
+ * memory. */
+static bl_status arrived(void *user, const bl_move *t, bl_status st)
 {
-    const task_args *a = args;
-    bl_io_read *read = &a->pager->reads[a->item];
+    bl_pager *pager = user;
+    void *bytes = bl_transfer_host_memory(t);
 
-    (void)stream;
-    prepare_read(a->pager, a->page, a->memory, read);
-    return bl_reader_submit(a->pager->reader, read);
+    if (st != BL_OK) return bl_error_prefix(st, "page %s", pager->specs[t->unit].name);
+    return t->from.tier == BL_TIER_DISK ? check_arrival(pager, &t->from, t->unit, bytes)
+                                        : bl_pages_check(pager->pages, t->unit, bytes);
 }
 
-/* READING -> IDLE. */
-static bl_status arrive_task(bl_stream *stream, const void *args)
-{
-    const task_args *a = args;
-    bl_io_read *read = &a->pager->reads[a->item];
-
-    (void)stream;
-    BL_TRY(wait_for_read(a->pager, a->page, read));
-    return check_arrival(a->pager, a->page, read);
-}
-
-static bl_status check_task(bl_stream *stream, const void *args)
-{
-    const task_args *a = args;
-    (void)stream;
-    return bl_pages_check(a->pager->pages, a->page, a->memory);
-}
+typedef struct pace_args {
+    bl_pager *pager;
+    int64_t page;
+} pace_args;
 
 static bl_status pace_task(bl_stream *stream, const void *args)
 {
-    const task_args *a = args;
+    const pace_args *a = args;
     const bl_page_spec *spec = &a->pager->specs[a->page];
     (void)stream;
     a->pager->hooks.pace(a->pager->hooks.pace_user, spec->tier, a->page, spec->n_bytes);
@@ -309,16 +264,26 @@ static void check_state(const bl_pager *pager)
 
 /* ---- the source: called by the ring, on the caller's thread ---- */
 
-/* Where the host has a page of a unit that is not in device memory: in the arena, or where its read
- * goes. */
-static task_args describe(bl_pager *pager, int64_t unit, int item, void *dst)
+static bl_place place_of(const bl_pager *pager, int64_t page)
+{
+    return (bl_place){.tier = pager->specs[page].tier,
+                      .offset_bytes = bl_pages_offset(pager->pages, page),
+                      .memory = bl_pages_memory(pager->pages, page)};
+}
+
+/* The move of an item to its place in a slot. */
+static bl_move describe(const bl_pager *pager, int64_t unit, int item, void *dst)
 {
     const bl_pager_unit *u = &pager->units[unit];
     int64_t page = u->page[item];
-    char *memory = bl_pages_memory(pager->pages, page);
+    bool bounces = pager->bounce && pager->specs[page].tier == BL_TIER_DISK;
 
-    if (!memory && pager->bounce) memory = pager->bounce + disk_bytes(pager->specs, u, item);
-    return (task_args){.pager = pager, .page = page, .item = item, .memory = memory ? memory : dst};
+    return (bl_move){.from = place_of(pager, page),
+                     .to = {.tier = BL_TIER_DEVICE, .memory = dst},
+                     .n_bytes = pager->specs[page].n_bytes,
+                     .through = bounces ? pager->bounce + disk_bytes(pager->specs, u, item) : NULL,
+                     .is_checked = pager->options.verify_always,
+                     .unit = page};
 }
 
 /* Rewritten pages are read after their update, for which the copy stream waits
@@ -332,7 +297,7 @@ static bl_status wait_to_bounce(const bl_pager *pager, bl_stream *copy)
 static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
 {
     bl_pager *pager = user;
-    task_args args = describe(pager, unit, item, dst);
+    const bl_move t = describe(pager, unit, item, dst);
 
     if (pager->n_started == pager->n_finished) {
         pager->queued_unit = unit;
@@ -343,44 +308,22 @@ static bl_status source_start(void *user, int64_t unit, int item, void *dst, bl_
         return BL_FAIL(BL_EINTERNAL, "pager: unit %lld is started before unit %lld is finished",
                        (long long)unit, (long long)pager->queued_unit);
     pager->n_started++;
-    if (pager->specs[args.page].tier != BL_TIER_DISK) return BL_OK;
-    return bl_stream_begin_read(pager->disk ? pager->disk : copy, item,
-                                pager->specs[args.page].n_bytes, submit_task, &args, sizeof args);
-}
-
-/* The host task of a page: a read's end, or the check of one in the arena. */
-static bl_status call_host_task(bl_stream *stream, const bl_page_spec *spec, const task_args *args)
-{
-    if (spec->tier == BL_TIER_DISK)
-        return bl_stream_end_read(stream, args->item, arrive_task, args, sizeof *args);
-    return bl_stream_call(stream, check_task, args, sizeof *args);
-}
-
-/* Later work of the copy stream sees the host task's effects. */
-static bl_status call_host(bl_pager *pager, bl_stream *copy, const bl_page_spec *spec,
-                           const task_args *args)
-{
-    if (!pager->disk) return call_host_task(copy, spec, args);
-    BL_TRY(call_host_task(pager->disk, spec, args));
-    BL_TRY(bl_event_record(pager->arrived, pager->disk));
-    return bl_stream_wait(copy, pager->arrived);
+    return bl_transfer_begin(&pager->mover, item, &t);
 }
 
 static bl_status source_finish(void *user, int64_t unit, int item, void *dst, bl_stream *copy)
 {
     bl_pager *pager = user;
-    task_args args = describe(pager, unit, item, dst);
-    const bl_page_spec *spec = &pager->specs[args.page];
+    const bl_move t = describe(pager, unit, item, dst);
+    const pace_args pace = {pager, t.unit};
 
     pager->n_finished++;
-    if (spec->tier == BL_TIER_DISK || pager->options.verify_always)
-        BL_TRY(call_host(pager, copy, spec, &args));
-    if (args.memory != dst) BL_TRY(bl_stream_copy(copy, dst, args.memory, spec->n_bytes));
+    BL_TRY(bl_transfer_finish(&pager->mover, item, &t));
     if (pager->n_finished == pager->n_started) {
         check_state(pager);
         if (pager->disk) BL_TRY(bl_event_record(pager->bounced, copy));
     }
-    return pager->hooks.pace ? bl_stream_call(copy, pace_task, &args, sizeof args) : BL_OK;
+    return pager->hooks.pace ? bl_stream_call(copy, pace_task, &pace, sizeof pace) : BL_OK;
 }
 
 /* ---- create and destroy ---- */
@@ -428,13 +371,12 @@ static bl_status create_disk_stream(bl_pager *pager)
 {
     bl_device *device = pager->options.device;
 
-    BL_TRY(bl_event_create(device, &pager->arrived));
     BL_TRY(bl_event_create(device, &pager->bounced));
     return bl_stream_create_host(device, "disk", &pager->disk);
 }
 
 /* The reader, and where its reads go: into slots where the host can write them, and their memory is
- * registered; else the bounce buffer. */
+ * registered; else into the staging buffer. */
 static bl_status create_reader(bl_pager *pager)
 {
     size_t unit_bytes = largest_disk_bytes(pager->specs, pager->n_units, pager->units);
@@ -459,10 +401,9 @@ static bl_status create_reader(bl_pager *pager)
         options.memory_bytes = bl_gather_ring_bytes(pager->options.ring_depth, pager->n_units,
                                                     pager->gather_units, pager->group_size);
     }
-    if (bl_device_model(pager->options.device))
-        return BL_OK; /* bl_stream_begin_read reads nothing */
     size_queue(unit_bytes, pager->options.queue_depth, &options.queue_depth, &options.chunk_bytes);
-    return bl_reader_create(&options, bl_pages_files(pager->pages), &pager->reader);
+    return bl_transfer_open_reader(pager->options.device, &options, bl_pages_files(pager->pages),
+                                   &pager->reader);
 }
 
 bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int64_t n_units,
@@ -490,10 +431,16 @@ bl_status bl_pager_create(const bl_pager_options *options, bl_pages *pages, int6
     memcpy(pager->units, units, (size_t)n_units * sizeof *units);
     for (int64_t p = 0; p < n_pages; p++) pager->specs[p] = *bl_pages_spec(pages, p);
     BL_TRY_GOTO(st, done, create_ring(pager));
-    if (bl_pages_files(pages) || bl_device_model(options->device))
-        BL_TRY_GOTO(st, done, create_reader(pager));
+    if (bl_pages_tier_bytes(pages, BL_TIER_DISK) > 0) BL_TRY_GOTO(st, done, create_reader(pager));
     if (pager->bounce || (options->verify_always && !bl_device_host_writes(options->device)))
         BL_TRY_GOTO(st, done, create_disk_stream(pager));
+    pager->mover = (bl_mover){.device = options->device,
+                              .in = options->copy,
+                              .disk = pager->disk,
+                              .reader = {pager->reader},
+                              .arrived = arrived,
+                              .user = pager};
+    BL_TRY_GOTO(st, done, bl_mover_open(&pager->mover));
     *out = pager;
     pager = NULL;
 done:
@@ -509,7 +456,7 @@ void bl_pager_destroy(bl_pager *pager)
         (void)bl_stream_synchronize(pager->options.gather);
     }
     bl_stream_destroy(pager->disk);
-    bl_event_destroy(pager->arrived);
+    bl_mover_close(&pager->mover);
     bl_event_destroy(pager->bounced);
     bl_reader_destroy(pager->reader); /* invariant 5: before the memory that it writes to */
     bl_gather_ring_destroy(pager->ring);
@@ -549,16 +496,17 @@ bl_status bl_pager_verify(bl_pager *pager)
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, BL_STAGING_BYTES, "staging of pages", &staging));
     for (int64_t p = 0; p < bl_pages_count(pager->pages); p++) {
-        bl_io_read read;
-        if (pager->specs[p].tier != BL_TIER_DISK) {
+        const bl_move t = {.from = place_of(pager, p),
+                           .to = {.tier = BL_TIER_HOST, .memory = buffer},
+                           .n_bytes = pager->specs[p].n_bytes,
+                           .unit = p};
+        if (t.from.tier != BL_TIER_DISK) {
             BL_TRY_GOTO(st, done, bl_pages_verify_memory(pager->pages, p, staging));
             continue;
         }
         pager->trusted[p] = false;
-        prepare_read(pager, p, buffer, &read);
-        BL_TRY_GOTO(st, done, bl_reader_submit(pager->reader, &read));
-        BL_TRY_GOTO(st, done, wait_for_read(pager, p, &read));
-        BL_TRY_GOTO(st, done, check_arrival(pager, p, &read));
+        st = bl_transfer_now(&pager->mover, &t.from, &t.to, t.n_bytes);
+        BL_TRY_GOTO(st, done, arrived(pager, &t, st));
     }
 done:
     bl_staging_destroy(staging);

@@ -24,11 +24,11 @@
 #include <string.h>
 
 #include "base/sizes.h"
-#include "device/model.h"
 #include "base/xxh3.h"
 #include "offload/arena.h"
 #include "offload/page_file_internal.h"
 #include "offload/page_writer_internal.h"
+#include "offload/transfer.h"
 
 _Static_assert((int)BL_DEVICE_ALIGNMENT_BYTES == (int)BL_IO_ALIGN_BYTES,
                "a page takes the same in every tier");
@@ -49,7 +49,7 @@ struct bl_pages {
     bl_page_file *file; /* all disk pages */
     bool has_disk, is_sealed, is_rewritten;
     XXH3_state_t *hash; /* of the page being written */
-    bl_stream *stream;  /* brings bytes to device pages while they are written */
+    bl_stream *stream;  /* copies bytes to device pages while they are written */
     int64_t current;    /* being written; -1: none */
     int64_t n_pages;
     held_page page[];
@@ -143,7 +143,7 @@ static bl_status open_disk(bl_pages *pages, const bl_pages_options *options)
     bl_page_place *places;
     size_t n_places;
 
-    if (bl_device_model(options->device)) return BL_OK; /* a model has no file: nothing is read */
+    if (bl_transfer_is_simulated(options->device)) return BL_OK; /* without a file */
     bl_status st = list_places(pages, &places, &n_places);
     if (st != BL_OK || n_places == 0) goto done;
     if (!options->dir) {

@@ -46,7 +46,7 @@ typedef struct bl_pages_options {
 } bl_pages_options;
 
 /* Memory for writing a page file, besides the pages, until they are sealed: of one of n_on_host. */
-BL_API size_t bl_pages_writing_bytes(int n_on_host);
+size_t bl_pages_writing_bytes(int n_on_host);
 
 typedef struct bl_pages bl_pages;
 
@@ -57,7 +57,7 @@ BL_API bl_status bl_pages_create(const bl_pages_options *options, int64_t n_page
 BL_API void bl_pages_destroy(bl_pages *pages); /* removes an unsealed page file; NULL is fine */
 
 /* The option. */
-BL_API bool bl_pages_is_rewritten(const bl_pages *pages);
+bool bl_pages_is_rewritten(const bl_pages *pages);
 /* Whether the disk pages were found complete: write of a disk page is then an error. */
 BL_API bool bl_pages_has_disk(const bl_pages *pages);
 
@@ -70,8 +70,8 @@ BL_API bl_status bl_pages_write(bl_pages *pages, int64_t page, size_t offset, co
 /* A number that the caller stores with each page, 0 at first: of the page's source, for example. It
  * is set before seal, and kept in the list of the page file, where a later run finds it with the
  * page. */
-BL_API void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
-BL_API uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
+void bl_pages_set_tag(bl_pages *pages, int64_t page, uint64_t tag);
+uint64_t bl_pages_tag(const bl_pages *pages, int64_t page);
 /* All pages are written: makes the page file durable, opens it for readers. BL_EUSAGE: meanwhile a
  * run with other tiers wrote the same file. */
 BL_API bl_status bl_pages_seal(bl_pages *pages);
@@ -83,25 +83,25 @@ BL_API int64_t bl_pages_count(const bl_pages *pages);
 BL_API void *bl_pages_memory(const bl_pages *pages, int64_t page);
 /* What the pages of a tier take, each rounded up to BL_DEVICE_ALIGNMENT_BYTES, which is
  * BL_IO_ALIGN_BYTES. */
-BL_API size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
+size_t bl_pages_tier_bytes(const bl_pages *pages, bl_tier tier);
 
 /* For readers: the files (one, or none: NULL) and a disk page's place in file 0; a page's stored
  * bytes are n_bytes. */
-BL_API bl_io_files *bl_pages_files(const bl_pages *pages);
-BL_API int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
+bl_io_files *bl_pages_files(const bl_pages *pages);
+int64_t bl_pages_offset(const bl_pages *pages, int64_t page);
 
 /* Compares bytes (host memory, the page's n_bytes) with the page's checksum. BL_EINPUT: "FILE: page
  * NAME at OFFSET: checksum ...", or "memory of page NAME: ...". */
-BL_API bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
+bl_status bl_pages_check(const bl_pages *pages, int64_t page, const void *bytes);
 /* The same for a page in memory, that of the device through `staging`, with nothing queued that
  * writes it; BL_OK for others. */
-BL_API bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page, bl_staging *staging);
-/* After a disk page was found damaged twice: removes the list, so that the next run writes the file
- * anew. */
-BL_API void bl_pages_distrust_disk(bl_pages *pages);
+bl_status bl_pages_verify_memory(const bl_pages *pages, int64_t page, bl_staging *staging);
+/* After a disk page was found damaged twice: removes the list, so that the next run rewrites the
+ * file. */
+void bl_pages_distrust_disk(bl_pages *pages);
 /* Reads a whole disk page through `staging` into memory of either space and checks it; also before
  * seal when has_disk. For small pages (scales). After a failure dst holds anything. */
-BL_API bl_status bl_pages_read(const bl_pages *pages, int64_t page, bl_staging *staging, void *dst);
+bl_status bl_pages_read(const bl_pages *pages, int64_t page, bl_staging *staging, void *dst);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
+#include "offload/transfer.h"
 
 enum { NO_ENTRY = -1 };
 
@@ -17,8 +18,7 @@ typedef struct spill_slot {
     slot_state state;
     int64_t entry;   /* whose bytes are or will be here, or NO_ENTRY */
     bool is_moving;  /* compute has not waited for `moved` since it was recorded */
-    bl_event *used;  /* on compute: its work so far */
-    bl_event *moved; /* on copy: the last transfer */
+    bl_event *moved; /* at the end of the last transfer */
 } spill_slot;
 
 struct bl_spill {
@@ -29,6 +29,7 @@ struct bl_spill {
     int64_t top;         /* entries put and not dropped */
     int64_t n_out;       /* entries copied out in this round: 0..n_out - 1 */
     int64_t first_taken; /* entries before it are not taken in this round */
+    bl_mover mover;      /* both ways on `copy` */
     spill_slot *slots;
     size_t *host_offset; /* [n_host] */
 };
@@ -87,15 +88,17 @@ bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out)
     bl_spill *spill = calloc(1, sizeof *spill);
     if (!spill) return BL_FAIL(BL_ENOMEM, "a spill");
     spill->options = *o;
+    spill->mover =
+        (bl_mover){.device = o->device, .in = o->copy, .out = o->copy, .timeline = o->timeline};
     spill->slots = calloc((size_t)o->n_slots, sizeof *spill->slots);
     spill->host_offset = calloc((size_t)o->n_host + 1, sizeof *spill->host_offset);
     if (!spill->slots || !spill->host_offset) {
         st = BL_FAIL(BL_ENOMEM, "a spill of %lld slots", (long long)o->n_slots);
         goto done;
     }
+    BL_TRY_GOTO(st, done, bl_mover_open(&spill->mover));
     for (int64_t s = 0; s < o->n_slots; s++) {
         spill->slots[s].entry = NO_ENTRY;
-        BL_TRY_GOTO(st, done, bl_event_create(o->device, &spill->slots[s].used));
         BL_TRY_GOTO(st, done, bl_event_create(o->device, &spill->slots[s].moved));
     }
     place(spill);
@@ -109,10 +112,9 @@ done:
 void bl_spill_destroy(bl_spill *spill)
 {
     if (!spill) return;
-    for (int64_t s = 0; spill->slots && s < spill->options.n_slots; s++) {
-        bl_event_destroy(spill->slots[s].used);
+    bl_mover_close(&spill->mover);
+    for (int64_t s = 0; spill->slots && s < spill->options.n_slots; s++)
         bl_event_destroy(spill->slots[s].moved);
-    }
     free(spill->slots);
     free(spill->host_offset);
     free(spill);
@@ -172,7 +174,7 @@ bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep)
         return BL_FAIL(BL_EINTERNAL, "spill: %lld slots cannot keep %lld entries",
                        (long long)o->n_slots, (long long)o->n_entries);
     for (int64_t s = 0; s < o->n_slots;
-         s++) { /* is_moving stays: a round that was given up may have left transfers under way */
+         s++) { /* is_moving stays: a round that was given up may have left transfers in flight */
         spill->slots[s].state = EMPTY;
         spill->slots[s].entry = NO_ENTRY;
     }
@@ -210,22 +212,22 @@ static bl_status transfer(bl_spill *spill, int64_t entry, bool out)
 {
     const bl_spill_options *o = &spill->options;
     spill_slot *slot = slot_of(spill, entry);
-    void *device = bl_spill_at(spill, entry), *host = host_copy(spill, entry);
-    size_t n_bytes = (size_t)spill->n_rows * o->row_bytes(o->user, entry);
-    int span;
+    const bl_place device = {.tier = BL_TIER_DEVICE, .memory = slot->memory},
+                   host = {.tier = BL_TIER_HOST, .memory = host_copy(spill, entry)};
+    const bl_move t = {.from = out ? device : host,
+                       .to = out ? host : device,
+                       .n_bytes = (size_t)spill->n_rows * o->row_bytes(o->user, entry),
+                       .lane = BL_LANE_ACTIVATIONS,
+                       .name = out ? "out" : "back",
+                       .unit = entry,
+                       .item = o->item};
 
-    if (n_bytes == 0) return BL_OK;
-    BL_TRY(bl_event_record(slot->used, o->compute));
-    BL_TRY(bl_stream_wait(o->copy, slot->used));
-    BL_TRY(bl_timeline_begin(o->timeline, BL_LANE_ACTIVATIONS, out ? "out" : "back", entry, o->item,
-                             o->copy, &span));
-    BL_TRY(bl_stream_copy(o->copy, out ? host : device, out ? device : host, n_bytes));
-    BL_TRY(bl_timeline_end(o->timeline, span, o->copy, (int64_t)n_bytes));
+    if (t.n_bytes == 0) return BL_OK;
     slot->is_moving = true;
-    return bl_event_record(slot->moved, o->copy);
+    return bl_transfer_queue(&spill->mover, &t, o->compute, slot->moved);
 }
 
-/* Compute goes on when the slot's last transfer has ended. */
+/* Compute continues when the slot's last transfer has ended. */
 static bl_status wait_for_transfer(bl_spill *spill, int64_t entry)
 {
     const bl_spill_options *o = &spill->options;

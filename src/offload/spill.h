@@ -44,8 +44,8 @@ typedef struct bl_spill_options {
     int64_t n_entries; /* at most, in a round */
     int64_t n_slots;   /* 1..n_entries */
     /* Entries 0..n_host - 1 are copied out: none, or at least n_entries - n_slots of them. In a
-     * round that puts fewer than n_host + n_slots, the entries that are taken must not be
-     * written: their copies may be under way, and look finds them afterwards. */
+     * round that puts fewer than n_host + n_slots, the entries that are taken must not be written:
+     * their copies may be in flight, and look finds them afterwards. */
     int64_t n_host;
     /* Entry e is n_rows rows of row_bytes(user, e) bytes; user is borrowed. */
     int64_t n_rows;
@@ -69,11 +69,11 @@ bl_spill_bytes bl_spill_measure(const bl_spill_options *options);
 bl_status bl_spill_create(const bl_spill_options *options, bl_spill **out);
 void bl_spill_destroy(bl_spill *spill); /* after both streams are idle; NULL is fine */
 
-/* An empty stack, whatever became of the last round. The first n_rows of each entry (<= those of
- * the options) are used and moved. keep false: nothing will be taken, so nothing is moved and slots
- * simply go round. */
+/* Starts a round; drops the entries of the last. The first n_rows of each entry (<= those of the
+ * options) are used and moved. keep false: no entry will be taken, so none is moved and slots are
+ * reused in turn. */
 bl_status bl_spill_begin(bl_spill *spill, int64_t n_rows, bool keep);
-/* After begin: entries before `first` are not taken in this round, so they do not come back. */
+/* After begin: entries before `first` are not taken in this round, so they are not loaded. */
 void bl_spill_take_from(bl_spill *spill, int64_t first);
 
 /* The address of `entry` while it is in device memory: valid for tasks queued on compute between
@@ -92,11 +92,11 @@ bl_status bl_spill_drop(bl_spill *spill,
                         int64_t entry); /* those queued so far were the last to use it */
 
 /* With both streams idle: where `entry` of the latest round is as it was put (or as its taker left
- * it), in host or device memory: to be copied from. NULL when that copy is gone. Valid until the
- * next round. */
+ * it), in host or device memory: to be copied from. NULL when that copy has been overwritten. Valid
+ * until the next round. */
 const void *bl_spill_look(const bl_spill *spill, int64_t entry);
 
-/* BL_EINTERNAL says which invariant is broken. */
+/* Checks the invariants; BL_EINTERNAL names the broken one. */
 bl_status bl_spill_validate(const bl_spill *spill);
 
 #endif

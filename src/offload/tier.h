@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 typedef enum bl_tier {
-    BL_TIER_DEVICE, /* device memory: nothing to bring */
+    BL_TIER_DEVICE, /* device memory: nothing to load */
     BL_TIER_HOST,   /* the arena: pinned host memory */
     BL_TIER_DISK    /* page files */
 } bl_tier;
@@ -24,13 +24,13 @@ BL_API const char *bl_tier_name(bl_tier tier); /* "device", "host", "disk" */
  * allow, and BL_TIER_DEVICE for the others. Pieces are given in the order of use; the chosen ones
  * are spread evenly over them: of the bytes of any first k pieces, those chosen differ from the
  * ratio's share by at most the largest piece. 0 chooses none, 1 all. The same on every rank. */
-BL_API void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
-                           bl_tier *tiers);
+void bl_tier_spread(const size_t *n_bytes, int64_t n_pieces, double ratio, bl_tier tier,
+                    bl_tier *tiers);
 
 /* The same over two tiers: of the pieces chosen, those that hold `host_part` (0..1) of their bytes
  * are BL_TIER_HOST, spread evenly over them, and the others BL_TIER_DISK. */
-BL_API void bl_tier_spread_two(const size_t *n_bytes, int64_t n_pieces, double ratio,
-                               double host_part, bl_tier *tiers);
+void bl_tier_spread_two(const size_t *n_bytes, int64_t n_pieces, double ratio, double host_part,
+                        bl_tier *tiers);
 
 #ifdef __cplusplus
 }

@@ -26,9 +26,9 @@ extern "C" {
  * Rows from cu_seqlens[n_documents] on, below T, are padding: their o and lse become 0, and what q,
  * k, v hold there, be it NaN, is not used.
  *
- * On CUDA: products of bf16 with fp32 sums, softmax in fp32, p rounded to bf16
- * for the product with v. Bits depend on the shapes and cu_seqlens alone.
- * BL_EINTERNAL: heads, d, strides, a window or an offset that make no sense. */
+ * On CUDA: products of bf16 with fp32 sums, softmax in fp32, p rounded to bf16 for the product with
+ * v. Bits depend on the shapes and cu_seqlens alone. BL_EINTERNAL: heads, d, strides, a window or
+ * an offset that make no sense. */
 typedef struct bl_attention_forward_args {
     int64_t T, n_heads, n_kv_heads, d, n_documents, position_offset, window;
     int64_t q_stride, kv_stride, o_stride;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* cost.h -- what each op costs: floating-point operations and bytes, computed from its arguments.
- * The one owner of these; docs/model.md has them as formulas.
+ * The one owner of these; docs/internals/plan.md has them as formulas.
  *
  * An op is one kernel or several in a row. A kernel takes max(FLOPs / rate, bytes / memory's rate,
  * launch_s). Pointers in the arguments are not followed, except `prepared` of a product with a
@@ -13,6 +13,7 @@
 #include "device/rates.h"
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/list.h"
 #include "ops/loss_head.h"
 #include "ops/matmul.h"
@@ -55,9 +56,11 @@ typedef struct bl_cost {
 typedef struct bl_cost_setting {
     bl_device_kind kind;
     double document_tokens, label_part;
+    const bl_token_statistics *data; /* [n_data]: of micro-batches of these tokens; NULL: none */
+    int n_data;
 } bl_cost_setting;
 
-#define BL_COST_DECLARE(op)                                                                        \
+#define BL_COST_DECLARE(op, ...)                                                                   \
     bl_cost bl_cost_##op(const bl_cost_setting *setting, const bl_##op##_args *args);
 BL_OPS_LIST(BL_COST_DECLARE)
 #undef BL_COST_DECLARE

@@ -11,7 +11,7 @@
 
 #include "base/dtype.h"
 #include "base/host_device.h"
-#include "ops/rounding.h"
+#include "ops/rounding_internal.h"
 
 /* exp(x) within 1 ulp wherever the result is normal, in arithmetic that vectorizes: x = n ln 2 + r
  *   with |r|
@@ -49,10 +49,8 @@ static inline float ops_expf(float x)
 }
 
 /* On a GPU exp takes the special function unit: the polynomial would cost more than the memory
- * leaves time
- * for. Its relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide, intrinsic
- *   functions: 2 +
- * floor(|1.173 x|) ulp). */
+ * leaves time for. Its relative error is at most 2^-22 + |x| 2^-23 (CUDA C++ Programming Guide,
+ * intrinsic functions: 2 + floor(|1.173 x|) ulp). */
 BL_HOST_DEVICE float bl_exp(float x)
 {
 #ifdef __CUDA_ARCH__

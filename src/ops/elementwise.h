@@ -96,7 +96,7 @@ typedef struct bl_cast_args {
 } bl_cast_args;
 BL_API bl_status bl_cast(bl_stream *stream, const bl_cast_args *args);
 /* The same from and to host memory, as bl_adamw_on_host (optimizer.h). */
-BL_API bl_status bl_cast_on_host(bl_stream *stream, const bl_cast_args *args);
+bl_status bl_cast_on_host(bl_stream *stream, const bl_cast_args *args);
 
 /* Dropout with a counter-based mask: element (t, c) is kept with probability 1 - p and scaled by 1
  * / (1 - p). The random number is a function (Philox 4x32-10, Salmon et al. 2011) of (seed, step,

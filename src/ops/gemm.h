@@ -22,20 +22,26 @@ extern "C" {
 #endif
 
 /* C (M,N) = alpha op(A) op(B) + beta C; op(A) (M,K), op(B) (K,N); op transposes when asked. */
-BL_API bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
-                                 int64_t K, float alpha, const float *A, int64_t lda,
-                                 const float *B, int64_t ldb, float beta, float *C, int64_t ldc);
+bl_status bl_cpu_gemm_f32(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                          int64_t K, float alpha, const float *A, int64_t lda, const float *B,
+                          int64_t ldb, float beta, float *C, int64_t ldc);
 
 /* The frozen matrix W (N,K) = w (rows, cols) is decoded piece by piece into the workers' scratch;
  * no fp32 copy of it exists. */
 
 /* y (T,N) = x (T,K) W^T + beta y */
-BL_API bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
-                                       const bl_weight *w, float beta, float *y, int64_t ldy);
+bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_t ldx,
+                                const bl_weight *w, float beta, float *y, int64_t ldy);
 
 /* dx (T,K) = dy (T,N) W + beta dx */
-BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
-                                       const bl_weight *w, float beta, float *dx, int64_t lddx);
+bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
+                                const bl_weight *w, float beta, float *dx, int64_t lddx);
+
+/* Rows [first[g], first[g + 1]) of `out` = those of `in` times matrix g of the n_groups of
+ * equal size that are below one another in w: in W_g^T forward, else in W_g. Dense rows. The bits
+ * of a row depend on it and its matrix alone. first: n_groups + 1 ascending numbers from 0. */
+bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, int64_t n_groups, const int32_t *first,
+                              const float *in, const bl_weight *w, float *out);
 
 /* ---- bf16: products of two bf16 numbers, which fp32 holds exactly, summed in fp32 in one order:
  * the bits of a row of the output depend on that row of the left side, on the right side and on the
@@ -45,51 +51,51 @@ BL_API bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy
 
 /* C (M,N) = alpha op(A) op(B) + beta C, A and B bf16; c_dtype: BL_BF16 or BL_F32, else
  * BL_EINTERNAL. */
-BL_API bl_status bl_cpu_gemm_bf16(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
-                                  int64_t K, float alpha, const uint16_t *A, int64_t lda,
-                                  const uint16_t *B, int64_t ldb, float beta, bl_dtype c_dtype,
-                                  void *C, int64_t ldc);
+bl_status bl_cpu_gemm_bf16(bl_pool *pool, bool trans_a, bool trans_b, int64_t M, int64_t N,
+                           int64_t K, float alpha, const uint16_t *A, int64_t lda,
+                           const uint16_t *B, int64_t ldb, float beta, bl_dtype c_dtype, void *C,
+                           int64_t ldc);
 
 /* y (T,N) = x (T,K) W^T + beta y. FP8 codes are multiplied as they are, since bf16 holds them
- * exactly; the scale of a row or block multiplies fp32 sums of at most 640 or 128 products. f32 and
- * f16 weights are rounded to bf16. */
-BL_API bl_status bl_cpu_gemm_bf16_weight_nt(bl_pool *pool, int64_t T, const uint16_t *x,
-                                            int64_t ldx, const bl_weight *w, float beta,
-                                            bl_dtype y_dtype, void *y, int64_t ldy);
+ * exactly; the scale of a row or block multiplies fp32 sums of at most 640 or 128 products. Weights
+ * of other formats are rounded to bf16. */
+bl_status bl_cpu_gemm_bf16_weight_nt(bl_pool *pool, int64_t T, const uint16_t *x, int64_t ldx,
+                                     const bl_weight *w, float beta, bl_dtype y_dtype, void *y,
+                                     int64_t ldy);
 
 /* dx (T,K) = dy (T,N) W + beta dx. fp8_block: as above. fp8_row: the sum runs over rows of
  * different scales, so dy[t][n] scale[n] is rounded to bf16 first: an error of at most 2^-8 of each
  * term, as if W were rounded to bf16. */
-BL_API bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint16_t *dy,
-                                            int64_t lddy, const bl_weight *w, float beta,
-                                            bl_dtype dx_dtype, void *dx, int64_t lddx);
+bl_status bl_cpu_gemm_bf16_weight_nn(bl_pool *pool, int64_t T, const uint16_t *dy, int64_t lddy,
+                                     const bl_weight *w, float beta, bl_dtype dx_dtype, void *dx,
+                                     int64_t lddx);
 
 /* Whether this processor has instructions for it; otherwise the functions above compute the bits of
  * AVX512-BF16, slower than fp32. The environment variable BALLAST_CPU_BF16, read once, selects
  * "amx_bf16", "avx512_bf16" or "emulated"; an unsupported one is replaced, with a warning. */
-BL_API bool bl_cpu_gemm_has_bf16(void);
+bool bl_cpu_gemm_has_bf16(void);
 
 /* Their implementation, as bl_cpu_gemm_describe: "ballast avx512_bf16", "ballast amx_bf16", which
  * has other bits, or "ballast emulated". */
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
-BL_API void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
+void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
 /* The library underneath: "onednn" or "openblas". */
-BL_API const char *bl_cpu_gemm_library(void);
+const char *bl_cpu_gemm_library(void);
 
 /* Allocates the library's permanent memory, which its first products allocate otherwise. Call it
  * while memory is free: before threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no
  * memory be executed. */
-BL_API bl_status bl_cpu_gemm_prepare(void);
+bl_status bl_cpu_gemm_prepare(void);
 
 /* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines
  * where they differ may round products differently. */
-BL_API void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
+void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
 /* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of
  * bl_device_find_cuda. */
 enum { BL_CUDA_GEMM_TEXT_BYTES = 320 };
-BL_API bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
+bl_status bl_cuda_gemm_describe(int gpu, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 
 #ifdef __cplusplus
 }

@@ -55,25 +55,25 @@ typedef enum bl_matmul_fallback {
 } bl_matmul_fallback;
 
 /* The reason in words: "it is not stored in one FP8 format". */
-BL_API const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
+const char *bl_matmul_fallback_text(bl_matmul_fallback reason);
 
 /* Whether a GPU of this compute capability (10 x major + minor) has the FP8 products: scales per
  * row and per block are Hopper's. The one owner of this decision: products, the configuration and
  * plans ask here. */
-BL_API bool bl_matmul_has_fp8(int capability);
+bool bl_matmul_has_fp8(int capability);
 
 /* counts[reason] = how many products the device's streams were given so far that fell back, queued
  * or run. The first of each reason is logged. Zeros on the CPU. From any thread. */
-BL_API bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
+bl_status bl_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
 /* n of the device's multiprocessors are for kernels that run beside the products, such as those of
  * collectives: cuBLASLt chooses for the others. Before the device's first product; 0: none, as at
  * the start. May change which algorithm a product gets, and so its bits. Ignored on the CPU. */
-BL_API bl_status bl_matmul_spare_multiprocessors(bl_device *device, int n);
+bl_status bl_matmul_spare_multiprocessors(bl_device *device, int n);
 
 /* From now on the first product of a shape that the device has not had is a warning, once: CUDA may
  * load its kernel, and wait meanwhile for kernels of collectives that wait for other ranks. */
-BL_API bl_status bl_matmul_end_warm_up(bl_device *device);
+bl_status bl_matmul_end_warm_up(bl_device *device);
 
 /* The copy of a frozen matrix that products make before they multiply: the matrix in bf16, or its
  * codes transposed and its scales stacked. Two products that are given the same object make each of
@@ -116,25 +116,23 @@ typedef struct bl_matmul_weight_args {
 } bl_matmul_weight_args;
 BL_API bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args);
 
-/* Where in the scratch the product reads `in` in E4M3 with a scale per row: whoever makes `in` can
- * write that, too, and set is_quantized; until the product, the scratch's first
+/* Where in the scratch the product reads `in` in E4M3 with a scale per row: the op that makes `in`
+ * can write that, too, and set is_quantized; until the product, the scratch's first
  * BL_MATMUL_SCRATCH_BYTES are free for others. None: on the CPU, and where the product is not in
  * FP8 with scales per row, or in several pieces. forward, mode, T, the weight's shape and formats,
  * scratch and prepared->memory_bytes are read; codes NULL: segments without gaps. */
-BL_API bl_quantized bl_matmul_weight_operand(bl_device_kind kind,
-                                             const bl_matmul_weight_args *args);
+bl_quantized bl_matmul_weight_operand(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 /* The mode of that product on a CUDA device that has FP8 products, as far as the matrix and T
  * decide it: no GPU is asked, and cuBLASLt may still refuse. mode, T, the weight's shape and
  * formats are read; codes NULL: segments without gaps. *reason (may be NULL): why FP8 became BF16;
  * else not written. */
-BL_API bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args,
-                                            bl_matmul_fallback *reason);
+bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args, bl_matmul_fallback *reason);
 
 /* *out: whether the product is known to come out as *is_refused = true. On the CPU, and where bf16
  * is asked for: false. */
-BL_API bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
-                                             bool *out);
+bl_status bl_matmul_weight_is_refused(bl_stream *stream, const bl_matmul_weight_args *args,
+                                      bool *out);
 
 /* forward, mode, T, the weight's shape and formats and prepared->memory_bytes are read, other
  * pointers are not. Does not shrink as T grows. */
@@ -145,7 +143,7 @@ BL_API size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind,
  * where nothing needs to be made: on the CPU, and of a matrix that is stored in bf16. In the FP8
  * mode of any weight: what falls back to bf16 is dequantized there where it is large enough (as
  * that of BF16 would be), else in scratch. */
-BL_API size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
+size_t bl_matmul_prepared_bytes(bl_device_kind kind, const bl_matmul_weight_args *args);
 
 #ifdef __cplusplus
 }

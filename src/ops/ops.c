@@ -5,6 +5,7 @@
 
 #include <limits.h>
 
+#include "base/sizes.h"
 #include "device/model.h"
 
 static const ops_table *table_of(bl_device_kind kind)
@@ -27,15 +28,26 @@ static const ops_table *ops_of(bl_stream *stream)
     return ops_of_device(bl_stream_device(stream));
 }
 
-/* All tensors that are there have one dtype, a bit of `acts`. */
-static bl_status check_dtypes(const char *what, unsigned acts, const bl_tensor *tensors, size_t n)
+/* The dtypes of column `dtypes` of list.h. */
+static unsigned dtypes_of_acts(const ops_table *ops)
+{
+    return ops->acts;
+}
+
+static unsigned dtypes_of_acts_or_f32(const ops_table *ops)
+{
+    return ops->acts | BL_DTYPE_BIT(BL_F32);
+}
+
+/* All tensors that are there have one dtype, a bit of `dtypes`. */
+static bl_status check_dtypes(const char *what, unsigned dtypes, const bl_tensor *tensors, size_t n)
 {
     const bl_tensor *first = NULL;
 
     for (size_t i = 0; i < n; i++) {
         const bl_tensor *t = &tensors[i];
         if (!bl_tensor_is_there(*t)) continue;
-        if (!(acts >> t->dtype & 1u))
+        if (!(dtypes >> t->dtype & 1u))
             return BL_FAIL(BL_EINTERNAL, "%s: this device takes no tensor of dtype %s", what,
                            bl_dtype_name(t->dtype));
         if (first && t->dtype != first->dtype)
@@ -46,15 +58,9 @@ static bl_status check_dtypes(const char *what, unsigned acts, const bl_tensor *
     return BL_OK;
 }
 
-#define CHECK_DTYPES(what, acts, ...)                                                              \
-    check_dtypes(what, acts, (const bl_tensor[]){__VA_ARGS__},                                     \
-                 sizeof((const bl_tensor[]){__VA_ARGS__}) / sizeof(bl_tensor))
-
-/* Of an op that also takes fp32. */
-static unsigned acts_or_f32(const ops_table *ops)
-{
-    return ops->acts | BL_DTYPE_BIT(BL_F32);
-}
+#define CHECK_DTYPES(what, dtypes, ...)                                                            \
+    check_dtypes(what, dtypes, (const bl_tensor[]){{0}, __VA_ARGS__},                              \
+                 sizeof((const bl_tensor[]){{0}, __VA_ARGS__}) / sizeof(bl_tensor))
 
 /* The quantization that an op does in addition to its result. */
 static bl_status check_quantized(bl_stream *stream, const char *what, bl_quantized quantized)
@@ -64,54 +70,32 @@ static bl_status check_quantized(bl_stream *stream, const char *what, bl_quantiz
     return BL_FAIL(BL_EINTERNAL, "%s: a CPU quantizes no activations", what);
 }
 
-/* ---- norm.h, rope.h ---- */
+/* ---- column `check` of list.h ---- */
 
-bl_status bl_rmsnorm_forward(bl_stream *stream, const bl_rmsnorm_forward_args *args)
+#define check_nothing(stream, args) BL_OK
+#define check_cast(stream, args)    ops_check_cast(args)
+#define check_adamw(stream, args)   ops_check_adamw(args)
+
+static bl_status check_rmsnorm(bl_stream *stream, const bl_rmsnorm_forward_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rmsnorm_forward", ops->acts, args->x, args->y));
     BL_TRY(check_quantized(stream, "rmsnorm_forward", args->quantized));
     if (args->quantized.codes && args->n_heads > 0)
         return BL_FAIL(BL_EINTERNAL, "rmsnorm_forward: norms of heads are not quantized");
-    return ops->rmsnorm_forward(stream, args);
+    return BL_OK;
 }
 
-bl_status bl_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_args *args)
+static bl_status check_rope(bl_stream *stream, const bl_rope_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rmsnorm_backward", ops->acts, args->x, args->dy, args->dx));
-    return ops->rmsnorm_backward(stream, args);
-}
-
-bl_status bl_layernorm_forward(bl_stream *stream, const bl_layernorm_forward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("layernorm_forward", ops->acts, args->x, args->y));
-    return ops->layernorm_forward(stream, args);
-}
-
-bl_status bl_layernorm_backward(bl_stream *stream, const bl_layernorm_backward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("layernorm_backward", ops->acts, args->x, args->dy, args->dx));
-    return ops->layernorm_backward(stream, args);
-}
-
-bl_status bl_rope(bl_stream *stream, const bl_rope_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("rope", ops->acts, args->x));
+    (void)stream;
     if (args->d % 2 != 0 || args->d_rotated % 2 != 0 || args->d_rotated < 0 ||
         args->d_rotated > args->d || (args->direction != 1 && args->direction != -1))
         return BL_FAIL(BL_EINTERNAL, "rope: %lld of head dimension %lld, direction %d",
                        (long long)args->d_rotated, (long long)args->d, args->direction);
-    return ops->rope(stream, args);
+    return BL_OK;
 }
 
-/* ---- attention.h ---- */
-
-static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t window,
-                                 int64_t q_stride, int64_t kv_stride, int64_t o_stride)
+static bl_status check_heads(int64_t n_heads, int64_t n_kv_heads, int64_t d, int64_t window,
+                             int64_t q_stride, int64_t kv_stride, int64_t o_stride)
 {
     if (window < 0) return BL_FAIL(BL_EINTERNAL, "attention: window %lld", (long long)window);
     if (n_kv_heads < 1 || n_heads % n_kv_heads != 0 || d < 1 || d > 256)
@@ -125,88 +109,27 @@ static bl_status check_attention(int64_t n_heads, int64_t n_kv_heads, int64_t d,
     return BL_OK;
 }
 
-bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args)
+static bl_status check_attention(bl_stream *stream, const bl_attention_forward_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("attention_forward", ops->acts, args->q, args->k, args->v, args->o));
-    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
-                           args->kv_stride, args->o_stride));
+    (void)stream;
+    BL_TRY(check_heads(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
+                       args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
         return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
                        (long long)args->position_offset, (long long)args->n_documents);
-    return ops->attention_forward(stream, args);
+    return BL_OK;
 }
 
-bl_status bl_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
+static bl_status check_attention_backward(bl_stream *stream, const bl_attention_backward_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("attention_backward", ops->acts, args->q, args->k, args->v, args->o,
-                        args->do_, args->dq, args->dk, args->dv));
-    BL_TRY(check_attention(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
-                           args->kv_stride, args->o_stride));
-    return ops->attention_backward(stream, args);
+    (void)stream;
+    return check_heads(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
+                       args->kv_stride, args->o_stride);
 }
 
-/* ---- elementwise.h ---- */
-
-bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
+static bl_status check_swiglu(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("swiglu_forward", ops->acts, args->gate_up, args->h));
-    BL_TRY(check_quantized(stream, "swiglu_forward", args->quantized));
-    return ops->swiglu_forward(stream, args);
-}
-
-bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("swiglu_backward", ops->acts, args->gate_up, args->dh, args->d_gate_up));
-    return ops->swiglu_backward(stream, args);
-}
-
-bl_status bl_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("gelu_forward", ops->acts, args->u, args->h));
-    return ops->gelu_forward(stream, args);
-}
-
-bl_status bl_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("gelu_backward", ops->acts, args->u, args->dh, args->du));
-    return ops->gelu_backward(stream, args);
-}
-
-bl_status bl_add(bl_stream *stream, const bl_add_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("add", acts_or_f32(ops), args->a, args->b, args->y));
-    return ops->add(stream, args);
-}
-
-bl_status bl_add_bias(bl_stream *stream, const bl_add_bias_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("add_bias", ops->acts, args->y));
-    return ops->add_bias(stream, args);
-}
-
-bl_status bl_scale(bl_stream *stream, const bl_scale_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("scale", ops->acts, args->x, args->y));
-    return ops->scale(stream, args);
-}
-
-bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
-{
-    bl_add_args sum = {.n = args->n,
-                       .a = args->y,
-                       .b = args->x,
-                       .y = args->y,
-                       .without_workers = args->without_workers};
-    return bl_add(stream, &sum);
+    return check_quantized(stream, "swiglu_forward", args->quantized);
 }
 
 bl_status ops_check_cast(const bl_cast_args *args)
@@ -218,75 +141,39 @@ bl_status ops_check_cast(const bl_cast_args *args)
     return BL_OK;
 }
 
-bl_status bl_cast(bl_stream *stream, const bl_cast_args *args)
+static bl_status check_dropout(bl_stream *stream, const bl_dropout_args *args)
 {
-    BL_TRY(ops_check_cast(args));
-    return ops_of(stream)->cast(stream, args);
+    (void)stream;
+    if (args->p >= 0.0f && args->p < 1.0f) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
 }
 
-bl_status bl_dropout(bl_stream *stream, const bl_dropout_args *args)
+static bl_status check_embedding(bl_stream *stream, const bl_embedding_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("dropout", acts_or_f32(ops), args->x, args->y));
-    if (!(args->p >= 0.0f && args->p < 1.0f))
-        return BL_FAIL(BL_EUSAGE, "dropout probability %g", (double)args->p);
-    return ops->dropout(stream, args);
-}
-
-bl_status bl_embedding(bl_stream *stream, const bl_embedding_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("embedding", ops->acts, args->y));
     bl_dtype dtype = args->table.dtype;
-    if (dtype != BL_F32 && dtype != BL_F16 && dtype != BL_BF16)
-        return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
-                       bl_dtype_name(dtype));
-    return ops->embedding(stream, args);
+    (void)stream;
+    if (dtype == BL_F32 || dtype == BL_F16 || dtype == BL_BF16) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "embedding table of type %s; F32, F16 and BF16 can be used",
+                   bl_dtype_name(dtype));
 }
 
-/* ---- gradients of trained weights ---- */
-
-bl_status bl_norm_gradients(bl_stream *stream, const bl_norm_gradients_args *args)
+static bl_status check_loss_head(bl_stream *stream, const bl_loss_head_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("norm_gradients", ops->acts, args->x, args->dy));
-    return ops->norm_gradients(stream, args);
-}
-
-bl_status bl_embedding_backward(bl_stream *stream, const bl_embedding_backward_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("embedding_backward", ops->acts, args->dy));
-    return ops->embedding_backward(stream, args);
-}
-
-/* ---- loss_head.h ---- */
-
-bl_status bl_loss_head(bl_stream *stream, const bl_loss_head_args *args)
-{
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("loss_head", ops->acts, args->x, args->dx));
     if (args->head.rows != args->V || args->head.cols != args->H)
         return BL_FAIL(BL_EINTERNAL,
                        "loss head: a head of %lld x %lld for vocabulary %lld and %lld channels",
                        (long long)args->head.rows, (long long)args->head.cols, (long long)args->V,
                        (long long)args->H);
     if (args->term) {
-        BL_TRY(CHECK_DTYPES("loss_head", ops->acts, args->x, args->term->u, args->term->B));
+        BL_TRY(
+            CHECK_DTYPES("loss_head", ops_of(stream)->acts, args->x, args->term->u, args->term->B));
         if (bl_device_get_kind(bl_stream_device(stream)) != BL_DEVICE_CPU)
             return BL_FAIL(BL_EINTERNAL, "loss head: a LoRA term on a GPU");
     }
     if (args->d_head && !bl_tensor_is_there(args->dx))
         return BL_FAIL(BL_EINTERNAL, "loss head: the head's gradient needs dx");
-    return ops->loss_head(stream, args);
+    return BL_OK;
 }
-
-size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V)
-{
-    return table_of(kind)->loss_head_scratch_bytes(T, H, V);
-}
-
-/* ---- optimizer.h ---- */
 
 bl_status ops_check_adamw(const bl_adamw_args *args)
 {
@@ -298,43 +185,90 @@ bl_status ops_check_adamw(const bl_adamw_args *args)
     return BL_OK;
 }
 
-bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args)
-{
-    BL_TRY(ops_check_adamw(args));
-    return ops_of(stream)->adamw(stream, args);
-}
-
-bl_status bl_sum_squares(bl_stream *stream, const bl_sum_squares_args *args)
-{
-    return ops_of(stream)->sum_squares(stream, args);
-}
-
-bl_status bl_add_sums(bl_stream *stream, const bl_add_sums_args *args)
-{
-    return ops_of(stream)->add_sums(stream, args);
-}
-
-bl_status bl_clip_scale(bl_stream *stream, const bl_clip_scale_args *args)
-{
-    return ops_of(stream)->clip_scale(stream, args);
-}
-
-/* ---- matmul.h ---- */
-
-bl_status bl_matmul(bl_stream *stream, const bl_matmul_args *args)
+static bl_status check_matmul(bl_stream *stream, const bl_matmul_args *args)
 {
     const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->b));
-    BL_TRY(CHECK_DTYPES("matmul", acts_or_f32(ops), args->c, args->addend));
+    BL_TRY(CHECK_DTYPES("matmul", dtypes_of_acts_or_f32(ops), args->c, args->addend));
     if (args->a.dtype == BL_F32) BL_TRY(CHECK_DTYPES("matmul", ops->acts, args->a, args->c));
-    return ops->matmul(stream, args);
+    return BL_OK;
 }
 
-bl_status bl_matmul_weight(bl_stream *stream, const bl_matmul_weight_args *args)
+static bl_status check_route(bl_stream *stream, const bl_route_args *args)
 {
-    const ops_table *ops = ops_of(stream);
-    BL_TRY(CHECK_DTYPES("matmul_weight", ops->acts, args->in, args->out, args->addend));
-    return ops->matmul_weight(stream, args);
+    const bl_routing *r = &args->routing;
+    (void)stream;
+    if (r->top_k >= 1 && r->top_k <= r->n_experts && r->T <= INT32_MAX / r->top_k) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "route: %lld tokens to %lld of %lld experts", (long long)r->T,
+                   (long long)r->top_k, (long long)r->n_experts);
+}
+
+static bl_status check_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args *args)
+{
+    const bl_weight *w = &args->weight;
+    int64_t n = args->routing.n_experts,
+            group = bl_format_describe(w->segment[0].format)->group_rows;
+    (void)stream;
+    if (w->n_segments == 1 && w->rows % n == 0 && (n == 1 || w->rows / n % group == 0))
+        return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "grouped matmul: %lld rows in %d segments for %lld experts",
+                   (long long)w->rows, w->n_segments, (long long)n);
+}
+
+/* ---- the ops ---- */
+
+#define PUBLIC(op, check, dtypes, ...)                                                             \
+    bl_status bl_##op(bl_stream *stream, const bl_##op##_args *args)                               \
+    {                                                                                              \
+        const ops_table *ops = ops_of(stream);                                                     \
+        BL_TRY(CHECK_DTYPES(#op, dtypes_of_##dtypes(ops), __VA_ARGS__));                           \
+        BL_TRY(check(stream, args));                                                               \
+        return ops->op(stream, args);                                                              \
+    }
+BL_OPS_LIST(PUBLIC)
+
+bl_status bl_accumulate(bl_stream *stream, const bl_accumulate_args *args)
+{
+    bl_add_args sum = {.n = args->n,
+                       .a = args->y,
+                       .b = args->x,
+                       .y = args->y,
+                       .without_workers = args->without_workers};
+    return bl_add(stream, &sum);
+}
+
+/* ---- sizes, and the state of a device's products ---- */
+
+/* The arrays of a routing at `memory`, or with NULL nowhere; returns their bytes. */
+static size_t place_routing(bl_routing *r, char *memory)
+{
+    const int64_t pairs = r->T * r->top_k,
+                  n[] = {pairs, pairs, pairs, r->n_experts + 1, pairs, pairs, r->T * r->n_experts};
+    void **const arrays[] = {(void **)&r->expert, (void **)&r->row,    (void **)&r->token,
+                             (void **)&r->first,  (void **)&r->weight, (void **)&r->d_weight,
+                             (void **)&r->score};
+    size_t used = 0;
+
+    for (size_t i = 0; i < BL_COUNT(n); i++) {
+        *arrays[i] = memory ? memory + used : NULL;
+        used += (size_t)bl_round_up(n[i] * 4, BL_DEVICE_ALIGNMENT_BYTES);
+    }
+    return used;
+}
+
+size_t bl_routing_bytes(int64_t T, int64_t n_experts, int64_t top_k)
+{
+    bl_routing r = {.T = T, .n_experts = n_experts, .top_k = top_k};
+    return place_routing(&r, NULL);
+}
+
+void bl_routing_place(bl_routing *routing, void *memory)
+{
+    (void)place_routing(routing, memory);
+}
+
+size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V)
+{
+    return table_of(kind)->loss_head_scratch_bytes(T, H, V);
 }
 
 size_t bl_matmul_weight_scratch_bytes(bl_device_kind kind, const bl_matmul_weight_args *args)

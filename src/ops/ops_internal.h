@@ -3,8 +3,8 @@
  * functions with the ops' own arguments. ops.c checks what every device checks and calls the entry
  * of the stream's device. Internal to ops/.
  *
- * A new op is a line of list.h, its public function in ops.c, ops_<kind>_<op> for each kind, and
- * its cost. A missing one does not link, one of another prototype does not compile. */
+ * A new op is a line of list.h, ops_<kind>_<op> for each kind, and its cost. A missing one does not
+ * link, one of another prototype does not compile. */
 #ifndef BALLAST_OPS_OPS_INTERNAL_H
 #define BALLAST_OPS_OPS_INTERNAL_H
 
@@ -20,6 +20,7 @@ extern "C" {
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/list.h"
 #include "ops/loss_head.h"
 #include "ops/matmul.h"
@@ -42,7 +43,7 @@ typedef struct ops_table {
     bl_status (*matmul_count_fallbacks)(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
     /* The arguments have passed ops.c's checks. The entry queues the op on the stream and
      * returns. */
-#define OPS_MEMBER(op) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
+#define OPS_MEMBER(op, ...) bl_status (*op)(bl_stream * stream, const bl_##op##_args *args);
     BL_OPS_LIST(OPS_MEMBER)
 #undef OPS_MEMBER
 } ops_table;
@@ -52,7 +53,7 @@ extern const ops_table ops_cpu_table, ops_cuda_table;
  * which are asked by kind. */
 extern const ops_table ops_model_cpu_table, ops_model_cuda_table;
 
-/* ops.c: what all devices check of these two. */
+/* ops.c: the checks of these two, also made where no stream queues them. */
 bl_status ops_check_adamw(const bl_adamw_args *args);
 bl_status ops_check_cast(const bl_cast_args *args);
 

@@ -19,8 +19,8 @@ extern "C" {
  * the stream before), or NULL for 1.
  *
  * m and v are both fp32, or both bf16. bf16 stores them after w has moved, rounded stochastically
- * (rounding.h): E[stored] is the fp32 value. Element i of the arrays is element first + i of
- * `tensor`, so splitting a tensor into calls changes no bit. Other dtypes: BL_EINTERNAL. */
+ * (rounding_internal.h): E[stored] is the fp32 value. Element i of the arrays is element first + i
+ * of `tensor`, so splitting a tensor into calls changes no bit. Other dtypes: BL_EINTERNAL. */
 typedef struct bl_adamw_args {
     int64_t n, step;
     double lr, beta1, beta2, eps, weight_decay;
@@ -35,7 +35,7 @@ BL_API bl_status bl_adamw(bl_stream *stream, const bl_adamw_args *args);
 /* The same bits, from and to host memory, grad_scale too: computed on the calling thread and the
  * workers of the stream's device (bl_device_pool), and done when it returns. Nothing is queued:
  * `stream` names the device. BL_EINTERNAL: a device without workers. */
-BL_API bl_status bl_adamw_on_host(bl_stream *stream, const bl_adamw_args *args);
+bl_status bl_adamw_on_host(bl_stream *stream, const bl_adamw_args *args);
 
 /* *sum += sum_i x_i^2, in double, in an order that depends on n alone. */
 typedef struct bl_sum_squares_args {

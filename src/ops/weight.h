@@ -20,13 +20,12 @@ enum { BL_WEIGHT_SEGMENTS_MAX = 3 };
 typedef struct bl_weight_segment {
     bl_format format;
     const void *codes;
-    const float *scales; /* NULL for stored formats */
+    const void *scales; /* in the format's scale_dtype; NULL for stored formats */
     int64_t rows;
 } bl_weight_segment;
 
 /* One matrix of `rows` x `cols`: its segments stacked along the rows (q|k|v, gate|up), of any
- *   formats. The
- * rows of the segments add up to `rows`. */
+ * formats. The rows of the segments add up to `rows`. */
 typedef struct bl_weight {
     int64_t rows, cols;
     int n_segments;

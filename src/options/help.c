@@ -108,18 +108,42 @@ static void print_alias(const bl_option_alias *alias, FILE *out)
     if (alias->tool) fprintf(out, "; in files of %s", alias->tool);
 }
 
+static bool is_text(const char *a, const char *b)
+{
+    return a && b ? strcmp(a, b) == 0 : a == b;
+}
+
+/* Whether two names are read in the same way: they share a row. */
+static bool is_read_as(const bl_option_alias *a, const bl_option_alias *b)
+{
+    return is_text(a->key, b->key) && is_text(a->values, b->values) && is_text(a->hint, b->hint) &&
+           is_text(a->needs, b->needs) && is_text(a->tool, b->tool);
+}
+
+static bool has_row(const bl_options *options, size_t i)
+{
+    for (size_t j = 0; j < i; j++)
+        if (is_read_as(&options->aliases[j], &options->aliases[i])) return true;
+    return false;
+}
+
 static void print_aliases(const bl_options *options, FILE *out)
 {
     fputs(
         "\n### Names from other programs\n\nNested names have dots. A name that ends in `*` means "
-        "all names with that prefix.\nOf the values, `x=y` means that x becomes y, `x=` that x "
-        "sets "
-        "nothing, `!x` that x is rejected, and\n`x100` a fraction that becomes percent. `*` is any "
-        "text. The first that fits holds.\n\n| name | read as, or use instead |\n| --- | --- |\n",
+        "all other names with that prefix.\nOf the values, `x=y` means that x becomes y, `x=` that "
+        "x sets nothing, `!x` that x is rejected, and\n`x100` a fraction that becomes percent. `*` "
+        "is any text. The first that fits holds.\n\n| names | read as, or use instead |\n"
+        "| --- | --- |\n",
         out);
     for (size_t i = 0; i < options->n_aliases; i++) {
         const bl_option_alias *alias = &options->aliases[i];
-        fprintf(out, "| `%s` | ", alias->name);
+        if (has_row(options, i)) continue;
+        fprintf(out, "| `%s`", alias->name);
+        for (size_t j = i + 1; j < options->n_aliases; j++)
+            if (is_read_as(alias, &options->aliases[j]))
+                fprintf(out, ", `%s`", options->aliases[j].name);
+        fputs(" | ", out);
         print_alias(alias, out);
         fputs(" |\n", out);
     }

@@ -422,6 +422,12 @@ bl_status bl_options_assign(const bl_options *options, const char *where, int64_
     return BL_OK;
 }
 
+bl_status bl_options_set(const bl_options *options, size_t index, const char *text)
+{
+    const bl_option_value value = {.items = &text, .n_items = 1};
+    return bl_options_assign(options, "", (int64_t)index, &value, BL_FROM_FILE);
+}
+
 bl_status bl_options_init(const bl_options *options)
 {
     for (size_t i = 0; i < options->n_options; i++) {

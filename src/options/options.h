@@ -13,10 +13,10 @@
  *   real          decimal, an exponent is fine: 2e-5
  *   bool          true false yes no on off, in any case
  *   enum          one of its names; `false` means the name "no" or "none"
- *   list          names: a YAML sequence, or separated by commas
- * An unquoted null, ~ or nothing in YAML means the default. A value from the command line wins over
- * the file's, whichever is read first. A key that is given twice, in a file or on a command line,
- * is an error.
+ *   list          names: a YAML sequence, also "[a, b]" on a command line, or separated by commas
+ * An unquoted null, ~ or nothing in YAML means `null_text` or, without one, the default. A value
+ * from the command line wins over the file's, whichever is read first. A key that is given twice,
+ * in a file or on a command line, is an error.
  *
  * Errors are BL_EUSAGE (also for a file that is not there), BL_EIO or BL_ENOMEM. One thread per
  * set. */
@@ -74,6 +74,7 @@ typedef struct bl_option {
     unsigned required_by; /* bits: the commands that do not run without it */
     bool has_auto;
     bool is_model;         /* path: may be a name in the Hugging Face cache (base/hub.h) */
+    const char *null_text; /* the value that null means; NULL: the default */
     const char *true_name; /* enum: the name that true means; NULL: none */
     const char
         *fraction_key; /* int: the key that a value between 0 and 1 sets instead; NULL: none */
@@ -83,7 +84,8 @@ typedef struct bl_option {
  * it is rejected with the hint. A hint is the key to use or, with "!" before it, why there is none.
  *
  * Nested keys have dots: "optimizer.lr"; the items of a sequence of mappings do not count:
- * "datasets.path". A name that ends in "*" is that of all names that begin so, and has no key.
+ * "datasets.path". A name that ends in "*" is that of all names that begin so and have no other
+ * row; it has no key.
  *
  * `values` are rules, separated by blanks, of which the first that fits the value holds; no rule
  * fits: the value is rejected with the hint. NULL accepts every value. Patterns are those of
@@ -98,7 +100,10 @@ typedef struct bl_option_alias {
     const char *values;
     const char *hint;
     const char
-        *tool; /* only in a file of this program; it hides a key of that name. NULL: anywhere */
+        *tool; /* only in a file of this program, or of its trainer "TOOL-..."; it hides a key
+                  of that name. NULL: anywhere */
+    /* As of bl_option; with "!" before it null is rejected for that reason. NULL: as of the key. */
+    const char *null_text;
     const char *needs; /* a key that must be given, too; NULL: none */
     bool joins;        /* may follow other names of its key: adds to a list, else replaces */
 } bl_option_alias;
@@ -107,9 +112,11 @@ typedef enum bl_option_origin { BL_FROM_DEFAULT, BL_FROM_FILE, BL_FROM_LINE } bl
 
 /* The findings of reading. Zero-initialized; bl_options_report_clear frees it. */
 typedef struct bl_options_report {
-    bl_string_list keys;     /* every name in the file, nested ones with dots */
+    bl_string_list given;    /* "name=value" in the file's order, nested names with dots, the items
+                                of a sequence with commas; "name" alone: null, or nested */
     bl_string_list rejected; /* of the file: "PATH:LINE: key: reason" */
     bl_string_list ignored;  /* names of other programs that set nothing */
+    bl_string_list same;     /* names of other programs with a value that is Ballast's behavior */
 } bl_options_report;
 
 /* A file read for one of several runs that differ in some keys: where an int, real, bool or enum is
@@ -160,9 +167,16 @@ void bl_options_report_clear(bl_options_report *report);
 bl_status bl_options_read_line(const bl_options *options, int argc, char *const *argv,
                                int max_words, const char **words, int *n_words);
 
+/* Adds the items of "[a, b]", a YAML sequence of texts, as a command line has it. `name` is the
+ * option's, for errors: BL_EUSAGE. */
+bl_status bl_options_read_list(const char *name, const char *text, bl_string_list *items);
+
 /* Gives row `index` the value that the same table's `from` has, as if a file had set it; `from` may
  * be any struct of the table. */
 bl_status bl_options_copy(const bl_options *options, const void *from, size_t index);
+
+/* As if a file had `text` for row `index`, which replaces what a file gave. BL_EUSAGE. */
+bl_status bl_options_set(const bl_options *options, size_t index, const char *text);
 
 /* Rejects a struct that lacks options that its command requires; names all of them. */
 bl_status bl_options_check_required(const bl_options *options);
@@ -200,10 +214,5 @@ void bl_string_list_clear(bl_string_list *list);
 
 /* true, yes, on or false, no, off in any case; false: none of them. */
 bool bl_text_parse_bool(const char *text, bool *value);
-
-/* The name nearest to `word`, if it is near enough to be a misspelling: at most one letter in eight
- * is wrong, missing, added or swapped with the next one, or one in all. NULL otherwise.
- * names[n_names]. */
-const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names);
 
 #endif

@@ -10,7 +10,12 @@
 #include "options/options.h"
 #include "options/internal.h"
 
-enum { FILE_MAX_BYTES = 1 << 20, WHERE_BYTES = 512, MAX_REJECTED = 64 };
+enum {
+    FILE_MAX_BYTES = 1 << 20,
+    WHERE_BYTES = 512,
+    MAX_REJECTED = 64,           /* of a file for Ballast: it is another kind of file */
+    MAX_REJECTED_FOREIGN = 4096, /* of another program's, which may have all of its keys */
+};
 
 typedef struct reader {
     const bl_options *options;
@@ -24,9 +29,10 @@ typedef struct reader {
 
 void bl_options_report_clear(bl_options_report *report)
 {
-    bl_string_list_clear(&report->keys);
+    bl_string_list_clear(&report->given);
     bl_string_list_clear(&report->rejected);
     bl_string_list_clear(&report->ignored);
+    bl_string_list_clear(&report->same);
 }
 
 /* ---- keys, each given once ---- */
@@ -152,7 +158,10 @@ static bl_status take_nested(reader *r, const char *where, const char *name, bl_
     bool is_known =
         r->event.type == YAML_MAPPING_START_EVENT && bl_options_has_children(r->options, key);
     if (!is_known) {
-        value->is_nested = true;
+        bool is_mapping = r->event.type == YAML_MAPPING_START_EVENT;
+        BL_TRY(next_event(r));
+        value->is_null = is_mapping && r->depth == outside && !value->is_sequence; /* {} */
+        value->is_nested = !value->is_null;
         return skip_to_depth(r, outside);
     }
     if (asprintf(&prefix, "%s.", key) < 0) return BL_FAIL(BL_ENOMEM, "%skey", where);
@@ -187,7 +196,7 @@ static bl_status take_value(reader *r, const char *where, const char *name, char
         if (value->is_sequence && is_null)
             return BL_FAIL(BL_EUSAGE, "%sa null in a sequence", where);
     } while (r->depth > outside);
-    value->is_null = is_null;
+    value->is_null |= is_null;
     value->items = (const char *const *)*items;
     return BL_OK;
 }
@@ -246,10 +255,30 @@ static bl_status set_value(reader *r, const char *where, const char *name, int64
     BL_TRY(take_choice(r, where, name, value));
     BL_TRY(bl_options_resolve(r->options, where, name, value, &meaning));
     if (meaning.is_ignored) BL_TRY(bl_string_list_add(&r->options->report->ignored, name));
+    bool is_same = meaning.index == BL_OPTION_NOTHING && !meaning.is_ignored && !value->is_null;
+    if (is_same) BL_TRY(bl_string_list_add(&r->options->report->same, name));
     int64_t before = note_given(r->options, r->lines, &meaning, value->is_null ? 0 : line);
     if (before) return fail_given(r, where, name, &meaning, before);
     if (meaning.index == BL_OPTION_NOTHING) return BL_OK;
     return bl_options_assign(r->options, where, meaning.index, value, BL_FROM_FILE);
+}
+
+/* report.given. */
+static bl_status note_value(const reader *r, const char *name, const bl_option_value *value)
+{
+    bl_status st;
+    char *text = NULL;
+    size_t n_bytes;
+    FILE *out = open_memstream(&text, &n_bytes);
+
+    if (!out) return BL_FAIL(BL_ENOMEM, "%s: text of its value", name);
+    fputs(name, out);
+    for (size_t i = 0; i < value->n_items && !value->is_null; i++)
+        fprintf(out, "%c%s", i ? ',' : '=', value->items[i]);
+    st = fclose(out) ? BL_FAIL(BL_ENOMEM, "%s: text of its value", name)
+                     : bl_string_list_add(&r->options->report->given, text);
+    free(text);
+    return st;
 }
 
 /* The value of a key, which the current event is. */
@@ -263,6 +292,7 @@ static bl_status read_value(reader *r, const char *where, const char *name, int6
     snprintf(with_key, sizeof with_key, "%s%.*s: ", where, BL_OPTION_KEY_BYTES - 3, name);
     bl_status st = take_value(r, with_key, name, &items, &value, &has_keys);
     size_t n_items = value.n_items;
+    if (st == BL_OK) st = note_value(r, name, &value);
     if (st == BL_OK && !has_keys) st = set_value(r, where, name, line, &value);
     for (size_t i = 0; i < n_items; i++) free(items[i]);
     free(items);
@@ -286,7 +316,6 @@ static bl_status read_pair(reader *r, const char *prefix)
         st = BL_FAIL(BL_ENOMEM, "%skey", where);
         goto done;
     }
-    BL_TRY_GOTO(st, done, bl_string_list_add(&r->options->report->keys, name));
     st = read_value(r, where, name, line);
 done:
     free(own);
@@ -299,9 +328,10 @@ static bl_status note_rejected(reader *r)
     bl_string_list *rejected = &r->options->report->rejected;
 
     BL_TRY(bl_string_list_add(rejected, bl_error_text()));
-    if (rejected->n_items <= MAX_REJECTED) return BL_OK;
+    int most = r->options->tool ? MAX_REJECTED_FOREIGN : MAX_REJECTED;
+    if (rejected->n_items <= most) return BL_OK;
     return BL_FAIL(BL_EUSAGE, "%s: more than %d keys cannot be used; the rest is not read", r->path,
-                   MAX_REJECTED);
+                   most);
 }
 
 /* The pairs of the mapping that the current event begins. A pair that cannot be used is noted, and
@@ -404,6 +434,72 @@ static bool may_be_true(const bl_options *options, const char *name)
     return option && option->true_name && strcmp(option->true_name, "true") == 0;
 }
 
+static bl_status add_event(const char *name, const yaml_event_t *event, bool *is_open,
+                           bl_string_list *items)
+{
+    bool was_open = *is_open;
+
+    switch (event->type) {
+    case YAML_SEQUENCE_START_EVENT:
+        *is_open = true;
+        break;
+    case YAML_SEQUENCE_END_EVENT:
+        *is_open = false;
+        return BL_OK;
+    case YAML_SCALAR_EVENT:
+        if (*is_open) return bl_string_list_add(items, (const char *)event->data.scalar.value);
+        break;
+    case YAML_MAPPING_START_EVENT:
+        was_open = true;
+        break;
+    default:
+        return BL_OK;
+    }
+    return was_open ? BL_FAIL(BL_EUSAGE, "--%s: expected a list of texts, [a, b]", name) : BL_OK;
+}
+
+bl_status bl_options_read_list(const char *name, const char *text, bl_string_list *items)
+{
+    yaml_parser_t parser;
+    bl_status st = BL_OK;
+    bool is_open = false, is_over = false;
+
+    if (!yaml_parser_initialize(&parser)) return BL_FAIL(BL_ENOMEM, "--%s: reading a list", name);
+    yaml_parser_set_encoding(&parser, YAML_UTF8_ENCODING);
+    yaml_parser_set_input_string(&parser, (const unsigned char *)text, strlen(text));
+    while (st == BL_OK && !is_over) {
+        yaml_event_t event;
+        if (!yaml_parser_parse(&parser, &event)) {
+            st = BL_FAIL(BL_EUSAGE, "--%s: '%.100s' is not a list as [a, b]: %s", name, text,
+                         parser.problem ? parser.problem : "not YAML");
+            break;
+        }
+        st = add_event(name, &event, &is_open, items);
+        is_over = event.type == YAML_STREAM_END_EVENT;
+        yaml_event_delete(&event);
+    }
+    yaml_parser_delete(&parser);
+    return st;
+}
+
+/* Of a list "[a, b]", its items, which the caller frees; else nothing. */
+static bl_status take_list(const bl_options *options, const char *name, bl_option_value *value,
+                           bl_string_list *items)
+{
+    const bl_option *row = find_row(options, name);
+    const char *text = value->items[0];
+    size_t n_bytes = text ? strlen(text) : 0;
+
+    if (!row || row->type != BL_OPTION_LIST || n_bytes < 2 || text[0] != '[' ||
+        text[n_bytes - 1] != ']')
+        return BL_OK;
+    BL_TRY(bl_options_read_list(name, text, items));
+    value->items = (const char *const *)items->items;
+    value->n_items = (size_t)items->n_items;
+    value->is_sequence = true;
+    return BL_OK;
+}
+
 /* `before` is the word that gave the option first. */
 static bl_status fail_twice(const bl_options *options, const char *name, const char *before,
                             const bl_option_meaning *meaning)
@@ -434,6 +530,7 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
     char *name = strndup(word, equals ? (size_t)(equals - word) : strlen(word));
     bl_option_value value = {.items = &text, .n_items = 1};
     bl_option_meaning meaning;
+    bl_string_list list = {0};
     int64_t place = *at + 1;
 
     if (!name) return BL_FAIL(BL_ENOMEM, "%s", argv[*at]);
@@ -449,6 +546,7 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
         if (!text && may_be_true(options, name)) text = "true";
     }
     value.is_null = !text || strcmp(text, "null") == 0;
+    BL_TRY_GOTO(st, done, take_list(options, name, &value, &list));
     BL_TRY_GOTO(st, done, bl_options_resolve(options, "--", name, &value, &meaning));
     if (!text) {
         st = BL_FAIL(BL_EUSAGE, "--%s: a value is missing", name);
@@ -464,6 +562,7 @@ static bl_status read_option(const bl_options *options, int argc, char *const *a
     if (meaning.index != BL_OPTION_NOTHING)
         st = bl_options_assign(options, "--", meaning.index, &value, BL_FROM_LINE);
 done:
+    bl_string_list_clear(&list);
     free(name);
     return st;
 }

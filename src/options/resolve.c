@@ -7,6 +7,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/nearest.h"
 #include "options/options.h"
 #include "options/internal.h"
 
@@ -37,12 +38,26 @@ bl_option_origin bl_options_origin(const bl_options *options, const char *key)
     return (bl_option_origin)options->origins[bl_options_find(options, key) - options->table];
 }
 
+static bool has_star(const bl_option_alias *alias)
+{
+    return alias->name[strlen(alias->name) - 1] == '*';
+}
+
 static bool names(const bl_option_alias *alias, const char *key)
 {
     size_t n_bytes = strlen(alias->name);
 
-    if (alias->name[n_bytes - 1] == '*') return strncmp(alias->name, key, n_bytes - 1) == 0;
+    if (has_star(alias)) return strncmp(alias->name, key, n_bytes - 1) == 0;
     return strcmp(alias->name, key) == 0;
+}
+
+/* "trl" is also that of its trainer "trl-dpo". */
+static bool is_of_tool(const bl_option_alias *alias, const char *tool)
+{
+    size_t n_bytes = alias->tool && tool ? strlen(alias->tool) : 0;
+
+    return n_bytes > 0 && strncmp(alias->tool, tool, n_bytes) == 0 &&
+           (tool[n_bytes] == '\0' || tool[n_bytes] == '-');
 }
 
 const bl_option_alias *bl_options_find_alias(const bl_options *options, const char *key)
@@ -52,9 +67,8 @@ const bl_option_alias *bl_options_find_alias(const bl_options *options, const ch
     for (size_t i = 0; i < options->n_aliases; i++) {
         const bl_option_alias *alias = &options->aliases[i];
         if (!names(alias, key)) continue;
-        bool is_of_tool = alias->tool && options->tool && strcmp(alias->tool, options->tool) == 0;
-        if (is_of_tool) return alias;
-        if (!alias->tool && !found) found = alias;
+        if (is_of_tool(alias, options->tool)) return alias;
+        if (!alias->tool && (!found || has_star(found) > has_star(alias))) found = alias;
     }
     return bl_options_find(options, key) ? NULL : found;
 }
@@ -68,48 +82,6 @@ bool bl_options_has_children(const bl_options *options, const char *key)
         if (strncmp(name, key, n_bytes) == 0 && name[n_bytes] == '.') return true;
     }
     return false;
-}
-
-/* Of the words' edit distances, the one in which a swap of two neighbors is one edit, too. */
-static size_t edit_distance(const char *a, const char *b)
-{
-    size_t rows[3][BL_OPTION_KEY_BYTES], *above = rows[0], *row = rows[1], *next = rows[2];
-    size_t n_b = strlen(b);
-
-    if (n_b >= BL_OPTION_KEY_BYTES) return SIZE_MAX;
-    for (size_t j = 0; j <= n_b; j++) row[j] = j;
-    for (size_t i = 1; a[i - 1]; i++) {
-        next[0] = i;
-        for (size_t j = 1; j <= n_b; j++) {
-            bool is_swap = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            next[j] = row[j - 1] + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < next[j]) next[j] = row[j] + 1;
-            if (next[j - 1] + 1 < next[j]) next[j] = next[j - 1] + 1;
-            if (is_swap && above[j - 2] + 1 < next[j]) next[j] = above[j - 2] + 1;
-        }
-        size_t *last = above;
-        above = row;
-        row = next;
-        next = last;
-    }
-    return row[n_b];
-}
-
-const char *bl_text_nearest(const char *word, const char *const *names, size_t n_names)
-{
-    const size_t LETTERS_PER_ERROR = 8;
-    const char *nearest = NULL;
-    size_t least = SIZE_MAX, n_letters = strlen(word);
-
-    for (size_t i = 0; i < n_names; i++) {
-        size_t distance = edit_distance(word, names[i]);
-        if (distance < least) {
-            least = distance;
-            nearest = names[i];
-        }
-    }
-    size_t limit = n_letters < LETTERS_PER_ERROR ? 1 : n_letters / LETTERS_PER_ERROR;
-    return least <= limit ? nearest : NULL;
 }
 
 static bl_status fail_unknown(const bl_options *options, const char *where, const char *name,
@@ -240,14 +212,32 @@ static bool is_fraction(const bl_option *option, const bl_option_value *value)
            bl_option_parse_real(value->items[0], &number) && number > 0 && number < 1;
 }
 
-/* Null, false, an empty list, or a name that changes nothing with any value. */
-static bool asks_nothing(const bl_option_alias *alias, const bl_option_value *value)
+/* Null, false, an empty text, or an empty list. */
+static bool is_absent(const bl_option_value *value)
 {
     bool truth;
 
-    if (value->is_null || (alias->values && strcmp(alias->values, "*=") == 0)) return true;
+    if (value->is_null) return true;
     if (value->is_nested || value->n_items > 1) return false;
-    return value->n_items == 0 || (bl_text_parse_bool(value->items[0], &truth) && !truth);
+    return value->n_items == 0 || !value->items[0][0] ||
+           (bl_text_parse_bool(value->items[0], &truth) && !truth);
+}
+
+/* Nothing, or a name that changes nothing with any value. */
+static bool asks_nothing(const bl_option_alias *alias, const bl_option_value *value)
+{
+    return is_absent(value) || (alias->values && strcmp(alias->values, "*=") == 0);
+}
+
+/* Replaces a null by the value that it means, which borrows *meaning. */
+static bl_status apply_null(const char *where, const char *name, const char *null_text,
+                            bl_option_value *value, bl_option_meaning *meaning)
+{
+    if (!value->is_null || !null_text) return BL_OK;
+    if (null_text[0] == '!') return BL_FAIL(BL_EUSAGE, "%s%s: %s", where, name, null_text + 1);
+    meaning->items[0] = null_text;
+    *value = (bl_option_value){.items = meaning->items, .n_items = 1};
+    return BL_OK;
 }
 
 bl_status bl_options_resolve(const bl_options *options, const char *where, const char *name,
@@ -265,7 +255,14 @@ bl_status bl_options_resolve(const bl_options *options, const char *where, const
         return BL_FAIL(BL_EUSAGE,
                        "%s%s: nested keys are not supported; write keys at the top level", where,
                        name);
+    meaning->is_ignored |= !option && !alias && options->tool && is_absent(value);
+    if (meaning->is_ignored && !alias) return BL_OK;
     if (!option && !alias) return fail_unknown(options, where, name, key);
+    BL_TRY(apply_null(where, name,
+                      alias && alias->null_text ? alias->null_text
+                      : option                  ? option->null_text
+                                                : NULL,
+                      value, meaning));
     bool is_empty = value->n_items == 0 && !value->is_nested;
     if (alias && (value->is_null || (is_empty && !alias->key))) return BL_OK;
     if (alias) BL_TRY(apply_rules(where, name, value, meaning));

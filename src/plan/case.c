@@ -6,7 +6,8 @@
 #include <stdlib.h>
 
 #include "base/sizes.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
+#include "trained/rates.h"
 #include "ops/gemm.h"
 #include "plan/memory.h"
 
@@ -100,8 +101,11 @@ static bl_status open_model(bl_plan_case *c)
 
     if (!bl_train_config_is_full(c->config)) {
         BL_TRY(bl_plan_model_open(name, c->config->base_format, &c->model));
+        BL_TRY(bl_base_formats_check_device(&c->model.base_formats, c->hardware.kind));
         BL_TRY(bl_adapter_choose_modules(c->config, &c->model.config, true, &c->modules));
-        return bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora);
+        BL_TRY(bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora));
+        bl_trained_set *set = c->modules.names.n > 0 ? &c->modules.set : NULL;
+        return bl_adapter_choose_rates(c->config, &c->model.config, set, &c->lora);
     }
     BL_TRY(bl_plan_model_open(name, BL_BASE_TRAINED, &c->model));
     bl_lora_layout_init(&c->model.config, NULL, &c->lora);

@@ -4,7 +4,7 @@
 #ifndef BALLAST_PLAN_CASE_H
 #define BALLAST_PLAN_CASE_H
 
-#include "adapter/modules.h"
+#include "trained/modules.h"
 #include "plan/hardware.h"
 #include "plan/input.h"
 #include "plan/model.h"

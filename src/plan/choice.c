@@ -11,6 +11,8 @@
 
 static const double SLACK = 0.05;     /* of speed */
 static const double SAME_HOST = 0.05; /* of a host's memory: less is not worth any speed */
+static const double UNSURE = 0.01;    /* of speed: error of one bound relative to another */
+enum { N_FASTEST = 24, N_FASTEST_FULL = 48, N_CLIMB = 24, N_FRUGAL = 8, N_OTHER = 12 };
 
 /* Of a process. */
 static int64_t option_host_bytes(const bl_plan_option *o)
@@ -25,10 +27,10 @@ bool plan_option_is_less(const bl_plan_option *a, const bl_plan_option *b)
             a->plan.memory.total < b->plan.memory.total);
 }
 
-/* In steps of a thousandth: the model is not better than that. */
+/* Speed in steps of a quarter of a percent: predictions are not more precise. */
 static long speed_step(const bl_plan_option *o)
 {
-    return o->time.tokens_per_s > 0 ? lround(1000 * log(o->time.tokens_per_s)) : LONG_MIN;
+    return o->time.tokens_per_s > 0 ? lround(400 * log(o->time.tokens_per_s)) : LONG_MIN;
 }
 
 /* Of GPU and host together. */
@@ -124,4 +126,197 @@ void plan_choice_finish(const plan_frontier *f, int64_t host_bytes, bl_plan_choi
     if (!chosen || (double)option_host_bytes(&c->best) <= least) return;
     c->second = c->best;
     c->best = *chosen;
+}
+
+/* ---- by bounds ---- */
+
+bl_status plan_options_add(plan_options *a, const bl_plan_option *o)
+{
+    if (a->n == a->room) {
+        int room = a->room > 0 ? 2 * a->room : 256;
+        bl_plan_option *more = realloc(a->option, (size_t)room * sizeof *more);
+        if (!more) return BL_FAIL(BL_ENOMEM, "the plan's options");
+        a->option = more;
+        a->room = room;
+    }
+    a->option[a->n++] = *o;
+    return BL_OK;
+}
+
+/* Whether a run of one option corrects the bound of the other: the ratio of run and bound is nearly
+ * the same for options that offload and save alike. In full fine-tuning it depends on the units
+ * that the host updates, so on offload_ratio. */
+static bool is_akin(const bl_train_config *a, const bl_train_config *b)
+{
+    return is_alike(a, b) &&
+           a->activation_checkpointing_layers == b->activation_checkpointing_layers &&
+           (a->offload_ratio > 0) == (b->offload_ratio > 0) &&
+           (!bl_train_config_is_full(a) || a->offload_ratio == b->offload_ratio);
+}
+
+typedef struct selection {
+    plan_options *all;
+    bool *has_run; /* [all->n] */
+    bl_plan_option_fn run;
+    void *user;
+    double fastest; /* of those that were run */
+} selection;
+
+/* The best option that has not run, with at least the speed `enough` and at most `most` bytes of
+ * host memory. other: only options that are not alike to it; NULL: all. */
+static bl_plan_option *next_best(const selection *s, double enough, double most,
+                                 const bl_train_config *other)
+{
+    bl_plan_option *best = NULL;
+
+    for (int i = 0; i < s->all->n; i++) {
+        bl_plan_option *o = &s->all->option[i];
+        if (s->has_run[i] || o->time.tokens_per_s < enough || (double)option_host_bytes(o) > most ||
+            (other && is_alike(&o->config, other)))
+            continue;
+        if (!best || is_better(o, best)) best = o;
+    }
+    return best;
+}
+
+/* Runs an option. The ratio of its run and its bound corrects the speeds of its kin. */
+static bl_status run_one(selection *s, const bl_plan_option *o)
+{
+    double speed, part;
+
+    s->has_run[o - s->all->option] = true;
+    BL_TRY(s->run(s->user, o, &speed));
+    part = speed * o->time.step_s;
+    s->all->option[o - s->all->option].time.tokens_per_s = speed;
+    for (int i = 0; i < s->all->n; i++) {
+        bl_plan_option *kin = &s->all->option[i];
+        if (!s->has_run[i] && is_akin(&kin->config, &o->config))
+            kin->time.tokens_per_s = part / kin->time.step_s;
+    }
+    s->fastest = fmax(s->fastest, speed);
+    return BL_OK;
+}
+
+/* Runs the best options with at least the speed `enough`, n_most at most, until no other bound
+ * reaches the fastest of these runs. */
+static bl_status run_some(selection *s, int n_most, double enough, double most,
+                          const bl_train_config *other)
+{
+    s->fastest = 0;
+    for (int i = 0; i < n_most; i++) {
+        const bl_plan_option *o = next_best(s, fmax(enough, s->fastest), most, other);
+        if (!o) break;
+        BL_TRY(run_one(s, o));
+    }
+    return BL_OK;
+}
+
+/* The least host memory of the options that are at most SLACK slower than `speed`. */
+static double least_host_bytes(const plan_options *a, double speed)
+{
+    double least = INFINITY;
+
+    for (int i = 0; i < a->n; i++)
+        if (a->option[i].time.tokens_per_s >= (1 - SLACK) * speed)
+            least = fmin(least, (double)option_host_bytes(&a->option[i]));
+    return least;
+}
+
+static const bl_plan_option *best_run(const selection *s)
+{
+    const bl_plan_option *best = NULL;
+
+    for (int i = 0; i < s->all->n; i++)
+        if (s->has_run[i] && (!best || is_better(&s->all->option[i], best)))
+            best = &s->all->option[i];
+    return best;
+}
+
+static const bl_plan_option *fastest_run(const selection *s)
+{
+    const bl_plan_option *fastest = NULL;
+
+    for (int i = 0; i < s->all->n; i++)
+        if (s->has_run[i] &&
+            (!fastest || s->all->option[i].time.tokens_per_s > fastest->time.tokens_per_s))
+            fastest = &s->all->option[i];
+    return fastest;
+}
+
+/* They differ only in the depth of the ring and in the offloaded ratio. */
+static bool divides_alike(const bl_plan_option *a, const bl_plan_option *b)
+{
+    const bl_train_config *c = &a->config, *d = &b->config;
+
+    return is_alike(c, d) && a->prepares == b->prepares && c->visit_tokens == d->visit_tokens &&
+           c->activation_checkpointing_layers == d->activation_checkpointing_layers &&
+           c->per_device_train_batch_size == d->per_device_train_batch_size &&
+           c->gradient_accumulation_steps == d->gradient_accumulation_steps;
+}
+
+/* The nearest to `of` by its ratio: with a ring of one slot more or less; with the same ring, a
+ * larger or smaller ratio. NULL: none, or it was run. */
+static const bl_plan_option *neighbor(const selection *s, const bl_plan_option *of, int more_slots,
+                                      int ratio_sign)
+{
+    const bl_plan_option *nearest = NULL;
+    double least = INFINITY;
+
+    for (int i = 0; i < s->all->n; i++) {
+        const bl_plan_option *o = &s->all->option[i];
+        double more = o->config.offload_ratio - of->config.offload_ratio;
+        if (o->config.ring_depth != of->config.ring_depth + more_slots || fabs(more) >= least ||
+            (ratio_sign != 0 && more * ratio_sign <= 0) || !divides_alike(o, of))
+            continue;
+        nearest = o;
+        least = fabs(more);
+    }
+    return nearest && !s->has_run[nearest - s->all->option] ? nearest : NULL;
+}
+
+/* Where transfers bind, a bound shows neither the waits that a deeper ring hides nor those between
+ * copies and gathers: from the fastest run on, a step in each direction, until none is faster. */
+static bl_status climb(selection *s)
+{
+    static const struct {
+        int more_slots, ratio_sign;
+    } steps[] = {{1, 0}, {-1, 0}, {0, 1}, {0, -1}};
+    int n_run = 0, n_before = -1;
+
+    while (n_run < N_CLIMB && n_run > n_before) {
+        const bl_plan_option *from = fastest_run(s);
+        n_before = n_run;
+        for (size_t i = 0; from && i < BL_COUNT(steps); i++) {
+            const bl_plan_option *o = neighbor(s, from, steps[i].more_slots, steps[i].ratio_sign);
+            if (!o) continue;
+            BL_TRY(run_one(s, o));
+            n_run++;
+        }
+    }
+    return BL_OK;
+}
+
+static bl_status run_selected(selection *s, int64_t host_bytes)
+{
+    bool is_full = s->all->n > 0 && bl_train_config_is_full(&s->all->option[0].config);
+    BL_TRY(run_some(s, is_full ? N_FASTEST_FULL : N_FASTEST, 0, INFINITY, NULL));
+    BL_TRY(climb(s));
+    double fastest = s->fastest,
+           most = least_host_bytes(s->all, fastest) + SAME_HOST * (double)host_bytes;
+    BL_TRY(run_some(s, N_FRUGAL, (1 - SLACK - UNSURE) * fastest, most, NULL));
+    const bl_plan_option *best = best_run(s);
+    if (best) BL_TRY(run_some(s, N_OTHER, 0, INFINITY, &best->config));
+    return climb(s); /* bounds of one kin may be further off than another's */
+}
+
+bl_status plan_options_select(plan_options *a, int64_t host_bytes, bl_plan_option_fn run,
+                              void *user)
+{
+    selection s = {
+        .all = a, .has_run = calloc((size_t)a->n + 1, sizeof *s.has_run), .run = run, .user = user};
+    bl_status st =
+        s.has_run ? run_selected(&s, host_bytes) : BL_FAIL(BL_ENOMEM, "the plan's options");
+
+    free(s.has_run);
+    return st;
 }

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/sizes.h"
 
 /* Links and shared resources are the machine's in any case. */
@@ -143,8 +143,8 @@ static bl_time_input time_input(const bl_plan_input *in, const bl_plan *plan,
         .host_part = plan->placement.host_part,
         .offload_activations = plan->pass.offload_activations,
         .writes_device = plan->pass.kind == BL_DEVICE_CPU,
-        .habits.decodes_each_use = bl_plan_uses_prepared(in, &plan->pass) &&
-                                   bl_linear_prepared_bytes(&plan->pass.prepared) == 0};
+        .decodes_each_use = bl_plan_uses_prepared(in, &plan->pass) &&
+                            bl_linear_prepared_bytes(&plan->pass.prepared) == 0};
 }
 
 bl_status bl_plan_time_open(const bl_plan_input *in, const bl_plan *plan, bl_plan_time *out)
@@ -182,7 +182,7 @@ bl_status bl_plan_estimate(const bl_plan_input *in, const bl_plan *plan, bl_time
     BL_TRY(bl_plan_time_open(in, plan, &time));
     bl_status st = bl_time_predict(&time.input, out);
     bl_plan_time_close(&time);
-    /* Rates are checked against peaks where they are read (bl_hardware_check). */
+    /* Rates are checked against peaks where they are read (bl_hardware_check_peaks). */
     if (st == BL_OK && out->mfu > 1)
         st = BL_FAIL(BL_EINTERNAL, "plan: MFU %.1f %%: a step cannot compute above the peak of %s",
                      100 * out->mfu, in->hardware->name);

@@ -7,6 +7,8 @@
 #include "base/json.h"
 #include "base/sizes.h"
 #include "plan/estimate.h"
+#include "plan/forward_only_internal.h"
+#include "plan/report_internal.h"
 
 static const double GB = 1e9;
 
@@ -36,7 +38,13 @@ bl_status bl_plan_expect(const bl_plan_input *in, const bl_plan *plan, bl_plan_e
     }
     bl_status st = bl_time_predict(t, &out->time);
     bl_plan_time_close(&time);
-    return st;
+    BL_TRY(st);
+    bl_plan_forward_only passes;
+    BL_TRY(bl_plan_estimate_forward_only(in, plan, 0, &passes));
+    out->evaluation_s = passes.evaluation.seconds;
+    out->run_s = (double)in->rows.n_steps * out->time.step_s +
+                 (double)in->rows.n_evaluations * out->evaluation_s;
+    return BL_OK;
 }
 
 static double host_gb(const bl_plan_input *in, const bl_memory_ledger *m)
@@ -51,15 +59,17 @@ void bl_plan_expectation_print(const bl_plan_input *in, const bl_plan *plan,
     const bl_plan_rows *rows = &in->rows;
     long long full = (long long)(in->config->per_device_train_batch_size * in->longest_train_row);
     bool is_gpu = plan->pass.kind == BL_DEVICE_CUDA;
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     fprintf(out,
             "Data     micro-batches of %.0f tokens on average, %lld at most; the bound has %lld\n",
             rows->mean, (long long)rows->largest, full);
-    fprintf(out, "         expected: %.0f tokens/s, %.3f s per step, %.2f GB of memory per host\n",
-            e->time.tokens_per_s, e->time.step_s, host_gb(in, &e->memory));
-    fprintf(out, "         bound:    %.0f tokens/s, %.3f s per step, %.2f GB%s\n",
-            bound->tokens_per_s, bound->step_s, host_gb(in, &plan->memory),
-            is_gpu ? "; GPU memory is allocated for the bound" : "");
+    fprintf(out, "         expected: %s tokens/s, %s s per step, %.2f GB of memory per host\n",
+            plan_predicted(e->time.tokens_per_s, a), plan_predicted(e->time.step_s, b),
+            host_gb(in, &e->memory));
+    fprintf(out, "         bound:    %s tokens/s, %s s per step, %.2f GB%s\n",
+            plan_predicted(bound->tokens_per_s, a), plan_predicted(bound->step_s, b),
+            host_gb(in, &plan->memory), is_gpu ? "; GPU memory is allocated for the bound" : "");
 }
 
 bl_status bl_plan_expectation_describe(const bl_plan_input *in, const bl_plan_expectation *e,

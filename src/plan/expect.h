@@ -13,6 +13,8 @@
 typedef struct bl_plan_expectation {
     bl_memory_ledger memory;
     bl_time_estimate time; /* of the mean step */
+    double evaluation_s;   /* of one; 0: no validation rows */
+    double run_s;          /* of all steps and evaluations */
 } bl_plan_expectation;
 
 /* Needs input->rows and input->hardware. Errors as bl_plan_estimate's. */

@@ -3,6 +3,7 @@
 #include "plan/forward_only_internal.h"
 
 #include "base/sizes.h"
+#include "plan/report_internal.h"
 
 static bl_time_preference *preference_of(bl_plan_time *time, int i)
 {
@@ -43,7 +44,7 @@ bl_status bl_plan_estimate_forward_only(const bl_plan_input *in, const bl_plan *
 static void print_share(const bl_train_config *c, double seconds, double round_s, FILE *out)
 {
     if (c->eval_strategy == BL_EVAL_STEPS)
-        fprintf(out, "; every %lld steps, %.1f %% of the time", (long long)c->eval_steps,
+        fprintf(out, "; every %lld steps, %.2g %% of the time", (long long)c->eval_steps,
                 100 * seconds / (seconds + (double)c->eval_steps * round_s));
     else
         fputs(c->eval_strategy == BL_EVAL_EPOCH ? "; once per epoch"
@@ -57,19 +58,21 @@ void bl_plan_forward_only_print(const bl_plan_input *in, int i, const char *name
     const bl_train_config *c = bl_plan_run_at(in, i).config;
     bl_losses losses = bl_plan_losses_of(c);
     const char *colon = name ? ": " : "";
+    char first[PLAN_NUMBER_BYTES], second[PLAN_NUMBER_BYTES];
 
     if (!name) name = "";
     if (b->reference_s > 0)
-        fprintf(out, "Loss     %.32s%s%s compares with %s%s: %.3g of %.3g s\n", name, colon,
+        fprintf(out, "Loss     %.32s%s%s compares with %s%s: %s of %s s\n", name, colon,
                 bl_loss_name(losses.term[0].loss), c->init_adapter ? "init_adapter" : "the base",
-                losses.is_unpaired ? " and other answers" : "", b->reference_s, round_s);
+                losses.is_unpaired ? " and other answers" : "",
+                plan_predicted(b->reference_s, first), plan_predicted(round_s, second));
     if (b->n_evaluation_micro == 0) return;
-    fprintf(out, "Eval     %.32s%s%lld micro-batch%s: %.3g s", name, colon,
+    fprintf(out, "Eval     %.32s%s%lld micro-batch%s: %s s", name, colon,
             (long long)b->n_evaluation_micro, b->n_evaluation_micro == 1 ? "" : "es",
-            b->evaluation.seconds);
+            plan_predicted(b->evaluation.seconds, first));
     if (b->evaluation.seconds != b->evaluation.apart_s)
-        fprintf(out, " in the next step's visits, %.3g s in separate passes",
-                b->evaluation.apart_s);
+        fprintf(out, " in the next step's visits, %s s in separate passes",
+                plan_predicted(b->evaluation.apart_s, first));
     print_share(c, b->evaluation.seconds, round_s, out);
     fputs("\n", out);
 }

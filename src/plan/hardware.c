@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hardware.c -- the figures by key, and machines from files. */
+/* hardware.c -- the figures of a machine (memory, rates, watts) by key, and machines from files:
+ * what `ballast bench hardware` has measured, or a user's figures. */
 #include "plan/hardware.h"
 
 #include <stdio.h>
@@ -68,7 +69,7 @@ typedef struct reading {
     bl_hardware *out;
 } reading;
 
-/* Sets a figure whose source is the list of the file it comes from. */
+/* Sets a figure whose source is a list of its file. */
 static void set_measured(const reading *r, bl_figure *figure, double value, const char *list)
 {
     const char *base = strrchr(r->path, '/');
@@ -208,7 +209,7 @@ static bl_status read_figures(const char *path, const json_t *figures, bl_hardwa
         size_t i = 0;
         while (i < bl_n_figures && strcmp(bl_figures[i].key, key) != 0) i++;
         if (i == bl_n_figures)
-            return BL_FAIL(BL_EINPUT, "%s: figures: %.64s is no figure; docs/model.md lists them",
+            return BL_FAIL(BL_EINPUT, "%s: figures: %.64s is no figure; docs/plan.md lists them",
                            path, key);
         BL_TRY(read_figure(path, value, i, out));
     }

@@ -97,7 +97,7 @@ bl_status bl_hardware_preset(const char *name, bl_hardware *out);
 bl_status bl_hardware_set_lanes(bl_hardware *hardware, int lanes);
 
 /* `name` is a preset, or a file: hardware.json as `ballast bench hardware` writes it, or the same
- * with figures of the user's own (docs/model.md). BL_EINPUT names file and key. */
+ * with figures of the user's own (docs/plan.md). BL_EINPUT names file and key. */
 bl_status bl_hardware_load(const char *name, bl_hardware *out);
 
 /* This machine: its GPUs, or its processor where this build finds none, with the figures of the

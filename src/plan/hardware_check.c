@@ -8,9 +8,9 @@
 #include "base/sizes.h"
 #include "plan/hardware.h"
 
-/* By the end of the key. The longest that matches counts. A rate at its least brings a layer of
- * 405B in a month: a slower one is a typing error, and its times are longer than the simulation's
- * clock resolves. */
+/* By the end of the key. The longest that matches counts. A layer of 405B takes a month at the
+ * lowest rate: a slower one is a typing error, and its times are longer than the simulation's clock
+ * resolves. */
 static const struct {
     const char *end;
     double least, most;

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nearest.h"
 #include "base/sizes.h"
-#include "options/options.h"
 #include "plan/hardware.h"
 
 #define GIB    (1024.0 * 1024 * 1024)

@@ -13,11 +13,15 @@
 /* The micro-batches that the data and the order of its rows give the ranks in a run; all 0: not
  * known, each is taken to be full. */
 typedef struct bl_plan_rows {
-    int64_t n_micro;        /* micro-batches that were counted, of all ranks */
-    int64_t largest;        /* tokens of the largest of them */
-    double mean;            /* tokens of one */
-    double document_tokens; /* sum of squares of documents' lengths / sum of lengths */
-    double label_part;      /* of the tokens that carry loss: 0..1 */
+    int64_t n_micro;         /* micro-batches that were counted, of all ranks */
+    int64_t largest;         /* tokens of the largest of them */
+    double mean;             /* tokens of one */
+    double document_tokens;  /* sum of squares of documents' lengths / sum of lengths */
+    double label_part;       /* of the tokens that carry loss: 0..1 */
+    int64_t n_steps, n_used; /* of the run, and the rows that they take, repeated ones again */
+    int64_t n_rows;          /* of an epoch */
+    /* That the keys give, without those of load_best_model_at_end and reduction_factor. */
+    int64_t n_evaluations, n_checkpoints;
 } bl_plan_rows;
 
 /* Another training over the same base, in the same visits. The members are as bl_plan_input's. */
@@ -47,18 +51,18 @@ typedef struct bl_plan_input {
 
     bl_topology topology;
     bool is_training; /* false: an evaluation, forward only, with one micro-batch at a time */
-    int64_t longest_train_row, longest_validation_row; /* tokens; 0: there are no such rows */
+    int64_t longest_train_row, longest_validation_row; /* tokens; 0: no such rows */
     int64_t n_validation_rows;
     int64_t data_bytes; /* of the data sets' index; 0: not known */
-    /* Of a training: the runs beside this one. rows.largest, data_bytes and tokenizer_bytes are of
-     * all (bl_plan_add_run). */
+    /* Of a training: its other runs. rows.largest, data_bytes and tokenizer_bytes are of all
+     * (bl_plan_add_run). */
     const bl_plan_run *others;
     int n_others;
     int64_t tokenizer_bytes; /* of a process, with what reading the data left there; 0: none */
     bl_plan_rows rows;
 
     /* Memory of the host that the plan is for, bytes; -1: not known. 0: this host's available
-     * memory, asked when a choice depends on it. */
+     * memory, read when a choice depends on it. */
     int64_t available_bytes;
     /* Of the GPU that the ranks of a process share, likewise; ignored without one. */
     int64_t gpu_available_bytes;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ladder.c -- bytes and seconds of each classical strategy by closed formulas; docs/model.md
- * derives them. */
+/* ladder.c -- bytes and seconds of each classical strategy by closed formulas, which
+ * bench/results/predictions.md derives. */
 #include "plan/ladder.h"
 
 #include "base/sizes.h"
@@ -53,7 +53,7 @@ static counts count_params(const bl_strategy *s, const bl_strategy_job *job)
         int64_t rows, cols;
         bl_projection_shape(c, p, &rows, &cols);
         n.layer += (double)rows * (double)cols;
-        n.lora += (double)job->lora_r * (double)(rows + cols);
+        if (!bl_arch_is_routed(c->arch, p)) n.lora += (double)job->lora_r * (double)(rows + cols);
     }
     n.projections = n.layer * (double)c->n_layers;
     n.lora *= (double)c->n_layers;

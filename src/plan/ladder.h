@@ -28,14 +28,14 @@
 typedef struct bl_strategy {
     int zero_stage;      /* 0..3 */
     bool lora;           /* the base is frozen */
-    bool fp8;            /* its projections are one byte a weight; with lora */
+    bool fp8;            /* its projections are one byte per weight; with lora */
     bool shards_base;    /* 1 / N of it on each device, also below stage 3; with lora */
     bool offloads_base;  /* it is in host memory; without lora the weights */
     bool offloads_state; /* gradients and optimizer state are in host memory; without lora */
     bool checkpointing;  /* activations are recomputed from each layer's input */
 } bl_strategy;
 
-/* What it is done to. */
+/* The tensors that it applies to. */
 typedef struct bl_strategy_job {
     const bl_model_config *model;
     double n_params;       /* Psi; 0: the model's own number */

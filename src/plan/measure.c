@@ -54,7 +54,7 @@ static double *rate_at(bl_rates *r, size_t i)
 bool bl_plan_can_measure(const bl_plan_input *in)
 {
     return in->topology.n_ranks <= MAX_RANKS &&
-           (double)bl_arch_layer_weights(in->model) <= LAYER_WEIGHTS_MAX;
+           bl_arch_active_weights(in->model) <= LAYER_WEIGHTS_MAX;
 }
 
 /* Trained weights are multiplied in the activations' dtype. */
@@ -64,7 +64,7 @@ static bl_format format_of(const bl_plan_input *in)
 
     if (bl_train_config_is_full(in->config))
         bl_format_from_dtype(bl_train_config_act(in->config), &format);
-    return bl_format_is_fp8(format) ? BL_FORMAT_FP8_ROW : format;
+    return bl_format_has_scales(format) ? BL_FORMAT_FP8_ROW : format;
 }
 
 /* Rates change little with the number of tokens from TOKENS_MAX on: fewer are measured as they are,
@@ -112,10 +112,10 @@ static void describe(const bl_plan_measure_options *o, char key[KEY_BYTES])
         "%s; build %s; %s; %d ranks x %d threads; hidden %lld, inter %lld, heads %lld, kv %lld "
         "x %lld, vocab %lld, r %lld; %s%s; %lld tokens in documents of %lld",
         processor, bl_build_id(), library, o->n_ranks, o->threads, (long long)m->hidden_size,
-        (long long)m->intermediate_size, (long long)m->n_heads, (long long)m->n_kv_heads,
-        (long long)m->head_dim, (long long)m->vocab_size, (long long)o->lora_r,
-        bl_format_name(o->format), o->is_trained ? ", trained" : "", (long long)o->tokens,
-        (long long)o->document_tokens);
+        (long long)(m->n_experts > 0 ? m->expert_size : m->intermediate_size),
+        (long long)m->n_heads, (long long)m->n_kv_heads, (long long)m->head_dim,
+        (long long)m->vocab_size, (long long)o->lora_r, bl_format_name(o->format),
+        o->is_trained ? ", trained" : "", (long long)o->tokens, (long long)o->document_tokens);
 }
 
 static bool is_plausible(bl_plan_measured *m)

@@ -95,7 +95,7 @@ static bl_status queue_product(rank_rates *m, int i, bool forward, const uint8_t
                        .n_segments = 1,
                        .segment = {{.format = format,
                                     .codes = codes,
-                                    .scales = bl_format_is_fp8(format) ? m->scales : NULL,
+                                    .scales = bl_format_has_scales(format) ? m->scales : NULL,
                                     .rows = m->rows[i]}}}});
 }
 
@@ -120,11 +120,12 @@ static bl_status queue_gradient(rank_rates *m, int i, float *gradient)
 
 static bl_status queue_products(rank_rates *m)
 {
-    int64_t code_bytes = (int64_t)bl_format_code_bytes(m->options->format), n = 0;
+    int64_t n = 0;
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
         for (int forward = 0; forward < 2; forward++)
-            BL_TRY(queue_product(m, i, forward, m->codes + n * code_bytes));
+            BL_TRY(queue_product(m, i, forward,
+                                 m->codes + bl_format_row_bytes(m->options->format, n)));
         if (m->options->is_trained) BL_TRY(queue_gradient(m, i, m->gradients + n));
         n += m->rows[i] * m->dims.matrix[i].cols;
     }
@@ -246,7 +247,7 @@ static bl_status queue_adamw(rank_rates *m)
                                                 .v = bl_tensor_f32(m->block[6])});
 }
 
-/* Logits, here of the activations' dtype; their gradient on its way back. */
+/* Logits, here of the activations' dtype; and their gradient in backward. */
 static bl_status queue_head(rank_rates *m)
 {
     for (int forward = 0; forward < 2; forward++)
@@ -344,7 +345,7 @@ static void fill_weights(rank_rates *m, int64_t n)
 
 static bl_status take_weights(rank_rates *m, int64_t n)
 {
-    size_t n_bytes = (size_t)n * bl_format_code_bytes(m->options->format);
+    size_t n_bytes = (size_t)bl_format_row_bytes(m->options->format, n);
 
     BL_TRY(bl_device_alloc(m->device, BL_SPACE_DEVICE, n_bytes, "codes", (void **)&m->codes));
     fill_weights(m, n);
@@ -436,6 +437,16 @@ static bl_status make_documents(const bl_plan_measure_options *o, int32_t **ends
     return BL_OK;
 }
 
+/* Of routed experts, the matrices of one: each has its own product. */
+static bl_block_dims measured_dims(const bl_plan_measure_options *o)
+{
+    bl_block_dims dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, o->act);
+
+    for (int m = 0; m < BL_LAYER_MATRICES; m++)
+        if (bl_block_is_routed(&dims, (bl_layer_matrix)m)) dims.matrix[m].rows /= dims.n_experts;
+    return dims;
+}
+
 bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_rates *out)
 {
     pthread_t thread[MAX_RANKS];
@@ -456,7 +467,7 @@ bl_status bl_plan_measure_rates(const bl_plan_measure_options *o, bl_rates *out)
                       .compute_cores = o->threads,
                       .copy_cores = 1};
     for (int i = 0; i < o->n_ranks; i++) {
-        ranks[i] = (rank_rates){.dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, o->act),
+        ranks[i] = (rank_rates){.dims = measured_dims(o),
                                 .options = o,
                                 .r = o->lora_r,
                                 .T = o->tokens,

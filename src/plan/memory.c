@@ -4,19 +4,19 @@
 #include "plan/memory.h"
 
 #include "base/pool.h"
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
 #include "model/batch.h"
 
-/* Measured, docs/memory.md: what no function of ours allocates. */
+/* Measured, docs/internals/plan.md: what no function of ours allocates. */
 enum {
     PROCESS_BYTES =
         4 << 20,          /* data and heap of program and libraries, stacks, streams, open files */
     BLAS_BYTES = 5 << 19, /* a thread's packing buffers and generated code */
 };
 
-/* A GPU's own, on top of what Ballast allocates there; assumed, docs/model.md. */
+/* A GPU's own, on top of what Ballast allocates there; assumed, docs/internals/plan.md. */
 static const int64_t CONTEXT_BYTES = (int64_t)1 << 30, /* context, kernels, cuBLASLt */
     COMMUNICATOR_BYTES = (int64_t)3 << 29;             /* NCCL's buffers in a group of several */
 
@@ -181,6 +181,14 @@ static bool some_weigh(const bl_plan_input *in)
     return weighs;
 }
 
+static bool some_refer(const bl_plan_input *in)
+{
+    bool refers = false;
+    for (int i = 0; i <= in->n_others; i++)
+        refers |= bl_plan_losses_of(bl_plan_run_at(in, i).config).has_reference;
+    return refers;
+}
+
 /* Of a micro-batch, at most: those of the reference, and of kto's mismatched answers by policy and
  * reference. Of a training that computes the sums of the reference before: by the policy alone. */
 static int companions(const bl_plan_input *in)
@@ -303,13 +311,15 @@ static int64_t batch_bytes(const bl_plan_input *in, int64_t T_max, int64_t n_ove
 }
 
 /* A CPU's pages take memory when they are written: what micro-batches of T_train tokens and
- * evaluations reach. */
+ * evaluations reach, one of which is that of a micro-batch by a reference. */
 static bl_pass_bytes pass_bytes(const bl_plan_input *in, const bl_pass_options *pass,
                                 int64_t T_train)
 {
-    return pass->kind == BL_DEVICE_CPU
-               ? bl_pass_touched(in->model, pass, T_train, evaluation_tokens(in))
-               : bl_pass_measure(in->model, pass);
+    int64_t T_evaluation = evaluation_tokens(in);
+
+    if (some_refer(in)) T_evaluation = bl_max_i64(T_evaluation, T_train);
+    return pass->kind == BL_DEVICE_CPU ? bl_pass_touched(in->model, pass, T_train, T_evaluation)
+                                       : bl_pass_measure(in->model, pass);
 }
 
 /* The weights are the base. */
@@ -318,12 +328,12 @@ static bl_status add_trained(const bl_plan_input *in, const bl_base_layout *layo
                              bl_memory_ledger *out)
 {
     bl_tier *tiers = calloc((size_t)bl_base_part_count(layout) + 1, sizeof *tiers);
-    bl_adapter_full_bytes n = {0};
+    bl_trained_full_bytes n = {0};
 
     bl_status st = tiers ? BL_OK : BL_FAIL(BL_ENOMEM, "the placement of pages");
     if (st == BL_OK) st = bl_placement_assign(layout, placement, tiers);
     if (st == BL_OK)
-        st = bl_adapter_full_measure(in->model, layout, in->trained, tiers, optimizer, &n);
+        st = bl_trained_full_measure(in->model, layout, in->trained, tiers, optimizer, &n);
     free(tiers);
     out->item[BL_MEMORY_ADAM].device += n.units.moments + 2 * n.vector_moment;
     out->item[BL_MEMORY_ADAM].host += n.units.host_moments;
@@ -385,35 +395,32 @@ static bl_status add_base(const bl_plan_input *in, const bl_placement *placement
     return st;
 }
 
+/* Of modules_to_save and an adapter's terms of tables; NULL: none. Moments and gradients only in
+ * training. */
+static void add_replicated(const bl_plan_input *in, const bl_trained_set *modules,
+                           const bl_lora_layout *lora, bl_dtype act, bool is_training,
+                           bl_memory_ledger *out)
+{
+    bl_replicated_bytes n = bl_trained_replicated_measure(
+        in->model, modules, lora, bl_train_config_device_kind(in->config), act);
+
+    out->item[BL_MEMORY_LORA].device += n.weights;
+    out->item[BL_MEMORY_ADAM].device += is_training ? n.moments : 0;
+    out->item[BL_MEMORY_GRADIENTS].device += is_training ? n.gradients : 0;
+}
+
 static void add_adapter(const bl_plan_input *in, const bl_lora_layout *lora, bl_dtype act,
                         bl_memory_ledger *out)
 {
     if (lora->n_floats == 0) return;
-    bl_adapter_terms_bytes terms = bl_adapter_terms_measure(act, lora);
-    out->item[BL_MEMORY_LORA].device += terms.weights;
-    if (in->is_training) {
-        out->item[BL_MEMORY_ADAM].device += terms.moments;
-        out->item[BL_MEMORY_GRADIENTS].device += terms.gradients;
-    }
-    bl_adapter_bytes n = bl_adapter_state_measure(
+    add_replicated(in, NULL, lora, act, in->is_training, out);
+    bl_adapter_bytes n = bl_trained_state_measure(
         act, lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
     out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
     out->item[BL_MEMORY_ADAM].device += 2 * n.shard;
     out->item[BL_MEMORY_GRADIENTS].device += n.shard + n.part + 2 * n.whole;
     out->item[BL_MEMORY_LORA_RING].device += n.ring;
     out->item[BL_MEMORY_STAGING].host += n.staging;
-}
-
-/* modules_to_save: whole on every rank; moments and gradients only in training. */
-static void add_modules(const bl_plan_input *in, bl_memory_ledger *out)
-{
-    if (!in->modules) return;
-    bl_saved_modules_bytes n =
-        bl_saved_modules_measure(in->model, in->modules, bl_train_config_device_kind(in->config));
-    out->item[BL_MEMORY_LORA].device += n.weights;
-    if (!in->is_training) return;
-    out->item[BL_MEMORY_ADAM].device += n.moments;
-    out->item[BL_MEMORY_GRADIENTS].device += n.gradients;
 }
 
 /* A continued adapter's reference is the adapter as it began; with precompute_ref_log_probs before
@@ -424,10 +431,10 @@ static void add_reference(const bl_plan_input *in, const bl_plan_run *run, bl_dt
     if (!in->is_training || !run->config->init_adapter ||
         !bl_plan_losses_of(run->config).has_reference)
         return;
-    bl_adapter_bytes n = bl_adapter_state_measure(
+    bl_adapter_bytes n = bl_trained_state_measure(
         act, run->lora, in->model->n_layers, in->topology.n_ranks, (int)in->config->ring_depth);
-    out->item[BL_MEMORY_LORA].device +=
-        n.shard + n.copy + bl_adapter_terms_measure(act, run->lora).weights;
+    add_replicated(in, NULL, run->lora, act, false, out);
+    out->item[BL_MEMORY_LORA].device += n.shard + n.copy;
     out->item[BL_MEMORY_LORA_RING].device += n.ring;
     out->item[BL_MEMORY_STAGING].host += n.staging;
 }
@@ -458,7 +465,7 @@ static int64_t sums_bytes(const bl_plan_input *in)
 
     if (topology->n_here == topology->n_ranks) return 0;
     bl_adapter_bytes lora =
-        bl_adapter_state_measure(bl_train_config_act(in->config), in->lora, in->model->n_layers,
+        bl_trained_state_measure(bl_train_config_act(in->config), in->lora, in->model->n_layers,
                                  topology->n_ranks, (int)in->config->ring_depth);
     int block = (int)in->config->sum_block;
     return (int64_t)(bl_nccl_scratch_bytes(topology->n_ranks, block, (size_t)lora.whole) +
@@ -513,7 +520,7 @@ static bl_status predict(const bl_plan_input *in, const bl_placement *placement,
         add_adapter(in, run.lora, pass->act, out);
         add_reference(in, &run, pass->act, out);
     }
-    add_modules(in, out);
+    add_replicated(in, in->modules, NULL, BL_F32, in->is_training, out);
     add_pass(in, pass, T_train, out);
     add_machine(in, pass->kind, out);
     for (int i = 0; i < BL_MEMORY_ITEMS; i++) {

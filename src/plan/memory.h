@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* memory.h -- the memory that a run will take, item by item, from the functions whose sizes it is
- * allocated with; docs/memory.md explains the items. */
+ * allocated with; docs/internals/plan.md explains the items. */
 #ifndef BALLAST_PLAN_MEMORY_H
 #define BALLAST_PLAN_MEMORY_H
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "model/pass.h"
 #include "plan/input.h"
 
@@ -15,7 +15,7 @@ typedef enum bl_memory_item {
     BL_MEMORY_RING,          /* gathered layers */
     BL_MEMORY_READER,        /* buffers of reads from disk */
     BL_MEMORY_LORA,          /* its part of the weights, and of the compute copy */
-    BL_MEMORY_GRADIENTS,     /* its part, and those of the layer under way */
+    BL_MEMORY_GRADIENTS,     /* its part, and those of the current layer */
     BL_MEMORY_ADAM,          /* both moments */
     BL_MEMORY_LORA_RING,     /* gathered LoRA weights */
     BL_MEMORY_LAYER_INPUTS,  /* of all layers, or their stack's slots */
@@ -61,8 +61,8 @@ typedef struct bl_memory_ledger {
 bl_status bl_plan_predict_memory(const bl_plan_input *input, const bl_placement *placement,
                                  const bl_optimizer_placement *optimizer,
                                  const bl_pass_options *pass, bl_memory_ledger *out);
-/* What is expected with the micro-batches of input->rows. Pages of a CPU that no row reaches take
- * no memory; a GPU's are allocated: there it is the bound, as without known rows. */
+/* The memory expected with the micro-batches of input->rows. Pages of a CPU that no row reaches
+ * take no memory; a GPU's are allocated: there it is the bound, as without known rows. */
 bl_status bl_plan_expect_memory(const bl_plan_input *input, const bl_placement *placement,
                                 const bl_optimizer_placement *optimizer,
                                 const bl_pass_options *pass, bl_memory_ledger *out);
@@ -75,15 +75,15 @@ int64_t bl_memory_embedding_bytes(const bl_memory_ledger *ledger, const bl_topol
 /* Each plans with its part of the host's memory. */
 int bl_plan_processes_on_host(const bl_topology *topology);
 
-/* What a run on a GPU asks the GPU for when its context is there, of a process with its n_ranks
- * ranks, which share it, without what NCCL takes; 0 on a CPU. */
+/* Bytes that a process with n_ranks ranks, which share a GPU, allocates there besides its context,
+ * without NCCL's; 0 on a CPU. */
 int64_t bl_memory_gpu_bytes(const bl_memory_ledger *ledger, int n_ranks);
 
 /* A GPU's context and, in a job of several ranks, communicator: what these items have. */
 int64_t bl_plan_gpu_reserve_bytes(int n_ranks);
 
-/* What NCCL takes of the GPU of a process, once it is there: nothing in a job of one process. The
- * ledger's bl_memory_gpu_bytes counts communicators' memory for sums beside it. */
+/* Bytes that NCCL takes of the GPU of a process: 0 in a job of one process. The ledger's
+ * bl_memory_gpu_bytes counts communicators' memory for sums separately. */
 int64_t bl_plan_communicator_bytes(const bl_topology *topology);
 
 /* Of items [first, last], device and host memory together. */

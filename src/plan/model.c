@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "arch/table.h"
+#include "base/nearest.h"
 #include "base/sizes.h"
-#include "options/options.h"
 
 /* How a checkpoint has its projections. */
 typedef enum storage {
@@ -48,6 +48,10 @@ static const struct {
     {.name = "qwen3-8b", .shape = "qwen3-8b"},
     {.name = "qwen3-14b", .shape = "qwen3-14b"},
     {.name = "qwen3-32b", .shape = "qwen3-32b"},
+    {.name = "qwen3-30b-a3b", .shape = "qwen3-30b-a3b"},
+    {.name = "qwen3-235b-a22b", .shape = "qwen3-235b-a22b"},
+    {.name = "mixtral-8x7b", .shape = "mixtral-8x7b"},
+    {.name = "mixtral-8x22b", .shape = "mixtral-8x22b"},
     {.name = "seed-oss-36b", .shape = "seed-oss-36b"},
     {.name = "granite-3.1-2b", .shape = "granite-3.1-2b"},
     {.name = "granite-3.1-8b", .shape = "granite-3.1-8b"},
@@ -125,7 +129,7 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
         out->stored.n_bytes += rows * row_bytes;
         out->stored.row_bytes = bl_max_i64(out->stored.row_bytes, row_bytes);
     }
-    out->stored.is_in_blocks = out->formats[0] == BL_FORMAT_FP8_BLOCK;
+    out->stored.is_in_blocks = bl_format_describe(out->formats[0])->group_rows > 1;
     return BL_OK;
 }
 

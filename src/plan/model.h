@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h -- the model that a plan is for: by name, without a checkpoint, or from a folder's
+/* model.h -- the model that a plan is for: by name, without a checkpoint, or from a directory's
  * config.json and the headers of its tensors' files. */
 #ifndef BALLAST_PLAN_MODEL_H
 #define BALLAST_PLAN_MODEL_H
@@ -17,9 +17,9 @@ typedef struct bl_plan_model {
     bl_model_stored_size stored;
 } bl_plan_model;
 
-/* `name`: "llama-3.1-405b" and so on (hyphens and case do not count), or a Hugging Face folder, of
- * which no weight is read. Held as bl_model_open would, for that `format`. BL_EUSAGE lists the
- * names; the errors of bl_model_open_headers. */
+/* `name`: "llama-3.1-405b" and so on (hyphens and case do not count), or a Hugging Face directory,
+ * of which no weight is read. Formats are those of bl_model_open for that `format`. BL_EUSAGE lists
+ * the names; the errors of bl_model_open_headers. */
 bl_status bl_plan_model_open(const char *name, bl_base_format format, bl_plan_model *out);
 void bl_plan_model_close(bl_plan_model *model);
 

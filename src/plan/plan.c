@@ -125,7 +125,7 @@ static bl_status choose_placement(const bl_plan_input *in, bl_plan *plan)
                        .dir = c->offload_dir,
                        .pin = true,
                        .n = in->topology.n_on_host};
-    plan->optimizer = bl_adapter_full_placement(c);
+    plan->optimizer = bl_trained_full_placement(c);
     plan->pass = bl_plan_pass_options(in, bl_plan_save_of(c->activation_checkpointing));
     return is_auto ? choose_ratio(in, plan) : BL_OK;
 }
@@ -325,33 +325,47 @@ static bl_status check_gpu(const bl_plan_input *in, const bl_plan *plan)
     if (gpu < 0 || needed <= gpu) return BL_OK;
     return BL_FAIL(BL_ENOMEM,
                    "this run needs about %.4g GB of GPU memory, %.4g GB are available, and %.4g "
-                   "GB of host memory, %.4g GB are available; less GPU memory is needed with a "
-                   "smaller per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
+                   "GB of host memory, %.4g GB are available; these lower it: a smaller "
+                   "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
                    bl_gb(needed), bl_gb(gpu), bl_gb(m->total), bl_gb(host),
                    fewer_ranks(in->topology.n_here), gpu_remedies(in, plan));
 }
 
+/* What full fine-tuning can keep on disk, or not at all with LoRA. */
+static int64_t state_bytes(const bl_memory_ledger *m)
+{
+    return m->item[BL_MEMORY_BASE].host + m->item[BL_MEMORY_LORA].host +
+           m->item[BL_MEMORY_GRADIENTS].host + m->item[BL_MEMORY_ADAM].host;
+}
+
+/* The remedy that saves most is the first, and one that saves little is left out. */
 static bl_status check_host(const bl_plan_input *in, const bl_plan *plan)
 {
+    static const double SMALL_PART = 0.05;
     const bl_memory_ledger *m = &plan->memory;
     int64_t available = bl_plan_available_bytes(in), n_processes = processes_on_host(in);
     bool is_on_disk = plan->placement.tier == BL_TIER_DISK && plan->placement.ratio >= 1.0 &&
                       plan->placement.host_part == 0;
 
     if (available < 0 || m->total <= available / n_processes) return BL_OK;
+    bool is_full = bl_train_config_is_full(in->config);
+    int64_t base = is_on_disk ? 0 : m->item[BL_MEMORY_BASE].host;
+    const char *smaller = "a smaller per_device_train_batch_size, max_seq_length or visit_tokens",
+               *disk = is_full ? "optimizer_tier disk and offload_tier disk (offload_dir, "
+                                 "offload_ratio 1), or finetuning_type lora"
+                               : "the frozen base on disk (offload_tier disk, offload_dir, "
+                                 "offload_ratio 1)";
+    if (is_full) base = state_bytes(m);
+    bool has_disk = base >= SMALL_PART * (double)m->total, is_first = 2 * base > m->total;
     return BL_FAIL(BL_ENOMEM,
-                   "this run needs about %.4g GB of %s, %.4g GB are available; less are "
-                   "needed with a smaller "
-                   "per_device_train_batch_size, max_seq_length or visit_tokens%s%s",
+                   "this run needs about %.4g GB of %s, %.4g GB are available; these lower it: "
+                   "%s%s%s%s",
                    bl_gb(m->total * n_processes), is_gpu(in) ? "host memory" : "memory",
-                   bl_gb(available), fewer_ranks(in->topology.n_on_host),
-                   bl_train_config_is_full(in->config)
-                       ? ", or with optimizer_tier disk and offload_tier disk (offload_dir, "
-                         "offload_ratio 1), or finetuning_type lora"
-                   : is_on_disk || (is_gpu(in) && m->item[BL_MEMORY_BASE].host == 0)
-                       ? ""
-                       : ", or with the frozen base on disk (offload_tier disk, offload_dir, "
-                         "offload_ratio 1)");
+                   bl_gb(available), is_first ? disk : smaller, has_disk ? ", or " : "",
+                   !has_disk  ? ""
+                   : is_first ? smaller
+                              : disk,
+                   fewer_ranks(in->topology.n_on_host));
 }
 
 bl_status bl_plan_check(const bl_plan_input *in, const bl_plan *plan)

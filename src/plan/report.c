@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c -- a plan in a dozen lines. */
+/* report.c -- prints a plan in a dozen lines. */
 #include "plan/report_internal.h"
 
 #include <math.h>
 #include <stdarg.h>
 #include <string.h>
 
-#include "adapter/full.h"
-#include "adapter/state.h"
+#include "trained/full.h"
+#include "trained/state.h"
 #include "base/sizes.h"
 #include "comm/comm.h"
 #include "plan/forward_only_internal.h"
@@ -16,6 +16,7 @@
 
 double bl_plan_report_seconds(const bl_plan_report *r)
 {
+    if (r->expected) return r->expected->run_s;
     return r->time->tokens_per_s > 0 ? r->total_tokens / r->time->tokens_per_s : 0;
 }
 
@@ -49,7 +50,7 @@ bl_status plan_report_checkpoint_bytes(const bl_plan_report *r, int64_t *n_bytes
     const bl_model_config *model = &r->c->model.config;
 
     if (bl_train_config_is_full(r->config))
-        return bl_adapter_full_checkpoint_bytes(model, &r->c->trained, r->c->input.topology.n_ranks,
+        return bl_trained_full_checkpoint_bytes(model, &r->c->trained, r->c->input.topology.n_ranks,
                                                 bl_train_config_moments(r->config), n_bytes);
     *n_bytes = 0; /* of all runs */
     for (int i = 0; i <= r->c->input.n_others; i++)
@@ -98,6 +99,28 @@ const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES])
     return text;
 }
 
+const char *plan_predicted(double number, char text[PLAN_NUMBER_BYTES])
+{
+    int power = number > 0 ? (int)floor(log10(number)) : 0;
+    double unit = pow(10, power - 1), rounded = round(number / unit) * unit;
+
+    if (rounded >= 9.95) return format_number(rounded, text);
+    snprintf(text, PLAN_NUMBER_BYTES, "%.*f", rounded >= pow(10, power + 1) ? -power : 1 - power,
+             rounded);
+    return text;
+}
+
+/* "70.55 B", "134.5 M", "0.82 M" */
+static const char *format_parameters(double n, char text[PLAN_NUMBER_BYTES])
+{
+    snprintf(text, PLAN_NUMBER_BYTES,
+             n >= 1e9   ? "%.4g B"
+             : n >= 1e6 ? "%.4g M"
+                        : "%.2g M",
+             n >= 1e9 ? n * 1e-9 : n * 1e-6);
+    return text;
+}
+
 /* Words that are broken between them before column PLAN_COLUMN_LAST, by `separator` (", "; " "
  * becomes " \" at an end). */
 typedef struct word_list {
@@ -108,7 +131,7 @@ typedef struct word_list {
 
 static void BL_PRINTF(2, 3) add_word(word_list *l, const char *format, ...)
 {
-    char text[96];
+    char text[BL_BASE_FORMATS_TEXT_BYTES + 32];
     va_list arguments;
 
     va_start(arguments, format);
@@ -158,6 +181,7 @@ static void print_model(const bl_plan_report *r, FILE *out)
 {
     const bl_plan_case *c = r->c;
     char held[BL_BASE_FORMATS_TEXT_BYTES], stored[BL_BASE_FORMATS_TEXT_BYTES];
+    char a[PLAN_NUMBER_BYTES];
     int n_targets = 0;
 
     for (int p = 0; p < c->lora.arch->n_projections; p++) n_targets += c->lora.a_offset[p] >= 0;
@@ -167,9 +191,9 @@ static void print_model(const bl_plan_report *r, FILE *out)
     double n_params = (double)bl_model_config_n_params(&c->model.config);
     word_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Model    ");
-    add_word(&l, "%.40s: %.4g B parameters", c->model.name, n_params * 1e-9);
-    add_word(&l, "%.36s in memory", held);
-    add_word(&l, "%.36s in the checkpoint", stored);
+    add_word(&l, "%.40s: %s parameters", c->model.name, format_parameters(n_params, a));
+    add_word(&l, "%s in memory", held);
+    add_word(&l, "%s in the checkpoint", stored);
     if (is_full) {
         print_trained(c, n_params, out);
         return;
@@ -178,9 +202,9 @@ static void print_model(const bl_plan_report *r, FILE *out)
         fprintf(out, "\nAdapters %d over one base\n", r->together->n);
         return;
     }
-    fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %.4g M parameters\n",
+    fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %s parameters\n",
             (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
-            (double)(c->lora.n_floats * c->model.config.n_layers) * 1e-6);
+            format_parameters((double)(c->lora.n_floats * c->model.config.n_layers), a));
     if (c->lora.n_table_floats > 0)
         fprintf(out, "         terms of embedding or head: %.4g M, whole on every rank\n",
                 (double)c->lora.n_table_floats * 1e-6);
@@ -259,7 +283,7 @@ static void print_memory(const bl_plan_report *r, FILE *out)
     fputs("\n", out);
 }
 
-/* "9.88 hours", "51 days", "12 years" */
+/* "9.9 hours", "51 days", "12 years" */
 static void describe_duration(double seconds, char text[PLAN_NUMBER_BYTES])
 {
     static const struct {
@@ -270,29 +294,50 @@ static void describe_duration(double seconds, char text[PLAN_NUMBER_BYTES])
 
     while (i < BL_COUNT(units) && seconds < 2 * units[i].seconds) i++;
     double number = i < BL_COUNT(units) ? seconds / units[i].seconds : seconds;
-    snprintf(text, PLAN_NUMBER_BYTES, "%.*f %s",
-             number < 9.995   ? 2
-             : number < 99.95 ? 1
-                              : 0,
-             number, i < BL_COUNT(units) ? units[i].name : "seconds");
+    char a[PLAN_NUMBER_BYTES];
+    snprintf(text, PLAN_NUMBER_BYTES, "%.20s %s", plan_predicted(number, a),
+             i < BL_COUNT(units) ? units[i].name : "seconds");
+}
+
+/* ", 2 evaluations", or nothing. */
+static void print_count(int64_t n, const char *name, FILE *out)
+{
+    if (n > 0) fprintf(out, ", %lld %s%s", (long long)n, name, n == 1 ? "" : "s");
+}
+
+static void print_run(const bl_plan_report *r, FILE *out)
+{
+    const bl_plan_rows *rows = &r->c->input.rows;
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
+
+    describe_duration(bl_plan_report_seconds(r), a);
+    if (!r->expected) {
+        fprintf(out, "\nTime     %s for %s tokens", a, format_number(r->total_tokens, b));
+        return;
+    }
+    fprintf(out, "\nTime     %s for this run: %lld step%s of %s rows (%.3g epochs)", a,
+            (long long)rows->n_steps, rows->n_steps == 1 ? "" : "s",
+            format_number((double)rows->n_used, b), (double)rows->n_used / (double)rows->n_rows);
+    print_count(rows->n_evaluations, "evaluation", out);
+    print_count(rows->n_checkpoints, "checkpoint", out);
 }
 
 static void print_time(const bl_plan_report *r, FILE *out)
 {
     const bl_time_estimate *e = r->time;
-    double seconds = bl_plan_report_seconds(r), kwh = bl_plan_report_joules(r) / 3.6e6,
-           load_s = bl_plan_report_load_seconds(r);
+    double kwh = bl_plan_report_joules(r) / 3.6e6, load_s = bl_plan_report_load_seconds(r);
     char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
-    fprintf(out, "Speed    %s tokens/s, %.3g s per %s, bound by %s",
-            format_number(e->tokens_per_s, a), e->step_s, r->together ? "round" : "step",
-            bl_lane_name(bl_time_bound(e)));
+    fprintf(out, "Speed    %s tokens/s, %s s per %s, bound by %s",
+            plan_predicted(e->tokens_per_s, a), plan_predicted(e->step_s, b),
+            r->together ? "round" : "step", bl_lane_name(bl_time_bound(e)));
     if (e->mfu > 0 && r->c->hardware.kind == BL_DEVICE_CUDA)
-        fprintf(out, "; MFU %.1f %% of the %s peak", 100 * e->mfu, bl_plan_report_peak(r));
-    describe_duration(seconds, b);
-    fprintf(out, "\nTime     %s for %s tokens", b, format_number(r->total_tokens, a));
-    if (kwh > 0) fprintf(out, ", %.*f kWh", kwh < 10 ? 2 : 0, kwh);
-    if (r->price_per_hour > 0) fprintf(out, ", price %.2f", bl_plan_report_price(r));
+        fprintf(out, "; MFU %s %% of the %s peak", plan_predicted(100 * e->mfu, a),
+                bl_plan_report_peak(r));
+    print_run(r, out);
+    if (kwh > 0) fprintf(out, ", %s kWh", plan_predicted(kwh, a));
+    if (r->price_per_hour > 0)
+        fprintf(out, ", price %s", plan_predicted(bl_plan_report_price(r), a));
     describe_duration(load_s, b);
     if (load_s > 0)
         fprintf(out, "; at least %s to load %s GB", b,
@@ -389,7 +434,7 @@ static void print_second(const bl_plan_report *r, FILE *out)
     if (second->time.tokens_per_s == 0) return;
     word_list l = {.out = out, .separator = ", "};
     l.column = fprintf(out, "Or       %s tokens/s (%+.1f %%), each host %s GB: ",
-                       format_number(second->time.tokens_per_s, a),
+                       plan_predicted(second->time.tokens_per_s, a),
                        100 * (second->time.tokens_per_s / best->time.tokens_per_s - 1),
                        plan_gb(host_bytes(r, &second->plan.memory), b));
     print_difference(r->c->model.config.n_layers, best, second, &l);
@@ -418,24 +463,27 @@ static bl_status print_savings(const bl_plan_report *r, FILE *out)
     const char *step = r->together ? "round" : "step";
     bl_train_config config = *r->config;
     double saved_s = 0;
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
 
     if (t->n_on_host == t->n_ranks || t->n_on_host == 1) return BL_OK;
     config.sum_block = t->n_on_host;
     if (t->n_on_host % r->config->sum_block != 0) BL_TRY(saving_of(r, &config, &saved_s));
     if (saved_s > 0)
         fprintf(out,
-                "Note     --sum_block %d, the ranks of a host, would save %.3g s per %s (%.1f %%): "
+                "Note     --sum_block %d, the ranks of a host, would save %s s per %s (%s %%): "
                 "sums of gradients\n         would send fewer bytes over the network\n",
-                t->n_on_host, saved_s, step, 100 * saved_s / r->time->step_s);
+                t->n_on_host, plan_predicted(saved_s, a), step,
+                plan_predicted(100 * saved_s / r->time->step_s, b));
     config = *r->config;
     config.gather_by_hosts = true;
     saved_s = 0;
     if (r->c->hardware.kind == BL_DEVICE_CUDA) BL_TRY(saving_of(r, &config, &saved_s));
     if (saved_s > 0)
         fprintf(out,
-                "Note     --gather_by_hosts true would save %.3g s per %s (%.1f %%): each part of "
+                "Note     --gather_by_hosts true would save %s s per %s (%s %%): each part of "
                 "the weights\n         would enter each host once\n",
-                saved_s, step, 100 * saved_s / r->time->step_s);
+                plan_predicted(saved_s, a), step,
+                plan_predicted(100 * saved_s / r->time->step_s, b));
     return BL_OK;
 }
 

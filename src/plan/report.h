@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "plan/case.h"
+#include "plan/expect.h"
 #include "plan/search.h"
 #include "plan/together.h"
 
@@ -19,11 +20,12 @@ typedef struct bl_plan_report {
     const bl_plan_choice *choice; /* NULL: nothing was chosen by time (a CPU) */
     /* Of several trainings, whose memory and time plan and time have; NULL: there is one. */
     const bl_plan_together *together;
+    const bl_plan_expectation *expected; /* of the run whose time is given; NULL: total_tokens */
     double total_tokens;   /* of the training whose time, energy and price are given */
     double price_per_hour; /* of all hosts together; 0: none */
 } bl_plan_report;
 
-/* Seconds and joules of total_tokens; energy 0: the machine's power is not known. */
+/* Seconds and joules of the run, or of total_tokens; energy 0: the machine's power is not known. */
 double bl_plan_report_seconds(const bl_plan_report *report);
 double bl_plan_report_joules(const bl_plan_report *report);
 /* Before the first step, at least: the checkpoint at the disk's rate, then the host's memory
@@ -38,7 +40,7 @@ const char *bl_plan_report_peak(const bl_plan_report *report);
 /* A dozen lines; with details a screen. At most 100 columns. BL_ENOMEM. */
 bl_status bl_plan_report_print(const bl_plan_report *report, bool has_details, FILE *out);
 
-/* docs/model.md lists the keys. The caller's to json_decref; BL_ENOMEM. */
+/* docs/internals/plan.md lists the keys. The caller's to json_decref; BL_ENOMEM. */
 bl_status bl_plan_report_describe(const bl_plan_report *report, json_t **out);
 
 /* An SVG of where memory is taken: bars of a rank's device memory, a host's memory and its disk, to

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_details.c -- behind the dozen lines: memory by item, disks, time by phase and by kind of
- * op, rates and their sources. */
+/* report_details.c -- prints the details of a plan after its dozen lines (`ballast plan
+ * --details`): memory by item, disks, time by phase and by kind of op, rates and their sources. */
 #include <stdlib.h>
 
 #include "base/sizes.h"
@@ -69,15 +69,17 @@ static bl_status print_disk(const bl_plan_report *r, FILE *out)
 static void print_time(const bl_plan_report *r, FILE *out)
 {
     const bl_time_estimate *e = r->time;
+    char a[PLAN_NUMBER_BYTES];
 
     fprintf(out, "\nTime per %-5s       seconds    part   bound by\n",
             r->together ? "round" : "step");
     for (int p = 0; p < BL_TIME_PHASES; p++) {
         const bl_time_part *part = &e->part[p];
-        fprintf(out, "  %-14s %11.3f  %4.0f %%   %s\n", bl_time_phase_name((bl_time_phase)p),
-                part->seconds, 100 * part->seconds / e->step_s, bl_lane_name(part->bound));
+        fprintf(out, "  %-14s %11s  %4.0f %%   %s\n", bl_time_phase_name((bl_time_phase)p),
+                plan_predicted(part->seconds, a), 100 * part->seconds / e->step_s,
+                bl_lane_name(part->bound));
     }
-    fprintf(out, "  %-14s %11.3f\n", "sum", e->step_s);
+    fprintf(out, "  %-14s %11s\n", "sum", plan_predicted(e->step_s, a));
     if (r->choice)
         fprintf(out, "Chosen from %lld combinations that fit, of %lld\n",
                 (long long)r->choice->n_fit, (long long)r->choice->n_options);
@@ -93,13 +95,16 @@ static void add_amount(bl_time_amount *sum, const bl_time_amount *a)
 static void print_line(const bl_time_budget_line *line, FILE *out)
 {
     bl_time_amount all = {0, 0, 0};
+    char ms[BL_TIME_DIRECTIONS][PLAN_NUMBER_BYTES];
 
-    for (int d = 0; d < BL_TIME_DIRECTIONS; d++) add_amount(&all, &line->part[d]);
+    for (int d = 0; d < BL_TIME_DIRECTIONS; d++) {
+        add_amount(&all, &line->part[d]);
+        plan_predicted(1e3 * line->part[d].seconds, ms[d]);
+    }
     if (all.seconds == 0) return;
-    fprintf(out, "  %-19s %6.2f %11.2f %9.2f %9.2f %8.2f\n", line->name,
-            1e3 * line->part[BL_TIME_OF_FORWARD].seconds,
-            1e3 * line->part[BL_TIME_OF_RECOMPUTATION].seconds,
-            1e3 * line->part[BL_TIME_OF_BACKWARD].seconds, all.bytes / PLAN_GB, 1e-12 * all.flops);
+    fprintf(out, "  %-19s %6s %11s %9s %9.2f %8.2f\n", line->name, ms[BL_TIME_OF_FORWARD],
+            ms[BL_TIME_OF_RECOMPUTATION], ms[BL_TIME_OF_BACKWARD], all.bytes / PLAN_GB,
+            1e-12 * all.flops);
 }
 
 /* Compute alone, of the layers that recompute, where some do. */
@@ -112,8 +117,9 @@ static bl_status print_layer(const bl_plan_report *r, FILE *out)
 
     in.config = r->config;
     BL_TRY(bl_plan_time_open(&in, r->plan, &time));
-    bl_time_budget_layer(&time.input, &budget);
+    bl_status st = bl_time_budget_layer(&time.input, &budget);
     bl_plan_time_close(&time);
+    BL_TRY(st);
     fprintf(out, "\nA layer of a micro-batch, ms: forward, recomputed, backward    GB    TFLOP\n");
     for (int i = 0; i < budget.n; i++) {
         print_line(&budget.line[i], out);
@@ -139,7 +145,7 @@ static void print_flops(const char *name, const bl_figure *figure, FILE *out)
                 figure->source);
 }
 
-/* The rates that decide, and where they come from. */
+/* The rates that decide, and their sources. */
 static void print_rates(const bl_plan_report *r, FILE *out)
 {
     const bl_hardware *h = &r->c->hardware;
@@ -160,7 +166,7 @@ static void print_rates(const bl_plan_report *r, FILE *out)
     if (r->plan->placement.ratio > 0 || r->plan->pass.offload_activations)
         print_rate("copies", &h->copy_in_bytes_per_s, out);
     if (r->plan->memory.disk > 0) print_rate("disk", &h->disk_read_bytes_per_s, out);
-    fputs("  --json has them all; docs/model.md lists what the model leaves out\n\n", out);
+    fputs("  --json has them all; docs/plan.md lists what the model leaves out\n\n", out);
 }
 
 bl_status plan_report_print_details(const bl_plan_report *r, FILE *out)

@@ -12,6 +12,10 @@ enum { PLAN_NUMBER_BYTES = 32, PLAN_COLUMN_LAST = 96, PLAN_INDENT = 9 };
 /* "1,425", "70.3", "0.35": three digits at least. */
 const char *plan_gb(double n_bytes, char text[PLAN_NUMBER_BYTES]);
 
+/* "2,700", "4.3", "0.036": two digits of a time, a speed or a cost, as predictions are up to 29 %
+ * off. */
+const char *plan_predicted(double number, char text[PLAN_NUMBER_BYTES]);
+
 /* "device", "host", "disk": values of optimizer_tier. */
 const char *plan_optimizer_tier_name(bl_tier tier);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report_json.c -- a plan for programs. */
+/* report_json.c -- a plan as a JSON document (`ballast plan --json`). */
 #include "base/json.h"
 #include "base/sizes.h"
 #include "plan/forward_only_internal.h"
@@ -129,6 +129,18 @@ static bl_status describe_forward_only(const bl_plan_report *r, json_t **out)
     return st;
 }
 
+static json_t *describe_run(const bl_plan_report *r)
+{
+    const bl_plan_rows *rows = &r->c->input.rows;
+
+    return json_pack("{s:I, s:I, s:f, s:I, s:f, s:I, s:f}", "steps", (json_int_t)rows->n_steps,
+                     "rows", (json_int_t)rows->n_used, "epochs",
+                     (double)rows->n_used / (double)rows->n_rows, "evaluations",
+                     (json_int_t)rows->n_evaluations, "evaluation_seconds",
+                     r->expected->evaluation_s, "checkpoints", (json_int_t)rows->n_checkpoints,
+                     "seconds", r->expected->run_s);
+}
+
 bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
 {
     json_t *hardware, *passes;
@@ -154,6 +166,7 @@ bl_status bl_plan_report_describe(const bl_plan_report *r, json_t **out)
         json_object_set_new(*out, "second_best",
                             describe_second(r->c->model.config.n_layers, r->choice));
     }
+    if (*out && r->expected) json_object_set_new(*out, "run", describe_run(r));
     if (*out && r->together)
         json_object_set_new(*out, "together", bl_plan_together_describe(r->together, r->time));
     if (*out && !bl_json_ran_out()) return BL_OK;

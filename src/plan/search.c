@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* search.c -- nested loops over the free keys: each option is fitted by its offload ratio, weighed
- * by its time; and remedies where nothing fits. */
+/* search.c -- nested loops over the free keys: each option is fitted by its offload ratio and
+ * ranked by the bound of its time; the best are run. */
 #include "plan/choice_internal.h"
 
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/sizes.h"
-#include "plan/report_internal.h"
+#include "plan/bound_internal.h"
 
 enum { N_RATIOS = 20, RING_MIN = 2, RING_MAX = 4, N_TOP = 16, N_PARTS = 8 };
 
@@ -30,8 +28,7 @@ unsigned bl_plan_auto_keys(const bl_train_config *c)
            (is_full && c->offload_compute_copy == BL_COPY_AUTO ? BL_FREE_COPY : 0u);
 }
 
-/* Keys that other values than the default are not supported for. */
-static unsigned fixed_keys(const bl_train_config *c)
+unsigned plan_fixed_keys(const bl_train_config *c)
 {
     return bl_train_config_is_full(c) ? BL_FREE_HOST_PART | BL_FREE_SHARDS : 0;
 }
@@ -60,21 +57,29 @@ unsigned bl_plan_keys_left_open(const bl_train_config *c)
     if (!bl_train_config_given(c, "per_device_train_batch_size") ||
         !bl_train_config_given(c, "gradient_accumulation_steps"))
         left |= BL_FREE_MICRO_BATCH;
-    return left & ~fixed_keys(c);
+    return left & ~plan_fixed_keys(c);
 }
 
 /* ---- options ---- */
+
+typedef enum search_way {
+    BY_BOUNDS, /* runs the options with the best bounds */
+    OF_MEMORY, /* whether anything fits; computes no times */
+    BY_RUNS    /* runs all options */
+} search_way;
 
 typedef struct search {
     const bl_plan_input *input;
     unsigned free_keys;
     bl_plan_objective objective;
-    bool is_of_memory;             /* whether anything fits is all that is asked */
+    search_way way;
     int64_t gpu_limit, host_limit; /* of a process; INT64_MAX: not known */
     double disk_limit;             /* of a rank */
     bl_linear_prepared prepared;   /* of a layer: the same for all options */
-    plan_frontier frontier;
-    bl_plan_option *top; /* [N_TOP], the fastest first; n_top of them */
+    plan_bounds *bounds;
+    plan_frontier frontier; /* by speed: of the options that were run */
+    plan_options fitting;   /* all that fit; their times are bounds */
+    bl_plan_option *top;    /* [N_TOP], the fastest first; n_top of them */
     int n_top;
     bl_plan_choice *choice;
 } search;
@@ -100,7 +105,7 @@ static bl_status predict(const search *s, bl_plan_option *o)
         .n = in.topology.n_on_host};
     o->plan.pass = bl_plan_pass_options(&in, bl_plan_save_of(o->config.activation_checkpointing));
     if (o->prepares) o->plan.pass.prepared = s->prepared;
-    o->plan.optimizer = bl_adapter_full_placement(&o->config);
+    o->plan.optimizer = bl_trained_full_placement(&o->config);
     return bl_plan_predict_memory(&in, &o->plan.placement, &o->plan.optimizer, &o->plan.pass,
                                   &o->plan.memory);
 }
@@ -150,7 +155,7 @@ static bl_status try_ratio(const search *s, bl_plan_option *o, int i, bool *fits
 
 /* The least part offloaded with which the GPU's memory is enough: more is hardly ever faster
  * (try_other_ratios) and takes more of the host's. From the second step on a larger part takes less
- * of the GPU; at the first a ring may come. */
+ * of the GPU; at the first step a ring may be added. */
 static bl_status least_ratio(const search *s, bl_plan_option *o, bool *fits)
 {
     int low = 1, high = N_RATIOS;
@@ -185,13 +190,27 @@ static void keep_top(search *s, const bl_plan_option *o)
     if (at < N_TOP) s->top[at] = *o;
 }
 
-static bl_status weigh(search *s, bl_plan_option *o)
+/* Sets its time and speed: those of a run with BY_RUNS, else bounds. */
+static bl_status bound(search *s, bl_plan_option *o)
 {
     bl_plan_input in = *s->input;
+    bl_plan_time time;
 
     in.config = &o->config;
-    if (!s->is_of_memory) BL_TRY(bl_plan_estimate(&in, &o->plan, &o->time));
-    return plan_choice_keep(s->objective, &s->frontier, o, s->choice);
+    if (s->way == BY_RUNS) return bl_plan_estimate(&in, &o->plan, &o->time);
+    BL_TRY(bl_plan_time_open(&in, &o->plan, &time));
+    bl_status st = plan_bound(s->bounds, &time.input, &o->time.step_s);
+    bl_plan_time_close(&time);
+    o->time.tokens_per_s = st == BL_OK ? 1 / o->time.step_s : 0;
+    return st;
+}
+
+static bl_status weigh(search *s, bl_plan_option *o)
+{
+    if (s->way == OF_MEMORY || s->objective != BL_PLAN_BY_SPEED)
+        return plan_choice_keep(s->objective, &s->frontier, o, s->choice);
+    BL_TRY(bound(s, o));
+    return plan_options_add(&s->fitting, o);
 }
 
 /* The largest offloaded part that fits into host memory; the rest stays on disk. */
@@ -256,6 +275,11 @@ static bl_status use_disk(const search *s, bl_plan_option *o, bool *fits)
     return BL_OK;
 }
 
+static int64_t n_fitting(const search *s)
+{
+    return s->choice->n_fit + s->fitting.n;
+}
+
 static bl_status try_option(search *s, bl_plan_option *o)
 {
     bool fits;
@@ -269,7 +293,7 @@ static bl_status try_option(search *s, bl_plan_option *o)
     if (fits) BL_TRY(fill_host(s, o));
     if (!fits || !fits_host(s, o)) {
         o->time = (bl_time_estimate){0};
-        if (s->choice->n_fit == 0 &&
+        if (n_fitting(s) == 0 &&
             (s->choice->n_options == 1 || plan_option_is_less(o, &s->choice->best)))
             s->choice->best = *o;
         return BL_OK;
@@ -378,7 +402,8 @@ static bl_status each_saving(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
-/* Micro-batches per visit: all divisors of those of a round. */
+/* Micro-batches per visit: all divisors of those of a round, up to the first with which nothing
+ * fits: a longer visit takes more memory. */
 static bl_status each_visit(search *s, const bl_train_config *base)
 {
     bl_plan_input in = *s->input;
@@ -390,12 +415,15 @@ static bl_status each_visit(search *s, const bl_train_config *base)
         if (n_micro % group != 0) continue;
         bl_train_config c = *base;
         c.visit_tokens = group * micro;
+        int64_t before = n_fitting(s);
         BL_TRY(each_saving(s, &c));
+        if (n_fitting(s) == before) break;
     }
     return BL_OK;
 }
 
-/* The sequences of a step and rank, in micro-batches of every size that divides them. */
+/* The sequences of a step and rank, in micro-batches of every size that divides them, up to the
+ * first with which nothing fits. */
 static bl_status each_micro_batch(search *s, const bl_train_config *base)
 {
     int64_t n = base->per_device_train_batch_size * base->gradient_accumulation_steps;
@@ -406,7 +434,9 @@ static bl_status each_micro_batch(search *s, const bl_train_config *base)
         bl_train_config c = *base;
         c.per_device_train_batch_size = batch;
         c.gradient_accumulation_steps = n / batch;
+        int64_t before = n_fitting(s);
         BL_TRY(each_visit(s, &c));
+        if (n_fitting(s) == before) break;
     }
     return BL_OK;
 }
@@ -426,14 +456,50 @@ static bl_status each_shard_size(search *s, const bl_train_config *base)
     return BL_OK;
 }
 
+/* bl_plan_option_fn */
+static bl_status run_option(void *user, const bl_plan_option *option, double *speed)
+{
+    search *s = user;
+    bl_plan_option o = *option;
+    bl_plan_input in = *s->input;
+
+    in.config = &o.config;
+    if (s->way == BY_BOUNDS) BL_TRY(bl_plan_estimate(&in, &o.plan, &o.time));
+    *speed = 1 / o.time.step_s;
+    return plan_choice_keep(s->objective, &s->frontier, &o, s->choice);
+}
+
 /* The usable part of the host's memory; 0: not known. */
 static int64_t host_bytes(const search *s)
 {
     return s->host_limit < INT64_MAX ? s->host_limit : 0;
 }
 
+/* Runs the best of the options that fit. */
+static bl_status run_best(search *s)
+{
+    double speed;
+
+    if (s->fitting.n == 0) return BL_OK;
+    for (int i = 0; s->way == BY_RUNS && i < s->fitting.n; i++)
+        BL_TRY(run_option(s, &s->fitting.option[i], &speed));
+    if (s->way == BY_BOUNDS) BL_TRY(plan_options_select(&s->fitting, host_bytes(s), run_option, s));
+    plan_choice_finish(&s->frontier, host_bytes(s), s->choice);
+    s->choice->n_fit = s->fitting.n;
+    return BL_OK;
+}
+
+static bl_status run_chosen(search *s)
+{
+    bl_plan_option *best = &s->choice->best;
+    bl_plan_input in = *s->input;
+
+    in.config = &best->config;
+    return bl_plan_estimate(&in, &best->plan, &best->time);
+}
+
 static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_objective objective,
-                     bool is_of_memory, bl_plan_choice *out)
+                     search_way way, bl_plan_choice *out)
 {
     bl_train_config base = *in->config;
     int64_t n_processes = bl_ceil_div(in->topology.n_on_host, in->topology.n_here);
@@ -441,7 +507,7 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_object
     search s = {.input = in,
                 .free_keys = free_keys,
                 .objective = objective,
-                .is_of_memory = is_of_memory,
+                .way = way,
                 .gpu_limit = limit_of(bl_plan_gpu_available_bytes(in)),
                 .host_limit = limit_of(bl_plan_available_bytes(in)),
                 .disk_limit = disk > 0 ? disk / in->topology.n_on_host : INFINITY,
@@ -452,15 +518,18 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_object
     bl_pass_options pass = bl_plan_pass_options(in, BL_SAVE_S0);
     BL_TRY(bl_plan_prepare(in, &pass));
     s.prepared = pass.prepared;
+    BL_TRY(plan_bounds_create(&s.bounds));
     s.top = calloc(N_TOP, sizeof *s.top);
-    if (!s.top) return BL_FAIL(BL_ENOMEM, "the plan's options");
-    bl_status st = each_shard_size(&s, &base);
-    bool is_by_time = objective == BL_PLAN_BY_SPEED && !is_of_memory;
+    bl_status st = s.top ? BL_OK : BL_FAIL(BL_ENOMEM, "the plan's options");
+    if (st == BL_OK) st = each_shard_size(&s, &base);
+    bool is_by_time = objective == BL_PLAN_BY_SPEED && way != OF_MEMORY;
     if (st == BL_OK && is_by_time) st = try_layers(&s);
     if (st == BL_OK && (free_keys & BL_FREE_RATIO) && is_by_time) st = try_other_ratios(&s);
-    if (st == BL_OK && out->n_fit > 0 && is_by_time)
-        plan_choice_finish(&s.frontier, host_bytes(&s), out);
+    if (st == BL_OK && is_by_time) st = run_best(&s);
+    if (st == BL_OK && !is_by_time && way != OF_MEMORY && out->n_fit > 0) st = run_chosen(&s);
+    plan_bounds_destroy(s.bounds);
     free(s.frontier.option);
+    free(s.fitting.option);
     free(s.top);
     return st;
 }
@@ -468,117 +537,15 @@ static bl_status run(const bl_plan_input *in, unsigned free_keys, bl_plan_object
 bl_status bl_plan_search(const bl_plan_input *in, unsigned free_keys, bl_plan_objective objective,
                          bl_plan_choice *out)
 {
-    return run(in, free_keys, objective, false, out);
+    return run(in, free_keys, objective, BY_BOUNDS, out);
 }
 
-/* ---- what would help ---- */
-
-typedef struct remedies {
-    char *text;
-    size_t n_used;
-} remedies;
-
-static void add(remedies *r, const char *format, ...) BL_PRINTF(2, 3);
-static void add(remedies *r, const char *format, ...)
+bl_status plan_search_memory(const bl_plan_input *in, unsigned free_keys, bl_plan_choice *out)
 {
-    va_list arguments;
-
-    char one[128];
-
-    va_start(arguments, format);
-    vsnprintf(one, sizeof one, format, arguments);
-    va_end(arguments);
-    int n = snprintf(r->text + r->n_used, BL_PLAN_REMEDY_BYTES - r->n_used, "%s%s",
-                     r->n_used > 0 ? ", or " : "", one);
-    r->n_used = (size_t)bl_min_i64((int64_t)r->n_used + n, BL_PLAN_REMEDY_BYTES - 1);
+    return run(in, free_keys, BL_PLAN_BY_SPEED, OF_MEMORY, out);
 }
 
-/* One more key is free: adds its value. */
-static bl_status free_one(const bl_plan_input *in, unsigned free_keys, unsigned freedom,
-                          remedies *r)
+bl_status plan_search_by_runs(const bl_plan_input *in, unsigned free_keys, bl_plan_choice *out)
 {
-    bl_plan_choice choice;
-    const bl_train_config *c = &choice.best.config;
-
-    if ((free_keys | fixed_keys(in->config)) & freedom) return BL_OK;
-    if ((freedom & (BL_FREE_OPTIMIZER | BL_FREE_COPY)) && !bl_train_config_is_full(in->config))
-        return BL_OK;
-    BL_TRY(run(in, free_keys | freedom, BL_PLAN_BY_SPEED, true, &choice));
-    if (choice.n_fit == 0) return BL_OK;
-    if (freedom == BL_FREE_RATIO) add(r, "offload_ratio %.2f", c->offload_ratio);
-    if (freedom == BL_FREE_SAVE)
-        add(r, "activation_checkpointing %s",
-            bl_plan_save_name(bl_plan_save_of(c->activation_checkpointing)));
-    if (freedom == BL_FREE_ACTIVATION_OFFLOAD)
-        add(r, "activation_offload %s", c->activation_offload ? "true" : "false");
-    if (freedom == BL_FREE_VISIT) add(r, "visit_tokens %lld", (long long)c->visit_tokens);
-    if (freedom == BL_FREE_MICRO_BATCH)
-        add(r, "per_device_train_batch_size %lld, gradient_accumulation_steps %lld",
-            (long long)c->per_device_train_batch_size, (long long)c->gradient_accumulation_steps);
-    if (freedom == BL_FREE_TIER) add(r, "offload_tier disk");
-    if (freedom == BL_FREE_OPTIMIZER)
-        add(r, "optimizer_tier %s", plan_optimizer_tier_name(choice.best.plan.optimizer.tier));
-    if (freedom == BL_FREE_COPY)
-        add(r, "offload_compute_copy %s",
-            choice.best.plan.placement.places_copy ? "true" : "false");
-    return BL_OK;
-}
-
-/* The longest rows that fit, in 128 tokens. */
-static bl_status shorten_rows(const bl_plan_input *in, unsigned free_keys, remedies *r)
-{
-    enum { STEP = 128 };
-    bl_plan_choice choice;
-    int64_t low = 0, high = in->longest_train_row / STEP;
-
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        bl_plan_input shorter = *in;
-        shorter.longest_train_row = middle * STEP;
-        shorter.longest_validation_row = bl_min_i64(in->longest_validation_row, middle * STEP);
-        BL_TRY(run(&shorter, free_keys, BL_PLAN_BY_SPEED, true, &choice));
-        if (choice.n_fit > 0)
-            low = middle;
-        else
-            high = middle - 1;
-    }
-    if (low > 0 && low * STEP < in->longest_train_row)
-        add(r, "max_seq_length %lld", (long long)(low * STEP));
-    return BL_OK;
-}
-
-/* Twice as many hosts, up to 64. */
-static bl_status add_hosts(const bl_plan_input *in, unsigned free_keys, remedies *r)
-{
-    enum { MOST = 64 };
-    bl_plan_choice choice;
-    int n_hosts = (int)bl_ceil_div(in->topology.n_ranks, in->topology.n_on_host);
-
-    for (int n = 2 * n_hosts; n <= MOST * n_hosts; n *= 2) {
-        bl_train_config c = *in->config;
-        bl_plan_input more = *in;
-        more.config = &c;
-        more.topology.n_ranks = n * in->topology.n_on_host;
-        c.ranks = c.shard_size = more.topology.n_ranks;
-        BL_TRY(run(&more, free_keys & ~(unsigned)BL_FREE_SHARDS, BL_PLAN_BY_SPEED, true, &choice));
-        if (choice.n_fit == 0) continue;
-        add(r, "%d hosts of this kind, %d ranks", n, more.topology.n_ranks);
-        return BL_OK;
-    }
-    return BL_OK;
-}
-
-bl_status bl_plan_find_remedies(const bl_plan_input *in, unsigned free_keys,
-                                char out[BL_PLAN_REMEDY_BYTES])
-{
-    static const unsigned freedoms[] = {BL_FREE_RATIO, BL_FREE_OPTIMIZER,          BL_FREE_COPY,
-                                        BL_FREE_SAVE,  BL_FREE_ACTIVATION_OFFLOAD, BL_FREE_VISIT,
-                                        BL_FREE_TIER,  BL_FREE_MICRO_BATCH};
-    remedies r = {.text = out};
-
-    out[0] = '\0';
-    for (size_t i = 0; i < BL_COUNT(freedoms); i++)
-        BL_TRY(free_one(in, free_keys, freedoms[i], &r));
-    BL_TRY(shorten_rows(in, free_keys, &r));
-    return add_hosts(in, free_keys, &r);
+    return run(in, free_keys, BL_PLAN_BY_SPEED, BY_RUNS, out);
 }

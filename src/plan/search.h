@@ -26,7 +26,7 @@ typedef enum bl_plan_freedom {
     BL_FREE_COPY = 2048 /* offload_compute_copy */
 } bl_plan_freedom;
 
-/* The keys that are `auto` and whose choice is a training's own; of those that can be chosen: the
+/* The keys that are `auto` and that a training chooses itself; of those that can be chosen: the
  * ones that the user has not given. */
 unsigned bl_plan_auto_keys(const bl_train_config *config);
 unsigned bl_plan_keys_left_open(const bl_train_config *config);
@@ -49,8 +49,8 @@ typedef struct bl_plan_choice {
 
 /* BY_SPEED: of the options within 5 % of the fastest the one that takes least of a host's memory;
  * less than 5 % of that memory is not worth any speed. Of options that are equally fast, to a
- * thousandth, the one that offloads less of the base is better, then the one that takes less
- * memory. BY_MEMORY: the least of a GPU's memory, then of a host's. */
+ * quarter of a percent, the one that offloads less of the base is better, then the one that takes
+ * less memory. BY_MEMORY: the least of a GPU's memory, then of a host's. */
 typedef enum bl_plan_objective { BL_PLAN_BY_SPEED, BL_PLAN_BY_MEMORY } bl_plan_objective;
 
 /* For a training on GPUs. Nine tenths of the GPU's and the host's memory may be taken.

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* time.h -- how long a training step takes, and its stalls.
  *
- * The schedule of a step (model/schedule.h) is carried out on a model of one rank: streams that do
- * their work in order, events between them, and resources (links, memory, cores, disk) that streams
- * share. The costs of the work, and the known errors of the model: docs/model.md. */
+ * The objects of one rank, without weights, queue a step on a device made of rates
+ * (device/model.h): streams that do their work in order, events between them, and resources (links,
+ * memory, cores, disk) that streams share. The costs of ops: ops/cost.h. The known errors of the
+ * model: docs/internals/plan.md. */
 #ifndef BALLAST_PLAN_TIME_H
 #define BALLAST_PLAN_TIME_H
 
@@ -33,19 +34,6 @@ typedef struct bl_time_run {
     const bl_trained_unit *trained;       /* with is_trained; NULL: every tensor */
     bool is_last;                         /* backward ends there: bl_block.is_last */
 } bl_time_run;
-
-/* Habits of other systems that Ballast does not have; all zero: Ballast. */
-typedef struct bl_time_habits {
-    bool is_synchronous;  /* a layer is loaded when compute reaches it; compute waits for it all */
-    bool gathers_decoded; /* a rank decodes its shard and gathers bf16 */
-    /* Loaded shards are copied back: at this rate, also while compute stalls. */
-    double copy_back_bytes_per_s;
-    bool decodes_each_use; /* a weight is decoded for each product, not once per visit */
-    bool recomputes_all;   /* of a layer whose input alone is kept, unused outputs too */
-    bool is_eager;         /* one kernel for each operation of transformers' modeling code */
-    /* Gradients of all weights are reduced in bf16 by a ring; else in fp32 as comm.h does. */
-    bool reduces_in_ring;
-} bl_time_habits;
 
 /* Micro-batches that losses of preferences add to a step, all without gradients
  * (train/rank/preference.h). */
@@ -87,7 +75,7 @@ typedef struct bl_time_input {
     double optimizer_ratio; /* of moments and gradients, in whole layers, in optimizer_tier */
     bl_tier optimizer_tier; /* BL_TIER_DEVICE: all are in device memory */
     const bl_trained_set *trained; /* with is_trained; NULL: every tensor */
-    const bl_trained_set *modules; /* trained whole beside LoRA; NULL: none */
+    const bl_trained_set *modules; /* trained whole together with LoRA; NULL: none */
     const bl_time_run *runs;       /* together the model's layers */
     int n_runs;
     bl_dtype head_dtype; /* of the tables, as stored */
@@ -118,8 +106,8 @@ typedef struct bl_time_input {
     bl_tier tier;     /* HOST or DISK: where that part is */
     double host_part; /* DISK: fraction of it in host memory */
     bool offload_activations;
-    bool writes_device; /* the host reads the disk straight into device memory: a CPU */
-    bl_time_habits habits;
+    bool writes_device;    /* the host reads the disk straight into device memory: a CPU */
+    bool decodes_each_use; /* a weight is dequantized for each product, not once per visit */
 } bl_time_input;
 
 typedef enum bl_time_phase {
@@ -132,7 +120,7 @@ typedef enum bl_time_phase {
 
 typedef struct bl_time_part {
     double seconds;                       /* of a step */
-    double compute_s, wait_s[BL_N_LANES]; /* compute stream: at work; standing still for a lane */
+    double compute_s, wait_s[BL_N_LANES]; /* compute stream: at work; stalled on a lane */
     double busy_s[BL_N_LANES];            /* of each lane's stream, at work or slowed by others */
     bl_lane bound; /* the lane that takes longest: compute, or the lane that it waits for */
 } bl_time_part;
@@ -160,9 +148,9 @@ typedef struct bl_time_budget {
     bl_time_budget_line line[BL_TIME_BUDGET_LINES];
 } bl_time_budget;
 
-/* Of the first run's layers; norms and the activation function, which are never saved, count to
- * backward. Nothing else takes time: no stalls, no contention for memory. */
-void bl_time_budget_layer(const bl_time_input *input, bl_time_budget *out);
+/* Of a layer of input->runs[0]. Norms and the activation function are never saved: their
+ * recomputation counts as backward. Without stalls and contention for memory. BL_ENOMEM. */
+bl_status bl_time_budget_layer(const bl_time_input *input, bl_time_budget *out);
 
 /* Of several trainings: of a round. */
 typedef struct bl_time_estimate {
@@ -195,7 +183,7 @@ typedef enum bl_time_passes {
     BL_TIME_ROUND_EVALUATING, /* with the overlapped evaluations */
     BL_TIME_EVALUATIONS       /* in separate passes, training by training */
 } bl_time_passes;
-/* What came before: it has prefetched for the first of the passes. */
+/* The work before, which has prefetched for the first of the passes. */
 typedef enum bl_time_before {
     BL_TIME_AFTER_NOTHING,
     BL_TIME_AFTER_STEP,

@@ -6,7 +6,7 @@
 #include "plan/time.h"
 
 /* Fraction of the datasheet's bytes per second that kernels reach which only read and write
- * (docs/model.md). */
+ * (docs/internals/plan.md). */
 static const double MEMORY_EFFICIENCY = 0.82;
 
 bl_rates bl_time_rates_of(const bl_hardware *h, int n_ranks_on_host, int threads, bl_dtype act)

@@ -40,101 +40,42 @@ bl_time_input plan_training_of(const bl_time_input *in, int i)
     return alone;
 }
 
-/* ---- kinds of micro-batches ---- */
-
-static bool needs_kind(const bl_time_training *t, bool with_evaluations, plan_kind kind)
-{
-    bool evaluates = with_evaluations && t->evaluation.n_micro > 0;
-
-    switch (kind) {
-    case PLAN_OF_STEP:
-        return true;
-    case PLAN_OF_STEP_ALONE:
-        return t->preference.has_mismatched;
-    case PLAN_OF_STEP_REFERENCE:
-        return t->preference.has_reference;
-    case PLAN_OF_EVALUATION:
-        return evaluates;
-    default:
-        return evaluates && t->preference.has_reference;
-    }
-}
-
-/* Dropout is of micro-batches with gradients. */
-static bl_status create_kind(const bl_time_input *in, int i, plan_kind kind, plan_amounts *out)
-{
-    bl_time_input like = plan_training_of(in, i);
-    bool is_evaluation = kind == PLAN_OF_EVALUATION || kind == PLAN_OF_EVALUATION_REFERENCE,
-         is_reference = kind == PLAN_OF_STEP_REFERENCE || kind == PLAN_OF_EVALUATION_REFERENCE;
-    bl_lora_layout lora = *like.lora;
-
-    if (kind != PLAN_OF_STEP) lora.options.dropout = 0;
-    if (is_reference && !like.preference.is_adapter) lora.n_floats = 0;
-    like.lora = &lora;
-    if (is_evaluation) {
-        like.micro_tokens = like.evaluation.micro_tokens;
-        like.document_tokens = like.evaluation.document_tokens;
-        like.label_part = 1;
-    }
-    return plan_amounts_create(&like, out);
-}
-
-static bl_status create_kinds(const bl_time_input *in, bool with_evaluations, plan_round *round)
-{
-    for (int i = 0; i < round->n_trainings; i++) {
-        bl_time_training t = training_at(in, i);
-        for (int kind = 0; kind < PLAN_N_KINDS; kind++)
-            if (needs_kind(&t, with_evaluations, (plan_kind)kind))
-                BL_TRY(
-                    create_kind(in, i, (plan_kind)kind, &round->amounts[i * PLAN_N_KINDS + kind]));
-    }
-    return BL_OK;
-}
-
 /* With kto, three companions of each micro-batch at most. */
 enum { MOST_COMPANIONS = 3 };
 
-bl_status plan_round_create(const bl_time_input *in, bool with_evaluations, plan_round *out)
+bl_status plan_round_create(const bl_time_input *in, plan_round *out)
 {
     int n = 1 + in->n_others;
     int64_t most = bl_max_i64(1, in->group) + bl_max_i64(1, in->n_overlapped);
 
     *out = (plan_round){.input = in, .n_trainings = n};
     out->room = (int)most * (1 + MOST_COMPANIONS);
-    out->amounts = calloc((size_t)n * PLAN_N_KINDS, sizeof *out->amounts);
     out->left = calloc((size_t)n, sizeof *out->left);
     out->micro = calloc((size_t)out->room, sizeof *out->micro);
-    if (!out->amounts || !out->left || !out->micro)
-        return BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
-    return create_kinds(in, with_evaluations, out);
+    return out->left && out->micro ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: time of a plan");
 }
 
 void plan_round_free(plan_round *round)
 {
-    for (int k = 0; round->amounts && k < round->n_trainings * PLAN_N_KINDS; k++)
-        plan_amounts_free(&round->amounts[k]);
-    free(round->amounts);
     free(round->left);
     free(round->micro);
 }
 
 /* ---- a pass ---- */
 
-/* A training has two adapters at most: its own, and that of its reference. */
-static int adapter_of(const plan_round *round, int i, bool is_reference)
+static bool has_adapter(const plan_round *round, int i, bool is_reference)
 {
     bl_time_training t = training_at(round->input, i);
-
-    if (t.lora->n_floats == 0 || (is_reference && !t.preference.is_adapter)) return PLAN_NO_ADAPTER;
-    return 2 * i + is_reference;
+    return t.lora->n_floats > 0 && (!is_reference || t.preference.is_adapter);
 }
 
 static void add(plan_round *round, int i, plan_kind kind, int64_t n, plan_micro like)
 {
     bool is_reference = kind == PLAN_OF_STEP_REFERENCE || kind == PLAN_OF_EVALUATION_REFERENCE;
 
-    like.amounts = &round->amounts[i * PLAN_N_KINDS + (int)kind];
-    like.adapter = adapter_of(round, i, is_reference);
+    like.training = i;
+    like.kind = kind;
+    like.has_adapter = has_adapter(round, i, is_reference);
     for (int64_t m = 0; m < n; m++) round->micro[round->n_micro++] = like;
 }
 
@@ -181,7 +122,7 @@ static void add_steps(plan_round *round, int64_t first, int64_t n)
         }
 }
 
-/* Their share of one of n_passes passes. */
+/* The evaluations' share of one of n_passes passes. */
 static void add_overlapped(plan_round *round, int64_t n_passes)
 {
     int64_t room = round->input->n_overlapped;
@@ -200,7 +141,7 @@ static int64_t count_left(const plan_round *round)
     return n;
 }
 
-/* Those that the last pass has no room for. */
+/* Evaluations that the last pass has no room for. */
 static bl_status run_overlapped(plan_round *round, plan_pass_sink sink, void *user)
 {
     while (count_left(round) > round->input->n_overlapped) {

@@ -8,8 +8,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "plan/expect.h"
-
-static const double GB = 1e9;
+#include "plan/report_internal.h"
 
 const char *bl_plan_together_name(const bl_plan_together *t, int i)
 {
@@ -79,6 +78,7 @@ static double parameters_of(const bl_plan_together *t, const bl_plan_run *run)
 void bl_plan_together_print(const bl_plan_together *t, const bl_time_estimate *all, FILE *out)
 {
     double alone_s = alone_s_of(t, false);
+    char a[PLAN_NUMBER_BYTES], b[PLAN_NUMBER_BYTES];
     int width = 0;
 
     for (int i = 0; i < t->n; i++)
@@ -86,27 +86,27 @@ void bl_plan_together_print(const bl_plan_together *t, const bl_time_estimate *a
     width = (int)bl_min_i64(width, 32);
     for (int i = 0; i < t->n; i++) {
         bl_plan_run run = bl_plan_run_at(t->input, i);
-        fprintf(out, "%s%-*.*s LoRA r %-3lld %.4g M, %lld x %lld tokens; alone %.3g s, %.3g GB\n",
+        fprintf(out, "%s%-*.*s LoRA r %-3lld %.4g M, %lld x %lld tokens; alone %s s, %.3g GB\n",
                 i == 0 ? "Runs     " : "         ", width, width, bl_plan_together_name(t, i),
                 (long long)run.lora->options.r, parameters_of(t, &run) * 1e-6,
                 (long long)(run.config->per_device_train_batch_size *
                             run.config->gradient_accumulation_steps),
-                (long long)run.longest_train_row, t->alone[i].time.step_s,
-                host_bytes(t, &t->alone[i].plan) / GB);
+                (long long)run.longest_train_row, plan_predicted(t->alone[i].time.step_s, a),
+                host_bytes(t, &t->alone[i].plan) / PLAN_GB);
     }
-    fprintf(out,
-            "Together %.3g s for a step of each; one after the other %.3g s: %.2f times as fast\n",
-            all->step_s, alone_s, alone_s / all->step_s);
+    fprintf(out, "Together %s s for a step of each; one after the other %s s: %.2f times as fast\n",
+            plan_predicted(all->step_s, a), plan_predicted(alone_s, b), alone_s / all->step_s);
 }
 
 void bl_plan_together_print_expected(const bl_plan_together *t, const bl_time_estimate *expected,
                                      FILE *out)
 {
     double alone_s = alone_s_of(t, true);
+    char a[PLAN_NUMBER_BYTES];
 
     if (alone_s > 0)
-        fprintf(out, "         expected one after the other: %.3f s: %.2f times as fast together\n",
-                alone_s, alone_s / expected->step_s);
+        fprintf(out, "         expected one after the other: %s s: %.2f times as fast together\n",
+                plan_predicted(alone_s, a), alone_s / expected->step_s);
 }
 
 static json_t *describe_run(const bl_plan_together *t, int i)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* what_if.h -- the same training with one thing otherwise: a key of the configuration, a figure of
- * the machine, the machine itself or the length of its rows, with each of several values. */
+/* what_if.h -- plans a training again for each of several values of one thing: a key of the
+ * configuration, a figure of the machine, the machine itself or the length of its rows. */
 #ifndef BALLAST_PLAN_WHAT_IF_H
 #define BALLAST_PLAN_WHAT_IF_H
 
@@ -36,7 +36,7 @@ typedef struct bl_what_if {
 } bl_what_if;
 
 /* spec: "KEY=a,b,c"; KEY is hardware, tokens, a figure of bl_figures or a key of a training, which
- * takes the place of one in argv. For each value the open keys are chosen anew (search.h); a CPU's
+ * takes the place of one in argv. For each value the open keys are chosen again (search.h); a CPU's
  * plan is that of a training. BL_EUSAGE names the mistake in the spec; errors of
  * bl_plan_case_open. */
 bl_status bl_what_if_run(const bl_what_if_case *c, const char *spec, bl_what_if *out);

@@ -147,7 +147,7 @@ bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl
     BL_TRY_GOTO(st, done, store_checkpoint_step_path(dir, step, &checkpoint->path));
     BL_TRY_GOTO(st, done, bl_checkpoint_step_tmp_path(dir, step, &checkpoint->tmp_path));
     if ((st = bl_dir_create_child(dir)) !=
-        BL_OK) { /* a run's own folder, which was there: not its input's fault */
+        BL_OK) { /* a run's own directory, which existed: not an error of its input */
         st = st == BL_EINPUT ? BL_EIO : st;
         goto done;
     }
@@ -279,7 +279,7 @@ static bl_status write_manifest(const bl_checkpoint *checkpoint, const json_t *s
         goto done;
     }
     st = bl_file_write_atomic(path, text,
-                              strlen(text)); /* also makes the folder's entries durable */
+                              strlen(text)); /* also makes the directory's entries durable */
 done:
     json_decref(manifest);
     free(text);
@@ -454,8 +454,7 @@ static int compare_steps_descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-/* N of exactly "step-N"; "step-07" or a number that does not fit would not find its way back to the
- * folder. */
+/* N of exactly "step-N"; "step-07" or a number that does not fit would name another directory. */
 bool store_checkpoint_parse_step(const char *name, int64_t *step)
 {
     char canonical[32];

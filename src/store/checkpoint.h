@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* checkpoint.h -- a folder of numbered states of a run, of which one survives any crash.
+/* checkpoint.h -- a directory of numbered states of a run, of which one survives any crash.
  *
  *   DIR/step-N.tmp/   incomplete; safe to delete
  *   DIR/step-N.old.tmp/   complete, being replaced by a new step-N
@@ -29,7 +29,7 @@ typedef struct bl_checkpoint bl_checkpoint; /* one that is being written */
  * n_bytes: bytes that the caller will write; BL_ELIMIT at once when the disk has less. */
 bl_status bl_checkpoint_begin(const char *dir, int64_t step, int64_t n_bytes, bl_checkpoint **out);
 
-/* The folder for files that the caller writes itself; the checkpoint's. */
+/* The directory for files that the caller writes itself; the checkpoint's. */
 const char *bl_checkpoint_path(const bl_checkpoint *checkpoint);
 
 /* Adds a file that the caller has finished writing in bl_checkpoint_path, and makes it durable;
@@ -37,23 +37,23 @@ const char *bl_checkpoint_path(const bl_checkpoint *checkpoint);
  * the checkpoint can only be aborted: commit returns that failure. */
 bl_status bl_checkpoint_add_file(bl_checkpoint *checkpoint, const char *name);
 
-/* A file that another process has written into the same folder, on a file system they share: that
- * process makes it durable and describes it, this one enters the description. BL_EIO when the file
- * is not seen here at that size; its content is not read again. */
+/* A file that another process has written into the same directory, on a file system they share:
+ * that process makes it durable and describes it, this one enters the description. BL_EIO when the
+ * file is not seen here at that size; its content is not read again. */
 typedef struct bl_checkpoint_file {
     int64_t n_bytes;
     uint64_t xxh3_64;
 } bl_checkpoint_file;
 
-/* The folder that bl_checkpoint_begin makes; the caller frees it. */
+/* The directory that bl_checkpoint_begin makes; the caller frees it. */
 bl_status bl_checkpoint_step_tmp_path(const char *dir, int64_t step, char **path);
-/* A file that this process has written: BL_EIO when it is gone, not BL_EINPUT. */
+/* A file that this process has written: BL_EIO when it is missing, not BL_EINPUT. */
 bl_status bl_checkpoint_describe_file(const char *path, bl_checkpoint_file *out);
 bl_status bl_checkpoint_add_described(bl_checkpoint *checkpoint, const char *name,
                                       const bl_checkpoint_file *file);
 
 /* Writes the manifest with `state` (any JSON object, borrowed: world size, seed, log offset, ...)
- * and gives the folder its final name; an older step-N is replaced. Frees the checkpoint in any
+ * and gives the directory its final name; an older step-N is replaced. Frees the checkpoint in any
  * case. */
 bl_status bl_checkpoint_commit(bl_checkpoint *checkpoint, const json_t *state);
 void bl_checkpoint_abort(bl_checkpoint *checkpoint); /* removes step-N.tmp; NULL is fine */

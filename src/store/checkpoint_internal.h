@@ -7,7 +7,7 @@
 
 #include "store/checkpoint.h"
 
-/* After step-N: under construction, or on its way out; complete, being replaced. */
+/* After step-N: incomplete, or being removed; complete, being replaced. */
 #define BL_CHECKPOINT_TMP   ".tmp"
 #define BL_CHECKPOINT_ASIDE ".old.tmp"
 

@@ -3,11 +3,13 @@
  * and the shards are reported together. */
 #include "store/hf_model.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/files.h"
 #include "base/hub.h"
+#include "base/log.h"
 #include "base/sizes.h"
 #include "store/hf_internal.h"
 
@@ -15,7 +17,7 @@ enum { MAX_CONFIG_BYTES = 16 << 20, MAX_INDEX_BYTES = 256 << 20 };
 
 /* ---- opening ---- */
 
-/* A shard is a plain name in the model's own folder, whatever the index says. */
+/* A shard is a plain name in the model's directory, whatever the index has. */
 static bool is_plain_name(const char *name)
 {
     if (!*name || !strcmp(name, ".") || !strcmp(name, "..")) return false;
@@ -84,6 +86,14 @@ static bl_status open_files(bl_hf_model *model, const char *const *names, size_t
         }
     }
     return st;
+}
+
+static bl_status find_packed(bl_hf_model *model)
+{
+    bl_problems problems = {0};
+
+    BL_TRY(bl_hf_find_packed(model, &problems));
+    return bl_problems_report(&problems, model->dir);
 }
 
 static int compare_tensors(const void *a, const void *b)
@@ -168,22 +178,25 @@ done:
     return st;
 }
 
-static bl_status read_quantization(bl_hf_model *model)
+/* The file `name` of the model's directory, where it exists. */
+static bl_status read_quantization(bl_hf_model *model, const char *name,
+                                   bl_status (*parse)(const char *file, const json_t *root,
+                                                      bl_declared *declared))
 {
     bl_status st = BL_OK;
     char *path = NULL;
-    json_t *config = NULL;
+    json_t *root = NULL;
     bool exists;
 
-    BL_TRY(bl_path_join(model->dir, "config.json", &path));
+    BL_TRY(bl_path_join(model->dir, name, &path));
     BL_TRY_GOTO(st, done, bl_path_exists(path, &exists));
     if (exists) {
-        BL_TRY_GOTO(st, done, bl_json_load(path, MAX_CONFIG_BYTES, &config));
-        BL_TRY_GOTO(st, done, bl_json_check_object(path, config));
-        BL_TRY_GOTO(st, done, bl_hf_parse_quantization(path, config, &model->declared_blocks));
+        BL_TRY_GOTO(st, done, bl_json_load(path, MAX_CONFIG_BYTES, &root));
+        BL_TRY_GOTO(st, done, bl_json_check_object(path, root));
+        BL_TRY_GOTO(st, done, parse(path, root, &model->declared));
     }
 done:
-    json_decref(config);
+    json_decref(root);
     free(path);
     return st;
 }
@@ -221,7 +234,8 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
     BL_TRY_GOTO(st, done, bl_text_format(&model->dir, "%s", dir));
     BL_TRY_GOTO(st, done, bl_path_join(dir, single_name, &single_path));
     BL_TRY_GOTO(st, done, bl_path_join(dir, "model.safetensors.index.json", &index_path));
-    BL_TRY_GOTO(st, done, read_quantization(model));
+    BL_TRY_GOTO(st, done, read_quantization(model, "config.json", bl_hf_parse_quantization));
+    BL_TRY_GOTO(st, done, read_quantization(model, "hf_quant_config.json", bl_hf_parse_modelopt));
     BL_TRY_GOTO(st, done, bl_path_exists(single_path, &is_single));
     if (!is_single) BL_TRY_GOTO(st, done, bl_path_exists(index_path, &is_sharded));
     if (is_single) {
@@ -238,6 +252,7 @@ bl_status bl_hf_open(const char *dir, bl_hf_model **out)
         st = fail_no_weights(dir);
         goto done;
     }
+    BL_TRY_GOTO(st, done, find_packed(model));
     *out = model;
     model = NULL;
 done:
@@ -252,7 +267,9 @@ void bl_hf_close(bl_hf_model *model)
     if (!model) return;
     for (size_t i = 0; i < model->n_files; i++) bl_safetensors_close(model->files[i]);
     free(model->files);
+    bl_hf_free_packed(model);
     free(model->tensors);
+    json_decref(model->declared.excluded);
     free(model->dir);
     free(model);
 }
@@ -289,15 +306,42 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name)
 
 /* ---- the whole list ---- */
 
-static bool is_ignored(const char *name)
+/* X of "X_scale", "X_scale_inv" or "X_zero_point", a weight's name, is one that is FP8. */
+static bool is_of_codes(const bl_hf_model *model, const char *name)
 {
-    static const char *const ends[] = {".input_scale",      ".activation_scale",  ".input_scale_ub",
-                                       ".output_scale",     ".k_scale",           ".v_scale",
-                                       ".q_scale",          ".weight_zero_point", ".weight_scale",
-                                       ".weight_scale_inv", "rotary_emb.inv_freq"};
+    static const char *const ends[] = {"_scale", "_scale_inv", "_zero_point"};
+    char weight[256];
+
+    for (size_t i = 0; i < BL_COUNT(ends); i++) {
+        if (!bl_text_ends_with(name, ends[i])) continue;
+        int n =
+            snprintf(weight, sizeof weight, "%.*s", (int)(strlen(name) - strlen(ends[i])), name);
+        if (n < 0 || n >= (int)sizeof weight || !bl_text_ends_with(weight, ".weight")) continue;
+        const bl_stored_tensor *codes = bl_hf_find(model, weight);
+        if (codes && codes->dtype == BL_F8_E4M3) return true;
+    }
+    return false;
+}
+
+/* Scales of quantized caches, queries and outputs, which are not quantized here. */
+static bool is_of_caches(const char *name)
+{
+    static const char *const ends[] = {".k_scale", ".v_scale", ".q_scale", ".output_scale"};
+
     for (size_t i = 0; i < BL_COUNT(ends); i++)
         if (bl_text_ends_with(name, ends[i])) return true;
     return false;
+}
+
+/* Also scales of the inputs of FP8 products, and RoPE's tables, which are computed. */
+static bool is_ignored(const bl_hf_model *model, const bl_stored_tensor *tensor)
+{
+    const char *name = tensor->name;
+    static const char *const ends[] = {".input_scale", ".activation_scale", ".input_scale_ub",
+                                       ".input_global_scale", "rotary_emb.inv_freq"};
+    for (size_t i = 0; i < BL_COUNT(ends); i++)
+        if (bl_text_ends_with(name, ends[i])) return true;
+    return is_of_caches(name) || is_of_codes(model, name) || bl_hf_packed_of(model, tensor);
 }
 
 static bool is_skipped(const char *name, const char *const *skipped)
@@ -320,11 +364,29 @@ size_t bl_hf_count_skipped(const bl_hf_model *model, const char *const *skipped,
     return n;
 }
 
+/* A quantized weight whose module the checkpoint leaves unquantized: other programs read its codes
+ * without the scale. */
+static bl_status check_excluded(const bl_hf_model *model, const char *name)
+{
+    bool is_fp8 = !bl_hf_packed_weight(model, name);
+    const char *excluded;
+    char *module = NULL;
+
+    BL_TRY(bl_text_format(&module, "%.*s", (int)strlen(name) - (int)strlen(".weight"), name));
+    bl_status st = bl_hf_find_excluded(&model->declared, module, &excluded);
+    if (st == BL_OK && excluded)
+        st = BL_FAIL(BL_EINPUT, "%s is %s, but the quantization's %s has \"%.80s\"", name,
+                     is_fp8 ? "F8_E4M3" : "in 4 bits", model->declared.excluded_key, excluded);
+    free(module);
+    return st;
+}
+
 static void check_one(const bl_hf_model *model, const bl_hf_expected *expected,
                       bl_problems *problems)
 {
     char has[BL_SHAPE_TEXT_BYTES], wants[BL_SHAPE_TEXT_BYTES];
-    const bl_stored_tensor *tensor = bl_hf_find(model, expected->name);
+    const bl_stored_tensor *tensor = bl_hf_find_weight(model, expected->name);
+    const uint32_t fp8 = BL_DTYPE_BIT(BL_F8_E4M3);
     bl_hf_weight weight;
 
     if (!tensor) {
@@ -337,10 +399,13 @@ static void check_one(const bl_hf_model *model, const bl_hf_expected *expected,
         bl_problems_add(problems, "%s has shape %s, expected %s", tensor->name,
                         bl_shape_text(tensor->n_dims, tensor->shape, has),
                         bl_shape_text(expected->n_dims, expected->shape, wants));
-    else if (!(expected->dtypes & BL_DTYPE_BIT(tensor->dtype)))
+    else if (!(expected->dtypes &
+               (bl_hf_packed_weight(model, tensor->name) ? fp8 : BL_DTYPE_BIT(tensor->dtype))))
         bl_problems_add(problems, "%s has dtype %s, which is not read here", tensor->name,
                         bl_dtype_name(tensor->dtype));
-    else if (tensor->dtype == BL_F8_E4M3 && bl_hf_get_weight(model, tensor->name, &weight) != BL_OK)
+    else if ((tensor->dtype == BL_F8_E4M3 || tensor->dtype == BL_U8) &&
+             (bl_hf_get_weight(model, tensor->name, &weight) != BL_OK ||
+              check_excluded(model, tensor->name) != BL_OK))
         bl_problems_add(problems, "%s", bl_error_text());
 }
 
@@ -354,6 +419,7 @@ bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, 
                       const char *const *skipped)
 {
     bl_problems problems = {0};
+    const char *cache = NULL;
     const bl_hf_expected **by_name = calloc(n_expected + 1, sizeof *by_name);
 
     if (!by_name) return BL_FAIL(BL_ENOMEM, "%s: %zu names", model->dir, n_expected);
@@ -364,10 +430,14 @@ bl_status bl_hf_check(const bl_hf_model *model, const bl_hf_expected *expected, 
     qsort(by_name, n_expected, sizeof *by_name, compare_expected);
     for (size_t i = 0; i < model->n_tensors; i++) {
         const bl_hf_expected wanted = {.name = model->tensors[i]->name}, *key = &wanted;
-        if (!is_ignored(wanted.name) && !is_skipped(wanted.name, skipped) &&
+        if (!cache && is_of_caches(wanted.name)) cache = wanted.name;
+        if (!is_ignored(model, model->tensors[i]) && !is_skipped(wanted.name, skipped) &&
             !bsearch(&key, by_name, n_expected, sizeof *by_name, compare_expected))
             bl_problems_add(&problems, "unexpected %s", wanted.name);
     }
     free(by_name);
+    if (cache)
+        bl_log_warning("%s: ignored, as caches and outputs are not quantized here: %s", model->dir,
+                       cache);
     return bl_problems_report(&problems, model->dir);
 }

@@ -239,12 +239,41 @@ static bool is_base_weight(const bl_peft_base *base, const bl_peft_config *confi
     return false;
 }
 
+static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base);
+
+/* Whether no projection has the inputs of the base's: one line, not one per tensor. */
+static bl_status check_base(const bl_safetensors *file, const bl_peft_config *config,
+                            const bl_peft_base *base)
+{
+    bl_peft_base own = {.modules = base->modules};
+    int n = 0, other = -1;
+
+    for (size_t i = 0; i < bl_safetensors_count(file); i++) {
+        const bl_stored_tensor *tensor = bl_safetensors_at(file, i);
+        bool is_a = strstr(tensor->name, ".lora_A.") && tensor->shape[0] == config->r;
+        if (is_a) add_to_base(tensor, &own);
+    }
+    for (int m = 0; m < own.modules.n; m++) {
+        if (own.in_features[m] == 0) continue;
+        n += own.in_features[m] == base->in_features[m];
+        if (own.in_features[m] != base->in_features[m] && other < 0) other = m;
+    }
+    if (n > 0 || other < 0) return BL_OK;
+    return BL_FAIL(BL_EINPUT,
+                   "%s: the adapter of another model: %s has %lld inputs there and %lld in this "
+                   "model, in %lld and %lld layers",
+                   bl_safetensors_path(file), bl_peft_last_name(own.modules.path[other]),
+                   (long long)own.in_features[other], (long long)base->in_features[other],
+                   (long long)own.n_layers, (long long)base->n_layers);
+}
+
 /* Leaves the specs sorted by name. */
 static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *base,
                                const bl_peft_config *config, factor_list *list)
 {
     bl_problems problems = {0};
 
+    if (base->other) BL_TRY(check_base(file, config, base)); /* a model, not the file's sizes */
     for (size_t i = 0; i < list->n; i++) check_factor(file, &list->specs[i], &problems);
     qsort(list->specs, list->n, sizeof *list->specs, compare_specs);
     for (size_t i = 0; i < bl_safetensors_count(file); i++) {

@@ -10,6 +10,7 @@
 #ifndef BALLAST_STORE_PEFT_H
 #define BALLAST_STORE_PEFT_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -114,6 +115,11 @@ typedef struct bl_peft_adapter bl_peft_adapter;
  * supported: DoRA, biases, per-layer ranks, alphas or targets, ... */
 bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
                               bl_peft_config *out);
+
+/* The document dir/adapter_config.json of LoRA on any modules and parameters of any model: as
+ * bl_peft_check_keys, but rank_pattern, alpha_pattern, fan_in_fan_out and target_parameters may
+ * have values. *file is its path. The caller frees both; after an error both are NULL. */
+bl_status bl_peft_load_any_keys(const char *dir, char **file, json_t **root);
 
 /* Opens the adapter in `dir` and compares its tensors with its config and the base: BL_EINPUT lists
  * all that are missing, extra or of a wrong shape or dtype. *out is closed with bl_peft_close. */

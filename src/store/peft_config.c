@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* peft_config.c -- adapter_config.json: reads supported keys, rejects others that would change
- * results. */
+/* peft_config.c -- adapter_config.json: its values. */
 #include "store/peft.h"
 
 #include <inttypes.h>
@@ -10,14 +9,12 @@
 #include <string.h>
 
 #include "base/files.h"
-#include "base/hub.h"
 #include "base/json.h"
 #include "base/sizes.h"
 #include "store/peft_internal.h"
+#include "store/peft_keys_internal.h"
 
-enum { MAX_CONFIG_BYTES = 16 << 20, MAX_RANK = 1 << 16 };
-
-static const char CONFIG_NAME[] = "adapter_config.json";
+enum { MAX_RANK = 1 << 16 };
 
 /* ---- target_modules ---- */
 
@@ -102,57 +99,6 @@ static json_t *json_saved(const bl_peft_saved_names *names)
 
 /* ---- reading ---- */
 
-/* null, false, "", [] and {} leave a feature of PEFT's switched off. */
-static bool is_off(const json_t *value)
-{
-    return !value || json_is_null(value) || json_is_false(value) ||
-           (json_is_string(value) && json_string_length(value) == 0) ||
-           (json_is_array(value) && json_array_size(value) == 0) ||
-           (json_is_object(value) && json_object_size(value) == 0);
-}
-
-static bl_status refuse_unsupported(const char *file, const json_t *root)
-{
-    static const char *const keys[] = {"alpha_pattern",
-                                       "ensure_weight_tying",
-                                       "exclude_modules",
-                                       "fan_in_fan_out",
-                                       "layer_replication",
-                                       "layers_pattern",
-                                       "layers_to_transform",
-                                       "lora_bias",
-                                       "rank_pattern",
-                                       "target_parameters",
-                                       "trainable_token_indices",
-                                       "use_dora",
-                                       "use_qalora",
-                                       "loftq_config",
-                                       "corda_config"};
-    const char *type = NULL, *bias = "none";
-    const json_t *init = json_object_get(root, "init_lora_weights");
-
-    BL_TRY(bl_json_get_string(file, root, "peft_type", BL_JSON_REQUIRED, &type));
-    if (strcmp(type, "LORA") != 0)
-        return bl_json_fail(file, "peft_type", "\"LORA\"", json_object_get(root, "peft_type"));
-    BL_TRY(bl_json_get_string(file, root, "bias", BL_JSON_OPTIONAL, &bias));
-    if (strcmp(bias, "none") != 0)
-        return bl_json_fail(file, "bias", "\"none\"", json_object_get(root, "bias"));
-    for (size_t i = 0; i < BL_COUNT(keys); i++) {
-        const json_t *value = json_object_get(root, keys[i]);
-        if (!is_off(value))
-            return bl_json_fail(file, keys[i], "nothing: it is not supported", value);
-    }
-    /* PiSSA, OLoRA, LoftQ and CorDA also change the base weights, which an adapter alone cannot
-     * tell. */
-    const char *name = bl_json_text(init);
-    if (init && !json_is_boolean(init) && !json_is_null(init) &&
-        !(name &&
-          (!strcmp(name, "gaussian") || !strcmp(name, "eva") || !strcmp(name, "orthogonal"))))
-        return bl_json_fail(file, "init_lora_weights",
-                            "true, false, \"gaussian\", \"eva\" or \"orthogonal\"", init);
-    return BL_OK;
-}
-
 bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, int64_t n_layers,
                               bl_peft_config *out)
 {
@@ -162,11 +108,8 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
     char *file = NULL;
     json_t *root = NULL;
 
-    BL_TRY(bl_hub_check_dir(dir));
-    BL_TRY(bl_path_join(dir, CONFIG_NAME, &file));
-    BL_TRY_GOTO(st, done, bl_json_load(file, MAX_CONFIG_BYTES, &root));
-    BL_TRY_GOTO(st, done, bl_json_check_object(file, root));
-    BL_TRY_GOTO(st, done, refuse_unsupported(file, root));
+    BL_TRY(bl_peft_load_keys(dir, &file, &root));
+    BL_TRY_GOTO(st, done, bl_peft_check_model_keys(file, root));
     BL_TRY_GOTO(st, done,
                 bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, MAX_RANK, &config.r));
     BL_TRY_GOTO(
@@ -254,7 +197,7 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
                   json_saved(&config->saved), "peft_type", "LORA", "r", (json_int_t)config->r,
                   "rank_pattern", "revision", "target_modules", targets, "task_type", "CAUSAL_LM",
                   "use_dora", 0, "use_rslora", (int)config->use_rslora);
-    BL_TRY_GOTO(st, done, bl_path_join(dir, CONFIG_NAME, &path));
+    BL_TRY_GOTO(st, done, bl_path_join(dir, BL_PEFT_CONFIG_NAME, &path));
     if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);
         goto done;

@@ -43,10 +43,10 @@ BL_API void bl_safetensors_close(bl_safetensors *file); /* NULL is fine */
 
 /* BL_EINPUT when fd, opened by the same name, is another file: it was replaced meanwhile, and
  * offsets are not its own. */
-BL_API bl_status bl_safetensors_check_same(const bl_safetensors *file, int fd);
+bl_status bl_safetensors_check_same(const bl_safetensors *file, int fd);
 
 /* The path of open; how many tensors there are; the tensors, borrowed until close. */
-BL_API const char *bl_safetensors_path(const bl_safetensors *file);
+const char *bl_safetensors_path(const bl_safetensors *file);
 BL_API size_t bl_safetensors_count(const bl_safetensors *file);
 BL_API const bl_stored_tensor *
 bl_safetensors_at(const bl_safetensors *file,
@@ -74,7 +74,7 @@ BL_API bl_status bl_stored_tensor_read_floats(const bl_stored_tensor *tensor, in
 
 /* "[2, 3]" into text, which is returned; for messages. */
 enum { BL_SHAPE_TEXT_BYTES = 192 };
-BL_API char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BYTES]);
+char *bl_shape_text(int n_dims, const int64_t *shape, char text[BL_SHAPE_TEXT_BYTES]);
 
 /* ---- writing ---- */
 
@@ -104,8 +104,8 @@ BL_API bl_status bl_safetensors_writer_append(bl_safetensors_writer *writer, con
                                               size_t n_bytes);
 /* Or, instead of appending: bytes from offset_bytes on of tensor specs[index], in any order, each
  * byte once. */
-BL_API bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
-                                           int64_t offset_bytes, const void *bytes, size_t n_bytes);
+bl_status bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t index,
+                                    int64_t offset_bytes, const void *bytes, size_t n_bytes);
 /* Makes the file durable. BL_EINTERNAL when not exactly the declared bytes were written. Frees the
  * writer in any case. */
 BL_API bl_status bl_safetensors_writer_commit(bl_safetensors_writer *writer);

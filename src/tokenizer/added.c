@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A trie of tokens. Added tokens: found in the text leftmost-longest before the model sees it
- * (huggingface/tokenizers tokenizer/added_vocabulary.rs). */
+/* added.c -- finds added tokens in a text before the model sees it, leftmost-longest
+ * (huggingface/tokenizers tokenizer/added_vocabulary.rs), with a trie. */
 #include <stdlib.h>
 
+#include "base/deadline.h"
 #include "tokenizer/internal.h"
 
 static bl_status new_node(bl_trie *trie, unsigned char byte, int32_t *out)
@@ -31,6 +32,9 @@ bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes, int32_t t
 {
     int32_t node = 0;
 
+    if (n_bytes > BL_TRIE_MAX_BYTES)
+        return BL_FAIL(BL_EINPUT, "token %.40s... has %zu bytes, more than %d", text, n_bytes,
+                       BL_TRIE_MAX_BYTES);
     if (!trie->n) BL_TRY(new_node(trie, 0, &node));
     for (size_t i = 0; i < n_bytes; i++) {
         int32_t child = bl_trie_child(trie, node, (unsigned char)text[i]);
@@ -76,11 +80,15 @@ bool bl_added_next(const bl_trie *trie, const bl_added_token *tokens, bool parse
                    const char *text, size_t n_bytes, size_t *cursor, size_t floor,
                    bl_added_match *out)
 {
+    enum { LOOK_MATCHES = 1024 };
+    double limit_s;
+
     if (!trie->n) return false;
-    for (size_t start = *cursor; start < n_bytes; start++) {
+    for (size_t start = *cursor, looks = 0; start < n_bytes; start++) {
         int32_t index = 0;
         if (!trie->first[(unsigned char)text[start]]) continue;
         size_t found = longest_match(trie, text + start, n_bytes - start, &index), length;
+        if (++looks % LOOK_MATCHES == 0 && bl_deadline_is_over(&limit_s)) return false;
         if (!found) continue;
         const bl_added_token *token = &tokens[index];
         size_t end = start + found;

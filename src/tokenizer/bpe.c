@@ -2,7 +2,7 @@
 /* Byte-pair encoding of one piece of text (Sennrich et al. 2016, arXiv:1508.07909, as
  * huggingface/tokenizers models/bpe does it).
  *
- * The piece starts as one symbol a character (byte-level: a byte). A min-heap on (rank, position)
+ * The piece starts as one symbol per character, or per byte. A min-heap on (rank, position)
  * holds the pairs that may merge; a popped pair is stale, and dropped, when its left symbol is gone
  * or the pair there now merges to another token. A merge pushes the two pairs it creates. O(n log
  * n) in the piece's symbols, which matters where a whole document is one piece. */

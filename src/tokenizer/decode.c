@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
@@ -84,7 +85,7 @@ done:
 static bl_status decode_replace(const bl_decoder_step *step, const string_list *in,
                                 string_list *out)
 {
-    pcre2_match_data *match = NULL;
+    bl_matcher match = {0};
     bl_status st = BL_OK;
 
     for (size_t i = 0, start = 0; i < in->n && st == BL_OK; start = in->end[i++]) {
@@ -92,7 +93,7 @@ static bl_status decode_replace(const bl_decoder_step *step, const string_list *
                                 in->end[i] - start, &out->bytes);
         if (st == BL_OK) st = end_string(out);
     }
-    pcre2_match_data_free(match);
+    bl_matcher_free(&match);
     return st;
 }
 
@@ -229,7 +230,9 @@ static bl_status apply_step(const bl_decoder_step *step, const string_list *in, 
 bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids, size_t n,
                               bool skip_special, char **out, size_t *n_bytes)
 {
+    enum { MAX_GROWTH = 64, SHORT_BYTES = 1 << 16 };
     string_list list[2] = {0};
+    bool begun = bl_deadline_begin(n);
     size_t now = 0;
     bl_status st = BL_OK;
 
@@ -250,6 +253,7 @@ bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids,
             BL_TRY_GOTO(st, done, bl_bytes_append(&list[0].bytes, " ", 1));
         BL_TRY_GOTO(st, done, add_string(&list[0], token, n_token));
     }
+    for (size_t i = 0; i < 2; i++) list[i].bytes.limit = MAX_GROWTH * list[0].bytes.n + SHORT_BYTES;
     for (size_t i = 0; i < tokenizer->n_decoders; i++, now = 1 - now) {
         list[1 - now].bytes.n = list[1 - now].n = 0;
         BL_TRY_GOTO(st, done, apply_step(&tokenizer->decoder[i], &list[now], &list[1 - now]));
@@ -261,6 +265,7 @@ bl_status bl_tokenizer_decode(const bl_tokenizer *tokenizer, const int32_t *ids,
 done:
     free_list(&list[0]);
     free_list(&list[1]);
+    bl_deadline_end(begun);
     return st;
 }
 

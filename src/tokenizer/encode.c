@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
@@ -61,7 +62,7 @@ static void free_context(bl_encode_context *context)
         bl_bytes_free(&context->prefixed[i]);
         bl_bytes_free(&context->mapped[i]);
     }
-    pcre2_match_data_free(context->match);
+    bl_matcher_free(&context->match);
     free(context);
 }
 
@@ -139,6 +140,7 @@ bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, s
 {
     bl_encode_context *context = NULL;
     size_t old_n = out->n;
+    double limit_s;
 
     if (n_bytes > MAX_TEXT_BYTES)
         return BL_FAIL(BL_EINPUT, "a text of %zu bytes is longer than 256 MiB", n_bytes);
@@ -147,12 +149,16 @@ bl_status bl_tokenizer_encode(const bl_tokenizer *tokenizer, const char *text, s
 
     bl_status st = take_context(tokenizer->pool, &context);
     if (st != BL_OK) return st;
+    bool begun = bl_deadline_begin(n_bytes);
     if (flags & BL_ADD_SPECIAL) BL_TRY_GOTO(st, done, push_all(out, &tokenizer->prefix));
     BL_TRY_GOTO(st, done,
                 extract_added(tokenizer, context, &tokenizer->raw_trie, encode_normalized, text,
                               n_bytes, flags, out));
     if (flags & BL_ADD_SPECIAL) BL_TRY_GOTO(st, done, push_all(out, &tokenizer->suffix));
+    if (bl_deadline_is_over(&limit_s)) /* bl_added_next may have given up */
+        st = BL_FAIL(BL_EINPUT, "tokenizer: more than %.0f s for a text", limit_s);
 done:
+    bl_deadline_end(begun);
     if (st != BL_OK) out->n = old_n;
     return_context(tokenizer->pool, context);
     return st;
@@ -180,6 +186,11 @@ int32_t bl_tokenizer_vocab_size(const bl_tokenizer *tokenizer)
     size_t n = tokenizer->model.text.n_ids;
     while (n > 0 && tokenizer->model.text.n_bytes[n - 1] < 0) n--;
     return (int32_t)n;
+}
+
+const json_t *bl_tokenizer_named_tokens(const bl_tokenizer *tokenizer)
+{
+    return tokenizer->named;
 }
 
 int32_t bl_tokenizer_bos(const bl_tokenizer *tokenizer)
@@ -219,6 +230,7 @@ void bl_tokenizer_destroy(bl_tokenizer *tokenizer)
     bl_model_free(&tokenizer->model);
     free(tokenizer->added);
     bl_tokenizer_free_templates(tokenizer);
+    json_decref(tokenizer->named);
     bl_trie_free(&tokenizer->raw_trie);
     bl_trie_free(&tokenizer->normalized_trie);
     bl_ids_free(&tokenizer->prefix);

@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "base/json.h"
+#include "base/present.h"
 #include "tokenizer/text.h"
 #include "tokenizer/tokenizer.h"
 
@@ -65,8 +66,10 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out);
 /* ---- vocab.c: strings by id, ids by string; merges by pair ---- */
 
 enum {
-    BL_VOCAB_MAX_IDS = 1 << 24
-}; /* bounds the allocation for an id in a file; the largest known is 2^18 */
+    BL_VOCAB_MAX_IDS = 1 << 24, /* bounds the allocation for an id in a file; the largest known is
+                                 * 2^18 */
+    BL_TRIE_MAX_BYTES = 1024    /* of a token that is looked for at every place of a text */
+};
 
 typedef struct bl_strings {
     bl_bytes text;    /* all strings, each with a NUL after it */
@@ -116,8 +119,10 @@ typedef struct bl_trie {
     int32_t first[256]; /* the root's children by byte; 0: none */
 } bl_trie;
 
-bl_status bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
-                      int32_t token); /* the first of equal texts stays; n_bytes > 0 */
+bl_status
+bl_trie_add(bl_trie *trie, const char *text, size_t n_bytes,
+            int32_t token); /* the first of equal texts stays; n_bytes > 0; BL_EINPUT: over
+                                       * BL_TRIE_MAX_BYTES */
 /* The child of `node` (0: the root) for `byte`, or 0. */
 int32_t bl_trie_child(const bl_trie *trie, int32_t node, unsigned char byte);
 void bl_trie_free(bl_trie *trie);
@@ -208,7 +213,7 @@ typedef struct bl_added_match {
 } bl_added_match;
 
 /* The next token at or after *cursor that the rules let through; whitespace before `floor`, the end
- * of the last, is not its. False: no more. */
+ * of the last, is not its. False: no more, or the thread's deadline is over. */
 bool bl_added_next(const bl_trie *trie, const bl_added_token *tokens, bool parse_special,
                    const char *text, size_t n_bytes, size_t *cursor, size_t floor,
                    bl_added_match *out);
@@ -234,13 +239,23 @@ typedef struct bl_match {
     size_t start, end;
 } bl_match;
 
-/* The next match in text[from..n_bytes), never empty; start n_bytes: there is none. *data is made
- * when needed and is the caller's. Errors: BL_ELIMIT, BL_ENOMEM. */
-bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, const char *text,
+/* What the matching of regexes works with. Zero-initialize it; bl_matcher_free releases it. */
+typedef struct bl_matcher {
+    pcre2_match_data *data;
+    pcre2_match_context *context;
+    unsigned n_calls;
+} bl_matcher;
+
+void bl_matcher_free(bl_matcher *matcher);
+
+/* The next match in text[from..n_bytes), never empty; start n_bytes: there is none. NULL where the
+ * pattern is not a regex. Errors: BL_EINPUT (a regex that takes too many steps, the deadline),
+ * BL_ENOMEM. */
+bl_status bl_pattern_next(const bl_pattern *pattern, bl_matcher *matcher, const char *text,
                           size_t n_bytes, size_t from, bl_match *out);
 /* Appends the text with each match replaced by `content`. */
-bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
-                             const char *content, const char *text, size_t n_bytes, bl_bytes *out);
+bl_status bl_pattern_replace(const bl_pattern *pattern, bl_matcher *matcher, const char *content,
+                             const char *text, size_t n_bytes, bl_bytes *out);
 /* Whether it matches at the beginning of a text only: a regex with \A in front. */
 bool bl_pattern_is_at_start(const bl_pattern *pattern);
 void bl_pattern_free(bl_pattern *pattern);
@@ -312,12 +327,12 @@ typedef struct bl_encode_context {
     bl_model_scratch model;
     bl_bytes normalized[2];
     bl_bytes prefixed[BL_MAX_STEPS], mapped[BL_MAX_STEPS];
-    pcre2_match_data *match;
+    bl_matcher match;
 } bl_encode_context;
 
 /* *text and *n_bytes become the normalized text's, in one of the buffers or as they were. */
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
-                       pcre2_match_data **data, const char **text, size_t *n_bytes);
+                       bl_matcher *matcher, const char **text, size_t *n_bytes);
 /* From `step` on; n_bytes > 0. flags: BL_CONTINUATION | BL_AFTER_TOKEN, of this piece, and
  * BL_PARSE_SPECIAL. */
 bl_status bl_pretokenize(const bl_tokenizer *tokenizer, bl_encode_context *context, size_t step,
@@ -366,6 +381,7 @@ struct bl_tokenizer {
     bl_trie raw_trie, normalized_trie;
     bl_ids prefix, suffix, eos;
     int32_t bos;
+    json_t *named;                /* "eos_token" and other names to their texts */
     bl_named_template *templates; /* [n_templates] of chats */
     size_t n_templates;
     bool has_decoder;
@@ -386,11 +402,12 @@ bl_status bl_tokenizer_load_string(const json_t *step, const char *where, const 
                                    char **out);
 bl_status bl_tokenizer_load_character(const json_t *step, const char *where, const char *key,
                                       char **out); /* of one character */
+#define BL_METASPACE_KEYS "type replacement str_rep add_prefix_space prepend_scheme split"
 /* {"replacement":C,"prepend_scheme":P,"split":S}, for the pre-tokenizer and the decoder of that
  * name. */
 bl_status bl_tokenizer_load_metaspace(const json_t *step, const char *where, char **replacement,
                                       bl_prepend_scheme *scheme, bool *split);
-/* After all steps: refuses those whose results depend on offsets that are not computed here. */
+/* After all steps: rejects those whose results depend on offsets, which are not computed here. */
 bl_status bl_tokenizer_check_steps(const bl_steps *steps);
 
 /* ---- load_model.c, load_added.c, load_ids.c ---- */
@@ -402,7 +419,40 @@ bl_status bl_tokenizer_load_model(const json_t *json,
 bl_status bl_tokenizer_load_added(const json_t *list,
                                   bl_tokenizer *tokenizer); /* after model and normalizer */
 void bl_tokenizer_find_cut(bl_tokenizer *tokenizer); /* after all else; sets tokenizer->cut */
-bl_status bl_tokenizer_load_special_ids(const char *folder, bl_tokenizer *tokenizer);
+
+/* The files next to tokenizer.json that declare tokens; NULL where there is none. */
+typedef struct bl_side_files {
+    json_t *config, *map, *added; /* tokenizer_config, special_tokens_map, added_tokens */
+    char *config_path, *map_path, *added_path;
+    const json_t *pad_token; /* of the root's padding; NULL: none */
+    bool legacy;             /* no added_tokens_decoder: the other two files count */
+} bl_side_files;
+
+/* `root`: tokenizer.json, which *out refers to. Zero-initialized *out: bl_side_files_free releases
+ * it, after a failure too. */
+bl_status bl_side_files_load(const char *folder, const json_t *root, bl_side_files *out);
+void bl_side_files_free(bl_side_files *side);
+bl_status bl_tokenizer_load_special_ids(const char *folder, const bl_side_files *side,
+                                        bl_tokenizer *tokenizer);
+/* load_declared.c */
+/* *out: the caller's, `list` (added_tokens) with the declared tokens that it lacks. Fills in
+ * tokenizer->named. */
+bl_status bl_tokenizer_declare(const bl_side_files *side, const json_t *list,
+                               bl_tokenizer *tokenizer, json_t **out);
+/* A token's text, of "text" or {"content": "text", ...}; NULL: neither. */
+const char *bl_tokenizer_content(const json_t *value);
+/* side_keys.c: after all else. One warning for unknown keys, and one for those that contradict what
+ * is used. BL_EINPUT: a key that is not supported. */
+bl_status bl_side_files_check(const bl_side_files *side, const bl_tokenizer *tokenizer);
+
+/* The parsed file `name` of `folder`; NULL: there is none. *path is the caller's to free. */
+bl_status bl_tokenizer_load_beside(const char *folder, const char *name, char **path, json_t **out);
+void bl_tokenizer_warn_unknown(const char *file, const bl_key_names *unknown); /* if any */
+
+/* ---- generation_keys.c ---- */
+
+/* One warning for unknown keys of generation_config.json. */
+bl_status bl_generation_config_check(const char *path, const json_t *config);
 
 /* ---- load_templates.c ---- */
 
@@ -412,9 +462,8 @@ bl_status bl_tokenizer_read_templates(const char *file, const json_t *config,
                                       bl_tokenizer *tokenizer);
 void bl_tokenizer_free_templates(bl_tokenizer *tokenizer);
 
-/* Rejects a key of `object` that is not in the NULL-terminated list: unknown keys must not be
- * ignored. */
-bl_status bl_tokenizer_check_keys(const json_t *object, const char *where,
-                                  const char *const *known);
+/* Rejects a key of `object` with a value that is not among `keys`, words with blanks between
+ * them. */
+bl_status bl_tokenizer_check_keys(const json_t *object, const char *where, const char *keys);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads tokenizer.json: the file, its post-processor and decoder. What is not understood is refused
- * by name. */
+/* Reads tokenizer.json: the file, its post-processor and decoder. Unsupported parts are rejected by
+ * name. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,19 +12,10 @@
 
 enum { MAX_FILE_BYTES = 512 << 20 };
 
-bl_status bl_tokenizer_check_keys(const json_t *object, const char *where, const char *const *known)
+bl_status bl_tokenizer_check_keys(const json_t *object, const char *where, const char *keys)
 {
-    const char *key;
-    const json_t *value;
-
     BL_TRY(bl_json_check_object(where, object));
-    json_object_foreach((json_t *)object, key, value)
-    {
-        size_t i = 0;
-        while (known[i] && strcmp(known[i], key)) i++;
-        if (!known[i]) return BL_FAIL(BL_EINPUT, "%s: unknown key %.80s", where, key);
-    }
-    return BL_OK;
+    return bl_keys_check(&(bl_key_table){.accepted = keys}, where, object, NULL);
 }
 
 static bl_status duplicate(const char *text, char **out)
@@ -44,7 +36,7 @@ typedef bl_status load_step_fn(const json_t *step, const char *type, bl_tokenize
 static bl_status load_sequence(const json_t *component, const char *where, const char *list_key,
                                load_step_fn *load, bl_tokenizer *tokenizer)
 {
-    const char *const known[] = {"type", list_key, NULL};
+    char keys[64];
     const char *type;
     const json_t *list, *step;
     size_t i;
@@ -52,7 +44,8 @@ static bl_status load_sequence(const json_t *component, const char *where, const
     if (!component || json_is_null(component)) return BL_OK;
     BL_TRY(get_type(component, where, &type));
     if (strcmp(type, "Sequence")) return load(component, type, tokenizer);
-    BL_TRY(bl_tokenizer_check_keys(component, where, known));
+    snprintf(keys, sizeof keys, "type %s", list_key);
+    BL_TRY(bl_tokenizer_check_keys(component, where, keys));
     BL_TRY(bl_json_get_array(where, component, list_key, BL_JSON_REQUIRED, &list));
     json_array_foreach((json_t *)list, i, step)
     {
@@ -68,6 +61,7 @@ static bl_status load_sequence(const json_t *component, const char *where, const
 static bl_status push_template_ids(const json_t *specials, const char *name,
                                    bl_tokenizer *tokenizer, bl_ids *out)
 {
+    enum { MAX_IDS = 4096 };
     static const char where[] = "post_processor TemplateProcessing";
     const json_t *entry = json_object_get(specials, name), *ids = NULL, *id;
     size_t i;
@@ -82,6 +76,8 @@ static bl_status push_template_ids(const json_t *specials, const char *name,
             !bl_tokenizer_id_to_token(tokenizer, (int32_t)value))
             return BL_FAIL(BL_EINPUT, "%s: special token %.80s has an id outside the vocabulary",
                            where, name);
+        if (out->n == MAX_IDS)
+            return BL_FAIL(BL_EINPUT, "%s: more than %d ids around a text", where, MAX_IDS);
         BL_TRY(bl_ids_push(out, (int32_t)value));
     }
     return BL_OK;
@@ -89,7 +85,6 @@ static bl_status push_template_ids(const json_t *specials, const char *name,
 
 static bl_status load_post_processor(const json_t *json, const char *type, bl_tokenizer *tokenizer)
 {
-    static const char *const known[] = {"type", "single", "pair", "special_tokens", NULL};
     static const char where[] = "post_processor TemplateProcessing";
     const json_t *single, *specials, *item;
     bool seen_text = false;
@@ -100,7 +95,7 @@ static bl_status load_post_processor(const json_t *json, const char *type, bl_to
         return BL_FAIL(BL_EINPUT, "post_processor: type %.80s is not supported", type);
     if (tokenizer->prefix.n || tokenizer->suffix.n)
         return BL_FAIL(BL_EINPUT, "post_processor: more than one template");
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
+    BL_TRY(bl_tokenizer_check_keys(json, where, "type single pair special_tokens"));
     BL_TRY(bl_json_get_array(where, json, "single", BL_JSON_REQUIRED, &single));
     BL_TRY(bl_json_get_object(where, json, "special_tokens", BL_JSON_REQUIRED, &specials));
     json_array_foreach((json_t *)single, i, item)
@@ -126,68 +121,58 @@ static bl_status load_post_processor(const json_t *json, const char *type, bl_to
 
 /* ---- decoder ---- */
 
-static bl_status load_strip(const json_t *json, bl_decoder_step *step)
+static bl_status load_decoder_settings(const json_t *json, const char *where, bl_decoder_step *step)
 {
-    static const char *const known[] = {"type", "content", "start", "stop", NULL};
-    static const char where[] = "decoder Strip";
+    bl_prepend_scheme scheme = BL_PREPEND_ALWAYS;
+    bool split;
 
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    BL_TRY(bl_tokenizer_load_character(json, where, "content", &step->content));
-    BL_TRY(bl_json_get_int(where, json, "start", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_start));
-    return bl_json_get_int(where, json, "stop", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_stop);
-}
-
-static bl_status load_bpe_decoder(const json_t *json, bl_pattern *suffix)
-{
-    static const char *const known[] = {"type", "suffix", NULL};
-    static const char where[] = "decoder BPEDecoder";
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    suffix->kind = BL_PATTERN_STRING;
-    BL_TRY(bl_tokenizer_load_string(json, where, "suffix", &suffix->string));
-    return *suffix->string ? BL_OK : BL_FAIL(BL_EINPUT, "%s: suffix is empty", where);
+    switch (step->kind) {
+    case BL_DECODE_REPLACE:
+        BL_TRY(bl_tokenizer_load_pattern(json, where, &step->pattern));
+        return bl_tokenizer_load_string(json, where, "content", &step->content);
+    case BL_DECODE_STRIP:
+        BL_TRY(bl_tokenizer_load_character(json, where, "content", &step->content));
+        BL_TRY(
+            bl_json_get_int(where, json, "start", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_start));
+        return bl_json_get_int(where, json, "stop", BL_JSON_REQUIRED, 0, INT32_MAX, &step->n_stop);
+    case BL_DECODE_METASPACE:
+        BL_TRY(bl_tokenizer_load_metaspace(json, where, &step->content, &scheme, &split));
+        step->drops_first = scheme != BL_PREPEND_NEVER;
+        return BL_OK;
+    case BL_DECODE_BPE:
+        step->pattern.kind = BL_PATTERN_STRING;
+        BL_TRY(bl_tokenizer_load_string(json, where, "suffix", &step->pattern.string));
+        return *step->pattern.string ? BL_OK : BL_FAIL(BL_EINPUT, "%s: suffix is empty", where);
+    default:
+        return BL_OK;
+    }
 }
 
 static bl_status load_decoder(const json_t *json, const char *type, bl_tokenizer *tokenizer)
 {
-    static const char *const known_byte_level[] = {"type", "add_prefix_space", "trim_offsets",
-                                                   "use_regex", NULL};
-    static const char *const known_plain[] = {"type", NULL};
-    static const char *const known_replace[] = {"type", "pattern", "content", NULL};
+    static const struct {
+        const char *name, *keys;
+        bl_decoder_kind kind;
+    } types[] = {
+        {"ByteLevel", "type add_prefix_space trim_offsets use_regex", BL_DECODE_BYTE_LEVEL},
+        {"Replace", "type pattern content", BL_DECODE_REPLACE},
+        {"Strip", "type content start stop", BL_DECODE_STRIP},
+        {"Metaspace", BL_METASPACE_KEYS, BL_DECODE_METASPACE},
+        {"BPEDecoder", "type suffix", BL_DECODE_BPE},
+        {"ByteFallback", "type", BL_DECODE_BYTE_FALLBACK},
+        {"Fuse", "type", BL_DECODE_FUSE},
+    };
+    char where[64];
 
     if (tokenizer->n_decoders == BL_MAX_STEPS)
         return BL_FAIL(BL_EINPUT, "decoder: more than %d steps", BL_MAX_STEPS);
     bl_decoder_step *step = &tokenizer->decoder[tokenizer->n_decoders++];
-    if (!strcmp(type, "ByteLevel")) {
-        step->kind = BL_DECODE_BYTE_LEVEL;
-        return bl_tokenizer_check_keys(json, "decoder ByteLevel", known_byte_level);
-    }
-    if (!strcmp(type, "Replace")) {
-        step->kind = BL_DECODE_REPLACE;
-        BL_TRY(bl_tokenizer_check_keys(json, "decoder Replace", known_replace));
-        BL_TRY(bl_tokenizer_load_pattern(json, "decoder Replace", &step->pattern));
-        return bl_tokenizer_load_string(json, "decoder Replace", "content", &step->content);
-    }
-    if (!strcmp(type, "Strip")) {
-        step->kind = BL_DECODE_STRIP;
-        return load_strip(json, step);
-    }
-    if (!strcmp(type, "Metaspace")) {
-        bl_prepend_scheme scheme = BL_PREPEND_ALWAYS;
-        bool split;
-        step->kind = BL_DECODE_METASPACE;
-        BL_TRY(bl_tokenizer_load_metaspace(json, "decoder Metaspace", &step->content, &scheme,
-                                           &split));
-        step->drops_first = scheme != BL_PREPEND_NEVER;
-        return BL_OK;
-    }
-    if (!strcmp(type, "BPEDecoder")) {
-        step->kind = BL_DECODE_BPE;
-        return load_bpe_decoder(json, &step->pattern);
-    }
-    if (!strcmp(type, "ByteFallback") || !strcmp(type, "Fuse")) {
-        step->kind = *type == 'F' ? BL_DECODE_FUSE : BL_DECODE_BYTE_FALLBACK;
-        return bl_tokenizer_check_keys(json, type, known_plain);
+    for (size_t i = 0; i < BL_COUNT(types); i++) {
+        if (strcmp(type, types[i].name)) continue;
+        step->kind = types[i].kind;
+        snprintf(where, sizeof where, "decoder %s", type);
+        BL_TRY(bl_tokenizer_check_keys(json, where, types[i].keys));
+        return load_decoder_settings(json, where, step);
     }
     return BL_FAIL(BL_EINPUT, "decoder: type %.80s is not supported", type);
 }
@@ -207,14 +192,32 @@ static void plan_byte_level(const json_t *model, bl_tokenizer *tokenizer)
     last->maps = false;
 }
 
-static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
+static bl_status load_tokens(const json_t *list, const bl_side_files *side, bl_tokenizer *tokenizer)
 {
-    static const char *const known[] = {
-        "version",       "truncation",     "padding", "added_tokens", "normalizer",
-        "pre_tokenizer", "post_processor", "decoder", "model",        NULL};
+    json_t *all = NULL;
+
+    if (list && !json_is_null(list) && !json_is_array(list))
+        return bl_json_fail("tokenizer", "added_tokens", "an array", list);
+    if (json_is_null(list)) list = NULL;
+    BL_TRY(bl_tokenizer_declare(side, list, tokenizer, &all));
+    bl_status st = bl_tokenizer_load_added(all, tokenizer);
+    json_decref(all);
+    return st;
+}
+
+static bl_status load_components(const json_t *root, const bl_side_files *side,
+                                 bl_tokenizer *tokenizer)
+{
+    static const char *const used[] = {"version",    "padding",       "added_tokens",
+                                       "normalizer", "pre_tokenizer", "post_processor",
+                                       "decoder",    "model",         NULL};
+    /* transformers sets it again at each call; of padding, it keeps pad_token */
+    static const char no_effect[] = "truncation";
+    static const bl_key_table table = {.used = used, .accepted = no_effect};
     const json_t *decoder = json_object_get(root, "decoder");
 
-    BL_TRY(bl_tokenizer_check_keys(root, "tokenizer", known));
+    BL_TRY(bl_json_check_object("tokenizer", root));
+    BL_TRY(bl_keys_check(&table, "tokenizer", root, NULL));
     BL_TRY(load_sequence(json_object_get(root, "normalizer"), "normalizer", "normalizers",
                          bl_tokenizer_load_normalizer, tokenizer));
     BL_TRY(load_sequence(json_object_get(root, "pre_tokenizer"), "pre_tokenizer", "pretokenizers",
@@ -222,7 +225,7 @@ static bl_status load_components(const json_t *root, bl_tokenizer *tokenizer)
     BL_TRY(bl_tokenizer_check_steps(&tokenizer->steps));
     plan_byte_level(json_object_get(root, "model"), tokenizer);
     BL_TRY(bl_tokenizer_load_model(json_object_get(root, "model"), &tokenizer->model));
-    BL_TRY(bl_tokenizer_load_added(json_object_get(root, "added_tokens"), tokenizer));
+    BL_TRY(load_tokens(json_object_get(root, "added_tokens"), side, tokenizer));
     BL_TRY(load_sequence(json_object_get(root, "post_processor"), "post_processor", "processors",
                          load_post_processor, tokenizer));
     tokenizer->has_decoder = decoder && !json_is_null(decoder);
@@ -287,6 +290,7 @@ bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out)
 {
     char *folder = NULL, *file = NULL;
     json_t *root = NULL;
+    bl_side_files side = {0};
     bl_status st = BL_OK;
 
     *out = NULL;
@@ -296,15 +300,18 @@ bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out)
     BL_TRY_GOTO(st, done, create_pool(&tokenizer->pool));
     BL_TRY_GOTO(st, done, find_files(path, &folder, &file));
     BL_TRY_GOTO(st, done, bl_json_load(file, MAX_FILE_BYTES, &root));
-    if ((st = load_components(root, tokenizer)) != BL_OK) {
+    BL_TRY_GOTO(st, done, bl_side_files_load(folder, root, &side));
+    if ((st = load_components(root, &side, tokenizer)) != BL_OK) {
         bl_error_prefix(st, "%s", file);
         goto done;
     }
-    BL_TRY_GOTO(st, done, bl_tokenizer_load_special_ids(folder, tokenizer));
+    BL_TRY_GOTO(st, done, bl_tokenizer_load_special_ids(folder, &side, tokenizer));
+    BL_TRY_GOTO(st, done, bl_side_files_check(&side, tokenizer));
     *out = tokenizer;
     tokenizer = NULL;
 done:
     json_decref(root);
+    bl_side_files_free(&side);
     free(folder);
     free(file);
     bl_tokenizer_destroy(tokenizer);

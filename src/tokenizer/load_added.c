@@ -10,12 +10,11 @@
 static bl_status read_added(const json_t *entry, const char *where, bl_added_token *token,
                             const char **content)
 {
-    static const char *const known[] = {"id",     "content",    "single_word", "lstrip",
-                                        "rstrip", "normalized", "special",     NULL};
     int64_t id = 0;
 
     *token = (bl_added_token){0};
-    BL_TRY(bl_tokenizer_check_keys(entry, where, known));
+    BL_TRY(bl_tokenizer_check_keys(entry, where,
+                                   "id content single_word lstrip rstrip normalized special"));
     BL_TRY(bl_json_get_int(where, entry, "id", BL_JSON_REQUIRED, 0, BL_VOCAB_MAX_IDS - 1, &id));
     BL_TRY(bl_json_get_string(where, entry, "content", BL_JSON_REQUIRED, content));
     BL_TRY(bl_json_get_bool(where, entry, "single_word", BL_JSON_REQUIRED, &token->single_word));
@@ -58,7 +57,7 @@ static bl_status set_decoded(const char *normalized, size_t n_bytes, int32_t id,
 static bl_status add_to_trie(const char *content, int32_t index, bl_tokenizer *tokenizer)
 {
     bl_bytes buffers[2] = {0};
-    pcre2_match_data *match = NULL;
+    bl_matcher match = {0};
     size_t n_bytes = strlen(content);
     bl_status st = BL_OK;
 
@@ -76,11 +75,13 @@ static bl_status add_to_trie(const char *content, int32_t index, bl_tokenizer *t
 done:
     bl_bytes_free(&buffers[0]);
     bl_bytes_free(&buffers[1]);
-    pcre2_match_data_free(match);
+    bl_matcher_free(&match);
     return st;
 }
 
-static bl_status load_added(const json_t *list, const char **content, bl_tokenizer *tokenizer)
+/* content[n], seen by id: zeros. */
+static bl_status load_added(const json_t *list, const char **content, bool *seen,
+                            bl_tokenizer *tokenizer)
 {
     bl_model *model = &tokenizer->model;
     int32_t n_vocab = (int32_t)model->text.n_used, next_id = n_vocab;
@@ -92,9 +93,9 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
         snprintf(where, sizeof where, "added_tokens[%zu]", i);
         BL_TRY(read_added(json_array_get(list, i), where, token, &content[i]));
         BL_TRY(check_added_id(model, token, content[i], next_id));
-        for (size_t k = 0; k < i; k++)
-            if (tokenizer->added[k].id == token->id)
-                return BL_FAIL(BL_EINPUT, "%s: %.80s is listed twice", where, content[i]);
+        if (seen[token->id])
+            return BL_FAIL(BL_EINPUT, "%s: %.80s is listed twice", where, content[i]);
+        seen[token->id] = true;
         if (!bl_strings_get(&model->text, token->id, NULL))
             BL_TRY(bl_strings_set(&model->text, token->id, content[i], strlen(content[i])));
         if (token->id >= n_vocab && token->id >= next_id) next_id = token->id + 1;
@@ -117,14 +118,15 @@ static bl_status load_added(const json_t *list, const char **content, bl_tokeniz
 bl_status bl_tokenizer_load_added(const json_t *list, bl_tokenizer *tokenizer)
 {
     size_t n = json_array_size(list);
-
-    if (list && !json_is_null(list) && !json_is_array(list))
-        return bl_json_fail("tokenizer", "added_tokens", "an array", list);
     const char **content = calloc(n + 1, sizeof *content);
     tokenizer->added = calloc(n + 1, sizeof *tokenizer->added);
-    bl_status st = content && tokenizer->added ? load_added(list, content, tokenizer)
-                                               : BL_FAIL(BL_ENOMEM, "added tokens");
+    /* An accepted id is the vocabulary's or the next free one: check_added_id. */
+    const bl_strings *text = &tokenizer->model.text;
+    bool *seen = calloc(text->n_ids + text->n_used + n + 1, sizeof *seen);
+    bl_status st = content && seen && tokenizer->added ? load_added(list, content, seen, tokenizer)
+                                                       : BL_FAIL(BL_ENOMEM, "added tokens");
     free(content);
+    free(seen);
     return st;
 }
 

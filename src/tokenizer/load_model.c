@@ -137,10 +137,13 @@ done:
 /* An affix of symbols; NULL where it is null, absent or empty. */
 static bl_status load_affix(const json_t *json, const char *key, char **out)
 {
+    enum { MAX_AFFIX_BYTES = 32 }; /* a piece may have a symbol for each, at each character */
     const char *text = "";
 
     BL_TRY(bl_json_get_string("model", json, key, BL_JSON_OPTIONAL, &text));
     if (!*text) return BL_OK;
+    if (strlen(text) > MAX_AFFIX_BYTES)
+        return BL_FAIL(BL_EINPUT, "model: key %s: more than %d bytes", key, MAX_AFFIX_BYTES);
     *out = strdup(text);
     return *out ? BL_OK : BL_FAIL(BL_ENOMEM, "out of memory: %s", key);
 }
@@ -178,21 +181,12 @@ static bl_status check_dropout(const json_t *json)
 
 static bl_status load_bpe(const json_t *json, bl_model *model)
 {
-    static const char *const known[] = {"type",
-                                        "dropout",
-                                        "unk_token",
-                                        "continuing_subword_prefix",
-                                        "fuse_unk",
-                                        "byte_fallback",
-                                        "ignore_merges",
-                                        "end_of_word_suffix",
-                                        "vocab",
-                                        "merges",
-                                        NULL};
     const char *unk = NULL;
     const json_t *vocab, *merges;
 
-    BL_TRY(bl_tokenizer_check_keys(json, "model", known));
+    BL_TRY(bl_tokenizer_check_keys(json, "model",
+                                   "type dropout unk_token continuing_subword_prefix fuse_unk "
+                                   "byte_fallback ignore_merges end_of_word_suffix vocab merges"));
     BL_TRY(check_dropout(json));
     BL_TRY(load_affix(json, "continuing_subword_prefix", &model->prefix));
     BL_TRY(load_affix(json, "end_of_word_suffix", &model->suffix));
@@ -259,14 +253,13 @@ static bl_status load_scored(const json_t *entry, int32_t id, bl_model *model)
 static bl_status load_unigram(const json_t *json, bl_model *model)
 {
     enum { UNK_PENALTY = 10 };
-    static const char *const known[] = {"type", "unk_id", "vocab", "byte_fallback", NULL};
     const json_t *vocab, *entry;
     int64_t unk = -1;
     double lowest = 0;
     size_t i;
 
     model->kind = BL_MODEL_UNIGRAM;
-    BL_TRY(bl_tokenizer_check_keys(json, "model", known));
+    BL_TRY(bl_tokenizer_check_keys(json, "model", "type unk_id vocab byte_fallback"));
     BL_TRY(
         bl_json_get_bool("model", json, "byte_fallback", BL_JSON_OPTIONAL, &model->byte_fallback));
     BL_TRY(bl_json_get_array("model", json, "vocab", BL_JSON_REQUIRED, &vocab));

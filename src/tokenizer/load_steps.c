@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the normalizer's and the pre-tokenizer's steps from tokenizer.json. What is not understood
- * is refused by name. */
+/* Reads the normalizer's and the pre-tokenizer's steps from tokenizer.json. Unsupported parts are
+ * rejected by name. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,12 +36,11 @@ bl_status bl_tokenizer_load_character(const json_t *step, const char *where, con
 
 bl_status bl_tokenizer_load_pattern(const json_t *step, const char *where, bl_pattern *out)
 {
-    static const char *const known[] = {"String", "Regex", NULL};
     const json_t *holder;
     const char *text = "";
 
     BL_TRY(bl_json_get_object(where, step, "pattern", BL_JSON_REQUIRED, &holder));
-    BL_TRY(bl_tokenizer_check_keys(holder, where, known));
+    BL_TRY(bl_tokenizer_check_keys(holder, where, "String Regex"));
     if (json_object_size(holder) != 1)
         return BL_FAIL(BL_EINPUT, "%s: pattern must have one of String and Regex", where);
     if (json_object_get(holder, "Regex")) {
@@ -53,19 +53,16 @@ bl_status bl_tokenizer_load_pattern(const json_t *step, const char *where, bl_pa
     return *out->string ? BL_OK : BL_FAIL(BL_EINPUT, "%s: an empty pattern", where);
 }
 
-/* Files of tokenizers before 0.15 say add_prefix_space, and str_rep once more. */
+/* Files of tokenizers before 0.15 have add_prefix_space, and str_rep as a second key. */
 bl_status bl_tokenizer_load_metaspace(const json_t *step, const char *where, char **replacement,
                                       bl_prepend_scheme *scheme, bool *split)
 {
-    static const char *const known[] = {
-        "type", "replacement", "str_rep", "add_prefix_space", "prepend_scheme", "split", NULL};
     static const char *const schemes[] = {"always", "first", "never"}; /* as in bl_prepend_scheme */
     const char *name = schemes[BL_PREPEND_ALWAYS];
     bool prefix = true;
     size_t i = 0;
 
     *split = true;
-    BL_TRY(bl_tokenizer_check_keys(step, where, known));
     BL_TRY(bl_tokenizer_load_character(step, where, "replacement", replacement));
     BL_TRY(bl_json_get_bool(where, step, "add_prefix_space", BL_JSON_OPTIONAL, &prefix));
     BL_TRY(bl_json_get_string(where, step, "prepend_scheme", BL_JSON_OPTIONAL, &name));
@@ -82,62 +79,55 @@ bl_status bl_tokenizer_load_metaspace(const json_t *step, const char *where, cha
 
 /* ---- normalizer ---- */
 
-static bl_status load_strip(const json_t *json, bl_normalizer_step *step)
-{
-    static const char *const known[] = {"type", "strip_left", "strip_right", NULL};
-    static const char where[] = "normalizer Strip";
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
-    BL_TRY(bl_json_get_bool(where, json, "strip_left", BL_JSON_REQUIRED, &step->at_start));
-    return bl_json_get_bool(where, json, "strip_right", BL_JSON_REQUIRED, &step->at_end);
-}
-
-/* The normalizers without settings. */
 static const struct {
-    const char *name;
+    const char *name, *keys;
     bl_normalizer_kind kind;
     int utf8proc_options;
-} plain_normalizers[] = {
-    {"NFC", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_COMPOSE},
-    {"NFD", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
-    {"NFKC", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
-    {"NFKD", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
-    {"Lowercase", BL_NORM_LOWERCASE, 0},
-    {"StripAccents", BL_NORM_STRIP_ACCENTS, 0},
-    {"ByteLevel", BL_NORM_BYTE_LEVEL, 0},
+} normalizers[] = {
+    {"Prepend", "type prepend", BL_NORM_PREPEND, 0},
+    {"Replace", "type pattern content", BL_NORM_REPLACE, 0},
+    {"Strip", "type strip_left strip_right", BL_NORM_STRIP, 0},
+    {"NFC", "type", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_COMPOSE},
+    {"NFD", "type", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE},
+    {"NFKC", "type", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+    {"NFKD", "type", BL_NORM_UNICODE, UTF8PROC_STABLE | UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT},
+    {"Lowercase", "type", BL_NORM_LOWERCASE, 0},
+    {"StripAccents", "type", BL_NORM_STRIP_ACCENTS, 0},
+    {"ByteLevel", "type", BL_NORM_BYTE_LEVEL, 0},
 };
+
+static bl_status load_settings(const json_t *json, const char *where, bl_normalizer_step *step)
+{
+    switch (step->kind) {
+    case BL_NORM_PREPEND:
+        return bl_tokenizer_load_string(json, where, "prepend", &step->content);
+    case BL_NORM_REPLACE:
+        BL_TRY(bl_tokenizer_load_pattern(json, where, &step->pattern));
+        return bl_tokenizer_load_string(json, where, "content", &step->content);
+    case BL_NORM_STRIP:
+        BL_TRY(bl_json_get_bool(where, json, "strip_left", BL_JSON_REQUIRED, &step->at_start));
+        return bl_json_get_bool(where, json, "strip_right", BL_JSON_REQUIRED, &step->at_end);
+    default:
+        return BL_OK;
+    }
+}
 
 bl_status bl_tokenizer_load_normalizer(const json_t *json, const char *type,
                                        bl_tokenizer *tokenizer)
 {
-    static const char *const known_prepend[] = {"type", "prepend", NULL};
-    static const char *const known_replace[] = {"type", "pattern", "content", NULL};
-    static const char *const known_plain[] = {"type", NULL};
     bl_steps *steps = &tokenizer->steps;
+    char where[64];
 
     if (steps->n_normalizers == BL_MAX_STEPS)
         return BL_FAIL(BL_EINPUT, "normalizer: more than %d steps", BL_MAX_STEPS);
     bl_normalizer_step *step = &steps->normalizer[steps->n_normalizers++];
-    if (!strcmp(type, "Prepend")) {
-        step->kind = BL_NORM_PREPEND;
-        BL_TRY(bl_tokenizer_check_keys(json, "normalizer Prepend", known_prepend));
-        return bl_tokenizer_load_string(json, "normalizer Prepend", "prepend", &step->content);
-    }
-    if (!strcmp(type, "Replace")) {
-        step->kind = BL_NORM_REPLACE;
-        BL_TRY(bl_tokenizer_check_keys(json, "normalizer Replace", known_replace));
-        BL_TRY(bl_tokenizer_load_pattern(json, "normalizer Replace", &step->pattern));
-        return bl_tokenizer_load_string(json, "normalizer Replace", "content", &step->content);
-    }
-    if (!strcmp(type, "Strip")) {
-        step->kind = BL_NORM_STRIP;
-        return load_strip(json, step);
-    }
-    for (size_t i = 0; i < BL_COUNT(plain_normalizers); i++) {
-        if (strcmp(type, plain_normalizers[i].name)) continue;
-        step->kind = plain_normalizers[i].kind;
-        step->utf8proc_options = plain_normalizers[i].utf8proc_options;
-        return bl_tokenizer_check_keys(json, type, known_plain);
+    for (size_t i = 0; i < BL_COUNT(normalizers); i++) {
+        if (strcmp(type, normalizers[i].name)) continue;
+        step->kind = normalizers[i].kind;
+        step->utf8proc_options = normalizers[i].utf8proc_options;
+        snprintf(where, sizeof where, "normalizer %s", type);
+        BL_TRY(bl_tokenizer_check_keys(json, where, normalizers[i].keys));
+        return load_settings(json, where, step);
     }
     return BL_FAIL(BL_EINPUT, "normalizer: type %.80s is not supported", type);
 }
@@ -164,28 +154,20 @@ static bl_status load_behavior(const json_t *json, const char *where, bl_json_ne
     return BL_OK;
 }
 
-static bl_status load_split(const json_t *json, bl_split *split)
+/* Those that set no behavior have 0: matches are removed. */
+static bl_status load_split(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", "pattern", "behavior", "invert", NULL};
-    static const char where[] = "pre_tokenizer Split";
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
     BL_TRY(load_behavior(json, where, BL_JSON_REQUIRED, &split->behavior));
     BL_TRY(bl_json_get_bool(where, json, "invert", BL_JSON_OPTIONAL, &split->invert));
     return bl_tokenizer_load_pattern(json, where, &split->pattern);
 }
 
-static bl_status load_byte_level(const json_t *json, bl_split *split)
+static bl_status load_byte_level(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", "add_prefix_space", "trim_offsets", "use_regex",
-                                        NULL};
-    static const char where[] = "pre_tokenizer ByteLevel";
     bool use_regex = true;
 
     split->is_byte_level = true;
     split->behavior = BL_SPLIT_ISOLATED;
-    BL_TRY(bl_tokenizer_check_keys(json, where,
-                                   known)); /* trim_offsets: offsets are not computed here */
     BL_TRY(bl_json_get_bool(where, json, "add_prefix_space", BL_JSON_REQUIRED,
                             &split->add_prefix_space));
     BL_TRY(bl_json_get_bool(where, json, "use_regex", BL_JSON_OPTIONAL, &use_regex));
@@ -194,81 +176,67 @@ static bl_status load_byte_level(const json_t *json, bl_split *split)
     return bl_regex_compile(GPT2_REGEX, &split->pattern.regex);
 }
 
-static bl_status load_digits(const json_t *json, bl_split *split)
+static bl_status load_digits(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", "individual_digits", NULL};
-    static const char where[] = "pre_tokenizer Digits";
     bool individual = false;
 
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
     BL_TRY(bl_json_get_bool(where, json, "individual_digits", BL_JSON_REQUIRED, &individual));
     split->pattern = (bl_pattern){BL_PATTERN_CLASS, .is_member = bl_unicode_is_numeric};
     split->behavior = individual ? BL_SPLIT_ISOLATED : BL_SPLIT_CONTIGUOUS;
     return BL_OK;
 }
 
-static bl_status load_punctuation(const json_t *json, bl_split *split)
+static bl_status load_punctuation(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", "behavior", NULL};
-    static const char where[] = "pre_tokenizer Punctuation";
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
     split->pattern = (bl_pattern){BL_PATTERN_CLASS, .is_member = bl_unicode_is_punctuation};
     return load_behavior(json, where, BL_JSON_OPTIONAL, &split->behavior);
 }
 
-static bl_status load_delimiter(const json_t *json, bl_split *split)
+static bl_status load_delimiter(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", "delimiter", NULL};
-    static const char where[] = "pre_tokenizer CharDelimiterSplit";
-
-    BL_TRY(bl_tokenizer_check_keys(json, where, known));
     split->pattern.kind = BL_PATTERN_STRING;
-    split->behavior = BL_SPLIT_REMOVED;
     return bl_tokenizer_load_character(json, where, "delimiter", &split->pattern.string);
 }
 
-static bl_status load_whitespace_split(const json_t *json, bl_split *split)
+static bl_status load_whitespace_split(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", NULL};
-
+    (void)json, (void)where;
     split->pattern = (bl_pattern){BL_PATTERN_CLASS, .is_member = bl_unicode_is_space};
-    split->behavior = BL_SPLIT_REMOVED;
-    return bl_tokenizer_check_keys(json, "pre_tokenizer WhitespaceSplit", known);
+    return BL_OK;
 }
 
 /* Keeps the words: removes the text between them. */
-static bl_status load_whitespace(const json_t *json, bl_split *split)
+static bl_status load_whitespace(const json_t *json, const char *where, bl_split *split)
 {
-    static const char *const known[] = {"type", NULL};
-
+    (void)json, (void)where;
     split->pattern.kind = BL_PATTERN_WORDS;
-    split->behavior = BL_SPLIT_REMOVED;
     split->invert = true;
-    return bl_tokenizer_check_keys(json, "pre_tokenizer Whitespace", known);
+    return BL_OK;
 }
 
-static bl_status load_metaspace(const json_t *json, bl_split *split)
+static bl_status load_metaspace(const json_t *json, const char *where, bl_split *split)
 {
-    return bl_tokenizer_load_metaspace(json, "pre_tokenizer Metaspace", &split->metaspace,
-                                       &split->scheme, &split->at_metaspace);
+    return bl_tokenizer_load_metaspace(json, where, &split->metaspace, &split->scheme,
+                                       &split->at_metaspace);
 }
 
 bl_status bl_tokenizer_load_split(const json_t *json, const char *type, bl_tokenizer *tokenizer)
 {
+    /* ByteLevel's trim_offsets is of offsets, which are not computed. */
     static const struct {
-        const char *name;
-        bl_status (*load)(const json_t *json, bl_split *split);
+        const char *name, *keys;
+        bl_status (*load)(const json_t *json, const char *where, bl_split *split);
     } types[] = {
-        {"Split", load_split},
-        {"ByteLevel", load_byte_level},
-        {"Metaspace", load_metaspace},
-        {"Digits", load_digits},
-        {"Punctuation", load_punctuation},
-        {"Whitespace", load_whitespace},
-        {"WhitespaceSplit", load_whitespace_split},
-        {"CharDelimiterSplit", load_delimiter},
+        {"Split", "type pattern behavior invert", load_split},
+        {"ByteLevel", "type add_prefix_space trim_offsets use_regex", load_byte_level},
+        {"Metaspace", BL_METASPACE_KEYS, load_metaspace},
+        {"Digits", "type individual_digits", load_digits},
+        {"Punctuation", "type behavior", load_punctuation},
+        {"Whitespace", "type", load_whitespace},
+        {"WhitespaceSplit", "type", load_whitespace_split},
+        {"CharDelimiterSplit", "type delimiter", load_delimiter},
     };
+    char where[64];
     bl_steps *steps = &tokenizer->steps;
 
     if (steps->n_splits == BL_MAX_STEPS)
@@ -277,8 +245,12 @@ bl_status bl_tokenizer_load_split(const json_t *json, const char *type, bl_token
         if (steps->split[i].is_byte_level)
             return BL_FAIL(BL_EINPUT, "pre_tokenizer: ByteLevel twice is not supported");
     bl_split *split = &steps->split[steps->n_splits++];
-    for (size_t i = 0; i < BL_COUNT(types); i++)
-        if (!strcmp(type, types[i].name)) return types[i].load(json, split);
+    for (size_t i = 0; i < BL_COUNT(types); i++) {
+        if (strcmp(type, types[i].name)) continue;
+        snprintf(where, sizeof where, "pre_tokenizer %s", type);
+        BL_TRY(bl_tokenizer_check_keys(json, where, types[i].keys));
+        return types[i].load(json, where, split);
+    }
     return BL_FAIL(BL_EINPUT, "pre_tokenizer: type %.80s is not supported", type);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads the chat templates beside tokenizer.json, as transformers 5 does: files, or, where there is
- * none, those of tokenizer_config.json. */
+/* Reads the chat templates next to tokenizer.json, as transformers 5 does: files, or, where there
+ * is none, those of tokenizer_config.json. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -22,7 +22,7 @@ static void cache_store(bl_cached_piece *slot, const char *text, size_t n_bytes,
     slot->n_key_bytes = (unsigned char)n_bytes;
     slot->n_ids = (unsigned char)n;
     memcpy(slot->key, text, n_bytes);
-    memcpy(slot->id, id, n * sizeof *id);
+    if (n) memcpy(slot->id, id, n * sizeof *id);
 }
 
 bl_status bl_model_encode_piece(const bl_model *model, bl_model_scratch *scratch, const char *text,
@@ -45,7 +45,8 @@ bl_status bl_model_encode_piece(const bl_model *model, bl_model_scratch *scratch
     else
         BL_TRY(bl_unigram_encode(model, scratch, text, n_bytes, flags & BL_PARSE_SPECIAL,
                                  &met_special, out));
-    if (!met_special) cache_store(cached, text, n_bytes, out->id + old_n, out->n - old_n);
+    if (!met_special)
+        cache_store(cached, text, n_bytes, out->id ? out->id + old_n : NULL, out->n - old_n);
     return BL_OK;
 }
 

@@ -94,7 +94,7 @@ static bl_status strip(const bl_normalizer_step *step, bool continuation, const 
     return bl_bytes_append(out, text + start, n_bytes - start);
 }
 
-static bl_status apply(const bl_normalizer_step *step, bool continuation, pcre2_match_data **data,
+static bl_status apply(const bl_normalizer_step *step, bool continuation, bl_matcher *matcher,
                        const char *text, size_t n_bytes, bl_bytes *out)
 {
     switch (step->kind) {
@@ -104,7 +104,7 @@ static bl_status apply(const bl_normalizer_step *step, bool continuation, pcre2_
     case BL_NORM_REPLACE:
         if (continuation && bl_pattern_is_at_start(&step->pattern))
             return bl_bytes_append(out, text, n_bytes);
-        return bl_pattern_replace(&step->pattern, data, step->content, text, n_bytes, out);
+        return bl_pattern_replace(&step->pattern, matcher, step->content, text, n_bytes, out);
     case BL_NORM_UNICODE:
         return unicode_form(step, text, n_bytes, out);
     case BL_NORM_LOWERCASE:
@@ -120,19 +120,17 @@ static bl_status apply(const bl_normalizer_step *step, bool continuation, pcre2_
 }
 
 bl_status bl_normalize(const bl_steps *steps, bool continuation, bl_bytes buffers[2],
-                       pcre2_match_data **data, const char **text, size_t *n_bytes)
+                       bl_matcher *matcher, const char **text, size_t *n_bytes)
 {
-    size_t n_text = *n_bytes, n_long = MAX_GROWTH * n_text + SHORT_BYTES;
+    size_t n_long = MAX_GROWTH * *n_bytes + SHORT_BYTES;
 
     if (n_long > MAX_NORMALIZED_BYTES) n_long = MAX_NORMALIZED_BYTES;
     for (size_t i = 0; i < steps->n_normalizers; i++) {
         if (*n_bytes == 0) break;
         bl_bytes *out = &buffers[i % 2];
         out->n = 0;
-        BL_TRY(apply(&steps->normalizer[i], continuation, data, *text, *n_bytes, out));
-        if (out->n > n_long)
-            return BL_FAIL(BL_EINPUT, "a text of %zu bytes has %zu when normalized; at most %zu",
-                           n_text, out->n, n_long);
+        out->limit = n_long;
+        BL_TRY(apply(&steps->normalizer[i], continuation, matcher, *text, *n_bytes, out));
         *text = out->data;
         *n_bytes = out->n;
     }

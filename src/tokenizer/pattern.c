@@ -4,24 +4,64 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/deadline.h"
 #include "tokenizer/internal.h"
 
-static bl_status next_of_regex(const pcre2_code *regex, pcre2_match_data **data, const char *text,
+void bl_matcher_free(bl_matcher *matcher)
+{
+    pcre2_match_data_free(matcher->data);
+    pcre2_match_context_free(matcher->context);
+}
+
+static bl_status prepare(bl_matcher *matcher)
+{
+    if (!matcher->data) matcher->data = pcre2_match_data_create(1, NULL);
+    if (!matcher->context) matcher->context = pcre2_match_context_create(NULL);
+    return matcher->data && matcher->context ? BL_OK
+                                             : BL_FAIL(BL_ENOMEM, "tokenizer: regex match data");
+}
+
+static bl_status check_deadline(void)
+{
+    double limit_s;
+
+    if (!bl_deadline_is_over(&limit_s)) return BL_OK;
+    return BL_FAIL(BL_EINPUT, "tokenizer: more than %.0f s for a text", limit_s);
+}
+
+/* PCRE2's limit is of steps at one place where a match may begin. A run of white space of n bytes
+ * takes 2 n in published regexes. A call tries PLACES, and the deadline is looked at in between. */
+static bl_status next_of_regex(const pcre2_code *regex, bl_matcher *matcher, const char *text,
                                size_t n_bytes, size_t from, bl_match *out)
 {
-    if (!*data && !(*data = pcre2_match_data_create(1, NULL)))
-        return BL_FAIL(BL_ENOMEM, "tokenizer: regex match data");
-    /* What pcre2_match calls in the end, without its checks; a library without JIT refuses it. */
-    int n = pcre2_jit_match(regex, (PCRE2_SPTR)text, n_bytes, from, 0, *data, NULL);
-    if (n == PCRE2_ERROR_JIT_BADOPTION)
-        n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, from, PCRE2_NO_UTF_CHECK, *data, NULL);
-    if (n >= 0) {
-        const PCRE2_SIZE *found = pcre2_get_ovector_pointer(*data);
-        *out = (bl_match){found[0], found[1]};
-    } else if (n != PCRE2_ERROR_NOMATCH) {
-        return BL_FAIL(BL_ELIMIT, "tokenizer: a regex of tokenizer.json failed with PCRE2 error %d",
-                       n);
+    enum { PLACES = 1024, LOOK_CALLS = 64, BYTE_STEPS = 4, MORE_STEPS = 10000 };
+    int n = PCRE2_ERROR_NOMATCH;
+
+    BL_TRY(prepare(matcher));
+    pcre2_set_match_limit(matcher->context, (uint32_t)(BYTE_STEPS * n_bytes + MORE_STEPS));
+    while (n == PCRE2_ERROR_NOMATCH) {
+        size_t last = n_bytes - from > PLACES ? from + PLACES : n_bytes;
+        pcre2_set_offset_limit(matcher->context, last);
+        /* What pcre2_match calls in the end, without its checks; a library without JIT refuses
+         * it, and a long group repeated needs more than JIT's stack. */
+        n = pcre2_jit_match(regex, (PCRE2_SPTR)text, n_bytes, from, 0, matcher->data,
+                            matcher->context);
+        if (n == PCRE2_ERROR_JIT_BADOPTION || n == PCRE2_ERROR_JIT_STACKLIMIT)
+            n = pcre2_match(regex, (PCRE2_SPTR)text, n_bytes, from,
+                            PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, matcher->data, matcher->context);
+        if (n == PCRE2_ERROR_NOMATCH && last == n_bytes) return BL_OK;
+        for (from = last + 1; from < n_bytes && ((unsigned char)text[from] & 0xc0) == 0x80;) from++;
+        if (n == PCRE2_ERROR_NOMATCH || ++matcher->n_calls % LOOK_CALLS == 0)
+            BL_TRY(check_deadline());
+        if (from > n_bytes) from = n_bytes;
     }
+    if (n < 0)
+        return BL_FAIL(BL_EINPUT,
+                       "tokenizer: a regex of tokenizer.json takes too many steps or "
+                       "too much memory for a text (PCRE2 error %d)",
+                       n);
+    const PCRE2_SIZE *found = pcre2_get_ovector_pointer(matcher->data);
+    *out = (bl_match){found[0], found[1]};
     return BL_OK;
 }
 
@@ -58,7 +98,7 @@ static void next_of_words(const char *text, size_t n_bytes, size_t from, bl_matc
     *out = (bl_match){from, end};
 }
 
-bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, const char *text,
+bl_status bl_pattern_next(const bl_pattern *pattern, bl_matcher *matcher, const char *text,
                           size_t n_bytes, size_t from, bl_match *out)
 {
     const char *found;
@@ -68,7 +108,7 @@ bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, co
     case BL_PATTERN_NONE:
         return BL_OK;
     case BL_PATTERN_REGEX:
-        return next_of_regex(pattern->regex, data, text, n_bytes, from, out);
+        return next_of_regex(pattern->regex, matcher, text, n_bytes, from, out);
     case BL_PATTERN_STRING: {
         size_t n_string = strlen(pattern->string);
         found = bl_text_find(text + from, n_bytes - from, pattern->string, n_string);
@@ -85,14 +125,14 @@ bl_status bl_pattern_next(const bl_pattern *pattern, pcre2_match_data **data, co
     return BL_FAIL(BL_EINTERNAL, "pattern %d", (int)pattern->kind);
 }
 
-bl_status bl_pattern_replace(const bl_pattern *pattern, pcre2_match_data **data,
-                             const char *content, const char *text, size_t n_bytes, bl_bytes *out)
+bl_status bl_pattern_replace(const bl_pattern *pattern, bl_matcher *matcher, const char *content,
+                             const char *text, size_t n_bytes, bl_bytes *out)
 {
     size_t n_content = strlen(content), done = 0;
     bl_match match;
 
     for (;;) {
-        BL_TRY(bl_pattern_next(pattern, data, text, n_bytes, done, &match));
+        BL_TRY(bl_pattern_next(pattern, matcher, text, n_bytes, done, &match));
         BL_TRY(bl_bytes_append(out, text + done, match.start - done));
         if (match.start == n_bytes) return BL_OK;
         BL_TRY(bl_bytes_append(out, content, n_content));

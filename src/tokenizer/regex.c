@@ -188,6 +188,7 @@ static bl_status translate_group(translation *t)
     static const char *const known[] = {"(?:", "(?i:", "(?!", "(?=", "(?<!", "(?<=", "(?>"};
 
     if (t->in_caseless) return refuse(t, "a group where case is ignored");
+    if (t->at[1] == '*') return refuse(t, "a verb");
     if (t->at[1] != '?') return copy(t, 1);
     for (size_t i = 0; i < BL_COUNT(known); i++) {
         if (strncmp(t->at, known[i], strlen(known[i])) != 0) continue;
@@ -261,6 +262,7 @@ static bl_status check_unicode_version(void)
 
 bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
 {
+    enum { MAX_PATTERN_BYTES = 4096 };
     translation t = {.at = pattern};
     PCRE2_UCHAR reason[128];
     PCRE2_SIZE offset;
@@ -268,11 +270,13 @@ bl_status bl_regex_compile(const char *pattern, pcre2_code **out)
     int code;
 
     *out = NULL;
+    if (strlen(pattern) > MAX_PATTERN_BYTES)
+        return BL_FAIL(BL_EINPUT, "regex: more than %d bytes", MAX_PATTERN_BYTES);
     bl_status st = translate(&t);
     if (st == BL_OK && t.has_property) st = check_unicode_version();
     if (st != BL_OK) goto done;
-    *out = pcre2_compile((PCRE2_SPTR)t.out.data, t.out.n - 1, PCRE2_UTF | PCRE2_UCP, &code, &offset,
-                         NULL);
+    *out = pcre2_compile((PCRE2_SPTR)t.out.data, t.out.n - 1,
+                         PCRE2_UTF | PCRE2_UCP | PCRE2_USE_OFFSET_LIMIT, &code, &offset, NULL);
     if (!*out) {
         pcre2_get_error_message(code, reason, sizeof reason);
         st = BL_FAIL(BL_EINPUT, "regex \"%.80s\": %s", pattern, (const char *)reason);

@@ -35,6 +35,7 @@ const char *bl_text_find(const char *text, size_t n_bytes, const char *part, siz
 typedef struct bl_bytes {
     char *data;
     size_t n, capacity;
+    size_t limit; /* of n: BL_EINPUT beyond; 0: none */
 } bl_bytes;
 
 bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes);

@@ -3,9 +3,9 @@
  * the same tokenizer.json.
  *
  * Source: huggingface/tokenizers (models/, tokenizer/, normalizers/, pre_tokenizers/, processors/,
- * decoders/). docs/formats.md lists the components that are read. Any other is refused
- * by name: wrong ids are worse than none. `truncation` and `padding` are call-time settings, which
- * transformers sets anew at each call; they are not read.
+ * decoders/). docs/formats.md lists the components that are read. Others are rejected by name:
+ * wrong ids are worse than none. `truncation` and `padding` are call-time settings, which
+ * transformers sets again at each call; of them, only padding's pad_token is read.
  *
  * A loaded tokenizer never changes: any number of threads may use it at once. All texts are UTF-8,
  * lengths are in bytes. */
@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/present.h"
 #include "base/status.h"
 
 typedef struct bl_tokenizer bl_tokenizer;
@@ -40,11 +41,16 @@ enum {
                             Metaspace with prepend_scheme "first" */
 };
 
-/* Reads `path`, a tokenizer.json or a folder that holds one; tokenizer_config.json,
- * generation_config.json and config.json beside it, where they exist, name BOS and EOS. *out is the
- * caller's, freed by bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason), BL_EIO,
- * BL_ENOMEM. */
+/* Reads `path`, a tokenizer.json or a directory that has one; tokenizer_config.json,
+ * generation_config.json and config.json next to it, where they exist, name BOS and EOS. *out is
+ * the caller's, freed by bl_tokenizer_destroy. Errors: BL_EINPUT (file, component and reason),
+ * BL_EIO, BL_ENOMEM. */
 bl_status bl_tokenizer_load(const char *path, bl_tokenizer **out);
+/* Adds to *names the keys of the directory's generation_config.json that change what transformers'
+ * generate writes, with values that are not neutral; chosen: keys that are left out,
+ * NULL-terminated. Without the file: none. BL_EINPUT, BL_EIO, BL_ENOMEM. */
+bl_status bl_generation_config_name(const char *folder, const char *const *chosen,
+                                    bl_key_names *names);
 /* NULL is fine; no call on it may be in progress. */
 void bl_tokenizer_destroy(bl_tokenizer *tokenizer);
 
@@ -75,6 +81,10 @@ int32_t bl_tokenizer_vocab_size(const bl_tokenizer *tokenizer); /* the largest i
  * the post-processor puts first; -1 where none is known. */
 int32_t bl_tokenizer_bos(const bl_tokenizer *tokenizer);
 
+/* {"bos_token": text, ...}: the tokens that tokenizer_config.json or special_tokens_map.json name,
+ * as chat templates read them. Borrowed from the tokenizer; never NULL. */
+const json_t *bl_tokenizer_named_tokens(const bl_tokenizer *tokenizer);
+
 /* All ids that end a text; the tokenizer's own eos_token first (the one to train with), then the
  * further ones of generation_config.json or, without that file, config.json. *n may be 0. Borrowed
  * from the tokenizer. */
@@ -92,7 +102,7 @@ typedef struct bl_named_template {
     char *name, *text;
 } bl_named_template;
 
-/* The model's chat templates, jinja texts. Files beside the tokenizer: chat_template.jinja is
+/* The model's chat templates, jinja texts. Files next to the tokenizer: chat_template.jinja is
  * "default", additional_chat_templates/NAME.jinja is NAME. Where there is none of them,
  * tokenizer_config.json's chat_template: a text, which is "default", or a list of named ones.
  * Borrowed from the tokenizer; NULL: none of that name. */

@@ -197,6 +197,9 @@ static int char_to_byte(uint32_t code)
 
 const char *bl_text_find(const char *text, size_t n_bytes, const char *part, size_t n_part)
 {
+    enum { LONG_BYTES = 64 }; /* compared at each place, it could take the square of the time */
+
+    if (n_part > LONG_BYTES) return memmem(text, n_bytes, part, n_part);
     for (const char *end = text + n_bytes;
          text < end && (text = memchr(text, part[0], (size_t)(end - text))); text++)
         if ((size_t)(end - text) >= n_part && !memcmp(text, part, n_part)) return text;
@@ -209,6 +212,9 @@ bl_status bl_bytes_append(bl_bytes *bytes, const char *text, size_t n_bytes)
 
     if (bl_add_overflows(bytes->n, n_bytes, &need))
         return BL_FAIL(BL_ENOMEM, "tokenizer: text buffer");
+    if (bytes->limit && need > bytes->limit)
+        return BL_FAIL(BL_EINPUT, "a step of the tokenizer makes more than %zu bytes of a text",
+                       bytes->limit);
     if (need > bytes->capacity) {
         size_t capacity = need < SIZE_MAX / 2 ? need + need / 2 + 64 : need;
         char *grown = realloc(bytes->data, capacity);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the general categories have in Unicode 16, that of tokenizers' regex engines, and not in
- * Unicode 14, that of PCRE2 10.42 and utf8proc 2.8; made by tools/golden/text/make_unicode.py with
- * tokenizers 0.23.3. */
+/* unicode_additions.c -- characters by general category that Unicode 16 has and Unicode 14 has not.
+ * The regex engines of tokenizers know the first, PCRE2 10.42 and utf8proc 2.8 the second. Made by
+ * tools/golden/text/make_unicode.py with tokenizers 0.23.3. */
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 

@@ -5,6 +5,7 @@
  * the vocabulary less 10; a run of unknown characters is one unknown token. */
 #include <stdlib.h>
 
+#include "base/deadline.h"
 #include "base/sizes.h"
 #include "tokenizer/internal.h"
 
@@ -89,13 +90,17 @@ static bl_status push_unknown(const bl_model *model, const char *text, size_t n_
 bl_status bl_unigram_encode(const bl_model *model, bl_model_scratch *scratch, const char *text,
                             size_t n_bytes, bool parse_special, bool *met_special, bl_ids *out)
 {
+    enum { LOOK_CHARACTERS = 1024 };
     size_t length;
+    double limit_s;
 
     BL_TRY(reserve(scratch, n_bytes + 1));
     bl_path_node *path = scratch->path;
     for (size_t i = 0; i <= n_bytes; i++) path[i] = (bl_path_node){.start = i ? NO_PATH : 0};
-    for (size_t i = 0; i < n_bytes; i += length) {
+    for (size_t i = 0, n = 0; i < n_bytes; i += length) {
         bl_utf8_decode(text + i, n_bytes - i, &length);
+        if (++n % LOOK_CHARACTERS == 0 && bl_deadline_is_over(&limit_s))
+            return BL_FAIL(BL_EINPUT, "tokenizer: more than %.0f s for a text", limit_s);
         offer_tokens(model, path, text, n_bytes, i, parse_special, met_special);
     }
     if (!link_path(path, n_bytes))

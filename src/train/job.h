@@ -4,7 +4,7 @@
 #ifndef BALLAST_TRAIN_JOB_H
 #define BALLAST_TRAIN_JOB_H
 
-#include "adapter/modules.h"
+#include "trained/modules.h"
 #include "comm/host_memory.h"
 #include "job/launch.h"
 #include "model/weights.h"

@@ -17,7 +17,7 @@ typedef struct bl_step_metrics {
     int64_t step, total_steps; /* steps completed, of all */
     double loss, grad_norm, learning_rate, epoch;
     int64_t tokens, label_tokens; /* of the step, all ranks */
-    double step_s, flops;         /* model FLOPs of the step, docs/memory.md */
+    double step_s, flops;         /* model FLOPs of the step, docs/internals/plan.md */
     /* Of the step: bytes of all ranks; of the rank that stalled on a lane the longest, how
      * long. */
     bl_lane_totals lanes[BL_N_LANES];

@@ -4,10 +4,10 @@
 #define BALLAST_TRAIN_RANK_H
 
 #include "device/staging.h"
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "model/batch.h"
 #include "train/job.h"
-#include "train/talk.h"
+#include "train/host_comm.h"
 
 /* Its own thread's, while that runs. Of several runs over one base each has a bl_rank here; all but
  * the first have borrowed everything but `job` and what follows `pass`. */
@@ -21,10 +21,9 @@ typedef struct bl_rank {
     bool (*stop)(void *user);
     void *stop_user;
 
-    /* Of host memory: `talk`, over which goes all that is small. There from the start, as long as
-     * the rank. */
+    /* Of host memory. `host_comm` carries all small data; it exists as long as the rank. */
     bl_comm *host_world;
-    bl_talk talk;
+    bl_host_comm host_comm;
     /* Of device memory: of all ranks, on `communication`; of this rank's shard group, on `gather`.
      * On a CPU `world` is `host_world` itself. */
     bl_comm *world, *shard_group;
@@ -37,7 +36,7 @@ typedef struct bl_rank {
     bl_model_weights *weights;
     bl_base *base;
     bl_pass *pass;
-    bl_adapter_state *state; /* NULL: nothing is trained, and no adapter */
+    bl_trained_state *state; /* NULL: nothing is trained, and no adapter */
     bl_pass_adapter adapter; /* of every micro-batch; zeros: there is none */
     struct bl_group *group;  /* the lead's, of one pass after the other */
     /* Of the validation rows (rank/evaluate.h); NULL: there are none. */
@@ -57,6 +56,8 @@ bl_status bl_rank_load_base(bl_rank *rank);
 /* Room for the adapter, if the job has one; and its weights: init_adapter's, or fresh ones. */
 bl_status bl_rank_create_adapter(bl_rank *rank);
 bl_status bl_rank_fill_adapter(bl_rank *rank);
+/* Of the rank's device, streams and communicator. */
+bl_trained_context bl_rank_context(const bl_rank *rank);
 /* &rank->adapter; NULL: there is none. */
 const bl_pass_adapter *bl_rank_adapter(const bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank);
@@ -71,7 +72,7 @@ void bl_rank_close_run(bl_rank *rank);
  * together, all that an evaluation runs has then run once, while no rank waited for another;
  * elsewhere nothing happens. Collective over the job. */
 bl_status bl_rank_warm_up(bl_rank *rank);
-/* Waits for its streams, whatever they say. */
+/* Waits for its streams, and ignores their errors. */
 void bl_rank_drain(bl_rank *rank);
 void bl_rank_close(bl_rank *rank);
 

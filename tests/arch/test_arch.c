@@ -131,6 +131,7 @@ static void test_projections(void **state)
         "transformer.h.0.ln.weight", "head.weight", "transformer.h.mlp.in.weight",
         "transformer.h.0.mlp.in.weight_scale", "model.layers.0.mlp.in.weight"};
     bl_model_config llama = config_of(&bl_arch_llama);
+    int64_t layer;
     (void)state;
 
     assert_ptr_equal(bl_arch_segment(&other, BL_MLP_DOWN, 0), &other_projections[3]);
@@ -138,9 +139,56 @@ static void test_projections(void **state)
     assert_ptr_equal(bl_arch_segment(&bl_arch_llama, BL_QKV, 2), &bl_llama_projections[BL_V]);
     assert_int_equal(bl_projection_row(&llama, BL_V), 8);
     assert_string_equal(bl_projection_name(&other_projections[2]), "in");
-    assert_true(bl_arch_is_projection(&other, "transformer.h.11.mlp.in.weight"));
+    assert_int_equal(bl_arch_find_projection(&other, "transformer.h.11.mlp.in.weight", &layer), 2);
+    assert_int_equal(layer, 11);
     for (size_t i = 0; i < BL_COUNT(none); i++)
-        assert_false(bl_arch_is_projection(&other, none[i]));
+        assert_int_equal(bl_arch_find_projection(&other, none[i], &layer), -1);
+}
+
+/* Tensors of routed experts by name, their rows in the layer's matrix, and which of them LoRA may
+ * target: none. */
+static void test_experts(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t row;
+    } published[] = {{"model.layers.1.block_sparse_moe.experts.0.w1.weight", 0},
+                     {"model.layers.1.block_sparse_moe.experts.0.w3.weight", 14336},
+                     {"model.layers.1.block_sparse_moe.experts.1.w1.weight", 2 * 14336},
+                     {"model.layers.1.block_sparse_moe.experts.7.w3.weight", 15 * 14336}};
+    bl_model_config c;
+    int64_t layer;
+    (void)state;
+
+    assert_int_equal(bl_model_config_preset("mixtral-8x7b", &c), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(published); i++) {
+        bl_arch_tensor t = bl_arch_stored_at(&c, 1, 4, published[i].row + 14335);
+        assert_string_equal(t.name, published[i].name);
+        assert_int_equal(t.row, published[i].row);
+        assert_true(t.n_dims == 2 && t.shape[0] == 14336 && t.shape[1] == 4096);
+        assert_int_equal(bl_arch_find_projection(c.arch, t.name, &layer), 4);
+        assert_int_equal(layer, 1);
+    }
+    assert_int_equal(bl_arch_find_projection(
+                         c.arch, "model.layers.1.block_sparse_moe.experts.0.w4.weight", &layer),
+                     -1);
+    assert_int_equal(
+        bl_arch_find_projection(c.arch, "model.layers.1.block_sparse_moe.gate.weight", &layer), -1);
+    int64_t n = bl_arch_tensor_count(&c), per_layer = 4 + 3 * 8 + 3;
+    assert_int_equal(n, 32 * per_layer + 3);
+    bl_arch_tensor router = bl_arch_tensor_at(&c, per_layer - 1);
+    assert_string_equal(router.name, "model.layers.0.block_sparse_moe.gate.weight");
+    assert_true(router.n_dims == 2 && router.shape[0] == 8 && router.shape[1] == 4096);
+    assert_int_equal(bl_arch_peft_modules(c.arch).n, 4);
+    c.arch = c.arch->stacked;
+    bl_arch_tensor stack = bl_arch_tensor_at(&c, 5);
+    assert_string_equal(stack.name, "model.layers.0.mlp.experts.down_proj");
+    assert_true(stack.n_dims == 3 && stack.shape[0] == 8 && stack.shape[1] == 4096 &&
+                stack.shape[2] == 14336);
+    assert_int_equal(bl_arch_find_projection(c.arch, stack.name, &layer), 5);
+    assert_int_equal(bl_arch_tensor_elements(&stack), 8LL * 4096 * 14336);
+    /* q and o; k and v; two of eight experts of three matrices; the router */
+    assert_true(bl_arch_active_weights(&c) == 4096.0 * (2 * 4096 + 2 * 1024 + 2 * 3 * 14336 + 8));
 }
 
 /* LoRA's vector has the entry's projections and no others. */
@@ -200,7 +248,8 @@ static void test_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors), cmocka_unit_test(test_projections),
-        cmocka_unit_test(test_lora), cmocka_unit_test(test_flops), cmocka_unit_test(test_table)};
+        cmocka_unit_test(test_tensors),     cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_projections), cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_flops),       cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

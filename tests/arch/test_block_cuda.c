@@ -76,34 +76,41 @@ static void encode(bl_pool *pool, const bl_weight_segment *s, int64_t cols, uint
     if (s->format == BL_FORMAT_FP8_ROW)
         check(bl_fp8_row_quantize(pool, BL_F32, values, 0, s->rows, cols, codes, scales));
     else if (s->format == BL_FORMAT_FP8_BLOCK)
-        check(bl_fp8_block_quantize(pool, BL_F32, values, s->rows, cols, codes, scales));
+        check(bl_fp8_block_quantize(pool, BL_F32, values, 0, s->rows, cols, codes, scales));
     for (int64_t i = 0; s->format == BL_FORMAT_BF16 && i < s->rows * cols; i++)
         ((uint16_t *)(void *)codes)[i] = bl_f32_to_bf16(values[i]);
     free(values);
 }
 
-/* Codes of all segments where the layout has them; scales one after the other, from multiples of 4
- * on. */
+/* Those that are not in the base's shards; a multiple of 4. */
+static size_t count_whole_scales(const bl_weight_segment *s, int64_t cols)
+{
+    size_t bytes, n;
+    assert_true(bl_format_sizes(s->format, s->rows, cols, &bytes, &n));
+    return bl_format_describe(s->format)->home == BL_SCALES_WHOLE ? (n + 3) / 4 * 4 : 0;
+}
+
+/* Codes of all segments, and scales of blocks, where the layout has them; other scales one after
+ * the other, from multiples of 4 on. */
 static void fill_base(host *h, bl_pool *pool)
 {
-    const bl_base_unit *unit = &h->layout.units[0];
+    bl_base *base;
     h->shards = test_alloc((int64_t)h->layout.shard_bytes, 1);
     h->scales = test_floats(8 * (2 * h->config.intermediate_size + 4 * h->config.hidden_size));
-    for (int m = 0; m < unit->n_matrices; m++) {
-        const bl_base_matrix *matrix = &unit->matrix[m];
-        uint8_t *codes = h->shards + unit->offset + matrix->part[0].shard_offset;
-        assert_int_equal(matrix->n_parts, 1);
-        for (int s = 0; s < matrix->weight.n_segments; s++) {
-            const bl_weight_segment *segment = &matrix->weight.segment[s];
-            size_t bytes, n;
-            assert_true(
-                bl_format_sizes(segment->format, segment->rows, matrix->weight.cols, &bytes, &n));
-            encode(pool, segment, matrix->weight.cols, 100 + (uint64_t)(m * 8 + s), codes,
-                   h->scales + h->n_scales);
-            codes += bytes;
-            h->n_scales += (n + 3) / 4 * 4;
+    check(bl_base_create_resident(&h->layout, h->shards, &base));
+    for (int m = 0; m < h->layout.units[0].n_matrices; m++) {
+        bl_weight w;
+        check(bl_base_acquire(base, 0, m, NULL, &w));
+        for (int s = 0; s < w.n_segments; s++) {
+            const bl_weight_segment *segment = &w.segment[s];
+            float *scales =
+                segment->scales ? (float *)(uintptr_t)segment->scales : h->scales + h->n_scales;
+            encode(pool, segment, w.cols, 100 + (uint64_t)(m * 8 + s),
+                   (uint8_t *)(uintptr_t)segment->codes, scales);
+            h->n_scales += count_whole_scales(segment, w.cols);
         }
     }
+    bl_base_destroy(base);
 }
 
 static const bl_arch *arch_of(const dims_case *c)
@@ -236,10 +243,9 @@ static void put_base(side *s, const host *h)
     for (int m = 0; m < s->unit.n_matrices; m++) {
         bl_weight *w = &s->unit.matrix[m].weight;
         for (int i = 0; i < w->n_segments; i++) {
-            size_t bytes, n;
-            bl_format_sizes(w->segment[i].format, w->segment[i].rows, w->cols, &bytes, &n);
+            size_t n = count_whole_scales(&w->segment[i], w->cols);
             w->segment[i].scales = n > 0 ? scales : NULL;
-            scales += (n + 3) / 4 * 4;
+            scales += n;
         }
     }
     check(bl_base_create_resident(&s->layout, put(s, h->shards, h->layout.shard_bytes), &s->base));
@@ -418,10 +424,10 @@ static void check_case(const dims_case *c, bl_format format, float dropout)
     check(bl_device_find_cuda(0, &info));
     check(bl_matmul_count_fallbacks(gpu.device, counts));
     assert_int_equal(counts[BL_FALLBACK_CAPABILITY] > 0,
-                     bl_format_is_fp8(format) && info.capability != 90);
+                     bl_format_has_scales(format) && info.capability != 90);
     assert_int_equal(counts[BL_FALLBACK_SHAPE] > 0,
-                     bl_format_is_fp8(format) && !c->is_fp8_possible);
-    assert_int_equal(counts[BL_FALLBACK_FORMAT] > 0, !bl_format_is_fp8(format));
+                     bl_format_has_scales(format) && !c->is_fp8_possible);
+    assert_int_equal(counts[BL_FALLBACK_FORMAT] > 0, !bl_format_has_scales(format));
     free_result(&want);
     destroy_side(&want_side);
     free_host(&h);

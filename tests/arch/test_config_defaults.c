@@ -31,17 +31,22 @@ void __wrap_bl_log_warning(const char *format, ...)
 }
 
 /* config.json = {sizes, then `rest`}, loaded. */
-static bl_status load(const char *rest, bl_model_config *config)
+static bl_status load_layers(int n_layers, const char *rest, bl_model_config *config)
 {
     char text[2048], path[64];
 
     snprintf(path, sizeof path, "%s/config.json", folder);
     snprintf(text, sizeof text,
              "{\"vocab_size\":100,\"hidden_size\":32,\"intermediate_size\":50,"
-             "\"num_hidden_layers\":3,\"num_attention_heads\":4,%s}",
-             rest);
+             "\"num_hidden_layers\":%d,\"num_attention_heads\":4,%s}",
+             n_layers, rest);
     assert_int_equal(bl_file_write_atomic(path, text, strlen(text)), BL_OK);
     return bl_model_config_load(folder, config);
+}
+
+static bl_status load(const char *rest, bl_model_config *config)
+{
+    return load_layers(3, rest, config);
 }
 
 static void test_dropouts_are_named(void **state)
@@ -62,6 +67,59 @@ static void test_dropouts_are_named(void **state)
                           &c),
                      BL_OK);
     assert_string_equal(warnings, "");
+}
+
+/* Unknown keys: an error where the name tells of the forward pass, else one warning with all names;
+ * silent with neutral values, and when they begin with '_'. */
+static void test_unknown_keys(void **state)
+{
+    static const char *const refused[] = {"\"use_linear_attention\":true",
+                                          "\"attn_gate\":1",
+                                          "\"rope_percent\":0.5",
+                                          "\"post_norm\":true",
+                                          "\"logits_cap\":30.0",
+                                          "\"value_scale\":2",
+                                          "\"embedding_bias\":true",
+                                          "\"expert_layers\":[1]",
+                                          "\"act_fn\":\"gelu\"",
+                                          "\"window_tokens\":128",
+                                          "\"residual_in_fp64\":1",
+                                          "\"moe_layers\":[0]",
+                                          "\"block_type\":\"mamba2\"",
+                                          "\"sinks\":true",
+                                          "\"hidden_mult\":2",
+                                          "\"vision_lora\":{\"r\":256}",
+                                          "\"kv_lora_rank\":512",
+                                          "\"is_causal\":false",
+                                          "\"use_rope\":false",
+                                          "\"full_attn_mod\":2",
+                                          "\"mtp_gate\":\"on\"",
+                                          "\"compression_config\":{\"a\":1}",
+                                          "\"attention_chunks\":[0]"};
+    static const char *const silent[] = {
+        "\"use_linear_attention\":false,\"post_norm\":null,\"moe_layers\":[],\"act_fn\":\"\"",
+        "\"_model_name_or_path\":\"x\",\"_sliding_window_pattern\":6",
+        "\"is_causal\":true,\"use_rope\":true,\"full_attn_mod\":1,\"interpolate_factor\":1",
+        "\"auto_map\":{\"AutoConfig\":\"a.B\"},\"use_flash_attention\":true,\"pad_token_id\":3"};
+    bl_model_config c;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(refused); i++) {
+        char key[64];
+        if (load(refused[i], &c) != BL_EINPUT) fail_msg("accepted: %s", refused[i]);
+        snprintf(key, sizeof key, "config.json: key %.*s: ", (int)strcspn(refused[i] + 1, "\""),
+                 refused[i] + 1);
+        if (!strstr(bl_error_text(), key)) fail_msg("\"%s\" lacks \"%s\"", bl_error_text(), key);
+    }
+    warnings[0] = '\0';
+    for (size_t i = 0; i < BL_COUNT(silent); i++) assert_int_equal(load(silent[i], &c), BL_OK);
+    assert_string_equal(warnings, "");
+    assert_int_equal(load("\"surprise\":1,\"_b\":2,\"cache_dtype\":\"fp8\",\"ffn_dropout\":0.1,"
+                          "\"attn_implementation_internal\":null,\"c\":0",
+                          &c),
+                     BL_OK);
+    assert_non_null(
+        strstr(warnings, "no such keys: surprise, cache_dtype, ffn_dropout, c; if one"));
 }
 
 /* Phi-3's, inside RoPE's keys or, as transformers 4 writes it, outside; inside goes first. */
@@ -149,6 +207,73 @@ static void test_default_rope(void **state)
     assert_non_null(strstr(bl_error_text(), "key rope_theta: expected rope_parameters beside it"));
 }
 
+#define QWEN3_MOE "\"model_type\":\"qwen3_moe\",\"num_key_value_heads\":2"
+#define MIXTRAL   "\"model_type\":\"mixtral\",\"num_key_value_heads\":2"
+#define MOE_SIZES ",\"moe_intermediate_size\":20,\"num_experts_per_tok\":3"
+
+/* Experts: both spellings of their number, defaults, and what is not computed. */
+static void test_experts(void **state)
+{
+    static const struct {
+        const char *rest;
+        int64_t n_experts, top_k, expert_size;
+        bool is_normed;
+    } cases[] = {
+        {QWEN3_MOE, 128, 8, 768, false},
+        {QWEN3_MOE MOE_SIZES ",\"num_experts\":6,\"norm_topk_prob\":true", 6, 3, 20, true},
+        {QWEN3_MOE MOE_SIZES ",\"num_local_experts\":6,\"num_experts\":6", 6, 3, 20, false},
+        {QWEN3_MOE ",\"decoder_sparse_step\":1,\"mlp_only_layers\":[],\"router_aux_loss_coef\":0.1,"
+                   "\"output_router_logits\":false",
+         128, 8, 768, false},
+        {MIXTRAL, 8, 2, 50, true},
+        {MIXTRAL ",\"num_local_experts\":4,\"router_jitter_noise\":0.0", 4, 2, 50, true},
+        {MIXTRAL ",\"moe_intermediate_size\":20", 8, 2, 50, true},
+        {QWEN3_MOE MOE_SIZES ",\"num_experts\":null,\"num_local_experts\":6", 6, 3, 20, false},
+    };
+    static const struct {
+        const char *rest, *text;
+    } rejected[] = {
+        {QWEN3_MOE ",\"decoder_sparse_step\":2", "key decoder_sparse_step: expected 1: dense"},
+        {QWEN3_MOE ",\"mlp_only_layers\":[0]", "key mlp_only_layers: expected []: dense"},
+        {QWEN3_MOE ",\"output_router_logits\":true", "key output_router_logits: expected false"},
+        {QWEN3_MOE ",\"num_experts\":6,\"num_local_experts\":7", "key num_local_experts"},
+        {QWEN3_MOE ",\"num_experts\":6", "key num_experts_per_tok: expected at most the 6"},
+        {QWEN3_MOE ",\"num_experts_per_tok\":0", "key num_experts_per_tok"},
+        {QWEN3_MOE ",\"n_routed_experts\":6", "key n_routed_experts"},
+        {QWEN3_MOE ",\"hidden_act\":\"gelu\"", "key hidden_act"},
+        {MIXTRAL ",\"router_jitter_noise\":0.1", "key router_jitter_noise: expected 0: noise"},
+        {MIXTRAL ",\"n_shared_experts\":1", "n_shared_experts"},
+        {QWEN3_MOE ",\"layer_types\":[\"sliding_attention\"]", "key layer_types"},
+    };
+    bl_model_config c, other;
+    json_t *a, *b;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        if (load(cases[i].rest, &c) != BL_OK) fail_msg("%s: %s", cases[i].rest, bl_error_text());
+        assert_int_equal(c.n_experts, cases[i].n_experts);
+        assert_int_equal(c.top_k, cases[i].top_k);
+        assert_int_equal(c.expert_size, cases[i].expert_size);
+        assert_int_equal(c.is_top_k_normed, cases[i].is_normed);
+    }
+    for (size_t i = 0; i < BL_COUNT(rejected); i++) {
+        assert_int_equal(load(rejected[i].rest, &c), BL_EINPUT);
+        if (!strstr(bl_error_text(), rejected[i].text))
+            fail_msg("%s: %s", rejected[i].rest, bl_error_text());
+    }
+    assert_int_equal(load_layers(2048, QWEN3_MOE, &c), BL_OK);
+    assert_int_equal(load_layers(2049, QWEN3_MOE, &c), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "2049 layers of 128 experts; expected at most 262144"));
+    assert_int_equal(load(QWEN3_MOE, &c), BL_OK);
+    assert_int_equal(load(QWEN3_MOE ",\"norm_topk_prob\":true", &other), BL_OK);
+    assert_int_equal(bl_model_config_describe(&c, &a), BL_OK);
+    assert_int_equal(bl_model_config_describe(&other, &b), BL_OK);
+    assert_int_equal(json_integer_value(json_object_get(a, "num_experts")), 128);
+    assert_false(json_equal(a, b));
+    json_decref(a);
+    json_decref(b);
+}
+
 static int create_folder(void **state)
 {
     (void)state;
@@ -165,8 +290,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_dropouts_are_named),
+        cmocka_unit_test(test_unknown_keys),
         cmocka_unit_test(test_default_rope),
         cmocka_unit_test(test_partial_rotary),
+        cmocka_unit_test(test_experts),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }

@@ -5,7 +5,7 @@
 
 #include "arch/lora.h"
 #include "arch/llama.h"
-#include "adapter/lora_io.h"
+#include "trained/peft.h"
 
 static const bl_model_config config = {.arch = &bl_arch_llama,
                                        .hidden_size = 24,
@@ -119,7 +119,7 @@ static void test_binding(void **state)
     free(weights), free(gradients);
 }
 
-/* Uniform in +-1/sqrt(K) for A, zero for B, the same whoever asks for which range. */
+/* Uniform in +-1/sqrt(K) for A, zero for B, the same for every range that is asked for. */
 static void test_start(void **state)
 {
     bl_lora_options options = some_options();

@@ -367,6 +367,37 @@ static void test_lock_dies_with_its_holder(void **state)
     close(ready[0]);
 }
 
+/* Processes that take the lock and remove its file never hold it together. */
+static void test_lock_file_removed_under_others(void **state)
+{
+    enum { N = 4, TURNS = 200 };
+    pid_t child[N];
+
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        if ((child[i] = fork()) != 0) continue;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (int turn = 0; turn < TURNS;) {
+            bl_dir_lock *lock;
+            if (bl_dir_lock_acquire(folder, &lock) != BL_OK) continue;
+            int fd = open(in_folder("held"), O_CREAT | O_EXCL | O_WRONLY, 0600);
+            if (fd < 0 || bl_dir_lock_check(lock) != BL_OK || unlink(in_folder("held")) != 0)
+                _exit(1);
+            close(fd);
+            bl_dir_lock_remove(lock);
+            turn++;
+        }
+        _exit(0);
+    }
+    for (int i = 0; i < N; i++) {
+        int status;
+        assert_int_equal(waitpid(child[i], &status, 0), child[i]);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(access(in_folder(".ballast.lock"), F_OK), -1);
+    bl_dir_lock_remove(NULL);
+}
+
 static const char *new_folder(const char *name)
 {
     const char *path = in_folder(name);
@@ -406,7 +437,8 @@ static void test_lock_that_is_looked_at(void **state)
     (void)state;
     assert_int_equal(bl_dir_lock_look(path, &seen), BL_OK);
     assert_null(seen); /* there is none yet */
-    /* Whoever can open the file could hold the lock; one of an earlier version is open to all. */
+    /* Any process that can open the file could hold the lock; one of an earlier version is open to
+     * all. */
     assert_int_equal(close(open(in_folder("seen/.ballast.lock"), O_CREAT | O_WRONLY, 0644)), 0);
     assert_int_equal(bl_dir_lock_acquire(path, &holder), BL_OK);
     struct stat info;
@@ -494,7 +526,7 @@ static void test_work_that_hangs(void **state)
     nanosleep(&pause, NULL);
     assert_int_equal(bl_dir_sync("/"), BL_OK);
     assert_true(bl_file_hangs(&progress, 0.05, &idle_s));
-    atomic_store(&progress.began_s, atomic_load(&progress.moved_s) - 1000);
+    atomic_store(&progress.began_s, atomic_load(&progress.moved_s) - 1e9); /* below 0 */
     assert_true(bl_file_hangs(&progress, 0.05, &idle_s));
     atomic_store(&progress.syncs, true);
     assert_false(bl_file_hangs(&progress, 0.05, &idle_s));
@@ -512,6 +544,7 @@ int main(void)
         cmocka_unit_test(test_work_that_hangs),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_lock_dies_with_its_holder),
+        cmocka_unit_test(test_lock_file_removed_under_others),
         cmocka_unit_test(test_lock_of_a_folder_made_again),
         cmocka_unit_test(test_lock_that_is_looked_at),
         cmocka_unit_test_teardown(test_no_lock_at_its_name, clear_fault),

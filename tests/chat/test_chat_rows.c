@@ -20,6 +20,11 @@ static bl_status open_rows(const char *rows, const bl_dataset_options *base,
     return bl_dataset_open(&options, tokenizer, out);
 }
 
+/* A jinja template: messages are objects. */
+#define WRITTEN                                                                                    \
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.tool_calls %}call{% endif %}\n"   \
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+
 static void test_bad_rows(void **state)
 {
 #define TURN(role, text) "{\"role\":\"" role "\",\"content\":" text "}"
@@ -46,11 +51,12 @@ static void test_bad_rows(void **state)
         {ROW("[" TURN("user", "[{\"type\":\"text\"}]") "]"),
          ":2: message 0: part 0 of the content: key text: missing", NULL},
         {ROW("[{\"content\":\"a\"}]"), ":2: message 0: key role: missing", NULL},
-        {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{}]}]"),
-         ":2: message 0: key tool_calls: tool calls are not", NULL},
+        {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[{\"id\":1}]}]"),
+         ":2: message 0: key tool_calls: expected null, got [{\"id\":1}]: tool calls are not",
+         NULL},
         {ROW("[{\"role\":\"assistant\",\"content\":\"a\",\"weight\":0.5}]"),
-         "key weight: expected 0 or 1", NULL},
-        {"{\"messages\":[],\"tools\":[{}]}\n", ":1: key tools: tool calls are not supported", NULL},
+         "key weight: expected true, false, 0 or 1", NULL},
+        {"{\"messages\":[],\"tools\":[{\"a\":1}]}\n", ":1: key tools: expected null, got", NULL},
         {ROW("[" TURN("assistant", "\"a\"") "]"),
          ":2: message 0: assistant; chat template llama2 wants user there", "llama2"},
         {ROW("[" TURN("user", "\"a\"") "," TURN("user", "\"a\"") "]"),
@@ -63,6 +69,17 @@ static void test_bad_rows(void **state)
          "role function_call: tool calls", NULL},
         {"{\"conversations\":[{\"from\":\"narrator\",\"value\":\"a\"}]}",
          "unknown role narrator; expected system, human or gpt", NULL},
+        {ROW("[" TURN("user", "\"a\"") "," TURN("assistant", "\"\"") "]"),
+         ":2: message 1: an empty assistant turn", WRITTEN},
+        {ROW("[" TURN("user", "[]") "," TURN("assistant", "\"a\"") "]"),
+         ":2: message 0: an empty user turn", WRITTEN},
+        {ROW("[" TURN("user",
+                      "\"a\"") ",{\"role\":\"assistant\",\"content\":\"\\t\",\"tool_calls\":[]}]"),
+         ":2: message 1: an empty assistant turn", WRITTEN},
+        {ROW("[" TURN("user", "\"a\"") ",{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{"
+                                       "}]}," TURN("tool", "\"\"") "," TURN("assistant",
+                                                                            "\"\"") "]"),
+         ":2: message 3: an empty assistant turn", WRITTEN},
         {"{\"conversations\":[{\"from\":\"system\",\"value\":\"a\"}],\"system\":\"b\"}",
          "give one of them", NULL},
     };
@@ -168,8 +185,10 @@ static void test_options_of_chat_rows(void **state)
         bl_dataset_n_tokens(dataset, 0) - 2; /* truncation takes all that is learned */
     bl_dataset_close(dataset);
     options.overlong = BL_OVERLONG_TRUNCATE;
-    assert_int_equal(open_rows(ROW("[]"), &options, chat_tokenizer, &dataset), BL_EINPUT);
-    assert_non_null(strstr(bl_error_text(), ":1: nothing to learn from"));
+    assert_int_equal(open_rows(ROW("[" TURN("user", "\"a\"") "," TURN("assistant", "\"a\"") "]"),
+                               &options, chat_tokenizer, &dataset),
+                     BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "2 learn nothing within max_seq_length"));
 
     options = bl_dataset_default_options(NULL);
     options.chat_template = "llama3";

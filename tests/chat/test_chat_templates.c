@@ -18,6 +18,19 @@ enum { M = BL_LABEL_MASKED };
 
 static const char *data_folder;
 
+static int n_warnings;
+static char warning[1000]; /* the last */
+
+void __wrap_bl_log_warning(const char *format, ...);
+void __wrap_bl_log_warning(const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(warning, sizeof warning, format, arguments);
+    va_end(arguments);
+    n_warnings++;
+}
+
 /* ---- which template ---- */
 
 /* The fixture in a new directory, with a tokenizer_config.json. */
@@ -246,6 +259,68 @@ static void test_templates_that_do_not_fit(void **state)
     bl_chat_template_destroy(c);
 }
 
+/* ---- markers that are not tokens ---- */
+
+/* names: what the warning lists; NULL: there is none. */
+static void check_markers(const char *template, const bl_tokenizer *tokenizer, const char *names)
+{
+    char expected[400];
+
+    n_warnings = 0;
+    bl_chat_template_destroy(load(template, NULL, tokenizer));
+    if (n_warnings != (names != NULL)) fail_msg("%s: %d warnings", template, n_warnings);
+    snprintf(expected, sizeof expected, "not a token of the tokenizer: %s; it is", names);
+    if (names && !strstr(warning, expected)) fail_msg("%s: %s", template, warning);
+}
+
+static void test_markers(void **state)
+{
+    static const char *const texts[][2] = {
+        {"{{ '<|im_start|>' }}{{ messages[0].content }}<|eot_id|>", NULL},
+        {"{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|im_end|>{% endfor %}"
+         "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+         "<|user|>, <|assistant|>, <|system|>, <|tool|>"},
+        {"{% if messages[0].role != 'user' %}{{ raise_exception('x') }}{% endif %}<|end|><|end|>",
+         "<|end|>"},
+        {"{% if tools %}<|tools|>{% endif %}{{ messages | tojson }}", "<|tools|>"},
+        {"{% if messages[-1].tool_calls or messages[-1].role == 'tool' %}<|call|>{% endif %}",
+         "<|call|>"},
+        {"{{ '<|no one|>' }}a <| b |> c <||> <|d <|im_end|>|>{{ messages[0].content }}", NULL},
+        {"{% if '<|x|>' in messages[0].content %}<|x|>{% endif %}{{ messages[0].content }}", NULL},
+        {"{{ '<|' + 'a' * 500 + '|>' }}", NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(texts); i++)
+        check_markers(texts[i][0], chat_tokenizer, texts[i][1]);
+    check_markers("<|im_start|>{{ 'a' }}", spm_tokenizer, "<|im_start|>");
+}
+
+/* Of published templates with their tokenizers, only what these lack. */
+static void test_markers_of_real_texts(void **state)
+{
+    static const char *const pairs[][3] = {
+        {"llama3", "meta-llama-Llama-3.2-3B-Instruct", NULL},
+        {"llama3", "chujie-chatml", "<|im_start|>, <|im_end|>"},
+        {"llama2-tf5", "chujie-zephyr", "<|user|>, <|assistant|>, <|system|>"},
+        {"phi3", "trl-phi3_training", NULL},
+        {"phi3", "microsoft-Phi-3.5-mini-instruct", NULL},
+        {"qwen3", "Qwen-Qwen3-0.6B", NULL},
+        {"qwen3", "trl-qwen2_5_training", NULL},
+        {"deepseek-v4", "deepseek-ai-DeepSeek-V4", NULL},
+    };
+    char path[2][256];
+    (void)state;
+    TEST_SKIP_WITHOUT_DATA(data_folder);
+    for (size_t i = 0; i < BL_COUNT(pairs); i++) {
+        bl_tokenizer *tokenizer;
+        snprintf(path[0], sizeof path[0], "%s/tokenizers/%s", data_folder, pairs[i][0]);
+        snprintf(path[1], sizeof path[1], "%s/templates/%s.jinja", data_folder, pairs[i][1]);
+        assert_int_equal(bl_tokenizer_load(path[0], &tokenizer), BL_OK);
+        check_markers(path[1], tokenizer, pairs[i][2]);
+        bl_tokenizer_destroy(tokenizer);
+    }
+}
+
 /* ---- template files ---- */
 
 static void test_template_files(void **state)
@@ -322,6 +397,8 @@ int main(void)
         cmocka_unit_test(test_text_given),
         cmocka_unit_test(test_recognition_of_real_texts),
         cmocka_unit_test(test_templates_that_do_not_fit),
+        cmocka_unit_test(test_markers),
+        cmocka_unit_test(test_markers_of_real_texts),
         cmocka_unit_test(test_template_files),
         cmocka_unit_test(test_bad_template_files),
     };

@@ -37,6 +37,7 @@ static void run(bl_format format, lines *out)
                             .T = 24,
                             .runs = 2,
                             .micro_batches = 3,
+                            .time_algorithms = true,
                             .linear = {.n_parts = 2}};
     bl_device *device;
     bl_stream *stream;

@@ -147,7 +147,11 @@ static void test_stop_option(void **state)
     assert_int_equal(stops.n, 2);
     assert_string_equal(stops.text[0], "\n\n");
     bl_stop_texts_free(&stops);
-    static const char *const wrong[] = {"[", "[1]", "[\"a\", \"\"]", "[\"a\", [\"b\"]]"};
+    assert_int_equal(bl_stop_texts_read("[", &stops), BL_OK); /* a text */
+    assert_string_equal(stops.text[0], "[");
+    bl_stop_texts_free(&stops);
+    static const char *const wrong[] = {"[a, \"b]", "[\"a\", \"\"]", "[\"a\", [\"b\"]]",
+                                        "[{a: b}]"};
     for (size_t i = 0; i < BL_COUNT(wrong); i++) {
         assert_int_equal(bl_stop_texts_read(wrong[i], &stops), BL_EUSAGE);
         bl_stop_texts_free(&stops);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "ring/gather_ring.h"
+#include "offload/gather_ring.h"
 
 /* Bytes or elements: nothing, a few, about BL_NCCL_SMALL_BYTES of floats, and more.
  * LARGE floats are several pieces of a scratch that was not made for them. */

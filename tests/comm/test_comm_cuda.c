@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "base/sizes.h"
-#include "ring/gather_ring.h"
+#include "offload/gather_ring.h"
 #include "test_ranks.h"
 
 enum { N_RANKS = 3, N = 300001, N_SMALL = 7 }; /* a sum's piece is 262,144 floats: N takes two */
@@ -161,7 +161,7 @@ static bl_status sums_alone(test_rank *self, place *p)
     const char *mode = getenv("BALLAST_EMULATED");
     bl_comm *alone;
 
-    /* There whoever queues a task waits for it in any case. */
+    /* There a thread that queues a task waits for it in any case. */
     if (mode && strcmp(mode, "strict") == 0) atomic_store(&g->is_open, true);
     BL_TRY(bl_comm_split(p->comm, self->rank, &alone));
     for (int64_t i = 0; i < N; i++) p->host[i] = test_value(self->rank, i, 7);

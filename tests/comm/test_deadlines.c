@@ -7,7 +7,11 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "comm/nccl/deadlines.h"
+
+/* The clock's start is arbitrary: the events below are before, at and after its 0. */
+#define AT(seconds) ((seconds)-150.0)
 
 static void test_a_stop_is_an_absence(void **state)
 {
@@ -61,51 +65,71 @@ static void test_watch(void **state)
     assert_true(found_s >= 13.0 && found_s < 17.0);
 }
 
+static comm_nccl_guard_clock new_clock(void)
+{
+    return (comm_nccl_guard_clock){{AT(100.0)}, .back_s = BL_NEVER_S, .failed_s = BL_NEVER_S};
+}
+
 static void test_guard_of_a_job_that_is_well(void **state)
 {
-    comm_nccl_guard_clock clock = {.round = {100.0}};
+    comm_nccl_guard_clock clock = new_clock();
 
     (void)state;
-    assert_int_equal(comm_nccl_guard_judge(&clock, 0, false, 10.0, 1e6), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 109.9), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 110.0), COMM_NCCL_HANGS);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0, 1e6), COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, BL_NEVER_S, false, 10.0, AT(1e6)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 10.0, AT(109.9)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 10.0, AT(110.0)),
+                     COMM_NCCL_HANGS);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 0, AT(1e6)),
+                     COMM_NCCL_IN_TIME);
     /* A deadline that is shorter than the time allowed for an abort does not count as a hang. */
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0.5, 102.4), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 0.5, 102.5), COMM_NCCL_HANGS);
-    assert_true(clock.failed_s == 0);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 0.5, AT(102.4)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 0.5, AT(102.5)),
+                     COMM_NCCL_HANGS);
+    assert_true(clock.failed_s == BL_NEVER_S);
 }
 
 static void test_guard_that_was_stopped(void **state)
 {
-    comm_nccl_guard_clock clock = {.round = {100.0}};
+    comm_nccl_guard_clock clock = new_clock();
 
     (void)state;
-    comm_nccl_guard_begin_round(&clock, 100.25);
-    assert_true(clock.back_s == 0);
+    comm_nccl_guard_begin_round(&clock, AT(100.25));
+    assert_true(clock.back_s == BL_NEVER_S);
     comm_nccl_guard_begin_round(&clock,
-                                200.0); /* with its watches, whose last round was at 100 s */
-    assert_true(clock.back_s == 200.0);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 209.9), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, false, 10.0, 210.0), COMM_NCCL_HANGS);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 205.0, false, 10.0, 214.9), COMM_NCCL_IN_TIME);
+                                AT(200.0)); /* with its watches, whose last round was at 100 s */
+    assert_true(clock.back_s == AT(200.0));
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 10.0, AT(209.9)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), false, 10.0, AT(210.0)),
+                     COMM_NCCL_HANGS);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(205.0), false, 10.0, AT(214.9)),
+                     COMM_NCCL_IN_TIME);
 }
 
 static void test_guard_of_a_job_that_has_failed(void **state)
 {
-    comm_nccl_guard_clock clock = {.round = {100.0}};
+    comm_nccl_guard_clock clock = new_clock();
 
     (void)state;
     /* From when the guard sees that on: a watch that hung before is not late at once. */
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, true, 600.0, 150.0), COMM_NCCL_IN_TIME);
-    assert_true(clock.failed_s == 150.0);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, true, 600.0, 152.5), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, true, 600.0, 152.6), COMM_NCCL_LATE);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), true, 600.0, AT(150.0)),
+                     COMM_NCCL_IN_TIME);
+    assert_true(clock.failed_s == AT(150.0));
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), true, 600.0, AT(152.5)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), true, 600.0, AT(152.6)),
+                     COMM_NCCL_LATE);
     /* A watch that goes round is in time; so is all of a process that was stopped meanwhile. */
-    assert_int_equal(comm_nccl_guard_judge(&clock, 152.0, true, 600.0, 152.6), COMM_NCCL_IN_TIME);
-    comm_nccl_guard_begin_round(&clock, 300.0);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, true, 600.0, 302.5), COMM_NCCL_IN_TIME);
-    assert_int_equal(comm_nccl_guard_judge(&clock, 100.0, true, 600.0, 302.6), COMM_NCCL_LATE);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(152.0), true, 600.0, AT(152.6)),
+                     COMM_NCCL_IN_TIME);
+    comm_nccl_guard_begin_round(&clock, AT(300.0));
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), true, 600.0, AT(302.5)),
+                     COMM_NCCL_IN_TIME);
+    assert_int_equal(comm_nccl_guard_judge(&clock, AT(100.0), true, 600.0, AT(302.6)),
+                     COMM_NCCL_LATE);
 }
 
 int main(void)

@@ -137,11 +137,11 @@ static void test_rejected_by_reason(void **state)
         const char *yaml, *error;
     } cases[] = {
         {"s2_attention: true\n", "'true' is not supported: attention is full"},
-        {"adapter: qlora\n", "'qlora' is not supported: there is no 4-bit format"},
+        {"adapter: qlora\n", "'qlora' is not supported; use base_format nf4, mxfp4 or int4_g32"},
         {"load_in_8bit: true\n", "use base_format fp8_row, 8 bits per weight"},
-        {"lr_groups: 1\n", "only embedding_learning_rate makes another group"},
+        {"lr_groups: 1\n", "learning_rates"},
         {"embedding_lr_scale: 0.5\n", "embedding_learning_rate, times learning_rate"},
-        {"optim: adamw_8bit\n", "the optimizer is AdamW in fp32"},
+        {"optim: adamw_8bit\n", "not supported: the optimizer is AdamW"},
         {"stage: dpo\n", "'dpo' is not supported; use loss_type; for dpo: sigmoid"},
         {"cpo_alpha: 0.5\n", "use loss_type: [simpo, sft], and loss_weights"},
         {"finetuning_type: freeze\n", "finetuning_type: expected one of lora, full, got 'freeze'"},

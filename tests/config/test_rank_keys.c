@@ -101,13 +101,12 @@ static void test_a_build_without_nccl_says_so(void **state)
     assert_int_equal(c.ranks, 1);
     assert_int_equal(bl_train_config_starts_ranks(&c), 0);
     assert_int_equal(n_warnings, 1);
-    assert_string_equal(warning,
-                        "this build has no NCCL: of 8 GPUs one is used (docs/gpu.md, Build)");
+    assert_string_equal(warning, "this build has no NCCL: of 8 GPUs one is used (docs/install.md)");
 
     assert_int_equal(place(8, BL_RANK_PROCESSES_AUTO, 8, &c), BL_EUSAGE);
     assert_string_equal(
         bl_error_text(),
-        "ranks: 8 on 8 GPUs: this build has no NCCL (docs/gpu.md, Build); with rank_processes "
+        "ranks: 8 on 8 GPUs: this build has no NCCL (docs/install.md); with rank_processes "
         "false they are threads that share one GPU");
     assert_int_equal(place(8, BL_RANK_PROCESSES_TRUE, 8, &c), BL_EUSAGE);
     assert_int_equal(n_warnings, 0);

@@ -200,13 +200,51 @@ static void test_bad_csv(void **state)
         {"prompt,completion\n\"a\"b,c\n", "rows.csv:2: text behind the end of a quoted field"},
         {"prompt,completion\na,b\n\xff,b\n", "rows.csv:3:"},
         {"prompt,prompt\na,b\n", "duplicate"},
-        {"prompt;completion\na;b\n", "no known data format"},
+        {"\nprompt;completion\na;b\n",
+         "rows.csv:2: the header has one column, prompt;completion: fields are separated by commas "
+         "in .csv, by tabs in .tsv, not by semicolons"},
+        {"prompt\tcompletion\na\tb\n", "not by tabs"},
+        {"prompt|completion\na|b\n", "not by bars"},
+        {"sep=,\nprompt,completion\na,b\n", "rows.csv:1: sep= is a line for Excel"},
+        {"sep=;\nprompt;completion\na;b\n", "sep= is a line for Excel"},
+        {"prompt,completion\na,\n", "rows.csv:2: the answer is empty"},
+        {"prompt,completion\nna\xefve,b\n", "rows.csv:2: byte 0xef is not UTF-8"},
         {"prompt,completion\n", "no usable rows"},
         {"", "no usable rows"},
     };
     (void)state;
     for (size_t i = 0; i < BL_COUNT(bad); i++)
         check_refused("rows.csv", bad[i].text, strlen(bad[i].text), bad[i].says);
+}
+
+/* Data sets that are not on this machine. */
+static void test_remote_data(void **state)
+{
+    static const struct {
+        const char *path, *says;
+    } remote[] = {
+        {"no-such-owner/alpaca",
+         "no-such-owner/alpaca: no such file or directory; to download a data "
+         "set from the Hugging Face Hub: hf download no-such-owner/alpaca "
+         "--repo-type dataset --local-dir alpaca, then give"},
+        {"https://huggingface.co/datasets/o/n",
+         "hf download o/n --repo-type dataset --local-dir n,"},
+        {"https://huggingface.co/datasets/o/n/resolve/main/train.jsonl",
+         "hf download o/n --repo-type dataset --local-dir n,"},
+        {"https://huggingface.co/datasets/imdb",
+         "hf download imdb --repo-type dataset --local-dir imdb,"},
+        {"hf://datasets/o/n@main/a.json", "hf download o/n --repo-type dataset --local-dir n,"},
+        {"s3://bucket/rows.jsonl", "s3://bucket/rows.jsonl: is not a local file: download it"},
+        {"no-such-folder/rows.jsonl", "No such file or directory"},
+    };
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(remote); i++) {
+        bl_dataset *dataset;
+        bl_dataset_options options = options_for(remote[i].path);
+        assert_int_equal(bl_dataset_open(&options, tokenizer, &dataset), BL_EINPUT);
+        if (!strstr(bl_error_text(), remote[i].says))
+            fail_msg("\"%s\" does not say \"%s\"", bl_error_text(), remote[i].says);
+    }
 }
 
 /* ---- several files ---- */
@@ -302,10 +340,10 @@ static void test_stdin(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_compressed), cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_csv),        cmocka_unit_test(test_bad_csv),
-        cmocka_unit_test(test_directory),  cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_stdin),
+        cmocka_unit_test(test_compressed),  cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_csv),         cmocka_unit_test(test_bad_csv),
+        cmocka_unit_test(test_remote_data), cmocka_unit_test(test_directory),
+        cmocka_unit_test(test_shares),      cmocka_unit_test(test_stdin),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -58,11 +58,10 @@ static void test_tokens(void **state)
 static void test_text(void **state)
 {
     (void)state;
-    bl_dataset *dataset = open_text("{\"text\":\"ab hello\",\"id\":3}\n{\"text\":\"\"}\n");
+    bl_dataset *dataset = open_text("{\"text\":\"ab hello\",\"id\":3}\n");
     assert_int_equal(bl_dataset_format(dataset), BL_DATA_TEXT);
     int32_t ids[] = {1, id_of("\u2581ab"), id_of("\u2581hello"), EOS};
     check_sample(dataset, 0, 4, ids, ids);
-    check_sample(dataset, 1, 2, (int32_t[]){1, EOS}, (int32_t[]){1, EOS});
     bl_dataset_close(dataset);
 
     bl_dataset_options options = default_options();
@@ -142,7 +141,6 @@ static void test_alpaca(void **state)
     bl_dataset *dataset = open_text(
         "{\"instruction\":\"Say hello.\",\"input\":\"\",\"output\":\"hello\",\"text\":\"whole\"}\n"
         "{\"instruction\":\"Add.\",\"input\":\"1 2\",\"output\":\"3\"}\n"
-        "{\"instruction\":\"Do.\",\"output\":\"\"}\n"
         "{\"instruction\":\"Do %s.\",\"input\":null,\"output\":\"x\"}\n");
     assert_int_equal(bl_dataset_format(dataset), BL_DATA_ALPACA);
     check_joined(dataset, tokenizer, 0,
@@ -151,8 +149,7 @@ static void test_alpaca(void **state)
                  PREAMBLE ", paired with an input that provides further context. " REQUEST
                           "Add.\n\n### Input:\n1 2\n\n### Response:",
                  "3", EOS);
-    check_joined(dataset, tokenizer, 2, PREAMBLE ". " REQUEST "Do.\n\n### Response:", "", EOS);
-    check_joined(dataset, tokenizer, 3, PREAMBLE ". " REQUEST "Do %s.\n\n### Response:", "x", EOS);
+    check_joined(dataset, tokenizer, 2, PREAMBLE ". " REQUEST "Do %s.\n\n### Response:", "x", EOS);
     bl_dataset_close(dataset);
 }
 
@@ -288,10 +285,16 @@ static void test_real_alpaca(void **state)
         bl_tokenizer *real = load_real(tokenizers[k]);
         bl_dataset_options options = bl_dataset_default_options(file);
         bl_dataset *dataset;
+        size_t n_used = 0;
+        options.skip_bad = true; /* two answers are empty */
         options.eos_id = bl_tokenizer_token_to_id(real, k ? "</s>" : "<|end_of_text|>");
         if (bl_dataset_open(&options, real, &dataset) != BL_OK) fail_msg("%s", bl_error_text());
-        assert_int_equal(bl_dataset_count(dataset), 5000);
-        json_array_foreach(rows, i, row) check_alpaca_row(dataset, real, i, row, options.eos_id);
+        assert_int_equal(bl_dataset_count(dataset), 4998);
+        json_array_foreach(rows, i, row)
+        {
+            if (!*json_string_value(json_object_get(row, "output"))) continue;
+            check_alpaca_row(dataset, real, n_used++, row, options.eos_id);
+        }
         bl_dataset_close(dataset);
         bl_tokenizer_destroy(real);
     }

@@ -172,55 +172,65 @@ static void test_rows_that_moved_are_noticed(void **state)
 #define SHARED     "{\"from\":\"human\",\"value\":\"a\"},{\"from\":\"gpt\",\"value\":\"a\""
 #define ALPACA_ROW "{\"instruction\":\"a\",\"output\":\"a\""
 #define PAIR       "{\"prompt\":\"a\",\"completion\":\"a\""
-#define NO_PLACE   "has no place in such a row; use data_format messages"
+#define LOST       ": it would not be learned"
 
 static const struct {
     const char *row, *error; /* NULL: fine */
 } keyed[] = {
-    {ALPACA_ROW ",\"system\":\"be brief\"}", "key system: " NO_PLACE},
-    {ALPACA_ROW ",\"system\":3}", "key system: " NO_PLACE},
-    {ALPACA_ROW ",\"system_prompt\":\"be brief\"}", "key system_prompt: " NO_PLACE},
-    {ALPACA_ROW ",\"history\":[[\"a\",\"b\"]]}", "key history: " NO_PLACE},
-    {ALPACA_ROW ",\"history\":\"a\"}", "key history: " NO_PLACE},
-    {ALPACA_ROW ",\"tools\":\"[{}]\"}", "key tools: tool calls are not supported"},
-    {ALPACA_ROW ",\"images\":[\"a.png\"]}", "key images: only text is trained"},
-    {ALPACA_ROW ",\"kto_tag\":false}", "key kto_tag: an answer marked as bad"},
+    {ALPACA_ROW ",\"system\":\"be brief\"}", "key system: expected null, got \"be brief\"" LOST},
+    {ALPACA_ROW ",\"system\":3}", "key system: expected null, got "},
+    {ALPACA_ROW ",\"system_prompt\":\"be brief\"}", "key system_prompt: expected null, got "},
+    {ALPACA_ROW ",\"history\":[[\"a\",\"b\"]]}", "key history: expected null, got "},
+    {ALPACA_ROW ",\"history\":\"b\"}", "key history: expected null, got "},
+    {ALPACA_ROW ",\"tools\":\"[{}]\"}",
+     "key tools: expected null, got \"[{}]\": tool calls are not"},
+    {ALPACA_ROW ",\"images\":[\"a.png\"]}",
+     "key images: expected null, got [\"a.png\"]: only text is trained"},
+    {ALPACA_ROW ",\"kto_tag\":false}",
+     "key kto_tag: expected true, got false: an answer marked as bad"},
     {ALPACA_ROW ",\"system\":\"\",\"history\":[],\"tools\":null,\"images\":[],\"kto_tag\":true}",
      NULL},
-    {ALPACA_ROW
-     ",\"system\":null,\"history\":null,\"id\":3,\"source\":{\"a\":[1]},\"label\":false}",
+    {ALPACA_ROW ",\"system\":null,\"history\":null,\"id\":3,\"source\":{\"a\":[1]},\"label\":0}",
      NULL},
-    {PAIR ",\"system\":\"be brief\"}", "key system: " NO_PLACE},
-    {PAIR ",\"history\":[\"a\"]}", "key history: " NO_PLACE},
-    {PAIR ",\"functions\":[{}]}", "key functions: tool calls"},
-    {PAIR ",\"label\":false}", "key label: an answer marked as bad"},
-    {PAIR ",\"label\":true,\"system\":\"\",\"id\":\"x\",\"image\":\"a.png\"}", NULL},
+    {PAIR ",\"system\":\"be brief\"}", "key system: expected null, got "},
+    {PAIR ",\"history\":[\"a\"]}", "key history: expected null, got "},
+    {PAIR ",\"functions\":[{\"a\":1}]}",
+     "key functions: expected null, got [{\"a\":1}]: tool calls"},
+    {PAIR ",\"label\":false}", "key label: false: an answer marked as bad"},
+    {PAIR ",\"label\":true,\"system\":\"\",\"id\":\"x\",\"image\":null}", NULL},
+    {PAIR ",\"image\":\"a.png\"}", "key image: expected null, got \"a.png\": only text"},
     {PAIR ",\"label\":\"no\"}", NULL},
     {"{\"text\":\"a\",\"system\":\"x\",\"history\":[1],\"label\":false}",
      NULL}, /* all of it is in the text */
-    {"{\"messages\":[" TURNS ",\"tool_calls\":[{}]}]}", "message 1: key tool_calls: tool calls"},
-    {"{\"messages\":[" TURNS ",\"weight\":0.5}]}", "message 1: key weight: expected 0 or 1"},
+    {"{\"messages\":[" TURNS ",\"tool_calls\":[{\"a\":1}]}]}",
+     "message 1: key tool_calls: expected null, got [{\"a\":1}]: tool calls"},
+    {"{\"messages\":[" TURNS ",\"weight\":0.5}]}",
+     "message 1: key weight: expected true, false, 0 or 1"},
     {"{\"messages\":[" TURNS ",\"train\":false}]}", "nothing to learn from"},
     {"{\"messages\":[" TURNS ",\"loss\":0}]}", "nothing to learn from"},
     {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\",\"trainable\":true}," TURNS "}]}",
      "message 0: key trainable: this message has no loss"},
-    {"{\"messages\":[" TURNS ",\"train_detail\":[{}]}]}", "key train_detail: weights of parts"},
+    {"{\"messages\":[" TURNS ",\"train_detail\":[{\"a\":1}]}]}",
+     "key train_detail: expected null, got [{\"a\":1}]: weights and masks"},
     {"{\"messages\":[" TURNS ",\"reasoning_content\":\"hm\"}]}",
-     "key reasoning_content: reasoning"},
-    {"{\"messages\":[" TURNS "}],\"tools\":[{}]}", "key tools: tool calls"},
-    {"{\"messages\":[" TURNS "}],\"images\":[\"a\"]}", "key images: only text"},
+     "key reasoning_content: expected null, got \"hm\": this chat template does not read"},
+    {"{\"messages\":[" TURNS "}],\"tools\":[{\"a\":1}]}",
+     "key tools: expected null, got [{\"a\":1}]: tool calls"},
+    {"{\"messages\":[" TURNS "}],\"images\":[\"a\"]}",
+     "key images: expected null, got [\"a\"]: only text"},
     {"{\"messages\":[" TURNS "}],\"system\":[{}]}", "key system: expected a string"},
     {"{\"messages\":[{\"role\":\"system\",\"content\":\"a\"}," TURNS "}],\"system\":\"b\"}",
-     "key system and a system message: give one of them"},
+     "key system or system_prompt and a system message: give one of them"},
     {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"train\":false},{\"role\":\"assistant\","
      "\"content\":"
-     "\"a\",\"train\":true,\"loss\":0.5,\"training\":\"no\",\"name\":\"x\",\"tool_calls\":[],"
+     "\"a\",\"train\":true,\"loss\":1,\"training\":null,\"name\":\"x\",\"tool_calls\":[],"
      "\"thinking\":"
      "\"\"}],"
-     "\"id\":1,\"tools\":\"[]\",\"label\":false}",
+     "\"id\":1,\"tools\":\"[]\",\"label\":\"no\"}",
      NULL},
     {"{\"conversations\":[" SHARED ",\"train\":false}]}", "nothing to learn from"},
-    {"{\"conversations\":[" SHARED "}],\"image\":\"a.png\"}", "key image: only text"},
+    {"{\"conversations\":[" SHARED "}],\"image\":\"a.png\"}",
+     "key image: expected null, got \"a.png\": only text"},
     {"{\"conversations\":[" SHARED "}],\"system_prompt\":null,\"tools\":\"\",\"id\":\"x\"}", NULL},
 };
 
@@ -327,6 +337,8 @@ static const struct {
     {BYTES("ARROW1\0\0"), ": is an Arrow or Feather file", false},
     {BYTES("PAR1\x15\x04\x15\x10"), ": is a Parquet file, not JSON or JSON lines: convert", false},
     {BYTES("\xff\xfe{\0\"\0"), ": the text is UTF-16; save it as UTF-8", false},
+    {BYTES("p\0r\0o\0m\0p\0t\0,\0"), ": is UTF-16 text, not JSON", false},
+    {BYTES("\0p\0r\0o\0m\0p\0t\0,"), ": is UTF-16 text, not JSON", false},
     {BYTES("PK\3\4\x14\0\0\0\x08\0"), ": is a zip archive", false},
     {BYTES("version https://git-lfs.github.com/spec/v1\n"), ": is a Git LFS pointer", false},
     {BYTES("prompt,completion\na,b\n"),

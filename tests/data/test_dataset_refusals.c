@@ -46,7 +46,7 @@ static const bad_row bad_files[] = {
     {"[{\"input_ids\":[1,2]}]\n[", 0, ":2:1: text behind the end"},
     {"[{\"input_ids\":[1,2", 0, ":1:19: the file ends inside an element"},
     {"[{\"text\":\"\xc3\xa9\"},{\"text\":\"b\",}]", 0, ":1:27: "}, /* a column counts characters */
-    {"[{\"text\":\"a\"},\n  {\"text\":\"b\"},{\"text\":1}]", 0, ":2: key text"},
+    {"[{\"text\":\"a\"},\n  {\"text\":\"b\"},{\"text\":1}]", 0, ":2: row 3: key text"},
     {"{\"input_ids\":[1,1000]}", 0, "input_ids[1]: expected an integer in [0, 999]"},
     {"{\"input_ids\":[1,-1]}", 0, "input_ids[1]"},
     {"{\"input_ids\":[1,-100]}", 0, "input_ids[1]"},
@@ -75,6 +75,21 @@ static const bad_row bad_files[] = {
     {"{\"input_ids\":[1,2],\"weights\":[1,0]}", 0, ":1: nothing to learn from"},
     {"{\"input_ids\":[1]}", 0, ":1: nothing to learn from"},
     {"{\"input_ids\":[]}", 0, ":1: nothing to learn from"},
+    {"{\n  \"text\": \"a\"\n}\n", 0, ":1: this object does not end on its line"},
+    {"{\"text\":\"a\"}\n{ \"text\":\n \"a\"}\n", 0, ":2: this object does not end on its line"},
+    {"{\"text\": [\r\n 1]}\n", 0, ":1: this object does not end on its line"},
+    {"{\"text\":\"a\"}\n{\"text\":\"caf\xe9\"}\n", 0,
+     ":2: byte 0xe9 is not UTF-8: the text has another"},
+    {"[{\"text\":\"a\"},{\"text\":\"\x93\"}]", 0, ":1: row 2: byte 0x93 is not UTF-8"},
+    {"{\"input_ids\":\"[1, 2]\"}", 0,
+     "key input_ids: expected an array, got one written as a text"},
+    {"[{\"text\":\"a\"},{\"text\":3 4}]", 0, " (row 2)"},
+    {"{'text': 'a'}\n", 0, ":1: a dict in Python's notation, not JSON"},
+    {"[{\"text\":\"a\"},{'text': 'a'}]", 0, ":1: row 2: a dict in Python's notation, not JSON"},
+    {"{\"text\":\"a\"},\n{\"text\":\"b\"},\n", 0, ":1: a comma behind the object"},
+    {"Once upon a time\n", 0, ":1: is not JSON: write an object per line, of plain text"},
+    {"{\"text\":NaN}\n", 0, ":1:"},
+    {"[{\"text\":\"a\"} {\"text\":\"b\"}]", 0, "(row 1 is the last before it)"},
 };
 
 static void test_bad_files_are_refused_with_place(void **state)
@@ -168,10 +183,66 @@ static void test_overlong_policies(void **state)
 
     options.overlong = BL_OVERLONG_ERROR;
     check_refused(&options, rows, strlen(rows), ":1: 5 tokens, max_seq_length is 3");
-    /* What is left of a truncated sample may hold nothing to learn. */
-    options.overlong = BL_OVERLONG_TRUNCATE;
+}
+
+/* Rows of which nothing is left to learn are left out and counted, as TRL does. */
+static void test_rows_that_are_cut_away(void **state)
+{
+    static const char rows[] = "[{\"prompt\":\"ab\",\"completion\":\"ab\"},"
+                               "{\"prompt\":\"a b c d e f\",\"completion\":\"ab\"},"
+                               "{\"prompt\":\"a\",\"completion\":\"a b c d e f\"},"
+                               "{\"prompt\":\"b\",\"completion\":\"b\"}]";
+    bl_dataset_options options = default_options();
+    bl_dataset_stats stats;
+    bl_sample sample;
+
+    (void)state;
+    options.max_seq_length = 6;
+    for (int n_threads = 1; n_threads < 4; n_threads++) {
+        options.n_threads = n_threads;
+        bl_dataset *dataset = open_with(&options, rows);
+        assert_int_equal(bl_dataset_count(dataset), 3);
+        bl_dataset_get_stats(dataset, &stats);
+        assert_int_equal(stats.n_rows, 4);
+        assert_int_equal(stats.n_cut_away, 1);
+        assert_int_equal(stats.n_overlong, 2);
+        assert_int_equal(bl_dataset_n_tokens(dataset, 1), 6);
+        assert_int_equal(bl_dataset_get(dataset, 2, &sample), BL_OK);
+        assert_true(sample.n_tokens < 6); /* the last row */
+        bl_sample_free(&sample);
+        bl_dataset_close(dataset);
+    }
     static const char long_prompt[] = "{\"prompt\":\"ab ab ab\",\"completion\":\"ab\"}";
-    check_refused(&options, long_prompt, strlen(long_prompt), ":1: nothing to learn from");
+    options.max_seq_length = 3;
+    check_refused(
+        &options, long_prompt, strlen(long_prompt),
+        "no usable rows (1 rows, 0 of them bad); 1 learn nothing within max_seq_length 3");
+    /* A row that has nothing to learn at any length is an error. */
+    static const char masked[] = "{\"input_ids\":[1,2,3,4],\"labels\":[-100,-100,-100,-100]}";
+    check_refused(&options, masked, strlen(masked), ":1: nothing to learn from");
+}
+
+/* One rule for texts and answers of white space alone, in each format. */
+static void test_empty_answers_are_refused(void **state)
+{
+    static const bad_row rows[] = {
+        {"{\"text\":\"a\"}\n{\"text\":\"\"}", 0, ":2: the text is empty; skip_bad: true"},
+        {"{\"prompt\":\"a\",\"completion\":\"\"}", 0, ":1: the answer is empty; skip_bad: true"},
+        {"{\"prompt\":\"a\",\"completion\":\" \\n\\u2003\"}", 0, ":1: the answer is empty"},
+        {"{\"question\":\"a\",\"answer\":\"\"}", 0, ":1: the answer is empty"},
+        {"[{\"instruction\":\"a\",\"input\":\"\",\"output\":\"b\"},"
+         "{\"instruction\":\"a\",\"input\":\"\",\"output\":\"\"}]",
+         0, ":1: row 2: the answer is empty"},
+        {"{\"instruction\":\"a\",\"context\":\"b\",\"response\":\"\"}", 0, "the answer is empty"},
+        {"{\"instruction\":\" \",\"input\":\"\",\"output\":\"b\"}", 0, "the instruction is empty"},
+        {"{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"\"}", 0,
+         ":1: rejected: the answer is empty"},
+    };
+    bl_dataset_options options = default_options();
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(rows); i++)
+        check_refused(&options, rows[i].bytes, strlen(rows[i].bytes), rows[i].reason);
 }
 
 int main(void)
@@ -181,6 +252,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_bad_rows_can_be_skipped, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_options_are_checked, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_overlong_policies, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_rows_that_are_cut_away, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_empty_answers_are_refused, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

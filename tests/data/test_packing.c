@@ -187,8 +187,7 @@ static void test_packing_keeps_samples_whole(void **state)
 static void test_first_fit_decreasing(void **state)
 {
     /* Lengths 3 7 2 6 2 4 in rows of 10. By length: 7 | 6 | 6 4 | 7 3 | 2 2 -> rows {0,1}, {2,4},
-     *   {3,5}, by
-     * first sample. */
+     * {3,5}, by first sample. */
     static const int64_t expected[] = {10, 4, 10};
     (void)state;
     bl_dataset *plain =

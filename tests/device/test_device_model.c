@@ -3,9 +3,12 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "device/model.h"
 
 static const bl_rates rates = {.memory_bytes_per_s = 100,
@@ -69,7 +72,7 @@ static void copies_take_the_time_of_their_way(void **state)
     (void)state;
     open_machine(&m, BL_DEVICE_CUDA);
     must(bl_stamp_record(m.begin, m.a));
-    assert_true(bl_stamp_seconds(m.begin) > 0);       /* nothing comes before it */
+    assert_true(bl_stamp_seconds(m.begin) == 0);      /* a time like others */
     must(bl_stream_copy(m.a, m.memory, m.host, 100)); /* 10 s over the link */
     assert_float_equal(seconds_of(&m, m.a), 10, 1e-9);
     must(bl_stream_copy(m.a, m.host, m.memory, 100));         /* 20 s back */
@@ -100,7 +103,7 @@ static void a_stream_waits_and_the_program_waits(void **state)
     must(bl_stream_wait(m.b, m.event));
     must(bl_stream_copy(m.b, m.memory, m.host, 20));
     must(bl_stamp_record(m.end, m.b));
-    assert_float_equal(bl_stamp_seconds(m.end), 0, 0); /* not reached */
+    assert_true(bl_stamp_seconds(m.end) == BL_NEVER_S);
     must(bl_event_synchronize(m.event));
     must(bl_stamp_record(m.end, m.b));
     assert_float_equal(seconds_of(&m, m.b), 7, 1e-9);
@@ -140,6 +143,25 @@ static void reads_take_the_disks_time(void **state)
     close_machine(&m);
 }
 
+/* A read and a write, each 3 s alone: both end at 6 s. */
+static void reads_and_writes_share_the_disk(void **state)
+{
+    machine m;
+    int nothing = 0;
+
+    (void)state;
+    for (int kind = BL_DEVICE_CPU; kind <= BL_DEVICE_CUDA; kind++) {
+        open_machine(&m, (bl_device_kind)kind);
+        must(bl_stamp_record(m.begin, m.a));
+        must(bl_stream_begin_read(m.a, 0, 6, never, &nothing, sizeof nothing));
+        must(bl_model_stream_write(m.b, 6));
+        must(bl_stream_end_read(m.a, 0, never, &nothing, sizeof nothing));
+        assert_float_equal(seconds_of(&m, m.a), 6, 1e-9);
+        assert_float_equal(seconds_of(&m, m.b), 6, 1e-9);
+        close_machine(&m);
+    }
+}
+
 static void memory_is_counted_and_not_made(void **state)
 {
     const size_t terabyte = (size_t)1 << 40;
@@ -156,9 +178,31 @@ static void memory_is_counted_and_not_made(void **state)
     bl_device_free(m.device, BL_SPACE_DEVICE, first);
     bl_device_free(m.device, BL_SPACE_HOST, second);
     assert_int_equal(bl_device_bytes(m.device), 2000);
-    assert_int_equal(bl_device_alloc(m.device, BL_SPACE_DEVICE, 8 * terabyte, "too much", &first),
+    assert_int_equal(bl_device_alloc(m.device, BL_SPACE_DEVICE, SIZE_MAX / 2, "too much", &first),
+                     BL_ENOMEM);
+    assert_int_equal(bl_device_alloc(m.device, BL_SPACE_DEVICE, SIZE_MAX, "too much", &first),
                      BL_ENOMEM);
     close_machine(&m);
+}
+
+/* Addresses are reserved as they are needed, so that a small model is planned under a limit. */
+static void a_limit_of_addresses_is_named(void **state)
+{
+    struct rlimit before, limit;
+    machine m;
+    void *first;
+
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
+    limit = before;
+    limit.rlim_cur = (rlim_t)1 << 45; /* a sanitizer has 20 TiB of addresses */
+    assert_int_equal(setrlimit(RLIMIT_AS, &limit), 0);
+    open_machine(&m, BL_DEVICE_CUDA);
+    assert_int_equal(bl_device_alloc(m.device, BL_SPACE_DEVICE, (size_t)1 << 46, "64 TiB", &first),
+                     BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "ulimit -v unlimited"));
+    close_machine(&m);
+    assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
 }
 
 static void it_stands_for_a_kind(void **state)
@@ -185,7 +229,9 @@ int main(void)
         cmocka_unit_test(copies_take_the_time_of_their_way),
         cmocka_unit_test(a_stream_waits_and_the_program_waits),
         cmocka_unit_test(reads_take_the_disks_time),
+        cmocka_unit_test(reads_and_writes_share_the_disk),
         cmocka_unit_test(memory_is_counted_and_not_made),
+        cmocka_unit_test(a_limit_of_addresses_is_named),
         cmocka_unit_test(it_stands_for_a_kind),
     };
     return cmocka_run_group_tests_name("device model", tests, NULL, NULL);

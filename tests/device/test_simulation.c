@@ -16,7 +16,7 @@ static int queue(bl_simulation *sim, int stream, const bl_work *work, int wait_f
         assert_int_equal(bl_simulation_add(sim, &(bl_sim_op){.stream = stream, .of = wait_for}),
                          BL_OK);
     assert_int_equal(bl_simulation_add(sim, &(bl_sim_op){.stream = stream, .work = work}), BL_OK);
-    return bl_simulation_last(sim);
+    return bl_simulation_event(sim, stream);
 }
 
 static double ended(const bl_simulation *sim, int op)

@@ -28,7 +28,8 @@ static void test_values(void **state)
     for (int i = 0; i < MAX_BLOCKS; i++) scales[i] = ldexpf(1, i % 23 - 11);
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         int64_t r = sizes[s][0], c = sizes[s][1], first = 3;
-        bl_fp8_grid grid = {scales, (COLS + c - 1) / c, r, c};
+        bl_fp8_grid grid = {
+            .scales = scales, .n_cols = (COLS + c - 1) / c, .block_rows = r, .block_cols = c};
         assert_int_equal(bl_fp8_grid_decode(pool, &grid, codes, first, ROWS, COLS, BL_F32, wide),
                          BL_OK);
         assert_int_equal(bl_fp8_grid_decode(pool, &grid, codes, first, ROWS, COLS, BL_BF16, halves),
@@ -47,7 +48,7 @@ static void assert_not_held(uint8_t code, float scale, bl_dtype dtype, const cha
 {
     uint8_t codes[2 * COLS] = {0};
     float dst[2 * COLS];
-    bl_fp8_grid grid = {&scale, 1, 9, COLS};
+    bl_fp8_grid grid = {.scales = &scale, .n_cols = 1, .block_rows = 9, .block_cols = COLS};
     bl_pool *pool;
 
     codes[COLS + 270] = code;

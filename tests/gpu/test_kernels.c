@@ -255,9 +255,8 @@ static void check_rope(gpu_test *t, shape s)
 
 /* ---- SwiGLU ---- */
 
-/* exp is off by 2^-22 + |g| 2^-23 (element.h), |g| <= 16: 36 u; sigma, the products and the CPU's
- *   own: 10 u
- * more. Where 1 + g (1 - sigma) cancels, the error is that of its terms. */
+/* exp is off by 2^-22 + |g| 2^-23 (element_internal.h), |g| <= 16: 36 u; sigma, the products and
+ * the CPU's exp: 10 u more. Where 1 + g (1 - sigma) cancels, the error is that of its terms. */
 static void check_swiglu(gpu_test *t, shape s)
 {
     int64_t I = s.cols, n = s.rows * I;

@@ -23,7 +23,7 @@ typedef struct head {
 static void encode_weight(bl_format format, float value, unsigned char *codes, int64_t i)
 {
     uint16_t half = bl_f32_to_bf16(value);
-    if (bl_format_is_fp8(format))
+    if (bl_format_has_scales(format))
         codes[i] = bl_f32_to_e4m3(value);
     else if (format == BL_FORMAT_F32)
         memcpy(codes + 4 * i, &value, 4);
@@ -36,9 +36,9 @@ static void encode_weight(bl_format format, float value, unsigned char *codes, i
 static head head_create(gpu_test *t, int64_t V, bl_format format)
 {
     head w = {.values = test_random_floats(V * H, 41)};
-    size_t code_bytes = bl_format_code_bytes(format);
+    size_t row_bytes = (size_t)bl_format_row_bytes(format, H);
     int64_t split = V / 2 / BL_FP8_BLOCK * BL_FP8_BLOCK;
-    w.codes = buffer_create(t, (size_t)(V * H) * code_bytes, 0);
+    w.codes = buffer_create(t, (size_t)V * row_bytes, 0);
     w.scales = buffer_create(t, (size_t)V * 4, 0);
     for (int64_t i = 0; i < V; i++) {
         float scale = ldexpf(1.0f, (int)(i % 3));
@@ -50,11 +50,10 @@ static head head_create(gpu_test *t, int64_t V, bl_format format)
     for (int k = 0; k < SEGMENTS; k++) {
         int64_t row = k == 0 ? 0 : split,
                 scale = format == BL_FORMAT_FP8_BLOCK ? row / BL_FP8_BLOCK : row;
-        w.cpu.segment[k] =
-            (bl_weight_segment){.format = format,
-                                .rows = k == 0 ? split : V - split,
-                                .codes = w.codes.initial + (size_t)(row * H) * code_bytes,
-                                .scales = (float *)(void *)w.scales.initial + scale};
+        w.cpu.segment[k] = (bl_weight_segment){.format = format,
+                                               .rows = k == 0 ? split : V - split,
+                                               .codes = w.codes.initial + (size_t)row * row_bytes,
+                                               .scales = (float *)(void *)w.scales.initial + scale};
         bl_fp8_dequantize(bl_device_pool(t->cpu.device), format, w.cpu.segment[k].codes,
                           w.cpu.segment[k].scales, w.cpu.segment[k].rows, H, w.values + row * H);
     }

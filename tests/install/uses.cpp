@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <vector>
 
-#include <ballast/ballast.h>
+#include <ballast/ballast_ops.h>
 
 static bl_status quantize(bl_pool *pool, double *worst)
 {

@@ -42,7 +42,13 @@ static const char *const names[] = {"OMPI_COMM_WORLD_SIZE",
                                     "LOCAL_WORLD_SIZE",
                                     "LOCAL_RANK",
                                     "MASTER_ADDR",
-                                    "TORCHELASTIC_RUN_ID"};
+                                    "GROUP_RANK",
+                                    "TORCHELASTIC_RUN_ID",
+                                    "SLURM_NTASKS",
+                                    "PMIX_RANK",
+                                    "MV2_COMM_WORLD_SIZE",
+                                    "PET_NNODES",
+                                    "MASTER_PORT"};
 
 typedef struct launch_case {
     const char *environment[12][2];
@@ -216,10 +222,34 @@ static void test_read(void **state)
          16,
          3,
          8},
-        /* another program's variables */
-        {{{"WORLD_SIZE", "4"}, {"RANK", "3"}}, NULL, 0, 1, 0, 1},
-        {{{"OMPI_COMM_WORLD_SIZE", "many"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 1, 0, 1},
-        {{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, NULL, 0, 1, 0, 1},
+        /* a shell of torch's user, of salloc, and of salloc with an interactive step */
+        {{{"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}}, NULL, 0, 1, 0, 1},
+        {{{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}}, NULL, 0, 1, 0, 1},
+        {{{"SLURM_STEP_NUM_TASKS", "1"},
+          {"SLURM_PROCID", "0"},
+          {"SLURM_STEP_TASKS_PER_NODE", "1"},
+          {"SLURM_LOCALID", "0"},
+          {"PMIX_RANK", "0"}},
+         "srun",
+         0,
+         1,
+         0,
+         1},
+        /* one process needs neither an address nor a rank */
+        {{{"WORLD_SIZE", "1"}, {"RANK", "0"}}, NULL, 0, 1, 0, 1},
+        {{{"WORLD_SIZE", "1"}, {"PET_NNODES", "1:1"}}, NULL, 0, 1, 0, 1},
+        /* a batch script prepares WORLD_SIZE for a Python program, and srun starts this one */
+        {{{"WORLD_SIZE", "6"},
+          {"MASTER_ADDR", "a"},
+          {"SLURM_STEP_NUM_TASKS", "6"},
+          {"SLURM_PROCID", "4"},
+          {"SLURM_STEP_TASKS_PER_NODE", "3(x2)"},
+          {"SLURM_LOCALID", "1"}},
+         "srun",
+         4,
+         6,
+         1,
+         3},
     };
 
     (void)state;
@@ -227,6 +257,7 @@ static void test_read(void **state)
         bl_launch_info info;
         set_environment(&cases[i]);
         bl_launch_read(&info);
+        assert_int_equal(job_environment_check(&info), BL_OK);
         assert_int_equal(info.rank, cases[i].rank);
         assert_int_equal(info.n_processes, cases[i].n_processes);
         assert_int_equal(info.local_rank, cases[i].local_rank);
@@ -238,12 +269,111 @@ static void test_read(void **state)
     }
 }
 
+typedef struct refusal_case {
+    const char *environment[8][2];
+    const char *names; /* what the error names */
+} refusal_case;
+
+/* One process of several does not train alone because a variable is wrong or missing. */
+static void test_refusals(void **state)
+{
+#define TORCHRUN                                                                                   \
+    {"MASTER_ADDR", "a"},                                                                          \
+    {                                                                                              \
+        "MASTER_PORT", "29500"                                                                     \
+    }
+    static const refusal_case cases[] = {
+        {{TORCHRUN, {"WORLD_SIZE", "2"}}, "WORLD_SIZE is '2', but RANK is not set"},
+        {{TORCHRUN, {"RANK", "0"}}, "RANK is '0', but WORLD_SIZE is not set"},
+        {{TORCHRUN, {"LOCAL_RANK", "0"}}, "LOCAL_RANK is '0', but WORLD_SIZE"},
+        {{TORCHRUN, {"GROUP_RANK", "1"}}, "GROUP_RANK is '1', but WORLD_SIZE"},
+        {{TORCHRUN, {"TORCHELASTIC_RUN_ID", "none"}}, "TORCHELASTIC_RUN_ID is 'none'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "2"}}, "RANK is '2', but WORLD_SIZE is '2'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "-1"}}, "RANK is '-1'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "abc"}}, "RANK is 'abc'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "1 "}}, "RANK is '1 '"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", " 1"}}, "RANK is ' 1'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "+1"}}, "RANK is '+1'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "0x1"}}, "RANK is '0x1'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", ""}}, "RANK is ''"},
+        {{TORCHRUN, {"WORLD_SIZE", "0"}, {"RANK", "0"}}, "WORLD_SIZE is '0'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2147483648"}, {"RANK", "0"}}, "WORLD_SIZE is '2147483648'"},
+        {{TORCHRUN, {"WORLD_SIZE", "4294967298"}, {"RANK", "1"}}, "WORLD_SIZE is '4294967298'"},
+        {{TORCHRUN, {"WORLD_SIZE", "18446744073709551618"}, {"RANK", "1"}}, "WORLD_SIZE is '1844"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "1"}, {"LOCAL_RANK", "0"}},
+         "LOCAL_WORLD_SIZE is not set"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}},
+         "LOCAL_RANK is not set"},
+        {{TORCHRUN,
+          {"WORLD_SIZE", "2"},
+          {"RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "1"},
+          {"LOCAL_RANK", "3"}},
+         "LOCAL_RANK is '3', but LOCAL_WORLD_SIZE is '1'"},
+        {{TORCHRUN,
+          {"WORLD_SIZE", "2"},
+          {"RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "8"},
+          {"LOCAL_RANK", "0"}},
+         "LOCAL_WORLD_SIZE is '8', but WORLD_SIZE is '2'"},
+        {{TORCHRUN, {"WORLD_SIZE", "2"}, {"RANK", "1"}, {"GROUP_RANK", "x"}}, "GROUP_RANK is 'x'"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "1"}}, "MASTER_ADDR is not set"},
+        {{{"WORLD_SIZE", "2"}, {"RANK", "1"}, {"MASTER_ADDR", ""}}, "MASTER_ADDR is not set"},
+        {{{"OMPI_COMM_WORLD_RANK", "1"}}, "OMPI_COMM_WORLD_SIZE is not set"},
+        {{{"OMPI_COMM_WORLD_SIZE", "2"}}, "OMPI_COMM_WORLD_RANK is not set"},
+        {{{"OMPI_COMM_WORLD_SIZE", "many"}, {"OMPI_COMM_WORLD_RANK", "0"}}, "SIZE is 'many'"},
+        {{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "2"}}, "RANK is '2'"},
+        {{{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}}, "OMPI_COMM_WORLD_LOCAL_RANK is '0'"},
+        {{{"PMI_RANK", "1"}}, "PMI_SIZE is not set"},
+        {{{"PMI_SIZE", "2"}, {"PMI_RANK", "2"}}, "PMI_RANK is '2'"},
+        {{{"MPI_LOCALRANKID", "0"}}, "MPI_LOCALRANKID is '0'"},
+        {{{"PMIX_RANK", "1"}}, "PMIX_RANK is '1'"},
+        {{{"PMIX_RANK", "0"}}, "PMIX_RANK is '0'"},
+        {{{"MV2_COMM_WORLD_SIZE", "2"}}, "MV2_COMM_WORLD_SIZE is '2'"},
+        {{{"PET_NNODES", "1:2"}}, "PET_NNODES is '1:2'"},
+        {{{"SLURM_PROCID", "1"}}, "SLURM_STEP_NUM_TASKS is not set"},
+        {{{"SLURM_PROCID", "x"}}, "SLURM_PROCID is 'x'"},
+        {{{"SLURM_STEP_NUM_TASKS", "2"}}, "SLURM_PROCID is not set"},
+        {{{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "3"}}, "SLURM_PROCID is '3'"},
+        {{{"SLURM_STEP_NUM_TASKS", "2"},
+          {"SLURM_PROCID", "1"},
+          {"SLURM_STEP_TASKS_PER_NODE", "2;"},
+          {"SLURM_LOCALID", "1"}},
+         "SLURM_STEP_TASKS_PER_NODE is '2;'"},
+        /* a malformed variable, with any launcher */
+        {{{"OMPI_COMM_WORLD_SIZE", "2"},
+          {"OMPI_COMM_WORLD_RANK", "1"},
+          TORCHRUN,
+          {"WORLD_SIZE", "16"},
+          {"RANK", "x"}},
+         "RANK is 'x'"},
+    };
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        launch_case c = {.launcher = NULL};
+        bl_launch_info info;
+        memcpy(c.environment, cases[i].environment, sizeof cases[i].environment);
+        set_environment(&c);
+        pid_t pid = fork(); /* begin changes the process */
+        assert_true(pid >= 0);
+        if (pid == 0)
+            _exit(bl_launch_begin(&info) != BL_EUSAGE ? 1
+                                                      : !strstr(bl_error_text(), cases[i].names));
+        int status;
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        if (status != 0) fail_msg("%s: status %x", cases[i].names, (unsigned)status);
+    }
+    set_environment(&(launch_case){.launcher = NULL});
+}
+
 static void test_without_mpi(void **state)
 {
     static const launch_case first = {
         {{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}}, NULL, 0, 0, 0, 0};
     static const launch_case second = {{{"OMPI_COMM_WORLD_SIZE", "2"},
                                         {"OMPI_COMM_WORLD_RANK", "1"},
+                                        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}},
                                        NULL,
                                        0,
@@ -383,8 +513,9 @@ static void test_exit_has_a_limit(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read), cmocka_unit_test(test_without_mpi),
-        cmocka_unit_test(test_leaving_beside_threads), cmocka_unit_test(test_exit_has_a_limit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_read), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_without_mpi),
+                                       cmocka_unit_test(test_leaving_beside_threads),
+                                       cmocka_unit_test(test_exit_has_a_limit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,6 +45,7 @@ typedef struct rank_case {
     double limit_s;
     const char *interface;
     bool is_one_host;
+    int n; /* ranks; 0: 2 */
 } rank_case;
 
 static const char SECRET[] = "a secret of the job";
@@ -68,7 +69,9 @@ static bool shares_memory(const bl_launch_info *info, const int *sockets)
 static int run_rank(const void *argument)
 {
     const rank_case *c = argument;
-    bl_launch_info info = {.launcher = "torchrun", .rank = c->rank, .n_processes = 2, .n_local = 1};
+    enum { MAX_RANKS = 3 };
+    bl_launch_info info = {
+        .launcher = "torchrun", .rank = c->rank, .n_processes = c->n ? c->n : 2, .n_local = 1};
     job_rendezvous rendezvous = {.info = &info,
                                  .address = "127.0.0.1",
                                  .port = c->port,
@@ -77,7 +80,7 @@ static int run_rank(const void *argument)
                                  .secret = c->secret,
                                  .dir = c->dir,
                                  .limit_s = c->limit_s > 0 ? c->limit_s : 120};
-    int sockets[2], other = -1;
+    int sockets[MAX_RANKS], other = -1;
 
     if (c->is_one_host) info.n_local = 2, info.local_rank = c->rank;
     unsetenv("BALLAST_INTERFACE");
@@ -87,6 +90,7 @@ static int run_rank(const void *argument)
         fprintf(stderr, "rank %d: %s\n", c->rank, bl_error_text());
         return CODE_FAILED;
     }
+    if (c->n > 2) return 0;
     if (c->is_one_host && !shares_memory(&info, sockets)) return CODE_FAILED;
     int fd = sockets[1 - c->rank];
     return job_tcp_send(fd, &c->rank, sizeof c->rank, tcp_soon()) &&
@@ -227,7 +231,7 @@ static void test_replay(void **state)
     one.port = middle.port;
     pid_t pid_1 = tcp_start(run_rank, &one);
     int rank_1 = tcp_accept(&middle);
-    job_challenge challenge = {.magic = "ballast3"};
+    job_challenge challenge = {.magic = "ballast4"};
     /* Rank 1 rejects a challenge from a process that does not know the secret: it never sends its
      * proof. */
     assert_true(job_tcp_receive(rank_1, of_1.bytes, sizeof(job_greeting), tcp_soon()));
@@ -253,29 +257,124 @@ static void test_replay(void **state)
     job_tcp_close_listener(&middle);
 }
 
-/* Rank 0 names the reason, and rank 1 does not join. */
+/* stderr of the ranks that are started until read_log. */
+static int open_log(int *before)
+{
+    int log = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+
+    *before = dup(STDERR_FILENO);
+    assert_true(log >= 0 && *before >= 0 && dup2(log, STDERR_FILENO) >= 0);
+    return log;
+}
+
+static void read_log(int log, int before, char *text, size_t n_bytes)
+{
+    dup2(before, STDERR_FILENO);
+    close(before);
+    memset(text, 0, n_bytes);
+    assert_true(pread(log, text, n_bytes - 1, 0) > 0);
+    close(log);
+}
+
+static void assert_has(const char *text, const char *wanted)
+{
+    if (!strstr(text, wanted)) fail_msg("no \"%s\" in\n%s", wanted, text);
+}
+
+/* Both name the reason, rank 1 within seconds. */
 static void test_other_secret(void **state)
 {
-    rank_case zero = {.rank = 0, .secret = SECRET, .limit_s = 3}, one = {.rank = 1};
+    rank_case zero = {.rank = 0, .secret = SECRET, .limit_s = 12}, one = {.rank = 1};
+    char text[4096];
+    int err, log = open_log(&err);
 
     (void)state;
     one.secret = "another secret of it";
-    int log = open("/tmp", O_TMPFILE | O_RDWR, 0600), err = dup(STDERR_FILENO);
-    assert_true(log >= 0 && dup2(log, STDERR_FILENO) >= 0);
     pid_t pid_0 = start_rank_0(&zero);
     one.port = zero.port;
+    assert_int_equal(tcp_wait_for(tcp_start(run_rank, &one)), CODE_FAILED);
+    assert_false(has_ended(pid_0));
+    assert_int_equal(tcp_wait_for(pid_0), CODE_FAILED);
+    read_log(log, err, text, sizeof text);
+    assert_has(text, "rank 1 did not come to 127.0.0.1 port");
+    assert_has(text, "did not know the job's secret");
+    assert_has(text, "have different secrets");
+    char *first =
+        strstr(text, "turned away a process of 127.0.0.1 that claims to be rank 1: it does not");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "turned away")); /* once */
+}
+
+/* A process with another number of ranks ends at once; the job goes on without it. */
+static void test_other_size(void **state)
+{
+    rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET},
+              other = one;
+    char text[4096];
+    int err, log = open_log(&err);
+
+    (void)state;
+    pid_t pid_0 = start_rank_0(&zero);
+    other.port = one.port = zero.port;
+    other.n = 3;
+    other.rank = 2; /* which this job has not */
+    assert_int_equal(tcp_wait_for(tcp_start(run_rank, &other)), CODE_FAILED);
     pid_t pid_1 = tcp_start(run_rank, &one);
-    int code = tcp_wait_for(pid_0);
-    kill(pid_1, SIGKILL);
-    tcp_wait_for(pid_1);
-    dup2(err, STDERR_FILENO);
-    close(err);
-    char text[4096] = "";
-    assert_true(pread(log, text, sizeof text - 1, 0) > 0);
-    close(log);
-    assert_int_equal(code, CODE_FAILED);
-    assert_non_null(strstr(text, "rank 1 did not come to 127.0.0.1 port"));
-    assert_non_null(strstr(text, "did not know the job's secret"));
+    assert_int_equal(tcp_wait_for(pid_1), 0);
+    assert_int_equal(tcp_wait_for(pid_0), 0);
+    read_log(log, err, text, sizeof text);
+    assert_has(text, "claims to be rank 2: it has 3 ranks (WORLD_SIZE), this job has 2");
+    assert_has(text, "rank 2 has 3 ranks and rank 0, at 127.0.0.1 port");
+}
+
+/* Of two processes of one rank the second one ends at once. */
+static void test_rank_twice(void **state)
+{
+    rank_case zero = {.rank = 0, .secret = SECRET, .n = 3},
+              one = {.rank = 1, .secret = SECRET, .n = 3},
+              two = {.rank = 2, .secret = SECRET, .n = 3};
+    char text[4096];
+    pid_t pids[2];
+    int err, log = open_log(&err);
+
+    (void)state;
+    pid_t pid_0 = start_rank_0(&zero);
+    two.port = one.port = zero.port;
+    for (int i = 0; i < 2; i++) pids[i] = tcp_start(run_rank, &one);
+    while (!has_ended(pids[0]) && !has_ended(pids[1])) usleep(10000);
+    int ended = has_ended(pids[0]) ? 0 : 1;
+    assert_int_equal(tcp_wait_for(pids[ended]), CODE_FAILED);
+    assert_int_equal(tcp_wait_for(tcp_start(run_rank, &two)), 0);
+    assert_int_equal(tcp_wait_for(pids[1 - ended]), 0);
+    assert_int_equal(tcp_wait_for(pid_0), 0);
+    read_log(log, err, text, sizeof text);
+    assert_has(text, "claims to be rank 1: another process has that rank (RANK)");
+    assert_has(text, "another process is rank 1 for rank 0, at 127.0.0.1 port");
+}
+
+/* Greetings that are not this job's: of another job, and of another version. */
+static void test_other_greetings(void **state)
+{
+    rank_case zero = {.rank = 0, .secret = SECRET}, one = {.rank = 1, .secret = SECRET};
+    job_greeting greeting = {.magic = "ballast4", .job = 8, .n_ranks = 2, .from = 1};
+    char text[4096];
+    int err, log = open_log(&err);
+
+    (void)state;
+    pid_t pid_0 = start_rank_0(&zero);
+    for (int i = 0; i < 2; i++) {
+        int stranger = tcp_connect(zero.port);
+        if (i) memcpy(greeting.magic, "ballast1", sizeof greeting.magic);
+        assert_true(job_tcp_send(stranger, &greeting, sizeof greeting, tcp_soon()));
+        assert_int_equal(hear_all(stranger), 0);
+        close(stranger);
+    }
+    one.port = zero.port;
+    assert_int_equal(tcp_wait_for(tcp_start(run_rank, &one)), 0);
+    assert_int_equal(tcp_wait_for(pid_0), 0);
+    read_log(log, err, text, sizeof text);
+    assert_has(text, "it is of another job");
+    assert_has(text, "it is another version of Ballast");
 }
 
 /* ---- the secret's file ---- */
@@ -483,11 +582,17 @@ static void test_addresses_of_a_rank(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_garbled_words),      cmocka_unit_test(test_replay),
-        cmocka_unit_test(test_other_secret),       cmocka_unit_test(test_secret_file),
-        cmocka_unit_test(test_interface_is_bound), cmocka_unit_test(test_builds),
-        cmocka_unit_test(test_one_host),           cmocka_unit_test(test_waiting_is_logged),
-        cmocka_unit_test(test_addresses_of_a_rank)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_garbled_words),
+                                       cmocka_unit_test(test_replay),
+                                       cmocka_unit_test(test_other_secret),
+                                       cmocka_unit_test(test_other_size),
+                                       cmocka_unit_test(test_rank_twice),
+                                       cmocka_unit_test(test_other_greetings),
+                                       cmocka_unit_test(test_secret_file),
+                                       cmocka_unit_test(test_interface_is_bound),
+                                       cmocka_unit_test(test_builds),
+                                       cmocka_unit_test(test_one_host),
+                                       cmocka_unit_test(test_waiting_is_logged),
+                                       cmocka_unit_test(test_addresses_of_a_rank)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

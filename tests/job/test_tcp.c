@@ -68,7 +68,7 @@ static void test_silent_strangers(void **state)
     job_listener l = tcp_listen_here();
     for (int i = 0; i < N_STRANGERS; i++) {
         strangers[i] = tcp_connect(l.port);
-        if (i % 2) (void)!write(strangers[i], "ballast3", 8);
+        if (i % 2) (void)!write(strangers[i], "ballast4", 8);
     }
     mesh_case zero = make_mesh(0, l.port, 60.0), one = make_mesh(1, l.port, 60.0);
     zero.listener = &l;

@@ -13,11 +13,11 @@
 
 /* ---- the table ---- */
 
-/* Without a report, with hearsay. A rank's own report is the verdict, except after a second
+/* Without a report, with indirect. A rank's own report is the verdict, except after a second
  * request. */
 static const struct {
     job_evidence evidence;
-    job_judgement without, hearsay;
+    job_judgement without, indirect;
 } rows[] = {
     {JOB_LEFT_AT_ONCE, {JOB_PRINT_STOP, JOB_NO_WAIT}, {JOB_PRINT_STOP, JOB_NO_WAIT}},
     {JOB_KILLED_ON_REQUEST,
@@ -49,7 +49,7 @@ static void test_every_row(void **state)
         job_verdict own = rows[i].evidence == JOB_LEFT_AT_ONCE ? JOB_PRINT_STOP : JOB_PRINT_REPORT;
         assert_int_equal(rows[i].evidence, i);
         assert_judged(rows[i].evidence, JOB_NO_REPORT, rows[i].without);
-        assert_judged(rows[i].evidence, JOB_HEARSAY, rows[i].hearsay);
+        assert_judged(rows[i].evidence, JOB_INDIRECT_REPORT, rows[i].indirect);
         assert_judged(rows[i].evidence, JOB_REPORT, (job_judgement){own, JOB_NO_WAIT});
     }
 }

@@ -18,10 +18,18 @@ void base_case_layout(int n_shards, bl_base_unit units[UNITS], bl_base_layout *o
                                   .segment = {{narrow, NULL, NULL, 25},
                                               {narrow, NULL, NULL, 11},
                                               {narrow, NULL, NULL, 11}}};
-        m[1].weight = (bl_weight){.rows = 3,
-                                  .cols = 70 + u,
-                                  .n_segments = 1,
-                                  .segment = {{BL_FORMAT_F32, NULL, NULL, 3}}};
+        if (u == BLOCKS_UNIT)
+            m[1].weight = (bl_weight){.rows = 456,
+                                      .cols = 131,
+                                      .n_segments = 3,
+                                      .segment = {{BL_FORMAT_FP8_BLOCK, NULL, NULL, 256},
+                                                  {BL_FORMAT_FP8_BLOCK, NULL, NULL, 130},
+                                                  {BL_FORMAT_FP8_BLOCK, NULL, NULL, 70}}};
+        else
+            m[1].weight = (bl_weight){.rows = 3,
+                                      .cols = 70 + u,
+                                      .n_segments = 1,
+                                      .segment = {{BL_FORMAT_F32, NULL, NULL, 3}}};
         m[2].weight = (bl_weight){.rows = 60,
                                   .cols = 33,
                                   .n_segments = 3, /* three widths: three parts */
@@ -42,8 +50,10 @@ void base_case_layout(int n_shards, bl_base_unit units[UNITS], bl_base_layout *o
     assert_int_equal(bl_base_layout_finish(out), BL_OK);
 }
 
-uint8_t base_case_code(int64_t unit, int matrix, int segment, int64_t row, int64_t byte)
+uint8_t base_case_byte(int64_t unit, int matrix, int segment, bool is_scales, int64_t row,
+                       int64_t byte)
 {
+    if (is_scales) segment += BL_BASE_SEGMENTS;
     return (uint8_t)(int)(127.0f * test_value((int)(unit * 100 + matrix * 10 + segment),
                                               row * 4096 + byte, 3));
 }
@@ -55,13 +65,14 @@ void base_case_fill(const bl_base_walk *at, int shard, uint8_t *out)
     int64_t begin, end, first = 0;
     bl_base_part_rows(part, shard, &begin, &end);
     for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
-        for (int64_t r = 0; r < weight->segment[s].rows; r++) {
+        int64_t n_rows = bl_ceil_div(weight->segment[s].rows, part->group_rows);
+        for (int64_t r = 0; r < n_rows; r++) {
             if (first + r < begin || first + r >= end) continue;
             uint8_t *row = out + (first + r - begin) * part->row_bytes;
             for (int64_t b = 0; b < part->row_bytes; b++)
-                row[b] = base_case_code(at->idx_unit, at->idx_matrix, s, r, b);
+                row[b] = base_case_byte(at->idx_unit, at->idx_matrix, s, part->is_scales, r, b);
         }
-        first += weight->segment[s].rows;
+        first += n_rows;
     }
 }
 
@@ -80,7 +91,7 @@ typedef struct compare_args {
     int matrix;
 } compare_args;
 
-static bl_status compare_codes(bl_stream *stream, const void *argument)
+static bl_status compare_weights(bl_stream *stream, const void *argument)
 {
     const compare_args *a = argument;
     (void)stream;
@@ -90,8 +101,14 @@ static bl_status compare_codes(bl_stream *stream, const void *argument)
         const bl_weight_segment *got = &a->got.segment[s], *want = &a->want.segment[s];
         TEST_CHECK(got->rows == want->rows && got->format == want->format);
         if (memcmp(got->codes, want->codes,
-                   (size_t)(want->rows * a->want.cols) * bl_format_code_bytes(want->format)) != 0)
+                   (size_t)(want->rows * bl_format_row_bytes(want->format, a->want.cols))) != 0)
             return BL_FAIL(BL_EINTERNAL, "unit %lld, matrix %d, segment %d: other codes",
+                           (long long)a->unit, a->matrix, s);
+        if (got->format != BL_FORMAT_FP8_BLOCK) continue;
+        bl_format_bytes n;
+        TEST_CHECK(bl_format_measure(bl_format_describe(got->format), got->rows, a->want.cols, &n));
+        if (memcmp(got->scales, want->scales, n.scales) != 0)
+            return BL_FAIL(BL_EINTERNAL, "unit %lld, matrix %d, segment %d: other scales",
                            (long long)a->unit, a->matrix, s);
     }
     return BL_OK;
@@ -127,7 +144,7 @@ static bl_status visit(test_rank *self, const base_case *c, bl_base *sharded, bl
         BL_TRY(bl_base_acquire(sharded, unit, m, self->stream, &args.got));
         BL_TRY(bl_base_acquire(resident, unit, m, self->stream, &args.want));
         if (c->pauses && m == 1) BL_TRY(pause_stream(self->stream, self->rank, at, 1));
-        BL_TRY(bl_stream_call(self->stream, compare_codes, &args, sizeof args));
+        BL_TRY(bl_stream_call(self->stream, compare_weights, &args, sizeof args));
     }
     if (at + 1 < n && order[at + 1] == unit) return BL_OK; /* visited again at once */
     return bl_base_release(sharded, unit, self->stream);

@@ -9,14 +9,16 @@
 
 #include "linear/base.h"
 
-enum { UNITS = 5, HEAD = UNITS - 1 };
+enum { UNITS = 5, HEAD = UNITS - 1, BLOCKS_UNIT = 2 };
 
 /* Widths that differ between units and inside a matrix, rows that no rank count divides, an empty
- * segment, more ranks than rows, and a head larger than a slot. */
+ * segment, more ranks than rows or groups, segments that end between groups and inside one, and a
+ * head larger than a slot. */
 void base_case_layout(int n_shards, bl_base_unit units[UNITS], bl_base_layout *out);
 
-/* The code that a byte of a row has, and shard `shard` of the part that the walk has come to. */
-uint8_t base_case_code(int64_t unit, int matrix, int segment, int64_t row, int64_t byte);
+/* The value of a byte of a row of codes or scales; and shard `shard` of the walk's current part. */
+uint8_t base_case_byte(int64_t unit, int matrix, int segment, bool is_scales, int64_t row,
+                       int64_t byte);
 void base_case_fill(const bl_base_walk *at, int shard, uint8_t *out);
 
 /* All parts' shards, as the layout places them. The caller frees device memory *out. */

@@ -87,7 +87,8 @@ static void add_weight(side *s, const layer_shape *shape, bl_pool *pool)
         if (format == BL_FORMAT_FP8_ROW)
             check_status(bl_fp8_row_quantize(pool, BL_F32, values, 0, rows, shape->K, to, scales));
         if (format == BL_FORMAT_FP8_BLOCK)
-            check_status(bl_fp8_block_quantize(pool, BL_F32, values, rows, shape->K, to, scales));
+            check_status(
+                bl_fp8_block_quantize(pool, BL_F32, values, 0, rows, shape->K, to, scales));
         w->segment[i] =
             (bl_weight_segment){.format = format, .codes = memory + begin[i], .rows = rows};
         if (n_scales[i])

@@ -5,6 +5,69 @@
 
 /* ---- layouts ---- */
 
+/* Codes: rows of all segments from `first_segment` on. */
+static void check_codes(const bl_weight *weight, const bl_base_part *part, int first_segment)
+{
+    int64_t rows = 0;
+
+    assert_int_equal(part->first_segment, first_segment);
+    assert_int_equal(part->group_rows, 1);
+    for (int s = first_segment; s < first_segment + part->n_segments; s++) {
+        const bl_weight_segment *segment = &weight->segment[s];
+        assert_int_equal(part->row_bytes, bl_format_row_bytes(segment->format, weight->cols));
+        rows += segment->rows;
+    }
+    assert_int_equal(part->rows, rows);
+}
+
+/* Scales, of the part before: each shard has those of its rows and no others; each segment's begin
+ * with its rows. */
+static void check_scales(const bl_weight *weight, const bl_base_part *part, int n_shards)
+{
+    const bl_base_part *codes = part - 1;
+    int64_t rows = 0;
+
+    assert_int_equal(part->first_segment, codes->first_segment);
+    assert_int_equal(part->n_segments, codes->n_segments);
+    for (int s = part->first_segment; s < part->first_segment + part->n_segments; s++) {
+        const bl_weight_segment *segment = &weight->segment[s];
+        const bl_format_descriptor *format = bl_format_describe(segment->format);
+        bl_format_bytes n;
+        assert_true(bl_format_measure(format, segment->rows, weight->cols, &n));
+        assert_int_equal(format->home, BL_SCALES_PAGED);
+        assert_int_equal(part->group_rows, format->group_rows);
+        assert_int_equal(part->row_bytes, n.scale_row);
+        rows += n.scale_rows;
+        if (s + 1 < part->first_segment + part->n_segments)
+            assert_int_equal(segment->rows % format->group_rows, 0);
+    }
+    assert_int_equal(part->rows, rows);
+    for (int i = 0; i < n_shards; i++) {
+        int64_t begin, end, first, last;
+        bl_base_part_rows(codes, i, &begin, &end);
+        bl_base_part_rows(part, i, &first, &last);
+        assert_int_equal(begin, bl_min_i64(first * part->group_rows, codes->rows));
+        assert_int_equal(end, bl_min_i64(last * part->group_rows, codes->rows));
+    }
+}
+
+/* Each row on exactly one rank, in order. */
+static void check_shards(const bl_base_part *part, int n_shards)
+{
+    int64_t next_row = 0;
+
+    for (int i = 0; i < n_shards; i++) {
+        int64_t begin, end;
+        bl_base_part_rows(part, i, &begin, &end);
+        assert_int_equal(begin, next_row);
+        assert_true(end >= begin && end - begin <= part->shard_rows);
+        assert_true(end == part->rows || end == (i + 1) * part->shard_rows);
+        next_row = end;
+    }
+    assert_int_equal(next_row, part->rows);
+    assert_int_equal(part->shard_bytes, part->shard_rows * part->row_bytes);
+}
+
 static void check_unit(const bl_base_unit *unit, int n_shards)
 {
     size_t shard_end = 0, slot_end = 0;
@@ -14,27 +77,13 @@ static void check_unit(const bl_base_unit *unit, int n_shards)
         int next_segment = 0;
         for (int p = 0; p < matrix->n_parts; p++) {
             const bl_base_part *part = &matrix->part[p];
-            int64_t rows = 0, next_row = 0;
-            assert_int_equal(part->first_segment, next_segment);
-            for (int s = next_segment; s < next_segment + part->n_segments; s++) {
-                const bl_weight_segment *segment = &matrix->weight.segment[s];
-                assert_int_equal(part->row_bytes,
-                                 matrix->weight.cols *
-                                     (int64_t)bl_format_code_bytes(segment->format));
-                rows += segment->rows;
+            if (part->is_scales) {
+                check_scales(&matrix->weight, part, n_shards);
+            } else {
+                check_codes(&matrix->weight, part, next_segment);
+                next_segment += part->n_segments;
             }
-            assert_int_equal(part->rows, rows);
-            next_segment += part->n_segments;
-            for (int i = 0; i < n_shards; i++) { /* each row on exactly one rank, in order */
-                int64_t begin, end;
-                bl_base_part_rows(part, i, &begin, &end);
-                assert_int_equal(begin, next_row);
-                assert_true(end >= begin && end - begin <= part->shard_rows);
-                assert_true(end == rows || end == (i + 1) * part->shard_rows);
-                next_row = end;
-            }
-            assert_int_equal(next_row, rows);
-            assert_int_equal(part->shard_bytes, part->shard_rows * part->row_bytes);
+            check_shards(part, n_shards);
             assert_true(part->shard_offset >= shard_end &&
                         part->shard_offset % BL_DEVICE_ALIGNMENT_BYTES == 0);
             assert_true(part->slot_offset >= slot_end &&
@@ -62,9 +111,14 @@ static void test_layout(void **state)
             check_unit(&units[u], n_shards);
         }
         assert_int_equal(layout.shard_bytes, offset);
-        assert_int_equal(units[0].matrix[0].n_parts, 1);
-        assert_int_equal(units[0].matrix[2].n_parts, 3);
-        assert_int_equal(units[0].matrix[3].n_parts, 1);
+        assert_int_equal(units[1].matrix[0].n_parts, 1);
+        assert_int_equal(units[1].matrix[2].n_parts, 3);
+        assert_int_equal(units[1].matrix[3].n_parts, 1);
+        /* Blocks: a segment that ends inside a group ends its part. */
+        assert_int_equal(units[0].matrix[0].n_parts, 6);
+        assert_int_equal(units[0].matrix[2].n_parts, 5);
+        assert_int_equal(units[BLOCKS_UNIT].matrix[1].n_parts, 4);
+        assert_int_equal(units[BLOCKS_UNIT].matrix[1].part[0].n_segments, 2);
     }
 }
 
@@ -135,6 +189,23 @@ static void test_layout_that_overflows(void **state)
 
 /* ---- sources ---- */
 
+static void check_resident_scales(const bl_weight *w, int unit, int matrix, int segment)
+{
+    const bl_weight_segment *s = &w->segment[segment];
+    const uint8_t *at = (const uint8_t *)s->scales;
+    bl_format_bytes n;
+
+    assert_true(bl_format_measure(bl_format_describe(s->format), s->rows, w->cols, &n));
+    if (bl_format_describe(s->format)->home != BL_SCALES_PAGED) {
+        assert_null(at);
+        return;
+    }
+    assert_true(n.scales > 0);
+    for (int64_t i = 0; i < (int64_t)n.scales; i++)
+        assert_int_equal(
+            at[i], base_case_byte(unit, matrix, segment, true, i / n.scale_row, i % n.scale_row));
+}
+
 static void test_resident_has_each_row(void **state)
 {
     bl_base_unit units[UNITS];
@@ -152,10 +223,12 @@ static void test_resident_has_each_row(void **state)
             bl_weight w;
             assert_int_equal(bl_base_acquire(base, u, m, d.stream, &w), BL_OK);
             for (int s = 0; s < w.n_segments; s++) {
-                int64_t row_bytes = w.cols * (int64_t)bl_format_code_bytes(w.segment[s].format);
+                int64_t row_bytes = bl_format_row_bytes(w.segment[s].format, w.cols);
                 const uint8_t *at = w.segment[s].codes;
                 for (int64_t i = 0; i < w.segment[s].rows * row_bytes; i++)
-                    assert_int_equal(at[i], base_case_code(u, m, s, i / row_bytes, i % row_bytes));
+                    assert_int_equal(at[i],
+                                     base_case_byte(u, m, s, false, i / row_bytes, i % row_bytes));
+                check_resident_scales(&w, u, m, s);
             }
             assert_int_equal(bl_base_release(base, u, d.stream), BL_OK);
         }

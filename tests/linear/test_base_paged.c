@@ -4,11 +4,12 @@
 #include "base_case.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <unistd.h>
 
 #include "linear/base_paged.h"
 
-enum { MAX_PAGES = UNITS * BL_BASE_MATRICES * BL_BASE_SEGMENTS };
+enum { MAX_PAGES = UNITS * BL_BASE_MATRICES * BL_BASE_PARTS };
 
 typedef struct paged_case {
     base_case visits;
@@ -164,11 +165,37 @@ static void test_paged_equals_resident(void **state)
                 }
 }
 
+/* Scales are where their codes are, and count with them: half of the bytes are half of both. */
+static void test_scales_have_the_tier_of_their_codes(void **state)
+{
+    static const bl_tier tiers[] = {BL_TIER_HOST, BL_TIER_DISK};
+    (void)state;
+    for (int n_shards = 1; n_shards <= 4; n_shards++)
+        for (int i = 0; i <= 10; i++)
+            for (size_t t = 0; t < BL_COUNT(tiers); t++) {
+                bl_base_unit units[UNITS];
+                bl_base_layout layout;
+                bl_tier of[MAX_PAGES];
+                size_t moved = 0, largest = 0, all = 0, page = 0;
+                base_case_layout(n_shards, units, &layout);
+                assert_int_equal(bl_base_assign_tiers(&layout, tiers[t], i / 10.0, 0.5, of), BL_OK);
+                for (bl_base_walk w = {.layout = &layout}; bl_base_next(&w);) {
+                    if (w.part->is_scales) assert_int_equal(of[w.index], of[w.index - 1]);
+                    page = w.part->shard_bytes + (w.part->is_scales ? page : 0);
+                    if (page > largest) largest = page;
+                    all += w.part->shard_bytes;
+                    if (of[w.index] != BL_TIER_DEVICE) moved += w.part->shard_bytes;
+                }
+                assert_true(fabs((double)moved - i / 10.0 * (double)all) <= (double)largest);
+            }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sharded_equals_resident),
         cmocka_unit_test(test_paged_equals_resident),
+        cmocka_unit_test(test_scales_have_the_tier_of_their_codes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

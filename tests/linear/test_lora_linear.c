@@ -113,7 +113,7 @@ static void add_segment(problem *p, bl_pool *pool, int s, double *w)
         break;
     case BL_FORMAT_FP8_BLOCK:
         assert_int_equal(
-            bl_fp8_block_quantize(pool, BL_F32, values, rows, p->K, p->codes[s], p->scales[s]),
+            bl_fp8_block_quantize(pool, BL_F32, values, 0, rows, p->K, p->codes[s], p->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_F32:

@@ -69,6 +69,15 @@ static void create_layout(model *m)
     check_status(bl_base_layout_finish(&m->layout));
 }
 
+/* Scales of blocks are parts of the shards. */
+static void fill_paged_scales(const model *m, uint8_t *shards, const float *scales)
+{
+    for (bl_base_walk at = {.layout = &m->layout}; bl_base_next(&at);)
+        if (at.part->is_scales)
+            memcpy(shards + m->units[at.idx_unit].offset + at.part->shard_offset, scales,
+                   at.part->shard_bytes);
+}
+
 static void fill_base(model *m)
 {
     uint8_t *codes = test_alloc((int64_t)m->layout.shard_bytes, 1);
@@ -79,8 +88,9 @@ static void fill_base(model *m)
     m->shards = take(m->d, n);
     m->n_scales = UNITS * MATRICES * WIDE;
     m->scales = take(m->d, m->n_scales * sizeof(float));
-    test_write(m->d, m->shards, codes, n);
     for (size_t i = 0; i < m->n_scales; i++) scales[i] = 0.01f + fabsf(scales[i]) / 64;
+    fill_paged_scales(m, codes, scales);
+    test_write(m->d, m->shards, codes, n);
     test_write(m->d, m->scales, scales, m->n_scales * sizeof(float));
     for (int u = 0; u < UNITS; u++)
         for (int i = 0; i < MATRICES; i++)

@@ -276,7 +276,8 @@ static void test_refused_products_read_x(void **state)
     side_destroy(&s);
 }
 
-/* The layer's bits are the same, whoever quantizes, and a layer that is given codes reads them. */
+/* The layer's bits are the same, whichever op quantizes, and a layer that is given codes reads
+ * them. */
 static void test_codes_may_be_there_already(void **state)
 {
     const layer_shape *l = &runs_row_shape;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* made_model.h -- a small model in a folder, of shapes that no block or rank count divides. */
+/* made_model.h -- a small model in a folder: its rows are groups of 32, but no block of 128 divides
+ * its shapes. */
 #ifndef BALLAST_TESTS_MODEL_MADE_MODEL_H
 #define BALLAST_TESTS_MODEL_MADE_MODEL_H
 
@@ -14,7 +15,7 @@ typedef struct made {
     int64_t poisoned_index; /* element */
 } made;
 
-enum { HIDDEN = 160, INTER = 200, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 24, VOCAB = 50, LAYERS = 2 };
+enum { HIDDEN = 160, INTER = 288, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 24, VOCAB = 50, LAYERS = 2 };
 
 /* Writes the model into the folder of tmp_dir.h, in place of the one before; its folder. A value is
  * the same in every model, whatever its dtype. The tied table is one by either name. */

@@ -7,10 +7,13 @@
 #include "tmp_dir.h"
 
 #include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/files.h"
+#include "fp8/packed.h"
 #include "arch/config.h"
 #include "arch/llama.h"
 #include "linear/base_paged.h"
@@ -44,26 +47,31 @@ static void decode_whole(bl_pool *pool, const bl_hf_weight *w, bl_format format,
             bl_fp8_row_quantize(pool, BL_F32, values, 0, w->rows, w->cols, codes, scales), BL_OK);
     if (format == BL_FORMAT_FP8_BLOCK)
         assert_int_equal(
-            bl_fp8_block_quantize(pool, BL_F32, values, w->rows, w->cols, codes, scales), BL_OK);
+            bl_fp8_block_quantize(pool, BL_F32, values, 0, w->rows, w->cols, codes, scales), BL_OK);
     free(grid), free(values);
 }
 
-static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t layer, int p,
+static void check_projection(const bl_model_weights *w, test_device d, int64_t layer, int p,
                              bl_format format)
 {
     const bl_projection *info = &bl_llama_projections[p];
-    const bl_base_unit *unit = &w->layout.units[layer];
-    const bl_base_matrix *matrix = &unit->matrix[info->matrix];
-    const bl_weight_segment *segment = &matrix->weight.segment[segments[p]];
+    bl_pool *pool = bl_device_pool(d.device);
+    bl_base *base;
+    bl_weight matrix;
+    const bl_weight_segment *segment = &matrix.segment[segments[p]];
     size_t n_codes, n_scales;
+    bl_format_bytes n;
     bl_hf_weight stored;
     char name[96];
 
+    assert_int_equal(bl_base_create_resident(&w->layout, w->shards, &base), BL_OK);
+    assert_int_equal(bl_base_acquire(base, layer, (int)info->matrix, d.stream, &matrix), BL_OK);
     snprintf(name, sizeof name, "model.layers.%lld.%s.weight", (long long)layer, info->module);
     assert_int_equal(bl_hf_get_weight(w->model->files, name, &stored), BL_OK);
     assert_int_equal(segment->format, format);
     assert_int_equal(segment->rows, stored.rows);
     assert_true(bl_format_sizes(format, stored.rows, stored.cols, &n_codes, &n_scales));
+    assert_true(bl_format_measure(bl_format_describe(format), stored.rows, stored.cols, &n));
     void *bytes = test_alloc(stored.codes->n_bytes, 1);
     uint8_t *codes = test_alloc((int64_t)n_codes, 1);
     float *scales = test_floats((int64_t)n_scales);
@@ -81,25 +89,27 @@ static void check_projection(const bl_model_weights *w, bl_pool *pool, int64_t l
                                              stored.cols, codes, scales),
                          BL_OK);
     } else if (format == BL_FORMAT_FP8_BLOCK) {
-        assert_int_equal(bl_fp8_block_quantize(pool, stored.codes->dtype, bytes, stored.rows,
+        assert_int_equal(bl_fp8_block_quantize(pool, stored.codes->dtype, bytes, 0, stored.rows,
                                                stored.cols, codes, scales),
+                         BL_OK);
+    } else if (bl_format_is_packed(format)) {
+        assert_int_equal(bl_packed_quantize(pool, format, !w->model->largest_scales,
+                                            stored.codes->dtype, bytes, 0, stored.rows, stored.cols,
+                                            codes, scales),
                          BL_OK);
     } else {
         memcpy(codes, bytes, n_codes);
     }
-    const bl_base_part *part = &matrix->part[0]; /* one format a model: one part a matrix */
-    int64_t first_row = bl_projection_row(&w->model->config, p);
-    const char *held =
-        (const char *)w->shards + unit->offset + part->shard_offset + first_row * part->row_bytes;
-    assert_memory_equal(held, codes, n_codes);
+    assert_memory_equal(segment->codes, codes, n_codes);
     if (n_scales)
-        assert_memory_equal(segment->scales, scales, n_scales * sizeof *scales);
+        assert_memory_equal(segment->scales, scales, n.scales);
     else
         assert_null(segment->scales);
     free(bytes), free(codes), free(scales);
+    bl_base_destroy(base);
 }
 
-/* ---- several ranks: shards are parts of one rank's matrices, and all have all scales ---- */
+/* ---- several ranks: shards are parts of one rank's matrices; all have all whole scales ---- */
 
 typedef struct sharded_load {
     const bl_model_weights *whole;
@@ -183,7 +193,7 @@ static bl_status load_shard(test_rank *self)
 /* Returns the checksum of the weights. */
 static uint64_t check_model(const made *m, bl_base_format choice, bl_format format)
 {
-    static const int ranks[] = {2, 3, 5, 8};
+    static const int ranks[] = {1, 2, 3, 5, 8};
     bl_model *model = open_host(make_model(m), choice);
     test_device d = test_device_create(2);
     bl_model_weights *whole;
@@ -192,8 +202,7 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
     assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
     assert_int_equal(bl_model_weights_load(model, d.device, comm, d.stream, NULL, &whole), BL_OK);
     for (int64_t l = 0; l < LAYERS; l++)
-        for (int p = 0; p < BL_PROJECTIONS; p++)
-            check_projection(whole, bl_device_pool(d.device), l, p, format);
+        for (int p = 0; p < BL_PROJECTIONS; p++) check_projection(whole, d, l, p, format);
     sharded_load load = {whole, tmp_path("pages")};
     assert_int_equal(bl_tree_remove(load.pages_dir), BL_OK);
     assert_int_equal(bl_dir_create(load.pages_dir), BL_OK);
@@ -216,6 +225,80 @@ static uint64_t check_model(const made *m, bl_base_format choice, bl_format form
     return checksum;
 }
 
+/* ---- page files of earlier versions ---- */
+
+/* The key in the name of the only page file: base-KEY-0-of-1.pages. */
+static uint64_t key_of_page_file(const char *dir)
+{
+    char **names;
+    size_t n_names;
+    uint64_t key = 0;
+
+    assert_int_equal(bl_dir_list(dir, &names, &n_names), BL_OK);
+    assert_int_equal(n_names, 2); /* and its list */
+    assert_int_equal(sscanf(names[0], "base-%16" SCNx64 "-0-of-1", &key), 1);
+    bl_names_free(names, n_names);
+    return key;
+}
+
+/* As they were when every rank had all scales: pages of codes, and one of the rank's scales. */
+static void write_old_pages(const bl_model_weights *w, const char *dir, uint64_t key)
+{
+    enum { N_SCALES = 100 };
+    const bl_pages_options options = {
+        .device = w->device, .node = -1, .dir = dir, .key = key, .n_shards = 1};
+    int64_t n_pages = bl_base_part_count(&w->layout), n = 0;
+    bl_page_spec *specs = test_alloc(n_pages + 1, sizeof *specs);
+    bl_pages *pages;
+
+    for (bl_base_walk at = {.layout = &w->layout}; bl_base_next(&at);)
+        if (!at.part->is_scales) specs[n++] = *bl_pages_spec(w->pages, at.index);
+    assert_true(n < n_pages);
+    specs[n++] = (bl_page_spec){"scales", N_SCALES * sizeof(float), BL_TIER_DISK};
+    assert_int_equal(bl_pages_create(&options, n, specs, &pages), BL_OK);
+    assert_false(bl_pages_has_disk(pages));
+    for (int64_t i = 0; i < n; i++) {
+        char *zeros = calloc(1, specs[i].n_bytes + 1);
+        assert_int_equal(bl_pages_write(pages, i, 0, zeros, specs[i].n_bytes), BL_OK);
+        free(zeros);
+    }
+    assert_int_equal(bl_pages_seal(pages), BL_OK);
+    bl_pages_destroy(pages);
+    free(specs);
+}
+
+/* They lack the pages of scales, and are rewritten once. */
+static void test_page_files_without_scales(void **state)
+{
+    const made m = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    bl_model *model = open_host(make_model(&m), BL_BASE_FP8_BLOCK);
+    bl_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .dir = tmp_path("old pages")};
+    test_device d = test_device_create(2);
+    bl_model_weights *first, *weights;
+    bl_comm *comm;
+
+    (void)state;
+    assert_int_equal(bl_dir_create(placement.dir), BL_OK);
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    assert_int_equal(bl_model_weights_load(model, d.device, comm, d.stream, &placement, &first),
+                     BL_OK);
+    write_old_pages(first, placement.dir, key_of_page_file(placement.dir));
+    for (int again = 0; again < 2; again++) {
+        assert_int_equal(
+            bl_model_weights_load(model, d.device, comm, d.stream, &placement, &weights), BL_OK);
+        assert_int_equal(bl_pages_has_disk(weights->pages), again);
+        assert_true(weights->checksum == first->checksum);
+        assert_int_equal(weights->n_scales, 0);
+        bl_model_weights_free(weights);
+    }
+    bl_model_weights_free(first);
+    bl_model_close(model);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
+}
+
+/* ---- formats ---- */
+
 static void test_formats_and_ranks(void **state)
 {
     static const bl_dtype dtypes[] = {BL_F32, BL_BF16, BL_F16};
@@ -227,7 +310,41 @@ static void test_formats_and_ranks(void **state)
         assert_true(check_model(&m, BL_BASE_FP8_ROW, BL_FORMAT_FP8_ROW) == checksum);
         assert_true(check_model(&m, BL_BASE_FP8_BLOCK, BL_FORMAT_FP8_BLOCK) == checksum);
         assert_true(check_model(&m, BL_BASE_STORED, stored[i]) == checksum);
+        assert_true(check_model(&m, BL_BASE_MXFP4, BL_FORMAT_MXFP4) == checksum);
+        assert_true(check_model(&m, BL_BASE_INT4_G32, BL_FORMAT_INT4_G32) == checksum);
     }
+}
+
+/* Rows that are no whole groups, and page files of other scales. */
+static void test_packed_formats(void **state)
+{
+    made m = {.dtype = BL_BF16, .has_embedding = true, .has_head = true};
+    test_device d = test_device_create(2);
+    bl_placement placement = {
+        .ratio = 1, .tier = BL_TIER_DISK, .dir = tmp_path("pages"), .staging_bytes = 1};
+    bl_model *model;
+    bl_comm *comm;
+
+    (void)state;
+    const char *dir = make_model(&m);
+    assert_int_equal(bl_model_open(dir, BL_BASE_NF4, 16, &model), BL_EUSAGE);
+    assert_error_has("base_format nf4: the rows of model.layers.0.self_attn.q_proj.weight have 160 "
+                     "weights, which are not whole groups of 64; use mxfp4 or int4_g32");
+    assert_int_equal(bl_tree_remove(placement.dir), BL_OK);
+    assert_int_equal(bl_dir_create(placement.dir), BL_OK);
+    assert_int_equal(bl_comm_create_local(1, 0, &comm), BL_OK);
+    model = open_host(dir, BL_BASE_MXFP4);
+    for (int i = 0; i < 3; i++) { /* the second scales are not those of the first file */
+        bl_model_weights *weights;
+        model->largest_scales = i == 1;
+        assert_int_equal(
+            bl_model_weights_load(model, d.device, comm, d.stream, &placement, &weights), BL_OK);
+        assert_int_equal(bl_pages_has_disk(weights->pages), i == 2);
+        bl_model_weights_free(weights);
+    }
+    bl_model_close(model);
+    bl_comm_destroy(comm);
+    test_device_destroy(d);
 }
 
 static void test_fp8_checkpoints(void **state)
@@ -455,63 +572,18 @@ static void test_tied_table_under_either_name(void **state)
     assert_error_has("embed_tokens");
 }
 
-/* The largest known model, laid out for eight ranks: 2 x 53,248 x 16,384 codes in one matrix, 405
- * billion in all. */
-static void test_layout_of_405b(void **state)
-{
-    bl_model_config config;
-    bl_base_layout layout;
-    (void)state;
-
-    assert_int_equal(bl_model_config_preset("llama3.1-405b", &config), BL_OK);
-    bl_format *formats = test_alloc(config.n_layers * BL_PROJECTIONS, sizeof *formats);
-    for (int64_t i = 0; i < config.n_layers * BL_PROJECTIONS; i++) formats[i] = BL_FORMAT_FP8_ROW;
-    assert_int_equal(bl_model_layout(&config, formats, BL_BF16, BL_DEVICE_CPU, 8, &layout), BL_OK);
-    int64_t per_layer = 16384ll * (16384 + 2 * 1024) + 16384ll * 16384 + 3 * 16384ll * 53248,
-            head = 2 * 128256ll * 16384;
-    /* Every row count is a multiple of 8, and every shard of the alignment. */
-    assert_int_equal(layout.shard_bytes, (size_t)(126 * per_layer + head) / 8);
-    assert_int_equal(layout.units[0].slot_bytes, (size_t)per_layer);
-    bl_tier *tiers = test_alloc(bl_base_part_count(&layout), sizeof *tiers);
-    bl_base_paged_bytes n;
-    for (int64_t i = 0; i < bl_base_part_count(&layout); i++) tiers[i] = BL_TIER_HOST;
-    assert_int_equal(bl_base_paged_measure(&layout, tiers, 2, false, 0, &n), BL_OK);
-    assert_int_equal(n.ring, (size_t)(2 * per_layer)); /* more than the head */
-    free(tiers);
-    /* What all disk pages are written through, 32 MiB twice for a host and 4 and 8 MiB a rank at
-     * least; nothing in memory. */
-    static const struct {
-        int n;
-        size_t writing;
-    } hosts[] = {{0, 64 << 20}, {1, 64 << 20}, {2, 32 << 20}, {8, 12 << 20}, {16, 12 << 20}};
-    for (size_t i = 0; i < BL_COUNT(hosts); i++) {
-        bl_placement placement = {.ratio = 1, .tier = BL_TIER_DISK, .n = hosts[i].n};
-        bl_placed_bytes placed;
-        assert_int_equal(bl_placement_measure(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
-                         BL_OK);
-        assert_int_equal(placed.disk, layout.shard_bytes);
-        assert_int_equal(placed.writing, hosts[i].writing);
-        placement.tier = BL_TIER_HOST;
-        assert_int_equal(bl_placement_measure(&layout, &placement, BL_DEVICE_CPU, 2, &placed),
-                         BL_OK);
-        assert_int_equal(placed.writing, 0);
-    }
-    assert_int_equal(layout.units[125].offset, (size_t)(125 * per_layer) / 8);
-    bl_base_layout_free(&layout);
-    free(formats);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_formats_and_ranks),
+        cmocka_unit_test(test_page_files_without_scales),
+        cmocka_unit_test(test_packed_formats),
         cmocka_unit_test(test_fp8_checkpoints),
         cmocka_unit_test(test_decoded_checkpoints),
         cmocka_unit_test(test_every_tensor_is_in_the_checksum),
         cmocka_unit_test(test_places_are_in_the_checksum),
         cmocka_unit_test(test_weights_that_are_not_finite),
         cmocka_unit_test(test_tied_table_under_either_name),
-        cmocka_unit_test(test_layout_of_405b),
     };
     return cmocka_run_group_tests(tests, tmp_dir_create, tmp_dir_remove);
 }

@@ -286,20 +286,21 @@ static void test_stories(void **state)
     }
 }
 
-/* ---- other families: models-families/ of BALLAST_TEST_DATA ---- */
+/* ---- other families: models-families/ and models-moe/ of BALLAST_TEST_DATA ---- */
 
-/* The model under `name` with one of its spellings of config.json; its folder in `dir`. */
-static void link_family(const char *data, const char *name, const char *config,
+/* The weights of `model` with the configuration `config`, both paths in the data; their folder in
+ * `dir`. */
+static void link_family(const char *data, const char *model, const char *config,
                         char dir[PATH_BYTES])
 {
-    char from[2 * PATH_BYTES], to[2 * PATH_BYTES];
+    char from[4 * PATH_BYTES], to[2 * PATH_BYTES];
 
     snprintf(dir, PATH_BYTES, "/tmp/ballast-family-XXXXXX");
     assert_non_null(mkdtemp(dir));
-    snprintf(from, sizeof from, "%s/models-families/%s/model.safetensors", data, name);
+    snprintf(from, sizeof from, "%s/%s/model.safetensors", data, model);
     snprintf(to, sizeof to, "%s/model.safetensors", dir);
     assert_int_equal(symlink(from, to), 0);
-    snprintf(from, sizeof from, "%s/models-families/%s/%s", data, name, config);
+    snprintf(from, sizeof from, "%s/%s", data, config);
     snprintf(to, sizeof to, "%s/config.json", dir);
     assert_int_equal(symlink(from, to), 0);
 }
@@ -353,26 +354,49 @@ static void check_family(const char *name, const char *dir, const json_t *root)
     test_device_destroy(d);
 }
 
+/* The family's folder has golden.json, the configuration in both spellings, and the weights or,
+ * in `weights`, the same ones under other names. */
+static void check_spellings(const char *family, const char *weights)
+{
+    static const char *const spellings[] = {"config.json", "config.v4.json"};
+    const char *data = getenv("BALLAST_TEST_DATA");
+
+    for (size_t k = 0; k < BL_COUNT(spellings); k++) {
+        char dir[PATH_BYTES], path[2 * PATH_BYTES];
+        json_t *root;
+        snprintf(path, sizeof path, "%s/%s/golden.json", data, family);
+        ok(bl_json_load(path, 1 << 24, &root));
+        snprintf(path, sizeof path, "%s/%s", family, spellings[k]);
+        link_family(data, weights, path, dir);
+        check_family(weights, dir, root);
+        json_decref(root);
+        ok(bl_tree_remove(dir));
+    }
+}
+
 static void test_families(void **state)
 {
     static const char *const names[] = {
         "llama-bias", "llama-yarn",     "llama-longrope", "ministral3-yarn",
         "granite",    "mistral-window", "qwen3"};
-    static const char *const spellings[] = {"config.json", "config.v4.json"};
-    const char *data = getenv("BALLAST_TEST_DATA");
     (void)state;
-    TEST_SKIP_WITHOUT_DATA(data);
-    for (size_t i = 0; i < BL_COUNT(names); i++)
-        for (size_t k = 0; k < BL_COUNT(spellings); k++) {
-            char dir[PATH_BYTES], path[2 * PATH_BYTES];
-            json_t *root;
-            snprintf(path, sizeof path, "%s/models-families/%s/golden.json", data, names[i]);
-            ok(bl_json_load(path, 1 << 24, &root));
-            link_family(data, names[i], spellings[k], dir);
-            check_family(names[i], dir, root);
-            json_decref(root);
-            ok(bl_tree_remove(dir));
-        }
+    TEST_SKIP_WITHOUT_DATA(getenv("BALLAST_TEST_DATA"));
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        char family[PATH_BYTES];
+        snprintf(family, sizeof family, "models-families/%s", names[i]);
+        check_spellings(family, family);
+    }
+}
+
+/* Published names of the experts' tensors, and those that transformers 5 writes stacked. */
+static void test_mixtures(void **state)
+{
+    (void)state;
+    TEST_SKIP_WITHOUT_DATA(getenv("BALLAST_TEST_DATA"));
+    check_spellings("models-moe/qwen3_moe", "models-moe/qwen3_moe");
+    check_spellings("models-moe/qwen3_moe", "models-moe/qwen3_moe/fused");
+    check_spellings("models-moe/mixtral", "models-moe/mixtral");
+    check_spellings("models-moe/mixtral", "models-moe/mixtral/fused");
 }
 
 /* ---- generation ---- */
@@ -521,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_demo),
         cmocka_unit_test(test_stories),
         cmocka_unit_test(test_families),
+        cmocka_unit_test(test_mixtures),
         cmocka_unit_test(test_long_prompts),
         cmocka_unit_test(test_cache_equals_recomputation),
         cmocka_unit_test(test_what_generation_refuses),

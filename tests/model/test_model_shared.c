@@ -89,8 +89,8 @@ static void test_one_embedding(void **state)
     bl_model_close(alone);
 }
 
-/* A NaN in a row of the embedding: whoever reads it, the text is the one of a process alone, the
- * row the file's. */
+/* A NaN in a row of the embedding: whichever rank reads it, the text is the one of a process alone,
+ * the row the file's. */
 static void test_bad_embedding(void **state)
 {
     static const uint32_t nan_bits = 0x7fc07fc0; /* in fp32, and twice in bf16 */

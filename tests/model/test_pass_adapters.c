@@ -21,11 +21,11 @@ typedef struct sink_state {
     int64_t n_floats;
 } sink_state;
 
-static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, float **gradients)
+static bl_status sink_begin(void *user, int64_t layer, bl_stream *stream, bl_unit_gradients *out)
 {
     const sink_state *s = user;
     (void)stream;
-    *gradients = s->gradients + layer * s->n_floats;
+    if (layer < LAYERS) out->lora = s->gradients + layer * s->n_floats;
     return BL_OK;
 }
 

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "model/schedule.h"
+#include "model/schedule_internal.h"
 
 /* ---- written out ---- */
 

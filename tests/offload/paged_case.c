@@ -13,8 +13,7 @@
 
 enum { LARGEST_BYTES = 300 * 1024 + 17 };
 
-/* Sizes that are no multiples of anything, one that takes several requests, and a unit of the
- * largest number of items. */
+/* Sizes that are no multiples of anything, and one that takes several requests. */
 static const size_t sizes[] = {1, 4096, 5000, 12288, LARGEST_BYTES};
 static const int unit_items[CASE_UNITS] = {4, 5, 1, 5, 2};
 

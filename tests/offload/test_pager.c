@@ -238,10 +238,9 @@ static void test_plans(void **state)
     assert_int_equal(bl_pager_host_bytes(specs, false, 8, 2, units), 8 * buffer);
     assert_int_equal(bl_pager_host_bytes(specs, true, 0, 0, units), 0); /* nothing on disk */
     specs[1].n_bytes =
-        1000; /* a small unit: requests of 256 KiB, one for each page that it could have and
-                                one for its bytes */
+        1000; /* a small unit: requests of 256 KiB, 12 small ones and one for its bytes */
     assert_int_equal(bl_pager_host_bytes(specs, false, 0, 1, &units[1]),
-                     (1 + BL_GATHER_ITEMS) * ((256 << 10) + 2 * BL_IO_ALIGN_BYTES));
+                     (1 + 12) * ((256 << 10) + 2 * BL_IO_ALIGN_BYTES));
     specs[0].n_bytes = SIZE_MAX / 2;
     assert_int_equal(bl_pager_ring_bytes(specs, 4, 2, 2, units), SIZE_MAX);
     assert_int_equal(bl_pager_ring_bytes(specs, 1, 8, 2, units), SIZE_MAX);
@@ -310,6 +309,159 @@ static void test_bytes_are_counted(void **state)
     }
 }
 
+/* ---- a unit of as many items as a unit may have, all on disk ---- */
+
+static bl_status visit_all_pages(test_rank *self)
+{
+    const case_options *options = self->arg;
+    paged_case c;
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, case_open(self, options, &c));
+    bl_pager_destroy(c.pager);
+    c.pager = NULL;
+    c.units[0].n_items = BL_GATHER_ITEMS;
+    for (int i = 0; i < BL_GATHER_ITEMS; i++) c.units[0].page[i] = i % CASE_PAGES;
+    BL_TRY_GOTO(st, done, case_create_pager(&c));
+    for (int round = 0; round < 2; round++) BL_TRY_GOTO(st, done, case_visit(&c, 0));
+    BL_TRY_GOTO(st, done, bl_stream_synchronize(self->stream));
+done:
+    case_close(&c);
+    return st;
+}
+
+static void test_a_unit_of_most_items(void **state)
+{
+    char dir[32];
+    (void)state;
+    for (int bounces = 0; bounces < 2; bounces++) {
+        case_make_dir(dir);
+        case_options options = {
+            .tiers = CASE_ALL_DISK, .ring_depth = 2, .dir = dir, .hooks = {.bounces = bounces}};
+        bl_status st = test_ranks_run(1, 1, 60, visit_all_pages, &options, NULL);
+        if (st != BL_OK) print_error("%s\n", bl_error_text());
+        assert_int_equal(st, BL_OK);
+        case_remove_dir(dir);
+    }
+}
+
+/* ---- pages that their owner rewrites ---- */
+
+enum { REWRITTEN_BYTES = 2 * BL_IO_ALIGN_BYTES };
+
+typedef struct rewritten_case {
+    const char *dir;
+    bool bounces;
+} rewritten_case;
+
+typedef struct rewrite_args {
+    bl_reader *reader;
+    char *bytes; /* to be written, or to be looked at */
+    int64_t offset;
+    char value;
+} rewrite_args;
+
+static bl_status rewrite_late(bl_stream *stream, const void *argument)
+{
+    const rewrite_args *a = argument;
+    bl_io_read io = {.offset_bytes = a->offset, .n_bytes = REWRITTEN_BYTES, .dst = a->bytes};
+
+    (void)stream;
+    usleep(50 * DELAY_US);
+    memset(a->bytes, a->value, REWRITTEN_BYTES);
+    BL_TRY(bl_reader_submit_write(a->reader, &io));
+    return bl_reader_wait(a->reader, &io);
+}
+
+static bl_status look_for_value(bl_stream *stream, const void *argument)
+{
+    const rewrite_args *a = argument;
+
+    (void)stream;
+    for (int i = 0; i < REWRITTEN_BYTES; i++)
+        if (a->bytes[i] != a->value)
+            return BL_FAIL(BL_EINTERNAL, "byte %d is %d, not %d", i, a->bytes[i], a->value);
+    return BL_OK;
+}
+
+static bl_status load_rewritten(test_rank *self, bl_pager *pager, bl_stream *update,
+                                rewrite_args *args)
+{
+    bl_gather_ring *ring = bl_pager_ring(pager);
+    const void *page;
+
+    for (char value = 1; value < 4; value++) {
+        args->value = value;
+        BL_TRY(bl_stream_call(update, rewrite_late, args, sizeof *args));
+        BL_TRY(bl_gather_ring_shards_changed(ring, update));
+        BL_TRY(bl_gather_ring_acquire(ring, 0, 0, self->stream, &page));
+        const rewrite_args look = {.bytes = (char *)(uintptr_t)page, .value = value};
+        BL_TRY(bl_stream_call(self->stream, look_for_value, &look, sizeof look));
+        BL_TRY(bl_gather_ring_release(ring, 0, self->stream));
+        BL_TRY(bl_stream_synchronize(self->stream));
+    }
+    return BL_OK;
+}
+
+/* A load waits for the update that was queued before it. */
+static bl_status rewrite_pages(test_rank *self)
+{
+    const rewritten_case *r = self->arg;
+    const bl_page_spec spec = {"weights", REWRITTEN_BYTES, BL_TIER_DISK};
+    const bl_pager_unit unit = {.n_items = 1};
+    const bl_pages_options options = {.device = self->device,
+                                      .node = -1,
+                                      .dir = r->dir,
+                                      .key = 5,
+                                      .n_shards = 1,
+                                      .is_rewritten = true,
+                                      .is_blank = true};
+    const bl_reader_options reader = {0};
+    const bl_pager_hooks hooks = {.bounces = r->bounces};
+    paged_case c = {.self = self};
+    bl_stream *update = NULL;
+    rewrite_args args = {0};
+    bl_status st;
+
+    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "copies", &c.copies));
+    BL_TRY_GOTO(st, done, bl_stream_create(self->device, "gathers", &c.gathers));
+    BL_TRY_GOTO(st, done, bl_stream_create_host(self->device, "update", &update));
+    BL_TRY_GOTO(st, done, bl_pages_create(&options, 1, &spec, &c.pages));
+    BL_TRY_GOTO(st, done, bl_pages_seal(c.pages));
+    BL_TRY_GOTO(st, done, bl_reader_create(&reader, bl_pages_files(c.pages), &args.reader));
+    BL_TRY_GOTO(st, done,
+                bl_device_alloc(self->device, BL_SPACE_HOST, REWRITTEN_BYTES, "a page",
+                                (void **)&args.bytes));
+    args.offset = bl_pages_offset(c.pages, 0);
+    const bl_pager_options pager = {.device = self->device,
+                                    .copy = c.copies,
+                                    .gather = c.gathers,
+                                    .ring_depth = 1,
+                                    .hooks = &hooks};
+    BL_TRY_GOTO(st, done, bl_pager_create(&pager, c.pages, 1, &unit, &c.pager));
+    st = load_rewritten(self, c.pager, update, &args);
+done:
+    bl_stream_destroy(update);
+    bl_reader_destroy(args.reader);
+    bl_device_free(self->device, BL_SPACE_HOST, args.bytes);
+    case_close(&c);
+    return st;
+}
+
+static void test_rewritten_pages(void **state)
+{
+    (void)state;
+    for (int bounces = 0; bounces < 2; bounces++) {
+        char dir[32];
+        case_make_dir(dir);
+        rewritten_case r = {dir, bounces};
+        bl_status st = test_ranks_run(1, 1, 60, rewrite_pages, &r, NULL);
+        if (st != BL_OK) print_error("%s\n", bl_error_text());
+        assert_int_equal(st, BL_OK);
+        case_remove_dir(dir);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -317,6 +469,8 @@ int main(void)
         cmocka_unit_test(test_ring_bytes),
         cmocka_unit_test(test_plans),
         cmocka_unit_test(test_bytes_are_counted),
+        cmocka_unit_test(test_a_unit_of_most_items),
+        cmocka_unit_test(test_rewritten_pages),
     };
     case_make_contents();
     int n_failed = cmocka_run_group_tests(tests, NULL, NULL);

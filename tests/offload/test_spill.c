@@ -276,6 +276,29 @@ static void test_entries_come_back(void **state)
     for (size_t i = 0; i < 2 * BL_COUNT(shapes); i++) run_shape(shapes[i / 2], i % 2);
 }
 
+/* Entries that will not be taken stay in host memory: they are not loaded, and have no address. */
+static void test_entries_that_are_not_taken(void **state)
+{
+    const shape s = {9, 2, 7};
+    const int64_t first = 3;
+    fixture f;
+
+    (void)state;
+    open_fixture(&f, s);
+    for (unsigned round = 1; round < 3; round++) {
+        int64_t before = moved_bytes(&f), taken_from = round == 1 ? first : 0;
+        rise(&f, round, s.n_entries, ENTRY_BYTES, true);
+        bl_spill_take_from(f.spill, taken_from);
+        fall(&f, round, s.n_entries, taken_from, ENTRY_BYTES);
+        if (round == 1) assert_int_equal(bl_spill_take(f.spill, first - 1), BL_EINTERNAL);
+        finish(&f);
+        look_at_all(&f, round, s.n_host, ENTRY_BYTES);
+        int64_t back = s.n_entries - s.n_slots - taken_from;
+        assert_int_equal(moved_bytes(&f) - before, (s.n_host + back) * ENTRY_BYTES);
+    }
+    close_fixture(&f);
+}
+
 /* ---- transfers overlap work ---- */
 
 static atomic_bool gate_is_open;
@@ -509,7 +532,8 @@ static bl_status fail_task(bl_stream *stream, const void *argument)
     return BL_FAIL(BL_EIO, "planted");
 }
 
-/* A transfer that failed reaches whoever waits for it, and the next call once it is known. */
+/* A transfer that failed reaches the stream that waits for it, and the next call once it is
+ * known. */
 static void test_a_failed_transfer_reaches_compute(void **state)
 {
     fixture f;
@@ -531,6 +555,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_entries_come_back),
+        cmocka_unit_test(test_entries_that_are_not_taken),
         cmocka_unit_test(test_work_goes_on_beside_the_way_out),
         cmocka_unit_test(test_the_way_back_goes_on_beside_work),
         cmocka_unit_test(test_work_waits_for_the_way_back),

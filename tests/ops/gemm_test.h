@@ -14,7 +14,9 @@
 
 #include <cmocka.h>
 
+#include "base/sizes.h"
 #include "fp8/fp8.h"
+#include "fp8/packed.h"
 #include "ops/weight.h"
 
 enum { MAX_THREADS = 3 };
@@ -54,16 +56,16 @@ typedef struct frozen {
     bl_weight w;
     float *values; /* W as fp32: what fp8/ makes of the codes, which its own tests check */
     void *codes[BL_WEIGHT_SEGMENTS_MAX];
-    float *scales[BL_WEIGHT_SEGMENTS_MAX];
+    void *scales[BL_WEIGHT_SEGMENTS_MAX];
 } frozen;
 
 static inline void make_segment(bl_pool *pool, frozen *f, int s, bl_format format, int64_t rows,
                                 int64_t cols, float *values)
 {
-    size_t codes_bytes, n_scales;
-    assert_true(bl_format_sizes(format, rows, cols, &codes_bytes, &n_scales));
-    f->codes[s] = malloc(codes_bytes + 1);
-    f->scales[s] = n_scales ? malloc(n_scales * sizeof(float)) : NULL;
+    bl_format_bytes n;
+    assert_true(bl_format_measure(bl_format_describe(format), rows, cols, &n));
+    f->codes[s] = malloc(n.codes + 1);
+    f->scales[s] = n.scales ? malloc(n.scales) : NULL;
     f->w.segment[s] = (bl_weight_segment){format, f->codes[s], f->scales[s], rows};
     float *source = random_floats(rows * cols, 40 + (uint64_t)s);
     uint16_t *halves = f->codes[s];
@@ -75,11 +77,25 @@ static inline void make_segment(bl_pool *pool, frozen *f, int s, bl_format forma
         break;
     case BL_FORMAT_FP8_BLOCK:
         assert_int_equal(
-            bl_fp8_block_quantize(pool, BL_F32, source, rows, cols, f->codes[s], f->scales[s]),
+            bl_fp8_block_quantize(pool, BL_F32, source, 0, rows, cols, f->codes[s], f->scales[s]),
             BL_OK);
         break;
     case BL_FORMAT_F32:
-        memcpy(f->codes[s], source, codes_bytes);
+        memcpy(f->codes[s], source, n.codes);
+        break;
+    case BL_FORMAT_MXFP4:
+    case BL_FORMAT_INT4_G32:
+    case BL_FORMAT_INT4_G128:
+    case BL_FORMAT_NF4:
+        assert_int_equal(bl_packed_quantize(pool, format, true, BL_F32, source, 0, rows, cols,
+                                            f->codes[s], f->scales[s]),
+                         BL_OK);
+        break;
+    case BL_FORMAT_NVFP4:
+        for (size_t i = 0; i < n.codes; i++) ((uint8_t *)f->codes[s])[i] = (uint8_t)(i * 37);
+        for (size_t i = 0; i < n.scales; i++) ((uint8_t *)f->scales[s])[i] = (uint8_t)(40 + i % 16);
+        for (int64_t row = 1; row <= rows && cols > 0; row++)
+            memcpy((char *)f->scales[s] + row * n.scale_row - 4, &(float){3.0f}, 4);
         break;
     default:
         for (int64_t i = 0; i < rows * cols; i++)
@@ -88,6 +104,13 @@ static inline void make_segment(bl_pool *pool, frozen *f, int s, bl_format forma
     }
     bl_fp8_dequantize(pool, format, f->codes[s], f->scales[s], rows, cols, values);
     free(source);
+}
+
+/* cols, rounded up to what the format can hold. */
+static inline int64_t whole_groups(bl_format format, int64_t cols)
+{
+    return bl_format_is_packed(format) ? bl_round_up(cols, bl_format_describe(format)->group_cols)
+                                       : cols;
 }
 
 static inline frozen make_frozen(bl_pool *pool, int n_segments, const bl_format *formats,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The AMX kernels: bit for bit the sums in the order that tdpbf16ps documents, for every number of
- * rows, columns and tail, without reads or writes outside of the
- * operands; and the check that rejects a processor with other sums. Built twice: test_bf16_amx has
- * emulated tiles (amx_emulated.c), test_bf16_amx_native the processor's. */
+ * rows, columns and tail, without reads or writes outside of the operands; and the check that
+ * rejects a processor with other sums. Built twice: test_bf16_amx has emulated tiles
+ * (amx_emulated.c), test_bf16_amx_native the processor's. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Costs of ops: FLOPs and bytes against the formulas of docs/model.md, the single cost of a frozen
- * matrix, and seconds from rates. */
+/* Costs of ops: FLOPs and bytes against the formulas of docs/internals/plan.md, the single cost of
+ * a frozen matrix, and seconds from rates. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,11 @@
 
 enum { T = 96, N = 256, K = 512 };
 
-static const bl_cost_setting gpu = {BL_DEVICE_CUDA, 64, 0.5}, cpu = {BL_DEVICE_CPU, 64, 0.5};
+static const bl_cost_setting gpu = {.kind = BL_DEVICE_CUDA,
+                                    .document_tokens = 64,
+                                    .label_part = 0.5},
+                             cpu = {
+                                 .kind = BL_DEVICE_CPU, .document_tokens = 64, .label_part = 0.5};
 
 static bl_tensor act(const bl_cost_setting *s)
 {

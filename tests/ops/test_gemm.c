@@ -121,6 +121,26 @@ static void test_gemm_f32(void **state)
 
 /* ---- frozen matrices ---- */
 
+/* The product over the dequantized weights has the same bits. */
+static void check_dequantized(bl_pool *pool, const frozen *f, bool forward, int64_t T,
+                              const float *in, int64_t ld_in, float beta, const float *out0,
+                              const float *out, int64_t ld_out)
+{
+    size_t n_bytes = (size_t)(T * ld_out) * sizeof(float);
+    float *again = malloc(n_bytes + 1);
+    bl_weight plain = {.rows = f->w.rows,
+                       .cols = f->w.cols,
+                       .n_segments = 1,
+                       .segment = {{BL_FORMAT_F32, f->values, NULL, f->w.rows}}};
+
+    memcpy(again, out0, n_bytes);
+    assert_int_equal((forward ? bl_cpu_gemm_weight_nt : bl_cpu_gemm_weight_nn)(
+                         pool, T, in, ld_in, &plain, beta, again, ld_out),
+                     BL_OK);
+    assert_memory_equal(again, out, n_bytes);
+    free(again);
+}
+
 static void check_weight(const pool_set *pools, const frozen *f, bool forward, int64_t T,
                          float beta)
 {
@@ -153,6 +173,7 @@ static void check_weight(const pool_set *pools, const frozen *f, bool forward, i
                  forward ? f->w.cols : 1,
                  ld_out};
     assert_product(&p, out[1]);
+    check_dequantized(pools->of[1], f, forward, T, in, ld_in, beta, out0, out[1], ld_out);
     for (int n = 1; n <= MAX_THREADS; n++) free(out[n]);
     free(out0);
     free(in);
@@ -178,7 +199,7 @@ static void test_every_format(void **state)
         for (size_t r = 0; r < BL_COUNT(rows); r++)
             for (size_t c = 0; c < BL_COUNT(cols); c++) {
                 frozen f = make_frozen(pools->of[1], 1, &(bl_format){(bl_format)format}, &rows[r],
-                                       cols[c]);
+                                       whole_groups((bl_format)format, cols[c]));
                 check_both_directions(pools, &f, tokens, BL_COUNT(tokens));
                 free_frozen(&f);
             }
@@ -191,12 +212,15 @@ static void test_fused_matrices(void **state)
                   rows[][3] = {{301, 130, 130}, {5, 1, 2}, {0, 172, 3}, {7, 0, 400}};
     const bl_format formats[][3] = {{BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW},
                                     {BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK},
-                                    {BL_FORMAT_BF16, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW}};
+                                    {BL_FORMAT_BF16, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW},
+                                    {BL_FORMAT_MXFP4, BL_FORMAT_FP8_ROW, BL_FORMAT_INT4_G32},
+                                    {BL_FORMAT_FP8_BLOCK, BL_FORMAT_NF4, BL_FORMAT_INT4_G128}};
     pool_set *pools = *state;
     for (size_t r = 0; r < BL_COUNT(rows); r++)
         for (size_t i = 0; i < BL_COUNT(formats); i++)
             for (int n_segments = 2; n_segments <= 3; n_segments++) {
-                frozen f = make_frozen(pools->of[1], n_segments, formats[i], rows[r], 260);
+                frozen f =
+                    make_frozen(pools->of[1], n_segments, formats[i], rows[r], i < 3 ? 260 : 256);
                 check_both_directions(pools, &f, tokens, BL_COUNT(tokens));
                 free_frozen(&f);
             }
@@ -207,16 +231,19 @@ static void test_fused_matrices(void **state)
 static void test_long_inner_dimensions(void **state)
 {
     const int64_t many[] = {2, 30}, split[] = {515}, wide_rows[] = {1100, 1101}, few_rows[] = {70};
-    const bl_format formats[] = {BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW};
+    const bl_format formats[][2] = {{BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW},
+                                    {BL_FORMAT_MXFP4, BL_FORMAT_NVFP4}};
     pool_set *pools = *state;
-    frozen f = make_frozen(pools->of[1], 2, formats, wide_rows, 2300);
-    for (size_t t = 0; t < BL_COUNT(many); t++)
-        for (int direction = 0; direction < 2; direction++)
-            check_weight(pools, &f, direction, many[t], t == 0 ? 0.3f : 0);
-    free_frozen(&f);
-    f = make_frozen(pools->of[1], 1, formats, few_rows, 90);
-    check_both_directions(pools, &f, split, BL_COUNT(split));
-    free_frozen(&f);
+    for (size_t i = 0; i < BL_COUNT(formats); i++) {
+        frozen f = make_frozen(pools->of[1], 2, formats[i], wide_rows, i == 0 ? 2300 : 2304);
+        for (size_t t = 0; t < BL_COUNT(many); t++)
+            for (int direction = 0; direction < 2; direction++)
+                check_weight(pools, &f, direction, many[t], t == 0 ? 0.3f : 0);
+        free_frozen(&f);
+        f = make_frozen(pools->of[1], 1, formats[i], few_rows, i == 0 ? 90 : 96);
+        check_both_directions(pools, &f, split, BL_COUNT(split));
+        free_frozen(&f);
+    }
 }
 
 static void test_refusing_bad_shapes(void **state)

@@ -173,15 +173,21 @@ static double *weight_values(const bl_weight *w)
         for (int64_t i = 0; i < w->segment[s].rows * w->cols; i++) {
             const bl_weight_segment *g = &w->segment[s];
             int64_t row = i / w->cols, col = i % w->cols;
+            const float *scales = g->scales;
             double *value = &values[first * w->cols + i];
             if (g->format == BL_FORMAT_FP8_ROW)
                 *value =
-                    (double)bl_e4m3_to_f32(((const uint8_t *)g->codes)[i]) * (double)g->scales[row];
+                    (double)bl_e4m3_to_f32(((const uint8_t *)g->codes)[i]) * (double)scales[row];
             else if (g->format == BL_FORMAT_FP8_BLOCK)
                 *value = (double)bl_e4m3_to_f32(((const uint8_t *)g->codes)[i]) *
-                         (double)g->scales[row / BL_FP8_BLOCK * bl_ceil_div(w->cols, BL_FP8_BLOCK) +
-                                           col / BL_FP8_BLOCK];
-            else if (g->format == BL_FORMAT_BF16)
+                         (double)scales[row / BL_FP8_BLOCK * bl_ceil_div(w->cols, BL_FP8_BLOCK) +
+                                        col / BL_FP8_BLOCK];
+            else if (bl_format_is_packed(g->format)) {
+                float single;
+                bl_fp8_dequantize_tile(g->format, g->codes, g->scales, w->cols, row, row + 1, col,
+                                       col + 1, &single, 1);
+                *value = (double)bl_bf16_to_f32(bl_f32_to_bf16(single));
+            } else if (g->format == BL_FORMAT_BF16)
                 *value = (double)bl_bf16_to_f32(((const uint16_t *)g->codes)[i]);
             else
                 *value = (double)bl_bf16_to_f32(bl_f32_to_bf16(
@@ -197,7 +203,7 @@ static void round_scaled(const bl_weight *w, int64_t T, double *dy)
     for (int64_t s = 0, first = 0; s < w->n_segments; first += w->segment[s++].rows)
         for (int64_t row = 0; row < w->segment[s].rows; row++)
             for (int64_t t = 0; w->segment[s].format == BL_FORMAT_FP8_ROW && t < T; t++) {
-                float scale = w->segment[s].scales[row];
+                float scale = ((const float *)w->segment[s].scales)[row];
                 double *value = &dy[t * w->rows + first + row];
                 *value =
                     (double)bl_bf16_to_f32(bl_f32_to_bf16((float)*value * scale)) / (double)scale;
@@ -260,7 +266,7 @@ static void test_every_format(void **state)
         for (size_t r = 0; r < BL_COUNT(rows); r++)
             for (size_t c = 0; c < BL_COUNT(cols); c++) {
                 frozen f = make_frozen(pools->of[1], 1, &(bl_format){(bl_format)format}, &rows[r],
-                                       cols[c]);
+                                       whole_groups((bl_format)format, cols[c]));
                 check_both_directions(pools, &f, tokens, BL_COUNT(tokens));
                 free_frozen(&f);
             }
@@ -274,12 +280,15 @@ static void test_fused_matrices(void **state)
     const bl_format formats[][3] = {{BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_ROW},
                                     {BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_BLOCK},
                                     {BL_FORMAT_BF16, BL_FORMAT_FP8_BLOCK, BL_FORMAT_FP8_ROW},
-                                    {BL_FORMAT_FP8_ROW, BL_FORMAT_F32, BL_FORMAT_F16}};
+                                    {BL_FORMAT_FP8_ROW, BL_FORMAT_F32, BL_FORMAT_F16},
+                                    {BL_FORMAT_MXFP4, BL_FORMAT_FP8_ROW, BL_FORMAT_INT4_G32},
+                                    {BL_FORMAT_FP8_BLOCK, BL_FORMAT_NF4, BL_FORMAT_INT4_G128}};
     pool_set *pools = *state;
     for (size_t r = 0; r < BL_COUNT(rows); r++)
         for (size_t i = 0; i < BL_COUNT(formats); i++)
             for (int n_segments = 2; n_segments <= 3; n_segments++) {
-                frozen f = make_frozen(pools->of[1], n_segments, formats[i], rows[r], 260);
+                frozen f =
+                    make_frozen(pools->of[1], n_segments, formats[i], rows[r], i < 4 ? 260 : 256);
                 check_both_directions(pools, &f, tokens, BL_COUNT(tokens));
                 free_frozen(&f);
             }

@@ -90,10 +90,8 @@ static void problem_destroy(problem *p)
 
 /* A logit is a sum of H products below 1 with mean square 1/9: it is off by 4 standard deviations
  * of a random walk of H roundings of partial sums below sqrt(H) / 3 * 3, hence 4 u H / 4. log p
- * takes two such errors. dx
- * sums V terms p W with sum p = 1, |W| < 1, each relatively off by twice a logit's error, and one
- *   product and
- * a sum of V terms. */
+ * takes two such errors. dx sums V terms p W with sum p = 1, |W| < 1, each relatively off by twice
+ * a logit's error, and one product and a sum of V terms. */
 static double logit_tolerance(int64_t H)
 {
     return (double)(H + 16) * U;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stochastic rounding (ops/rounding.h) and AdamW with moments in bf16: the rounding has no bias,
- * its words are uniform and independent, splitting a tensor changes no bit, and the moments stay
- * about a reference in float64.
+/* Stochastic rounding (ops/rounding_internal.h) and AdamW with moments in bf16: the rounding has
+ * no bias, its words are uniform and independent, splitting a tensor changes no bit, and the
+ * moments stay about a reference in float64.
  *
  * The words are a function of fixed counters: a limit that holds once holds always. Limits are five
  * standard deviations of what independent, uniform words give. */
@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 #include "ops/optimizer.h"
-#include "ops/rounding.h"
+#include "ops/rounding_internal.h"
 
 enum { N_WORDS = 1 << 20, BINS = 256 };
 

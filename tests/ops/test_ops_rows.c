@@ -177,8 +177,7 @@ static void check_norm(int64_t T, int64_t H)
         down = norm_loss(H, eps, wide + row, w, dy + row);
         wide[i] = keep;
         /* rstd times a difference of two terms of size rstd^0: 6 roundings; |rstd| < 40 for one
-         *   channel,
-         * where x^2 rstd^2 = 1 - tiny cancels and the third derivative is large. */
+         * channel, where x^2 rstd^2 = 1 - tiny cancels and the third derivative is large. */
         double scale = want_rstd[i / H], curve = STEP * STEP * scale * scale * scale;
         double want_dx = (up - down) / (2 * STEP);
         test_close("dx", dx[0] + i, &want_dx, 1, 8 * U * scale + 2 * curve + 1e-11, 0);
@@ -329,8 +328,7 @@ static void check_swiglu(int64_t T, int64_t I)
         /* Exp 2, sum, quotient, product, and exp's share of the sum: 7 at most. */
         test_close("swiglu", h, want, n, 0, 7 * U);
         /* dg: dh u sigma is 5 + 2 roundings, the bracket adds terms up to |g| = 6 with 4 roundings
-         *   each: |dh
-         * u| <= 6 */
+         * each: |dh u| <= 6 */
         test_close("d gate_up", gradient, want_gradient, 2 * n, 6 * 30 * U * 0.3 + 6 * STEP * STEP,
                    8 * U);
         if (first) {

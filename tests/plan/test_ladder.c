@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ladder.c -- the classical strategies against figures that others have published. What
- * differs is listed in docs/model.md, with its reason. */
+ * differs is listed in bench/results/predictions.md, with its reason. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,7 +57,7 @@ static void test_405b(void **state)
     }
 }
 
-/* 417 GB is published for the base alone (docs/model.md); LoRA's state makes 2 % more of it. */
+/* 417 GB is published for the base alone (bench/results/predictions.md); LoRA's state adds 2 %. */
 static void test_405b_in_fp8(void **state)
 {
     bl_model_config model = model_of("llama3.1-405b");

@@ -16,7 +16,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "arch/llama.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "plan/measure.h"
 #include "plan/search.h"
 

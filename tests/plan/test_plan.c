@@ -13,7 +13,7 @@
 
 #include "base/sizes.h"
 #include "arch/llama.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "plan/plan.h"
 
 static const char DIR[] = "/nowhere/pages"; /* a plan creates nothing */
@@ -162,7 +162,15 @@ static void test_check_by_given_memory(void **state)
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_OK);
     p.input.available_bytes = plan.memory.total - 1;
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
-    assert_non_null(strstr(bl_error_text(), "offload_ratio 1"));
+    assert_non_null(strstr(bl_error_text(), "these lower it: a smaller per_device_train"));
+    assert_null(strstr(bl_error_text(), "offload_ratio 1")); /* this base is a small part */
+    bl_plan large = plan;
+    large.memory.item[BL_MEMORY_BASE].host = plan.memory.total / 4;
+    assert_int_equal(bl_plan_check(&p.input, &large), BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "visit_tokens, or the frozen base on disk"));
+    large.memory.item[BL_MEMORY_BASE].host = plan.memory.total / 4 * 3;
+    assert_int_equal(bl_plan_check(&p.input, &large), BL_ENOMEM);
+    assert_non_null(strstr(bl_error_text(), "these lower it: the frozen base on disk"));
     plan = choose(&p, 1); /* all is on disk: no key is left */
     assert_int_equal(bl_plan_check(&p.input, &plan), BL_ENOMEM);
     assert_null(strstr(bl_error_text(), "offload_ratio 1"));
@@ -354,8 +362,8 @@ static int64_t predicted(const bl_plan_input *in, unsigned save, bool expects, b
 }
 
 /* Known rows make an expectation below the bound; the tokenizer is in both; memory that nothing
- * touches is in neither: the workspace has no tensors that a training keeps, but an evaluation uses
- * them. */
+ * touches is in neither: the workspace has no tensors that a training keeps, but an evaluation and
+ * a reference use them. */
 static void test_expected_memory(void **state)
 {
     bl_memory_ledger m;
@@ -384,6 +392,15 @@ static void test_expected_memory(void **state)
     in->longest_validation_row = 512;
     predicted(in, BL_SAVE_S4, false, &m);
     assert_true(m.item[BL_MEMORY_WORKSPACE].device >= workspace + tensors);
+    in->longest_validation_row = 0;
+    char *loss = p.config->loss_type.items[0];
+    for (int has_reference = 0; has_reference < 2; has_reference++) {
+        p.config->loss_type.items[0] = has_reference ? "sigmoid" : "simpo";
+        predicted(in, BL_SAVE_S4, false, &m);
+        assert_int_equal(m.item[BL_MEMORY_WORKSPACE].device,
+                         workspace + (has_reference ? tensors : 0));
+    }
+    p.config->loss_type.items[0] = loss;
     close_case(&p);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_published_memory.c -- memory of Llama 3.1 405B on eight GPUs as another system's authors
- * have published it, next to the same items of Ballast's ledger. docs/model.md lists the choices of
- * theirs on which a figure depends. Each figure is within half of the last digit of the published
- * one. */
+ * have published it, next to the same items of Ballast's ledger. bench/results/predictions.md has
+ * the choices of theirs on which a figure depends. Each figure is within half of the last digit of
+ * the published one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

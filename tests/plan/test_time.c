@@ -33,15 +33,16 @@ static const double H = 16384, I = 53248, V = 128256,
                     P = 16384.0 * (2 * 16384 + 2 * 1024) + 3 * 16384.0 * 53248,
                     again = 16384.0 * (2 * 16384 + 2 * 1024) + 2 * 16384.0 * 53248;
 
-/* That model with products alone: nothing else takes time. */
+/* That model with products of the base alone: nothing else takes time. */
 static void only_products(time_case *c)
 {
     time_case_init(c, "llama3.1-405b");
-    c->lora.n_floats = 0;
     c->input.mode = BL_MATMUL_BF16;
     bl_rates *r = &c->input.rates;
     r->attention_forward_flops_per_s = r->attention_backward_flops_per_s = INFINITY;
     r->memory_bytes_per_s = r->decode_weights_per_s = r->gather_bytes_per_s = INFINITY;
+    /* Nor copies of embeddings and of log-probabilities. */
+    r->lora_flops_per_s = r->copy_in_bytes_per_s = r->copy_out_bytes_per_s = INFINITY;
     r->launch_s = r->gather_latency_s = 0;
 }
 
@@ -55,18 +56,22 @@ static void products_alone(void **state)
     double T = 4096, R = c.input.rates.gemm_flops_per_s;
     bl_time_estimate e = predict(&c.input);
     assert_near(e.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * T / R, 1e-9);
-    /* the last layer's workspace still holds its forward's tensors */
-    assert_near(e.part[BL_TIME_BACKWARD].seconds, (126 * 2 * P + 125 * 2 * again) * T / R, 1e-9);
+    /* The last layer's workspace still holds its forward's tensors. The first needs no gradient of
+     * its input: one product less. */
+    const double products = 126 * 2 * P - 2 * H * (H + 2 * 1024);
+    assert_near(e.part[BL_TIME_BACKWARD].seconds, (products + 125 * 2 * again) * T / R, 1e-9);
     assert_near(e.part[BL_TIME_HEAD].seconds, 4 * V * H * T / R, 1e-9);
-    assert_near(e.model_flops, 8 * T * (126 * (4 * P + 3 * 2 * H * T) + 4 * V * H), 1e-9);
+    double lora = (double)c.lora.n_floats;
+    assert_near(e.model_flops, 8 * T * (126 * (4 * P + 6 * lora + 3 * 2 * H * T) + 4 * V * H),
+                1e-9);
     assert_near(e.mfu, e.model_flops / (8 * 989.4e12 * e.step_s), 1e-9);
     assert_near(e.tokens_per_s, 8 * T / e.step_s, 1e-9);
 
     c.run.save = BL_SAVE_S3;
     assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds,
-                (126 * 2 * P + 125 * 4 * H * I) * T / R, 1e-9);
+                (products + 125 * 4 * H * I) * T / R, 1e-9);
     c.run.save = BL_SAVE_S4;
-    assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds, 126 * 2 * P * T / R, 1e-9);
+    assert_near(predict(&c.input).part[BL_TIME_BACKWARD].seconds, products * T / R, 1e-9);
 }
 
 /* Where compute costs next to nothing each visit waits for its transfer: the slowest lane sets the
@@ -162,7 +167,9 @@ static void trained_weights_on_a_disk(void **state)
                update_s = 16 * n_weights / read + 12 * n_weights / write;
         bl_time_estimate e = predict(&c.input);
         assert_near(e.step_s, gradients_s + update_s, 0.01);
-        assert_near(e.bytes[BL_LANE_DISK], (28 + 4 * (2 * n - 1)) * n_weights, 0.001);
+        /* Gradients that move between two passes count as the later one's: those of a layer and a
+         * table per border. 0.20 % is the most, at n = 4. */
+        assert_near(e.bytes[BL_LANE_DISK], (28 + 4 * (2 * n - 1)) * n_weights, 0.0021);
         assert_int_equal(e.part[BL_TIME_FORWARD].bound, BL_LANE_DISK);
         assert_int_equal(e.part[BL_TIME_BACKWARD].bound, BL_LANE_DISK);
     }
@@ -231,7 +238,7 @@ static void the_table_of_one_node(void **state)
             bool is_derated = row >= 2;
             time_case_init(&c, "llama3.1-405b");
             time_case_set_tokens(&c, 1024 << i);
-            c.input.habits.decodes_each_use = true;
+            c.input.decodes_each_use = true;
             c.input.mode = row % 2 ? BL_MATMUL_FP8 : BL_MATMUL_BF16;
             if (is_derated) {
                 c.input.rates.gemm_flops_per_s = 600e12;
@@ -252,7 +259,7 @@ static void other_figures_of_that_model(void **state)
     for (int fp8 = 0; fp8 < 2; fp8++) {
         time_case_init(&c, "llama3.1-405b");
         time_case_set_tokens(&c, 8192);
-        c.input.habits.decodes_each_use = true;
+        c.input.decodes_each_use = true;
         c.input.mode = fp8 ? BL_MATMUL_FP8 : BL_MATMUL_BF16;
         c.input.n_ranks = c.input.n_shards = 1;
         c.input.offload_ratio = 1;
@@ -290,7 +297,8 @@ static void more_of_anything_is_not_slower(void **state)
     for (double rate = 2e9; rate < 100e9; rate *= 1.5) {
         c.input.rates.copy_in_bytes_per_s = rate;
         double step_s = predict(&c.input).step_s;
-        assert_true(step_s <= before * 1.001);
+        /* A faster copy takes more of the GPU memory's rate: 0.17 % from 51 to 77 GB/s. */
+        assert_true(step_s <= before * 1.002);
         before = step_s;
     }
 }
@@ -395,8 +403,8 @@ static void evaluations_cost_their_micro_batches(void **state)
         c.input.evaluation.is_overlapped = true; /* the last layer's tensors, as above */
         assert_near(evaluate(&c.input, 0).seconds, n * forward_s(T, R) + 2 * again * T / R, 1e-9);
     }
-    c.input.evaluation.micro_tokens = 2048;
-    assert_near(evaluate(&c.input, 0).apart_s, 9 * forward_s(T / 2, R), 1e-9);
+    c.input.evaluation.micro_tokens = 1920; /* in tiles: nothing is padded */
+    assert_near(evaluate(&c.input, 0).apart_s, 9 * forward_s(1920, R), 1e-9);
 }
 
 /* Separate passes bring the base each; in a step's visits it is there. */
@@ -428,19 +436,20 @@ static void trainings_share_visits(void **state)
     only_products(&c);
     double T = 4096, R = c.input.rates.gemm_flops_per_s;
     bl_time_training other = {.lora = &c.lora,
-                              .micro_tokens = 2048,
-                              .document_tokens = 2048,
+                              .micro_tokens = 1920, /* in tiles: nothing is padded */
+                              .document_tokens = 1920,
                               .label_part = 1,
                               .useful_part = 1,
                               .n_micro = 3};
     bl_time_estimate alone = predict(&c.input);
     c.input.others = &other, c.input.n_others = 1;
     bl_time_estimate both = predict(&c.input);
-    assert_near(both.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * 2.5 * T / R, 1e-9);
-    assert_near(both.tokens_per_s * both.step_s, 2.5 * alone.tokens_per_s * alone.step_s, 1e-9);
+    assert_near(both.part[BL_TIME_FORWARD].seconds, 126 * 2 * P * (T + 3 * 1920) / R, 1e-9);
+    assert_near(both.tokens_per_s * both.step_s,
+                (T + 3 * 1920) / T * alone.tokens_per_s * alone.step_s, 1e-9);
     other.evaluation =
-        (bl_time_evaluation){.n_micro = 2, .micro_tokens = 1024, .document_tokens = 1024};
-    assert_near(evaluate(&c.input, 1).seconds, 2 * forward_s(T / 4, R), 1e-9);
+        (bl_time_evaluation){.n_micro = 2, .micro_tokens = 768, .document_tokens = 768};
+    assert_near(evaluate(&c.input, 1).seconds, 2 * forward_s(768, R), 1e-9);
 
     time_case_init(&c, "llama3.1-405b"); /* bound by copies */
     c.input.offload_ratio = 1;
@@ -464,7 +473,7 @@ static void a_missing_rate_is_named(void **state)
     assert_string_equal(
         bl_error_text(),
         "the hardware's rate of gathers is not known: give gather_bytes_per_s among "
-        "the figures of its hardware.json (docs/model.md)");
+        "the figures of its hardware.json (docs/plan.md)");
     c.input.n_hosts = 8; /* of one GPU: nothing is gathered within them */
     c.input.rates.network_bytes_per_s = 50e9;
     double step_s = predict(&c.input).step_s;

@@ -25,6 +25,7 @@ void time_case_init(time_case *c, const char *model)
                                .runs = &c->run,
                                .n_runs = 1,
                                .head_dtype = BL_BF16,
+                               .moments = BL_F32,
                                .kind = BL_DEVICE_CUDA,
                                .act = BL_BF16,
                                .mode = BL_MATMUL_FP8,

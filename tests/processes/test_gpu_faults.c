@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
+#include "emulator/emulated.h"
 #include "mpi_job.h"
 
 enum { N_RANKS = 3, TEXT_BYTES = 256 };
@@ -178,6 +179,7 @@ int main(int argc, char **argv)
         printf("skip: the strict mode takes too long for so many runs\n");
         return CUDA_SKIPPED;
     }
+    if (!emulated_cuda_have_devices(3)) return CUDA_SKIPPED;
     setenv("BALLAST_EMULATED_DEVICES", "3", 1);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);

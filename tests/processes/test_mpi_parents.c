@@ -37,7 +37,7 @@ static void start(runs_child *child, const golden_args *args, const char *strike
              "export OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 "
              "BALLAST_INTERFACE=lo\n"
              "export LD_PRELOAD=%s %s=%s\n"
-             "exec %s \"$@\"\n",
+             "exec '%s' \"$@\"\n",
              STRIKE_LIBRARY, STRIKE_VARIABLE, strike, BALLAST_PROGRAM);
     runs_write(program, text);
     assert_int_equal(chmod(program, 0755), 0);

@@ -114,14 +114,14 @@ static void test_resume_across_kinds(void **state)
  * value", in place of that key, or "". */
 static const char *with_words(const char *word, const char *others)
 {
-    char text[2 * GOLDEN_PATH_BYTES + 320];
+    char text[3 * GOLDEN_PATH_BYTES + sizeof BALLAST_PROGRAM];
     const char *path = runs_path("program.sh");
     snprintf(text, sizeof text,
              "#!/bin/sh\nmore='%s'\n[ $OMPI_COMM_WORLD_RANK = 1 ] && more='%s'\n"
              "for word; do\n  shift\n"
              "  if [ \"$word\" = \"${more%%%% *}\" ]; then skip=1\n"
              "  elif [ \"$skip\" ]; then skip=\n"
-             "  else set -- \"$@\" \"$word\"; fi\ndone\nexec %s \"$@\" $more\n",
+             "  else set -- \"$@\" \"$word\"; fi\ndone\nexec '%s' \"$@\" $more\n",
              others, word, BALLAST_PROGRAM);
     runs_write(path, text);
     assert_int_equal(chmod(path, 0755), 0);
@@ -291,7 +291,7 @@ static void test_one_machine_differs(void **state)
     const char *path = runs_path("lesser-on-rank-1");
     snprintf(script, sizeof script,
              "#!/bin/sh\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then export DNNL_MAX_CPU_ISA=SSE41; "
-             "fi\nexec %s \"$@\"\n",
+             "fi\nexec '%s' \"$@\"\n",
              BALLAST_PROGRAM);
     runs_write(path, script);
     assert_int_equal(chmod(path, 0755), 0);
@@ -504,10 +504,11 @@ static void test_builds_differ(void **state)
 
     (void)state;
     write_other_build(other);
-    snprintf(script, sizeof script,
-             "#!/bin/sh\nprogram=%s\n[ $OMPI_COMM_WORLD_RANK = 1 ] && program=%s\nexec $program "
-             "\"$@\"\n",
-             BALLAST_PROGRAM, other);
+    snprintf(
+        script, sizeof script,
+        "#!/bin/sh\nprogram='%s'\n[ $OMPI_COMM_WORLD_RANK = 1 ] && program='%s'\nexec \"$program\" "
+        "\"$@\"\n",
+        BALLAST_PROGRAM, other);
     runs_write(path, script);
     assert_int_equal(chmod(path, 0755), 0);
     runs_standard(&args, runs_path("builds"), 2);

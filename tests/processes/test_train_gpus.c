@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "device/timeline.h"
+#include "emulator/emulated.h"
 #include "mpi_job.h"
 #include "skip.h"
 
@@ -585,6 +586,6 @@ int main(void)
         cmocka_unit_test(test_a_gpu_with_less_memory_is_told),
         cmocka_unit_test(test_gathers_run_ahead),
     };
-    if (!mpi_is_here()) return CUDA_SKIPPED;
+    if (!mpi_is_here() || !emulated_cuda_have_devices(4)) return CUDA_SKIPPED;
     return cmocka_run_group_tests_name("train_gpus", tests, runs_set_up, runs_tear_down);
 }

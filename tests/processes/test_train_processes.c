@@ -272,8 +272,8 @@ static bool ignore_children(const int *arg)
 }
 
 /* A service manager signals all processes of a job: a rank has the request from it and from its
- * parent. It is one: the step's state is saved. Whoever started the parent has SIGCHLD ignored,
- * which a program inherits. */
+ * parent. It is one: the step's state is saved. The program that started the parent ignores
+ * SIGCHLD, which a program inherits. */
 static void test_a_signal_to_all(void **state)
 {
     golden_args args;

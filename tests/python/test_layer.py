@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ballast.torch against torch: values, gradients, autograd's modes, dropout, refusals."""
 import copy
+import json
 import os
 import pickle
 import tempfile
@@ -152,6 +153,80 @@ class Layer(unittest.TestCase):
         dx, = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         with self.assertRaises(RuntimeError):
             dx.sum().backward()
+
+    def test_forward_mode_is_rejected(self):
+        """Without the check each tangent is zero."""
+        layer, x = layer_of(), torch.randn(3, 96)
+        frozen = bt.LoraLinear.from_linear(linear_of(), base=bt.Base(format="fp8_row"))
+        factors = {name: p.detach() for name, p in layer.named_parameters()}
+        func, ad = torch.func, torch.autograd.forward_ad
+        a, b, dy = layer.lora_A.weight.detach(), layer.lora_B.weight.detach(), torch.randn(3, 160)
+
+        def operator(x, A=a):
+            return torch.ops.ballast.linear(x, A, b, None, layer.frozen.number, 160)
+
+        def dual(module):
+            with ad.dual_level():
+                return ad.unpack_dual(module(ad.make_dual(x, torch.ones_like(x)))).tangent
+        calls = {
+            "jvp": lambda: func.jvp(layer, (x,), (x,)),
+            "jvp without LoRA": lambda: func.jvp(frozen, (x,), (x,)),
+            "jvp of A and B": lambda: func.jvp(lambda f: func.functional_call(layer, f, (x,)),
+                                               (factors,), (factors,)),
+            "jacfwd": lambda: func.jacfwd(layer)(x),
+            "vmap of jvp": lambda: torch.vmap(lambda t: func.jvp(layer, (t,), (t,))[1])(x),
+            "linearize": lambda: func.linearize(layer, x)[1](x),
+            "no_grad": lambda: torch.no_grad()(lambda: func.jvp(layer, (x,), (x,)))(),
+            "dual": lambda: dual(layer),
+            "dual without LoRA": lambda: dual(frozen),
+            "dual, no_grad": lambda: torch.no_grad()(lambda: dual(layer))(),
+            "operator": lambda: func.jvp(operator, (x,), (x,)),
+            "operator, jvp of A": lambda: func.jvp(lambda A: operator(x, A), (a,), (a,)),
+            "operator, jacfwd": lambda: func.jacfwd(operator)(x),
+            "operator, dual": lambda: dual(operator),
+            "operator, jvp of its backward": lambda: func.jvp(
+                lambda dy: torch.ops.ballast.linear_backward(dy, x, a, b, None, layer.frozen.number, 96, True)[0], (dy,), (dy,)),
+        }
+        for name, call in calls.items():
+            with self.subTest(name), self.assertRaisesRegex(RuntimeError, "no forward-mode"):
+                call()
+        for call in (lambda: func.hessian(lambda t: layer(t).sum())(x),
+                     lambda: func.jvp(torch.vmap(layer), (x,), (x,))):
+            self.assertRaises(RuntimeError, call)
+        with ad.dual_level():  # of another tensor
+            self.assertTrue(torch.equal(layer(x), layer(x.clone())))
+            self.assertTrue(torch.equal(operator(x), layer(x)))
+        y, tangent = func.jvp(lambda t: operator(x) * t, (torch.ones(160),), (torch.ones(160),))
+        self.assertTrue(torch.equal(y, tangent))
+        y, tangent = func.jvp(lambda t: layer(x) * t, (torch.ones(160),), (torch.ones(160),))
+        self.assertTrue(torch.equal(y, tangent))
+
+    def test_negative_views(self):
+        """Views with torch's negative bit: their memory has the other sign."""
+        def neg(t):
+            return torch._neg_view(t.detach())
+        plain, layer = linear_of(), layer_of()
+        x, dy = torch.randn(3, 96), torch.randn(3, 160)
+        self.assertTrue(torch.equal(layer(neg(x)), layer(-x)))
+        other = layer_with(layer, neg(layer.lora_A.weight), neg(layer.lora_B.weight))
+        self.assert_close(other(x), layer(x))
+        self.assertTrue(torch.equal(
+            torch.ops.ballast.linear(neg(x), layer.lora_A.weight, layer.lora_B.weight, None,
+                                     layer.frozen.number, 160), layer(-x)))
+        found = []
+        for x_here, dy_here in ((x, dy), (neg(-x), neg(-dy))):
+            leaf = x_here.clone().requires_grad_() if not x_here.is_neg() else x_here.requires_grad_()
+            layer.zero_grad()
+            layer(leaf).backward(dy_here)
+            found.append([leaf.grad, *(p.grad.clone() for p in layer.parameters())])
+        for a, b in zip(*found):
+            self.assertTrue(torch.equal(a, b))
+        negative = linear_of()
+        negative.weight, negative.bias = (nn.Parameter(neg(-p.detach())) for p in plain.parameters())
+        self.assertTrue(negative.weight.is_neg())
+        want = bt.LoraLinear.from_linear(plain, base=bt.Base(format="fp8_row"))(x)
+        got = bt.LoraLinear.from_linear(negative, base=bt.Base(format="fp8_row"))(x)
+        self.assertTrue(torch.equal(got, want))
 
     def test_threads(self):
         layer, x = layer_of(), torch.randn(4, 96)
@@ -354,6 +429,19 @@ class Stacks(unittest.TestCase):
             wrong = bt.convert(self.model(), lora=bt.LoRA(r=8))
             with self.assertRaisesRegex(ValueError, "r, lora_alpha, use_rslora"):
                 bt.load_adapter(wrong, folder)
+            path = os.path.join(folder, "adapter_config.json")
+            with open(path) as file:
+                config = json.load(file)
+            for key, value in (("alora_invocation_tokens", [5, 6]), ("use_dora", True), ("rank_pattern", {"0": 8}),
+                               ("peft_type", "LOHA"), ("bias", "all"), ("later_key", 0.5)):
+                with open(path, "w") as file:
+                    json.dump({**config, key: value}, file)
+                with self.subTest(key), self.assertRaisesRegex(ValueError, f"adapter_config.json: key {key}: "):
+                    bt.load_adapter(other, folder)
+            with open(path, "w") as file:
+                json.dump({**config, "use_dora": False, "revision": "main", "later_key": None, "task_type": "FEATURE_EXTRACTION",
+                           "layers_to_transform": [0, 1], "exclude_modules": ["4.x"]}, file)
+            bt.load_adapter(other, folder)
 
 
 if __name__ == "__main__":

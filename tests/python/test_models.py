@@ -162,6 +162,53 @@ class Models(unittest.TestCase):
                 bt.load_adapter(other, folder + "/saved")
                 self.assertTrue(torch.equal(other.eval()(ids).logits, got))
 
+    def test_save_pretrained(self):
+        """Trainer's checkpoints and save_pretrained load over the base, resume exactly, and never load
+        as a model with random projections."""
+        rows = [{"input_ids": ids, "labels": ids} for ids in rows_of(8)]
+        with tempfile.TemporaryDirectory() as folder:
+            model_of("Llama").save_pretrained(folder + "/base")
+
+            def convert():
+                model = AutoModelForCausalLM.from_pretrained(folder + "/base")
+                torch.manual_seed(5)
+                return bt.convert(model, base=bt.Base(format="stored"), lora=LORA)
+
+            def run(model, name, **keys):
+                trainer = Trainer(model=model, train_dataset=rows, args=TrainingArguments(
+                    output_dir=f"{folder}/{name}", max_steps=4, save_steps=2, learning_rate=1e-2,
+                    per_device_train_batch_size=2, logging_steps=1, report_to=[], use_cpu=True,
+                    seed=7, disable_tqdm=True))
+                trainer.train(**keys)
+                return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            model, checkpoint = convert(), folder + "/run/checkpoint-2"
+            losses = run(model, "run")
+            self.assertEqual(run(convert(), "again", resume_from_checkpoint=checkpoint)[-2:],
+                             losses[-2:])
+            ids, model = rows_of(1), model.eval()
+            for save in (model.save_pretrained, copy.deepcopy(model).save_pretrained):
+                save(folder + "/saved")
+                for path in (folder + "/saved", folder + "/run/checkpoint-4"):
+                    self.assertFalse(Path(path, "config.json").exists())
+                    for kind in (AutoModelForCausalLM, transformers.LlamaForCausalLM):
+                        read = kind.from_pretrained(path).eval()
+                        want, got = model(ids).logits, read(ids).logits
+                        error = ((got - want).abs().max() / want.abs().max()).item()
+                        self.assertLessEqual(error, 1e-5)
+            with self.assertRaisesRegex(ValueError, "holds a model"):
+                model.save_pretrained(folder + "/base")
+            with self.assertRaisesRegex(ValueError, "push_to_hub"):
+                model.save_pretrained(folder + "/hub", push_to_hub=True)
+            model.model.save_pretrained(folder + "/inner")
+            self.assertTrue(Path(folder, "inner", "adapter_config.json").exists())
+            model.model.norm.weight.requires_grad_(True)  # an adapter has no place for it
+            with self.assertWarnsRegex(UserWarning, "model.norm.weight is trained"):
+                model.save_pretrained(folder + "/norm")
+            self.assertRaises((ValueError, OSError), AutoModelForCausalLM.from_pretrained,
+                              folder + "/norm")
+            with self.assertRaisesRegex(ValueError, "model.norm.weight is trained"):
+                bt.save_adapter(model, folder + "/adapter")
+
     def test_refused_settings(self):
         with self.assertRaisesRegex(ValueError, "use_dora=True is not supported"):
             bt.convert(model_of("Llama"),

@@ -23,7 +23,7 @@
  *
  * All arithmetic is in double. Matrices are row-major; (T,H) has T rows. An f' in an equation is
  * the gradient of the loss by f; functions named _backward add to the gradients of their inputs.
- * The papers of the equations are in docs/math.md. Not here: LoRA's dropout, which is 0. */
+ * The papers of the equations are in src/README.md. Not here: LoRA's dropout, which is 0. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -471,8 +471,7 @@ static void read_tensor(const bl_safetensors *file, const char *name, int n, dou
 }
 
 /* W as fp8_row stores it: per row scale = max |w| / 448 (E4M3's largest number), and of each
- *   element
- * the E4M3 number nearest to w / scale. In fp32, by definition. */
+ * element the E4M3 number nearest to w / scale. In fp32, by definition. */
 static void round_to_fp8(int N, int K, double *W)
 {
     for (int n = 0; n < N; n++) {

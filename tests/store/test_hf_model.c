@@ -383,16 +383,20 @@ static void test_quantization_refusals(void **state)
         const char *config, *part;
     } cases[] = {
         {"{\"quantization_config\":{\"quant_method\":\"gptq\"}}",
-         "config.json: key quant_method: weights in \"gptq\" are not supported, only FP8 (E4M3); "
-         "use the unquantized checkpoint, or an FP8 one"},
+         "config.json: key quant_method: weights in \"gptq\" are not supported, only FP8 (E4M3), "
+         "INT4 (pack-quantized), MXFP4, NVFP4 and NF4; use the unquantized checkpoint, or one in "
+         "these"},
         {"{\"quantization_config\":{\"quant_method\":\"awq\"}}", "weights in \"awq\""},
         {"{\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_8bit\":true}}",
-         "weights in \"bitsandbytes\""},
-        {"{\"quantization_config\":{\"quant_method\":\"mxfp4\"}}", "weights in \"mxfp4\""},
-        {COMPRESSED("nvfp4-pack-quantized", "\"num_bits\":4"),
-         "weights in \"nvfp4-pack-quantized\""},
-        {"{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"NVFP4\"}}",
-         "weights in \"NVFP4\""},
+         "weights in \"bitsandbytes int8\""},
+        {"{\"quantization_config\":{\"quant_method\":\"bitsandbytes\",\"load_in_4bit\":true}}",
+         "key bnb_4bit_quant_type: weights in \"fp4\""},
+        {"{\"quantization_config\":{\"quant_method\":\"mxfp4\",\"later\":1}}",
+         "key later: unknown"},
+        {COMPRESSED("int-quantized", "\"num_bits\":8"), "weights in \"int-quantized\""},
+        {COMPRESSED("marlin-24", "\"num_bits\":4"), "weights in \"marlin-24\""},
+        {"{\"quantization_config\":{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A16_AWQ\"}}",
+         "weights in \"W4A16_AWQ\""},
         {"{\"quantization_config\":{\"quant_method\":\"quark\",\"global_quant_config\":{\"weight\":"
          "{\"dtype\":\"int4\"}}}}",
          "weights in \"int4\""},
@@ -401,13 +405,17 @@ static void test_quantization_refusals(void **state)
         {FP8_BLOCKS("0, 128"),
          "key weight_block_size: expected two positive integers, as [128, 128], got [0,128]"},
         {FP8_BLOCKS("128"), "key weight_block_size: expected two positive integers"},
-        {COMPRESSED("pack-quantized", "\"num_bits\":4"), "weights in \"pack-quantized\""},
-        {COMPRESSED("float-quantized", "\"num_bits\":4"),
-         "key num_bits: expected an integer in [8, 8], got 4"},
-        {COMPRESSED("float-quantized", "\"type\":\"int\""),
-         "key type: expected \"float\", got \"int\""},
+        {COMPRESSED("pack-quantized", "\"num_bits\":8,\"type\":\"int\""),
+         "key num_bits: expected an integer in [4, 4], got 8"},
+        {COMPRESSED("float-quantized", "\"num_bits\":6"), "key num_bits: expected 4 or 8, got 6"},
+        {COMPRESSED("float-quantized", "\"type\":\"uint\""),
+         "key type: expected \"float\" or \"int\", got \"uint\""},
         {COMPRESSED("float-quantized", "\"strategy\":\"token\""), "key strategy: expected"},
         {COMPRESSED("float-quantized", "\"strategy\":\"group\""), "key group_size: missing"},
+        {COMPRESSED("float-quantized", "\"strategy\":\"channel\",\"group_size\":64"),
+         "key group_size: expected null without strategy"},
+        {COMPRESSED("float-quantized", "\"strategy\":\"channel\",\"block_structure\":[2,4]"),
+         "key block_structure: expected null without strategy"},
         {COMPRESSED("float-quantized", "\"strategy\":\"block\",\"block_structure\":[-1,128]"),
          "key block_structure"},
         {COMPRESSED("float-quantized", "\"strategy\":\"block\""),
@@ -452,6 +460,7 @@ static void test_check_lists_everything(void **state)
         "\"x.input_scale\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[14,15]},"
         "\"x.k_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
         "\"x.v_scale\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
+        "\"fp8.weight_zero_point\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
         "\"x.weight_zero_point\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]},"
         "\"extra\":{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[15,15]}}",
         15);
@@ -462,7 +471,8 @@ static void test_check_lists_everything(void **state)
     assert_string_equal(list,
                         ": shape has shape [1], expected [1, 1]; dtype has dtype U8, which is not "
                         "read here; missing "
-                        "absent; tensor fp8.weight is F8_E4M3 and has no scale; unexpected extra");
+                        "absent; tensor fp8.weight is F8_E4M3 and has no scale; unexpected extra; "
+                        "unexpected x.weight_zero_point");
     bl_hf_close(model);
     put_safetensors("m/model.safetensors",
                     "{\"good\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4);

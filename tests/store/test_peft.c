@@ -11,6 +11,7 @@
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/peft.h"
+#include "store/peft_keys.h"
 #include "store/safetensors.h"
 
 enum { Q, K, V, O, GATE, UP, DOWN, ALL = 127 };
@@ -397,7 +398,7 @@ static void test_unsupported_features(void **state)
             "\"all-linear\"",
             "\"use_dora\":false,\"bias\":\"none\",\"modules_to_save\":null,\"rank_pattern\":{},"
             "\"layers_to_transform\":null,\"lora_dropout\":0.1,\"use_rslora\":true,"
-            "\"init_lora_weights\":\"gaussian\",\"exclude_modules\":[],\"a_later_key\":3",
+            "\"init_lora_weights\":\"gaussian\",\"exclude_modules\":[],\"a_later_key\":null",
             &config),
         BL_OK);
     assert_true(config.use_rslora && config.dropout == 0.1 && config.alpha == 16);
@@ -407,6 +408,76 @@ static void test_unsupported_features(void **state)
     put_text("c/adapter_config.json", "{\"peft_type\":\"LORA\",\"r\":0}");
     assert_int_equal(bl_peft_load_config(tmp_path("c"), &modules, 1, &config), BL_EINPUT);
     assert_error_has("key r: expected an integer in [1, 65536], got 0");
+}
+
+/* Each key of PEFT 0.21.2's LoraConfig and PeftConfig with a value that is not its default, and
+ * keys that it does not have: named in an error, or without effect here. */
+static void test_every_key_is_used_without_effect_or_named(void **state)
+{
+    static const char *const refused[] = {
+        "\"alora_invocation_tokens\":[49152]",
+        "\"alora_invocation_tokens\":[]", /* PEFT: a sequence that is nowhere */
+        "\"use_bdlora\":{\"nblocks\":1}",
+        "\"kasa_config\":{\"beta\":0.0001}",
+        "\"velora_config\":{\"num_groups\":64}",
+        "\"monteclora_config\":{\"num_samples\":8}",
+        "\"arrow_config\":{\"top_k\":3}",
+        "\"lora_ga_config\":{\"direction\":\"ArB2r\"}",
+        "\"corda_config\":{\"corda_method\":\"ipm\"}",
+        "\"megatron_config\":{\"hidden_size\":64}",
+        "\"task_type\":\"SEQ_CLS\"",
+        "\"layers_to_transform\":0",
+        "\"target_parameters\":[\"mlp.experts.gate_up_proj\"]",
+        "\"trainable_token_indices\":{\"embed_tokens\":[0]}",
+        "\"init_lora_weights\":\"lora_ga\"",
+        "\"init_lora_weights\":[]",
+        "\"a_later_key\":0",
+        "\"a_later_key\":[null,\"x\"]",
+        "\"enable_lora\":[true,false,true]", /* PEFT 0.2 */
+        "\"rank_patern\":{\"q_proj\":4}",
+    };
+    static const char *const accepted[] = {
+        "\"base_model_name_or_path\":\"x\",\"revision\":\"main\",\"peft_version\":\"0.21.2\"",
+        "\"auto_mapping\":{\"base_model_class\":\"X\",\"unsloth_fixed\":true}",
+        "\"inference_mode\":false,\"runtime_config\":{\"ephemeral_gpu_offload\":true}",
+        "\"megatron_core\":\"megatron.core\",\"qalora_group_size\":32,\"task_type\":\"CAUSAL_LM\"",
+        "\"eva_config\":{\"rho\":2.0},\"init_lora_weights\":\"eva\"",
+        "\"merge_weights\":false,\"enable_lora\":null,\"lorap_emb_lr\":1e-06,\"lora_dtype\":null",
+        "\"rank_pattern\":{},\"alora_invocation_tokens\":null,\"a_later_key\":{\"on\":false}",
+        "\"_comment\":\"written by hand\"",
+    };
+    bl_peft_config config;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(refused); i++) {
+        char key[64];
+        assert_int_equal(load_config("\"all-linear\"", refused[i], &config), BL_EINPUT);
+        snprintf(key, sizeof key,
+                 "adapter_config.json: key %.*s: ", (int)strcspn(refused[i] + 1, "\""),
+                 refused[i] + 1);
+        assert_error_has(key);
+    }
+    assert_error_has("unknown, with the value {\"q_proj\":4}; did you mean rank_pattern?");
+    for (size_t i = 0; i < BL_COUNT(accepted); i++)
+        if (load_config("\"all-linear\"", accepted[i], &config) != BL_OK)
+            fail_msg("%s", bl_error_text());
+}
+
+/* Plain LoRA of a model that is not read here: of other heads, or with LoRA in some layers. */
+static void test_plain_lora_of_any_model(void **state)
+{
+    static const char *const keys[] = {"\"task_type\":\"FEATURE_EXTRACTION\"",
+                                       "\"exclude_modules\":[\"k_proj\"]",
+                                       "\"layers_to_transform\":[0,1]", "\"layers_pattern\":\"h\""};
+    bl_peft_config config;
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(keys); i++) {
+        assert_int_equal(load_config("\"all-linear\"", keys[i], &config), BL_EINPUT);
+        if (bl_peft_check_keys(tmp_path("c")) != BL_OK) fail_msg("%s", bl_error_text());
+    }
+    assert_int_equal(load_config("\"all-linear\"", "\"use_dora\":true", &config), BL_EINPUT);
+    assert_int_equal(bl_peft_check_keys(tmp_path("c")), BL_EINPUT);
 }
 
 static void test_tensors_are_compared_with_the_base(void **state)
@@ -473,6 +544,8 @@ int main(void)
         cmocka_unit_test(test_target_modules),
         cmocka_unit_test(test_saved_modules),
         cmocka_unit_test(test_unsupported_features),
+        cmocka_unit_test(test_every_key_is_used_without_effect_or_named),
+        cmocka_unit_test(test_plain_lora_of_any_model),
         cmocka_unit_test(test_tensors_are_compared_with_the_base),
         cmocka_unit_test(test_module_names),
     };

@@ -19,6 +19,17 @@
 #include "small_models.h"
 #include "tokenizer/tokenizer.h"
 
+static char warning[512];
+
+void __wrap_bl_log_warning(const char *format, ...);
+void __wrap_bl_log_warning(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(warning, sizeof warning, format, args);
+    va_end(args);
+}
+
 #define FIXTURES "tests/tokenizer/fixtures/"
 
 static bl_tokenizer *load(const char *path)
@@ -342,11 +353,32 @@ static void test_configurations_name_bos_and_eos(void **state)
     assert_int_equal(eos[1], 1);
     assert_int_equal(eos[2], 0);
     bl_tokenizer_destroy(tokenizer);
+    assert_non_null(strstr(warning, "/config.json: ignored, as tokenizer_config.json and "
+                                    "generation_config.json count: bos_token_id, eos_token_id"));
+
+    /* Of generation_config.json, what is neither read nor a default of sampling is named. */
+    write_file("config.json", "{\"bos_token_id\":4}");
+    write_file("generation_config.json",
+               "{\"eos_token_id\":2,\"temperature\":0.7,\"stop_strings\":[\"x\"],\"_c\":1,"
+               "\"transformers_version\":\"5\",\"later\":null}");
+    warning[0] = '\0';
+    bl_tokenizer_destroy(load(folder));
+    assert_string_equal(warning, "");
+    write_file("generation_config.json", "{\"eos_token_ids\":2,\"think_end\":[7]}");
+    bl_tokenizer_destroy(load(folder));
+    assert_non_null(strstr(warning, "generation_config.json: ignored, as no such keys are known: "
+                                    "eos_token_ids, think_end"));
 
     write_file("tokenizer_config.json", "{\"eos_token\":\"<nowhere>\"}");
+    tokenizer = load(folder); /* as in transformers: the next id */
+    eos = bl_tokenizer_eos(tokenizer, &n);
+    assert_int_equal(eos[0], bl_tokenizer_token_to_id(tokenizer, "<nowhere>"));
+    assert_int_equal(eos[0], bl_tokenizer_vocab_size(tokenizer) - 1);
+    assert_true(bl_tokenizer_is_special(tokenizer, eos[0]));
+    bl_tokenizer_destroy(tokenizer);
+    write_file("tokenizer_config.json", "{\"eos_token\":7}");
     assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);
-    assert_non_null(strstr(bl_error_text(), "tokenizer_config.json"));
-    assert_non_null(strstr(bl_error_text(), "<nowhere>"));
+    assert_non_null(strstr(bl_error_text(), "tokenizer_config.json: key eos_token"));
 
     write_file("tokenizer_config.json", "{\"chat_template\":\"{{ x }}\\u0000\"}");
     assert_int_equal(bl_tokenizer_load(folder, &tokenizer), BL_EINPUT);

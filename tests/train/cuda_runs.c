@@ -8,6 +8,10 @@
 
 #include "base/files.h"
 #include "device/device.h"
+#include "skip.h"
+#ifdef BALLAST_CUDA_EMULATED
+#include "emulator/emulated.h"
+#endif
 
 bool cuda_runs_have_gpu(void)
 {
@@ -15,6 +19,28 @@ bool cuda_runs_have_gpu(void)
     if (bl_device_find_cuda(0, &gpu) == BL_OK) return true;
     printf("skip: no GPU: %s\n", bl_error_text());
     return false;
+}
+
+void cuda_runs_take_gpus(int n_gpus)
+{
+#ifdef BALLAST_CUDA_EMULATED
+    char text[16];
+    bool are_there = emulated_cuda_have_devices(n_gpus);
+
+    snprintf(text, sizeof text, "%d", n_gpus);
+    if (are_there) setenv("BALLAST_EMULATED_DEVICES", text, 1);
+#else
+    bl_gpu_info gpu;
+
+    assert_int_equal(bl_device_find_cuda(0, &gpu), BL_OK);
+    bool are_there = gpu.n_gpus >= n_gpus;
+#endif
+    if (!are_there) TEST_SKIP("the machine has fewer than %d GPUs", n_gpus);
+}
+
+void cuda_runs_give_back_gpus(void)
+{
+    unsetenv("BALLAST_EMULATED_DEVICES");
 }
 
 static bool are_strict(void)

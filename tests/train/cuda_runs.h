@@ -10,6 +10,11 @@ enum { CUDA_SKIPPED = 77, CUDA_STEPS = 2 };
 /* False, having said why, when there is no GPU: main returns CUDA_SKIPPED. */
 bool cuda_runs_have_gpu(void);
 
+/* Skips the test on a machine with fewer GPUs. Emulated: programs that it starts from now on have
+ * n_gpus. */
+void cuda_runs_take_gpus(int n_gpus);
+void cuda_runs_give_back_gpus(void);
+
 /* Whether the emulated GPU runs one operation at a time (strict), or under ThreadSanitizer, which
  * takes long: fewer cases. */
 bool cuda_runs_are_slow(void);

@@ -45,7 +45,6 @@ void full_cuda_runs_train(const char *name, int n_ranks, const char *output, con
 void full_cuda_runs_train_in_parts(const char *name, const char *output, const char *keys)
 {
     assert_int_equal(bl_tree_remove(runs_path("%s", output)), BL_OK);
-    setenv("BALLAST_EMULATED_DEVICES", "2", 1);
     for (int part = 0; part < 2; part++) {
         golden_args args = {0};
         runs_child child = {0};
@@ -62,7 +61,6 @@ void full_cuda_runs_train_in_parts(const char *name, const char *output, const c
         free(log);
         golden_args_free(&args);
     }
-    unsetenv("BALLAST_EMULATED_DEVICES");
 }
 
 void full_cuda_runs_check_losses(const char *name, int n_ranks, int accumulation, const char *keys)

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/files.h"
 
 void full_runs_fill(const json_t *golden, const json_t *topology, const char *model,
@@ -29,7 +29,7 @@ const char *const full_runs_cases[FULL_RUNS_CASES] = {"../../full/cases/tiny-mha
 static char *read_state(const char *output, int step, int n_ranks, int rank, size_t *n_bytes)
 {
     char name[BL_SHARD_NAME_BYTES];
-    bl_adapter_shard_name(rank, n_ranks, name);
+    bl_trained_shard_name(rank, n_ranks, name);
     return runs_read(runs_path("%s/checkpoints/step-%d/%s", output, step, name), n_bytes);
 }
 
@@ -168,7 +168,7 @@ static double compare_weights(const json_t *golden, const char *model, const cha
                  *weights = json_object_get(expect, "final_weights");
     double scale = json_number_value(json_object_get(expect, "weights_change_norm")), worst = 0;
     const char *file = runs_path("weights.safetensors");
-    bl_adapter_full_reader *reader;
+    bl_trained_full_reader *reader;
     bl_model_config config;
     bl_trained_set set;
     bl_hf_model *files;
@@ -178,7 +178,7 @@ static double compare_weights(const json_t *golden, const char *model, const cha
     assert_int_equal(bl_model_config_fit(&config, files), BL_OK);
     bl_hf_close(files);
     full_runs_choose(golden, &config, &set);
-    assert_int_equal(bl_adapter_full_open(&config, &set, checkpoint, n_ranks, &reader), BL_OK);
+    assert_int_equal(bl_trained_full_open(&config, &set, checkpoint, n_ranks, &reader), BL_OK);
     bl_stored_tensor_spec *specs = calloc(json_object_size(weights), sizeof *specs);
     bl_arch_tensor *tensors = calloc(json_object_size(weights), sizeof *tensors);
     size_t n = 0;
@@ -196,14 +196,14 @@ static double compare_weights(const json_t *golden, const char *model, const cha
     for (size_t i = 0; i < n; i++) {
         int64_t count = tensors[i].shape[0] * (tensors[i].n_dims > 1 ? tensors[i].shape[1] : 1);
         float *values = malloc((size_t)count * sizeof *values);
-        assert_int_equal(bl_adapter_full_read(reader, &tensors[i], 0, tensors[i].shape[0], values),
+        assert_int_equal(bl_trained_full_read(reader, &tensors[i], 0, tensors[i].shape[0], values),
                          BL_OK);
         assert_int_equal(
             bl_safetensors_writer_put(writer, i, 0, values, (size_t)count * sizeof *values), BL_OK);
         free(values);
     }
     assert_int_equal(bl_safetensors_writer_commit(writer), BL_OK);
-    bl_adapter_full_close(reader);
+    bl_trained_full_close(reader);
     bl_trained_free(&set);
     worst = golden_compare_tensors(file, weights, scale, WEIGHTS);
     free(specs), free(tensors);

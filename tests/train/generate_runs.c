@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/lora_io.h"
-#include "adapter/modules.h"
+#include "trained/peft.h"
+#include "trained/modules.h"
 #include "base/sizes.h"
 #include "model/generate.h"
 #include "runs.h"

@@ -89,7 +89,7 @@ void queue_train_alone(const char *name, int job, int ranks, const char *process
 
 const char *queue_path(const queue *q, const char *format, const char *name)
 {
-    char below[256];
+    char below[320];
     snprintf(below, sizeof below, format, name);
     return runs_path("%s-queue/%s", q->name, below);
 }

@@ -76,8 +76,58 @@ static void test_weights_are_slopes(void **state)
     }
 }
 
+/* ORPO's odds at both ends of a probability: one pair of answers of a token, beta 0.7. The values
+ * are mpmath's, of 60 digits, of the equation in losses.h. A logp of 0 stands for one above -2^-25:
+ * the weights are the limits, the chosen one's -beta e^m_d / (1 - e^m_d). */
+static void test_odds_of_certain_answers(void **state)
+{
+    (void)state;
+    static const struct {
+        float m_c, m_d;
+        double value, by_chosen, by_rejected;
+    } cases[] = {
+        {-0x1p-24f, -1.5f, 1.1983623863641613e-8, -0.20105185029393205, 1.5425523229675927e-8},
+        {-0x1p-20f, -3.0f, 3.497791682862153e-8, -0.036677020689102851, 3.6810608222985803e-8},
+        {-0x1.a36e2ep-14f, -0x1p-12f, 0.24029951867790016, -2034.0499285819535, 833.20687529520199},
+        {-1.5f, -0x1p-20f, 10.577322664543422, -0.90105159494378909, 734003.34894807716},
+        {-0x1p-20f, -0x1p-21f, 0.769028713329698, -489335.73888894758, 978671.24444448765},
+        {-60.0f, -1.5f, 41.126737721247815, -0.7, 0.90105184175220771},
+        {-1.5f, -60.0f, 2.1341213471744673e-26, -2.7470771005632237e-26, 2.1341213471744673e-26},
+        {-200.0f, -210.0f, 3.1779229451805251e-5, -3.1778508091704074e-5, 3.1778508091704074e-5},
+        {-900.0f, -2.0f, 628.70178942050816, -0.7, 0.8095623499247659},
+        {-2.0f, -900.0f, 0, 0, 0},
+        {0, -1.5f, 0, -0.20105184175220776, 0},
+        {0, 0, 0.7 * 0.693147180559945309417, -0.35 * 0x1p25, 0.35 * 0x1p25},
+    };
+    static const int32_t pair_ends[] = {0, 2, 4};
+    static const uint8_t pair_marks[] = {A, 0, A, 0};
+    bl_losses l = {.n_terms = 1, .beta = 0.7, .ld_alpha = 1, .is_preference = true};
+
+    l.term[0].loss = BL_LOSS_ORPO;
+    l.term[0].weight = 1;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        float logp[4] = {cases[i].m_c, 0, cases[i].m_d, 0}, weights[4];
+        bl_preference_micro m = {.n_documents = 2,
+                                 .ends = pair_ends,
+                                 .marks = pair_marks,
+                                 .policy = logp,
+                                 .weights = weights};
+        bl_preference_sums sums = {0};
+        bl_preference_weigh(&l, &m, &sums);
+        /* nll, -m_c, has the slope -1. Weights are floats, 2^-24; with m_c 0, the loss of a logp of
+         * -2^-25 is at most 2^-25 beta / (1 - e^m_d) from its limit, 3e-8. */
+        double expected[] = {cases[i].value - (double)cases[i].m_c, 1 - cases[i].by_chosen,
+                             -cases[i].by_rejected},
+               got[] = {sums.loss_by_micro, (double)weights[0], (double)weights[2]};
+        for (int k = 0; k < 3; k++)
+            if (!(fabs(got[k] - expected[k]) <= 1.5e-7 * fabs(expected[k]) + 5e-8))
+                fail_msg("case %zu: %d: %.17g, expected %.17g", i, k, got[k], expected[k]);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights_are_slopes)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_weights_are_slopes),
+                                       cmocka_unit_test(test_odds_of_certain_answers)};
     return cmocka_run_group_tests_name("losses", tests, NULL, NULL);
 }

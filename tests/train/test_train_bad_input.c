@@ -161,7 +161,7 @@ static void test_overlapping_tensors(void **state)
     check_model_refused(TEXTS("model.safetensors", "_proj.weight"), NULL, NULL);
 }
 
-/* Whoever mends a model wants to hear everything at once. */
+/* All defects of a model are listed in one run. */
 static void test_wrong_tensors_are_listed_together(void **state)
 {
     const char *weights;
@@ -356,10 +356,10 @@ static void test_bad_data(void **state)
     runs_set(&args, "max_seq_length", "4");
     runs_set(&args, "overlong", "error");
     check_refused(&args, EXIT_INPUT, SOON_S, TEXTS("data.jsonl:2", "5"));
-    /* cut to a prompt without an answer */
-    runs_write(path, GOOD_ROW "{\"input_ids\":[5,6,7,8,9],\"labels\":[-100,-100,-100,-100,9]}\n");
+    /* cut to a prompt without an answer: nothing is left */
+    runs_write(path, "{\"input_ids\":[5,6,7,8,9],\"labels\":[-100,-100,-100,-100,9]}\n");
     runs_set(&args, "overlong", "truncate");
-    check_refused(&args, EXIT_INPUT, SOON_S, TEXTS("data.jsonl:2"));
+    check_refused(&args, EXIT_INPUT, SOON_S, TEXTS("data.jsonl: no usable rows", "raise it"));
     golden_args_free(&args);
 }
 

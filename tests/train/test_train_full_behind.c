@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
@@ -88,21 +88,21 @@ bl_status __wrap_bl_safetensors_writer_put(bl_safetensors_writer *writer, size_t
     return __real_bl_safetensors_writer_put(writer, index, offset_bytes, bytes, n_bytes);
 }
 
-bl_status __real_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
-                                             bl_status (*then)(void *user), void *user);
-bl_status __wrap_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
-                                             bl_status (*then)(void *user), void *user);
+bl_status __real_bl_trained_state_begin_shard(bl_trained_state *state, const char *path,
+                                              bl_status (*then)(void *user), void *user);
+bl_status __wrap_bl_trained_state_begin_shard(bl_trained_state *state, const char *path,
+                                              bl_status (*then)(void *user), void *user);
 
 /* On the thread that trains: unlike the first write's, the moment does not depend on the load. */
-bl_status __wrap_bl_adapter_full_begin_shard(bl_adapter_state *state, const char *path,
-                                             bl_status (*then)(void *user), void *user)
+bl_status __wrap_bl_trained_state_begin_shard(bl_trained_state *state, const char *path,
+                                              bl_status (*then)(void *user), void *user)
 {
     char middle[32];
 
     snprintf(middle, sizeof middle, "/step-%d", MIDDLE);
     if (strstr(path, middle) && has_line(MIDDLE, "\"eval_loss\""))
         atomic_store(&disk.is_late, true);
-    return __real_bl_adapter_full_begin_shard(state, path, then, user);
+    return __real_bl_trained_state_begin_shard(state, path, then, user);
 }
 
 bl_status __real_bl_adamw_on_host(bl_stream *stream, const bl_adamw_args *args);

@@ -128,8 +128,10 @@ static void processes_and_a_resumption_change_no_bit(void **state)
     static const char keys[] = "model_dtype f32 optimizer_state_dtype bf16";
 
     (void)state;
+    cuda_runs_take_gpus(2);
     full_cuda_runs_train(full_runs_cases[0], 2, "whole", keys);
     full_cuda_runs_train_in_parts(full_runs_cases[0], "parts", keys);
+    cuda_runs_give_back_gpus();
     full_runs_assert_same(STEPS, "whole", "parts", 2, "processes, resumed");
     full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),
                                runs_path("parts/model/model.safetensors"));

@@ -60,8 +60,8 @@ static void kills_and_processes_change_no_bit(void **state)
     int code = 0;
 
     (void)state;
+    cuda_runs_take_gpus(2);
     full_cuda_runs_train(full_runs_cases[0], 2, "whole", "save_steps 1 model_dtype f32");
-    setenv("BALLAST_EMULATED_DEVICES", "2", 1);
     while (code == 0) { /* the run may end before the kill */
         assert_int_equal(bl_tree_remove(runs_path("killed")), BL_OK);
         full_cuda_runs_fill(full_runs_cases[0], 2, "killed",
@@ -83,7 +83,7 @@ static void kills_and_processes_change_no_bit(void **state)
     runs_start(&child, "train", &args);
     code = runs_wait(&child, 600);
     if (code != 0) fail_msg("exit code %d\n%s", code, runs_read(child.log, NULL));
-    unsetenv("BALLAST_EMULATED_DEVICES");
+    cuda_runs_give_back_gpus();
     golden_args_free(&args);
     full_runs_assert_same(STEPS, "whole", "killed", 2, "processes, after a kill");
     full_runs_assert_same_file(runs_path("whole/model/model.safetensors"),

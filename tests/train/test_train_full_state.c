@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/files.h"
 #include "base/sizes.h"
 
@@ -133,7 +133,7 @@ static bl_safetensors *open_shard(const char *output, int step, int rank, int n_
     char name[BL_SHARD_NAME_BYTES];
     bl_safetensors *file;
 
-    bl_adapter_shard_name(rank, n_ranks, name);
+    bl_trained_shard_name(rank, n_ranks, name);
     if (bl_safetensors_open(runs_path("%s/checkpoints/step-%d/%s", output, step, name), &file) !=
         BL_OK)
         fail_msg("%s", bl_error_text());

@@ -77,6 +77,114 @@ static void placement_changes_no_bit(void **state)
         }
 }
 
+/* ---- units of many pieces ---- */
+
+enum { WIDE_ROWS = 200000, WIDE_STEPS = 3 };
+
+static bool is_table(const char *name)
+{
+    return strcmp(name, "model.embed_tokens.weight") == 0 || strcmp(name, "lm_head.weight") == 0;
+}
+
+/* The header of a file whose tables have WIDE_ROWS rows. */
+static json_t *widen_header(json_t *header)
+{
+    json_t *wide = json_object(), *tensor;
+    json_int_t at = 0;
+    const char *name;
+
+    json_object_foreach(header, name, tensor)
+    {
+        if (strcmp(name, "__metadata__") == 0) continue;
+        const json_t *offsets = json_object_get(tensor, "data_offsets");
+        json_int_t n_bytes = json_integer_value(json_array_get(offsets, 1)) -
+                             json_integer_value(json_array_get(offsets, 0));
+        json_t *copy = json_deep_copy(tensor);
+        if (is_table(name)) {
+            json_t *shape = json_object_get(copy, "shape");
+            n_bytes = n_bytes / json_integer_value(json_array_get(shape, 0)) * WIDE_ROWS;
+            json_array_set_new(shape, 0, json_integer(WIDE_ROWS));
+        }
+        json_object_set_new(copy, "data_offsets", json_pack("[I, I]", at, at + n_bytes));
+        json_object_set_new(wide, name, copy);
+        at += n_bytes;
+    }
+    return wide;
+}
+
+/* The model in `from` with larger tables, which repeat its rows. */
+static void write_wide_model(const char *from, const char *to)
+{
+    char path[2 * GOLDEN_PATH_BYTES], *text;
+    size_t n_file;
+    uint64_t n_header;
+    const char *name;
+    json_t *tensor;
+
+    snprintf(path, sizeof path, "%s/config.json", from);
+    json_t *config = json_load_file(path, 0, NULL);
+    json_object_set_new(config, "vocab_size", json_integer(WIDE_ROWS));
+    assert_int_equal(bl_dir_create(to), BL_OK);
+    snprintf(path, sizeof path, "%s/config.json", to);
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    snprintf(path, sizeof path, "%s/model.safetensors", from);
+    char *file = runs_read(path, &n_file);
+    memcpy(&n_header, file, sizeof n_header);
+    json_t *header = json_loadb(file + sizeof n_header, n_header, 0, NULL);
+    json_t *wide = widen_header(header);
+    text = json_dumps(wide, JSON_COMPACT);
+    snprintf(path, sizeof path, "%s/model.safetensors", to);
+    FILE *out = fopen(path, "wb");
+    assert_non_null(out);
+    const char *data = file + sizeof n_header + n_header;
+    n_header = (strlen(text) + 7) / 8 * 8;
+    fwrite(&n_header, sizeof n_header, 1, out);
+    fprintf(out, "%-*s", (int)n_header, text);
+    json_object_foreach(wide, name, tensor)
+    {
+        const json_t *old = json_object_get(json_object_get(header, name), "data_offsets"),
+                     *new = json_object_get(tensor, "data_offsets");
+        json_int_t from_at = json_integer_value(json_array_get(old, 0)),
+                   n = json_integer_value(json_array_get(old, 1)) - from_at,
+                   n_left = json_integer_value(json_array_get(new, 1)) -
+                            json_integer_value(json_array_get(new, 0));
+        for (; n_left > 0; n_left -= n)
+            fwrite(data + from_at, 1, (size_t)(n_left < n ? n_left : n), out);
+    }
+    assert_int_equal(fclose(out), 0);
+    free(text), free(file);
+    json_decref(config), json_decref(header), json_decref(wide);
+}
+
+/* A table of ten pieces: slots of pieces are filled again while earlier ones are written. */
+static void a_unit_of_many_pieces(void **state)
+{
+    const char *to_disk[] = {STATE_ON_DISK, WEIGHTS_ON_DISK, NULL};
+    json_t *golden = golden_load_case(cases[1]), *topology;
+    char model[GOLDEN_PATH_BYTES], *wide = strdup(runs_path("wide"));
+
+    (void)state;
+    assert_true(golden_model(golden, model));
+    write_wide_model(model, wide);
+    topology = json_pack("{s:i, s:i, s:i}", "ranks", 1, "per_device_train_batch_size", 1,
+                         "gradient_accumulation_steps", 1);
+    for (int is_on_disk = 0; is_on_disk < 2; is_on_disk++) {
+        golden_args args = {0};
+        full_runs_fill(golden, topology, wide,
+                       runs_path(is_on_disk ? "wide_on_disk" : "wide_in_memory"), &args);
+        runs_set(&args, "max_steps", "%d", WIDE_STEPS);
+        runs_set(&args, "offload_dir", "%s", runs_path("pages"));
+        for (int i = 0; is_on_disk && to_disk[i]; i += 2)
+            runs_set(&args, to_disk[i], "%s", to_disk[i + 1]);
+        assert_int_equal(golden_train(&args), BL_OK);
+        golden_args_free(&args);
+    }
+    full_runs_assert_same(WIDE_STEPS, "wide_in_memory", "wide_on_disk", 1, "many pieces");
+    assert_int_equal(bl_tree_remove(wide), BL_OK);
+    free(wide);
+    json_decref(topology), json_decref(golden);
+}
+
 /* Nothing of it is left on the disk: the files have no names. */
 static void the_directory_is_left_empty(void **state)
 {
@@ -326,6 +434,7 @@ int main(int argc, char **argv)
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(placement_changes_no_bit),
+        cmocka_unit_test(a_unit_of_many_pieces),
         cmocka_unit_test(the_directory_is_left_empty),
         cmocka_unit_test(a_checkpoint_goes_to_any_placement),
         cmocka_unit_test(kills_change_no_bit),

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/files.h"
 #include "base/sizes.h"
 #include "store/safetensors.h"
@@ -225,7 +225,7 @@ static void a_checkpoint_has_trained_tensors_alone(void **state)
 
     (void)state;
     full_runs_train(CASE("all-but-head"), 1, "plain", NULL);
-    bl_adapter_shard_name(0, 1, name);
+    bl_trained_shard_name(0, 1, name);
     int64_t n = file_bytes(runs_path("plain/checkpoints/step-%d/%s", FULL_RUNS_STEPS, name));
     assert_true(n >= 12 * n_head && n <= 3 * n_padded + 4096);
 }
@@ -238,8 +238,7 @@ static void memory_is_that_of_trained_tensors(void **state)
         {head, 1, NULL, 0}, {q, 1, NULL, 0}, {norms, 1, NULL, 0}};
     const int64_t moments[] = {2 * bl_round_up(96 * 24 * 4, 4096), 2 * 2 * 4096, 0},
                   vectors[] = {0, 0, (2 * 2 + 1) * 24 * 4};
-    bl_optimizer_placement placement = {
-        .tier = BL_TIER_DEVICE, .moments = BL_F32, .embedding_rate = 1};
+    bl_optimizer_placement placement = {.tier = BL_TIER_DEVICE, .moments = BL_F32};
     bl_model_config model;
 
     (void)state;
@@ -247,11 +246,11 @@ static void memory_is_that_of_trained_tensors(void **state)
     for (size_t i = 0; i < BL_COUNT(choices); i++) {
         bl_trained_set set;
         bl_base_layout layout;
-        bl_adapter_full_bytes n;
+        bl_trained_full_bytes n;
         assert_int_equal(bl_trained_choose(&model, &choices[i], &set), BL_OK);
         assert_int_equal(bl_model_layout_trained(&model, 1, &layout), BL_OK);
         bl_tier *tiers = calloc((size_t)bl_base_part_count(&layout), sizeof *tiers);
-        assert_int_equal(bl_adapter_full_measure(&model, &layout, &set, tiers, &placement, &n),
+        assert_int_equal(bl_trained_full_measure(&model, &layout, &set, tiers, &placement, &n),
                          BL_OK);
         assert_int_equal(n.units.moments, moments[i]);
         assert_int_equal(n.units.gradients, moments[i] / 2);

@@ -160,6 +160,13 @@ static void test_fp8(void **state)
     check_cases("tests/golden/fp8/index.json");
 }
 
+/* Checkpoints in 4 bits (tools/golden/bits4). */
+static void test_bits4(void **state)
+{
+    (void)state;
+    check_cases("tests/golden/bits4/index.json");
+}
+
 /* PEFT's modules_to_save (tools/golden/modules). */
 static void test_modules(void **state)
 {
@@ -261,7 +268,8 @@ static void test_same_bits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases), cmocka_unit_test(test_families), cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_cases),   cmocka_unit_test(test_families),
+        cmocka_unit_test(test_fp8),     cmocka_unit_test(test_bits4),
         cmocka_unit_test(test_modules), cmocka_unit_test(test_same_bits)};
     return cmocka_run_group_tests_name("golden", tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 #include "base/sizes.h"
 #include "device/guard.h"
 #include "model/generate.h"
-#include "adapter/lora_io.h"
+#include "trained/peft.h"
 #include "store/safetensors.h"
 #include "train/train.h"
 

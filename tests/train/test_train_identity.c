@@ -157,7 +157,7 @@ static bl_status check_as_rank(test_rank *self)
     bl_model_weights weights = {.checksum = checksums[self->rank]};
     bl_rank rank = {.job = &job,
                     .index = self->rank,
-                    .talk = {.comm = self->comm, .stream = self->stream},
+                    .host_comm = {.comm = self->comm, .stream = self->stream},
                     .weights = &weights};
     return bl_rank_compare_weights(&rank);
 }

@@ -130,8 +130,8 @@ static void begin_command(const char *dir, int n_runs, char *command)
     static const int ranks[] = {16, 64};
 
     if (n_runs == 1) {
-        snprintf(command, COMMAND_BYTES, BALLAST_PROGRAM " train --lora_r 16 --output_dir %s/out",
-                 dir);
+        snprintf(command, COMMAND_BYTES,
+                 "'" BALLAST_PROGRAM "' train --lora_r 16 --output_dir %s/out", dir);
         return;
     }
     for (int run = 0; run < n_runs; run++) {
@@ -144,7 +144,8 @@ static void begin_command(const char *dir, int n_runs, char *command)
         assert_int_equal(fclose(file), 0);
     }
     snprintf(command, COMMAND_BYTES,
-             BALLAST_PROGRAM " train %s/run-0.yaml %s/run-1.yaml --visit_tokens 100000", dir, dir);
+             "'" BALLAST_PROGRAM "' train %s/run-0.yaml %s/run-1.yaml --visit_tokens 100000", dir,
+             dir);
 }
 
 /* The line at a run's end, in GB. */

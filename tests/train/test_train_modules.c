@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "adapter/lora_io.h"
-#include "adapter/terms.h"
+#include "trained/peft.h"
+#include "trained/terms.h"
 #include "base/files.h"
 #include "base/pool.h"
 #include "base/sizes.h"

@@ -98,8 +98,10 @@ static void nothing_else_changes_a_bit(void **state)
 static void processes_and_a_resumption_change_no_bit(void **state)
 {
     (void)state;
+    cuda_runs_take_gpus(2);
     full_cuda_runs_train(CASE("tables"), 2, "whole", "save_steps 1");
     full_cuda_runs_train_in_parts(CASE("tables"), "parts", "save_steps 1");
+    cuda_runs_give_back_gpus();
     assert_same("whole", "parts", 2, "processes, resumed");
 }
 

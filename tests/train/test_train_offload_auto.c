@@ -79,9 +79,8 @@ static void test_too_little_memory_names_keys(void **state)
         assert_error_has("this run needs about ");
         assert_error_has(" GB of memory, 0.001573 GB are available; ");
         assert_error_has("per_device_train_batch_size, max_seq_length or visit_tokens");
-        assert_int_equal(
-            strstr(bl_error_text(), "(offload_tier disk, offload_dir, offload_ratio 1)") != NULL,
-            ratio == 0);
+        /* The base is a hundredth of it: no remedy. test_plan has cases where it is one. */
+        assert_null(strstr(bl_error_text(), "offload_ratio 1"));
         assert_true(bl_file_exists(adapter));
         golden_args_free(&args);
     }

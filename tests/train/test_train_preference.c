@@ -306,7 +306,7 @@ static void test_refusals(void **state)
         {{"loss_type", "kto", "per_device_train_batch_size", "1", NULL}, "at least 2 rows"},
         {{"loss_type", "kto", NULL}, "no known data format"},
         {{"loss_type", "nll", "beta", "0.1", NULL}, "rows of preferences need a loss"},
-        {{"data_format", "tokens", NULL}, "key chosen: not one of"},
+        {{"data_format", "tokens", NULL}, "has the keys of this row: chosen, rejected"},
     };
     json_t *golden = new_adapter_case("sigmoid"), *topology = topology_of(1, 2, 1);
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/sizes.h"
@@ -56,8 +57,55 @@ static void put_failing(queue *q)
     golden_args_free(&args);
 }
 
+/* Jobs whose outputs the queue or a list of files cannot have; other users can change the last
+ * one's file. */
+static const char *const bad_outputs[][2] = {
+    {"output_dir: \"o\\nx\"", "output_dir: the path has a control character (0x0a)"},
+    {"output_dir: ok\nreport_to: tensorboard\nlogging_dir: \"o\\e[31m\"",
+     "logging_dir: the path has"},
+    {"output_dir: QUEUE", "is in the directory of queue"},
+    {"output_dir: QUEUE/running", "is in the directory of queue"},
+    {"output_dir: LINK/new/one", "is in the directory of queue"},
+    {"output_dir: ok\ndump_gradients: QUEUE/x.yaml", "dump_gradients: "},
+    {"output_dir: ok\nreport_to: tensorboard\nlogging_dir: LINK", "logging_dir: "},
+    {"output_dir: /proc/self/none", "/proc/self/none"},
+    {"output_dir: ok", "other users may write it (mode 666)"},
+};
+
+static void put_bad_outputs(queue *q)
+{
+    char link[GOLDEN_PATH_BYTES], text[3 * GOLDEN_PATH_BYTES], name[32];
+
+    snprintf(link, sizeof link, "%s", runs_path("%s-link", q->name));
+    assert_int_equal(symlink(q->dir, link), 0);
+    for (size_t i = 0; i < BL_COUNT(bad_outputs); i++) {
+        const char *from = bad_outputs[i][0], *at = strstr(from, "QUEUE");
+        const char *dir = at ? q->dir : link;
+        if (!at) at = strstr(from, "LINK");
+        int n = at ? (int)(at - from) : (int)strlen(from);
+        snprintf(text, sizeof text, "%.*s%s%s\ntrain_file: %s\n", n, from, at ? dir : "",
+                 at ? at + strspn(at, "QUEUELINK") : "", QUEUE_PAIRS);
+        snprintf(name, sizeof name, "out%zu.yaml", i);
+        mode_t mask = umask(i + 1 == BL_COUNT(bad_outputs) ? 0 : 022);
+        put_text(q, name, text);
+        umask(mask);
+    }
+}
+
+static void assert_bad_outputs(queue *q)
+{
+    char name[64];
+
+    for (size_t i = 0; i < BL_COUNT(bad_outputs); i++) {
+        snprintf(name, sizeof name, "rejected/out%zu.yaml.error", i);
+        queue_assert_line(q, name, bad_outputs[i][1]);
+    }
+    assert_int_equal(access("ok", F_OK), -1);
+}
+
 /* Jobs that cannot be read, have another value of a common key, share an output_dir, have
- * modules_to_save, or have a loss that is not finite end without the others. */
+ * modules_to_save, write where the queue is, or have a loss that is not finite end without the
+ * others. */
 static void test_bad_jobs(void **state)
 {
     static const queue cases[] = {
@@ -89,12 +137,14 @@ static void test_bad_jobs(void **state)
                  runs_path("%s-whole", q.name), QUEUE_PAIRS);
         put_text(&q, "f.yaml", text);
         put_text(&q, longest, "learning_rate: much\n");
+        put_bad_outputs(&q);
         put_failing(&q);
         queue_await(&q, queue_path(&q, "%s", "failed/failing.yaml"));
         queue_await_end(&q, "done", 0);
         queue_await(&q, queue_path(&q, "%s", "rejected/d.yaml"));
         queue_await(&q, queue_path(&q, "%s", "rejected/f.yaml"));
         queue_await(&q, queue_path(&q, "rejected/%s", longest));
+        queue_await(&q, queue_path(&q, "%s", "rejected/out8.yaml"));
         queue_stop(&q);
         queue_assert_same(&q, 0);
         queue_assert_line(&q, "rejected/a.yaml.error", "a.yaml:1: learning_rate");
@@ -105,6 +155,7 @@ static void test_bad_jobs(void **state)
         queue_assert_line(&q, "rejected/f.yaml.error",
                           "modules_to_save replaces modules of the base");
         queue_assert_line(&q, "failed/failing.yaml.error", "step 2: loss ");
+        assert_bad_outputs(&q);
         assert_true(queue_has(&q, "%s", "e.txt"));
         assert_int_equal(access(runs_path("%s-failing/adapter_model.safetensors", q.name), F_OK),
                          -1);
@@ -222,6 +273,75 @@ static void test_continued(void **state)
     for (int i = 0; i < 3; i++) free(adapters[i]);
 }
 
+/* A directory where other users put jobs, or where a job's file cannot be moved. */
+static void test_directories(void **state)
+{
+    static const struct {
+        const char *sub, *error;
+        mode_t mode;
+    } cases[] = {{"", "other users may write it (mode 775)", 0775},
+                 {"", "other users may create files in it (mode 1777)", 01777},
+                 {"/running", "other users may write it (mode 777)", 0777},
+                 {"/rejected", "other users may write it (mode 777)", 0777}};
+    queue q = {.name = "directories", .ranks = 1, .processes = "false"};
+
+    (void)state;
+    queue_start(&q);
+    queue_await(&q, queue_path(&q, "%s", "running"));
+    queue_stop(&q);
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char path[2 * GOLDEN_PATH_BYTES];
+        snprintf(path, sizeof path, "%s%s", q.dir, cases[i].sub);
+        (void)mkdir(path, 0700);
+        assert_int_equal(chmod(path, cases[i].mode), 0);
+        queue_start(&q);
+        assert_int_equal(runs_wait(&q.child, QUEUE_LIMIT_S), 2);
+        runs_assert_error(&q.child, cases[i].error);
+        assert_int_equal(chmod(path, 0700), 0);
+    }
+    if (geteuid() != 0) return;
+    assert_int_equal(chown(q.dir, 65534, (gid_t)-1), 0);
+    queue_start(&q);
+    assert_int_equal(runs_wait(&q.child, QUEUE_LIMIT_S), 2);
+    runs_assert_error(&q.child, "belongs to another user (uid 65534)");
+    assert_int_equal(chown(q.dir, 0, (gid_t)-1), 0);
+}
+
+/* Directories with names of jobs, there and where a job moves; and a relative link with a long
+ * name. */
+static void test_moves(void **state)
+{
+    queue q = {.name = "moves", .ranks = 1, .processes = "false"};
+    static const char *const dirs[] = {"rejected/file.yaml", "rejected/both.yaml", "both.yaml",
+                                       "dir.yaml"};
+    char longest[255];
+
+    (void)state;
+    snprintf(longest, sizeof longest, "%0249d.yaml", 0);
+    queue_start(&q);
+    queue_await(&q, queue_path(&q, "%s", "rejected"));
+    queue_stop(&q);
+    for (size_t i = 0; i < BL_COUNT(dirs); i++) {
+        char below[GOLDEN_PATH_BYTES];
+        assert_int_equal(mkdir(queue_path(&q, "%s", dirs[i]), 0700), 0);
+        snprintf(below, sizeof below, "%s/x", dirs[i]); /* it is not empty */
+        runs_write(queue_path(&q, "%s", below), "x");
+    }
+    runs_write(queue_path(&q, "%s", "file.yaml"), "learning_rate: much\n");
+    runs_write(queue_path(&q, "%s", "rejected/dir.yaml"), "an earlier job");
+    assert_int_equal(symlink("none", queue_path(&q, "%s", longest)), 0);
+    queue_start(&q);
+    queue_await(&q, queue_path(&q, "%s", "rejected/file.yaml.1"));
+    queue_stop(&q);
+    assert_true(queue_has(&q, "%s", "rejected/both.yaml.1/x"));
+    assert_true(queue_has(&q, "%s", "rejected/dir.yaml.1/x"));
+    struct stat info;
+    assert_int_equal(lstat(queue_path(&q, "rejected/%s", longest), &info), 0);
+    queue_assert_line(&q, "rejected/file.yaml.error", "learning_rate");
+    queue_start(&q);
+    queue_stop(&q);
+}
+
 /* Keys that a queue's base cannot have; and a second queue in one directory. */
 static void test_refusals(void **state)
 {
@@ -259,7 +379,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_bits),     cmocka_unit_test(test_bad_jobs),
         cmocka_unit_test(test_names),    cmocka_unit_test(test_killed),
         cmocka_unit_test(test_stopped),  cmocka_unit_test(test_continued),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals), cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_moves),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
 }

@@ -77,10 +77,22 @@ static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queu
     return text;
 }
 
-/* The second job is submitted while the first one trains. */
+/* The first job with another number of steps than queue_put's. */
+static void put_first(queue *q, const char *max_steps)
+{
+    golden_args args = {0};
+
+    queue_job_keys(&args, q->name, "queued", 0, q->ranks);
+    runs_set(&args, "max_steps", "%s", max_steps);
+    queue_write_keys(&args, queue_path(q, "%s.yaml", "job0"), QUEUE_JOB_KEYS);
+    golden_args_free(&args);
+}
+
+/* The second job is submitted while the first one trains, which lasts for seconds: on a busy
+ * machine this thread waits long for its turn. */
 static void put_both(queue *q)
 {
-    queue_put(q, 0);
+    put_first(q, "400");
     while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
     queue_put(q, 1);
     while (!queue_has(q, "%s", "done/job1.yaml")) runs_sleep_s(0.001);
@@ -102,7 +114,7 @@ static void await_wait(const queue *q)
 /* The second job is withdrawn while it waits for memory. */
 static void put_and_withdraw(queue *q)
 {
-    queue_put(q, 0);
+    put_first(q, "400");
     while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
     queue_put(q, 1);
     await_wait(q);
@@ -113,12 +125,7 @@ static void put_and_withdraw(queue *q)
 /* The queue is stopped while the second job waits for memory: the job stays in the directory. */
 static void put_and_stop(queue *q)
 {
-    golden_args args = {0};
-
-    queue_job_keys(&args, q->name, "queued", 0, q->ranks);
-    runs_set(&args, "max_steps", "1000");
-    queue_write_keys(&args, queue_path(q, "%s.yaml", "job0"), QUEUE_JOB_KEYS);
-    golden_args_free(&args);
+    put_first(q, "1000");
     while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
     queue_put(q, 1);
     await_wait(q);

@@ -196,11 +196,11 @@ static void test_other_trackers(void **state)
 {
     static const char *const cases[][2] = {
         {"wandb", "report_to: wandb is not supported: give tensorboard; `wandb sync "
-                  "--sync-tensorboard DIR` uploads its files (docs/watching.md)"},
+                  "--sync-tensorboard DIR` uploads its files (docs/tutorial.md)"},
         {"tensorboard,mlflow", "report_to: mlflow is not supported: log metrics.jsonl with "
-                               "mlflow.log_metrics, one call per line (docs/watching.md)"},
+                               "mlflow.log_metrics, one call per line (docs/tutorial.md)"},
         {"clearml", "report_to: expected tensorboard, all or none, got 'clearml'; metrics.jsonl "
-                    "has every step for other trackers (docs/watching.md)"},
+                    "has every step for other trackers (docs/tutorial.md)"},
         {"none,tensorboard", "report_to: none cannot be combined with other names"},
     };
 

@@ -156,7 +156,7 @@ static void expect_parts(const char *line, int columns, const char *const *with,
 }
 
 /* Logged steps stay, whatever number of digits the tokens per second have; the line of progress
- * below them is taken away at the end. */
+ * below them is taken away at the end. Memory is in MB or, with AddressSanitizer, in GB. */
 static void test_steps_stay_above_progress(void **state)
 {
     static const struct {
@@ -167,12 +167,12 @@ static void test_steps_stay_above_progress(void **state)
         {200,
          {"  loss ", "  grad_norm ", "  lr ", " tokens/s  ", " left"},
          NULL,
-         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", " GB"},
+         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", "B"},
          NULL},
         {120,
          {"  loss ", "  grad_norm ", "  lr ", " tokens/s  ", " left"},
          NULL,
-         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", " GB"},
+         {"  87%  [######", ".]  ", "<", "  loss ", "  lr ", " tokens/s  ", "B"},
          NULL},
         {80,
          {"  loss ", "  grad_norm ", "  lr ", " tokens/s"},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of docs/compatibility.md: families, RoPE types, tokenizers, and what is rejected."""
+"""The rows of bench/results/compatibility.md: families, RoPE types, tokenizers, and what is rejected."""
 import itertools
 import os
 import sys

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/compatibility.md: models as transformers writes them, in Ballast and in transformers and PEFT with float64.
+"""Writes bench/results/compatibility.md: models as transformers writes them, in Ballast and in transformers and PEFT with float64.
 
 usage: make.py [--ballast PROGRAM] [--processes N] [--check] [--only FAMILY] [--results FILE]
 
@@ -43,7 +43,7 @@ import reference
 import checkpoint
 import tokenizers_of
 
-PAGE = os.path.join(ROOT, 'docs', 'compatibility.md')
+PAGE = os.path.join(ROOT, 'bench', 'results', 'compatibility.md')
 LOSS, GRADIENT, TIE = 1e-6, 1e-4, 1e-4
 NEW_TOKENS = 16
 PROMPT = "The License's 2 works,\n caf\u00e9"
@@ -352,7 +352,7 @@ def check(results):
     with open(PAGE) as f:
         text = f.read()
     if ('transformers %s,' % transformers.__version__) not in text:
-        print('skipped: docs/compatibility.md is not of transformers %s' % transformers.__version__)
+        print('skipped: bench/results/compatibility.md is not of transformers %s' % transformers.__version__)
         sys.exit(77)
     bad = [r for r in results if r.problem]
     missing = [r.family for r in results if not re.search(r'^\| %s \|' % re.escape(r.family), text, re.M)]

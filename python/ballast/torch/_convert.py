@@ -55,6 +55,8 @@ def assemble(model: nn.Module, named: Sequence[Tuple[str, nn.Linear]], sources: 
     for i, (name, _) in enumerate(named):
         module = LoraLinear.over(Frozen(stack, i, sources[i], loras[i]))
         place(model, name, module)
+    from ._adapter import replace_save_pretrained  # which needs `layers`
+    replace_save_pretrained(model)
     keep_gradients(model)
 
 

@@ -9,8 +9,9 @@ from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from ._stack import Frozen
+from ._stack import Frozen, plain
 
 
 _DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16,)}
@@ -44,13 +45,13 @@ def _factors(frozen: Frozen, A: Optional[Tensor],
         if t.device != frozen.stack.where:
             raise ValueError(f"{name} is on {t.device}, the layer's base is on "
                              f"{frozen.stack.where}")
-    return A.contiguous(), B.contiguous()
+    return plain(A), plain(B)
 
 
 def _forward(frozen: Frozen, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
              key: Optional[Tensor]) -> Tensor:
     _check(frozen, x, "x", frozen.cols)
-    x, (A, B) = x.contiguous(), _factors(frozen, A, B)
+    x, (A, B) = plain(x), _factors(frozen, A, B)
     y = x.new_empty((*x.shape[:-1], frozen.rows))
     if x.numel() > 0:
         frozen.forward(x, A, B, key, y)
@@ -61,7 +62,7 @@ def _pull_back(frozen: Frozen, dy: Tensor, x: Tensor, A: Optional[Tensor], B: Op
                key: Optional[Tensor], needs_dx: bool) -> Tuple[Optional[Tensor], ...]:
     """dx, dA, dB; None: not asked for."""
     _check(frozen, dy, "dy", frozen.rows)
-    dy, (A, B) = dy.contiguous(), _factors(frozen, A, B)
+    dy, (A, B) = plain(dy), _factors(frozen, A, B)
     if A is not None:
         _check(frozen, x, "x", frozen.cols)
         if x.shape[:-1] != dy.shape[:-1]:
@@ -69,7 +70,7 @@ def _pull_back(frozen: Frozen, dy: Tensor, x: Tensor, A: Optional[Tensor], B: Op
     dx = dy.new_empty((*dy.shape[:-1], frozen.cols)) if needs_dx else None
     dA, dB = (None if t is None else torch.empty_like(t) for t in (A, B))
     if dy.numel() > 0:
-        frozen.backward(dy, None if A is None else x.contiguous(), A, B, key, dx, dA, dB)
+        frozen.backward(dy, None if A is None else plain(x), A, B, key, dx, dA, dB)
     else:
         for gradient in (dA, dB):
             if gradient is not None:
@@ -128,6 +129,35 @@ def _backward(ctx: Any, dy: Tensor) -> Tuple[Optional[Tensor], ...]:
 linear.register_autograd(_backward, setup_context=_setup)
 
 
+def _reject_tangents(*tensors: Optional[Tensor]) -> None:
+    """The layer has no forward-mode derivative: without this y would have the tangent zero."""
+    for t in tensors:
+        if t is not None and forward_ad.unpack_dual(t).tangent is not None:
+            raise RuntimeError("LoraLinear has no forward-mode derivative (torch.func.jvp, jacfwd, "
+                               "linearize, hessian; torch.autograd.forward_ad): use backward() or "
+                               "torch.autograd.grad")
+
+
+def _reject_forward_mode(operator: torch._ops.OpOverload) -> None:
+    """A call of the operator itself: below autograd, which drops tangents without a word, and above
+    the transforms of torch.func, which take them off. To see a tangent, autograd is on again."""
+    c = torch._C
+
+    def check(keyset: Any, *args: Any) -> Any:
+        if forward_ad._current_level >= 0:
+            hidden = c._dispatch_tls_local_exclude_set() - c.DispatchKeySet(c.DispatchKey.AutogradCPU)
+            with c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), hidden):
+                _reject_tangents(*(t for t in args if isinstance(t, Tensor)))
+        return operator.redispatch(keyset & c._after_ADInplaceOrView_keyset, *args)
+
+    _library.impl(operator._schema.name.partition("::")[2], check, "ADInplaceOrView", with_keyset=True)
+
+
+_library = torch.library.Library("ballast", "FRAGMENT")
+for _operator in (torch.ops.ballast.linear.default, torch.ops.ballast.linear_backward.default):
+    _reject_forward_mode(_operator)
+
+
 class _Eager(torch.autograd.Function):
     """The same without the dispatcher, which takes longer than a call of a small layer."""
 
@@ -164,7 +194,10 @@ def _is_eager(x: Tensor) -> bool:
 
 def call(frozen: Frozen, x: Tensor, A: Optional[Tensor], B: Optional[Tensor],
          key: Optional[Tensor]) -> Tensor:
-    """y of the layer `frozen`: the operator, or in eager mode what is under it."""
+    """y of the layer `frozen`: the operator, or in eager mode what is under it. RuntimeError:
+    forward-mode differentiation."""
+    if forward_ad._current_level >= 0:
+        _reject_tangents(x, A, B)
     if not _is_eager(x) or (A is not None and type(A) not in _EAGER):
         return linear(x, A, B, key, frozen.number, frozen.rows)
     if torch.is_grad_enabled() and (x.requires_grad or (

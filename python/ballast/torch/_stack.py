@@ -202,7 +202,7 @@ class Stack:
         else:
             spec.read_rows = lib.READ_ROWS(self._reader(index, sources))
         if source.bias is not None:
-            bias = source.bias.detach().to("cpu", torch.float32).contiguous()
+            bias = plain(source.bias.to("cpu", torch.float32))
             spec.bias = bias.data_ptr()
             keep.append(bias)
         if lora is not None:
@@ -223,7 +223,7 @@ class Stack:
                     if sources[i].release:
                         sources[i].release()
                         sources[i].release = None
-                rows = source.read(begin, end).detach().to("cpu").contiguous()
+                rows = plain(source.read(begin, end).to("cpu"))
                 ctypes.memmove(out, rows.data_ptr(), rows.numel() * rows.element_size())
                 return 0
             except BaseException as failure:  # the library cannot carry it
@@ -359,6 +359,12 @@ class Frozen:
 
     def __reduce__(self) -> Tuple[Any, ...]:
         raise TypeError("a layer's base cannot be pickled: save its adapter (bt.save_adapter)")
+
+
+def plain(t: torch.Tensor) -> torch.Tensor:
+    """t with its values in memory, in order, where its address is read: a view with the negative or
+    conjugate bit has other values there."""
+    return t.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _address(t: Optional[torch.Tensor]) -> Optional[int]:

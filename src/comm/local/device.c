@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Between meet and the last part every rank parts the same number of times, whatever fails in
- * between: the others wait for it. */
+/* device.c -- gathers, broadcasts and sums of ranks of one process whose buffers are on GPUs.
+ * Between meet and the last part every rank enters the same number of barriers, even after a
+ * failure: the others wait for it. */
 #include "comm/local/device.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Locks: job before meeting. Whoever waits holds its meeting's lock only, and drops it before it
- * touches the job. */
+/* group.c -- meetings of the ranks of one process, with a deadline and an abort. Locks: job before
+ * meeting. A thread that waits holds its meeting's lock only, and drops it before it touches the
+ * job. */
 #include "comm/local/group.h"
 
 #include <math.h>
@@ -178,8 +179,8 @@ static bool is_aborted(comm_local_meeting *meeting)
 }
 
 /* Under the lock: waits for a turn, at most `most_s`. Returns the seconds that passed, but never
- * much more than were asked for: a process that was stopped (Ctrl-Z) and goes on has not waited for
- * anybody meanwhile. */
+ * much more than were asked for: a process that was stopped (Ctrl-Z) and continues has not waited
+ * for the others meanwhile. */
 static double wait_a_while(comm_local_meeting *meeting, double most_s)
 {
     double start = bl_now_s();
@@ -210,7 +211,7 @@ static void look_briefly(comm_local_meeting *meeting, unsigned long turn)
     pthread_mutex_lock(&meeting->lock);
 }
 
-/* Under the lock: writes "rank 3" or "ranks 1, 3" for those who have not come. */
+/* Under the lock: writes "rank 3" or "ranks 1, 3" for those that have not arrived. */
 static void name_missing(comm_local_meeting *meeting, char *text, size_t text_bytes)
 {
     int size = meeting->group->size;
@@ -270,7 +271,7 @@ static bl_status report_end(comm_local_meeting *meeting)
     return BL_FAIL(BL_ECANCELED, "canceled: %s", error.text);
 }
 
-/* All ranks come to the same verdict: each compares every call with rank 0's. */
+/* All ranks reach the same verdict: each compares every call with rank 0's. */
 static bl_status verify_calls(comm_local_meeting *meeting)
 {
     const int *ranks = meeting->group->job_ranks;

@@ -5,12 +5,12 @@
  *   job    all ranks of a run: the first error, and all groups, so that an abort reaches each of
  *          them
  *   group  the ranks of one communicator: two meetings (one for collectives, which run on streams,
- *          and one
- * for splits, which run on the ranks' own threads) and a scratch buffer for reductions
+ *          and one for splits, which run on the ranks' own threads) and a scratch buffer for
+ *          reductions
  *
  * A collective: publish what this rank brings, meet, verify, move the bytes, part.
  *   - comm_local_meet is the only wait that abort and deadline end. A meeting that has happened
- *     remains valid, and all ranks go on: a collective happens on every rank or on none.
+ *     remains valid, and all ranks continue: a collective happens on every rank or on none.
  *   - From meet to the last part a rank does nothing that can wait for anything but the others'
  *     copying, so comm_local_part cannot hang and is not canceled: no rank returns, and frees its
  *     buffers, while another still reads them. */
@@ -51,7 +51,7 @@ comm_local_meeting *comm_local_collectives(comm_local_group *group);
 comm_local_meeting *comm_local_splits(comm_local_group *group);
 
 /* Publishes `call` for `rank` and waits for the others. BL_ECANCELED: the job was aborted;
- * BL_ERANK: somebody did not come in time; BL_EINTERNAL: the ranks call different things. After a
+ * BL_ERANK: a rank did not arrive in time; BL_EINTERNAL: the ranks call different things. After a
  * failure the meeting is over for good. */
 bl_status comm_local_meet(comm_local_meeting *meeting, int rank, const comm_local_call *call);
 void comm_local_part(comm_local_meeting *meeting, int rank);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks of one process: each runs its collectives on its own stream and reads its peers' buffers
- * directly. How ranks meet, and why no rank returns while its buffers are being read, is in
- * group.h. Cancelling is prompt where a rank waits for others; a collective whose ranks have all
- * arrived is finished. Ranks on CUDA have their collectives in device.c. */
+/* local.c -- collectives of the ranks of one process: each rank runs them on its own stream and
+ * reads its peers' buffers directly. How ranks meet, and why no rank returns while its buffers are
+ * being read, is in group.h. Canceling is prompt where a rank waits for others; a collective whose
+ * ranks have all arrived is finished. Ranks on CUDA have their collectives in device.c. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,8 +79,8 @@ static bl_status reduce_scatter_task(bl_stream *stream, const void *args)
 }
 
 /* Chunk by chunk: each rank sums its part of the chunk into the shared scratch, they part, and each
- * copies the whole chunk out. Two halves take turns, so that one parting a chunk is enough: whoever
- * writes a half again has parted since it was read. */
+ * copies the whole chunk out. Two halves take turns, so that one parting a chunk is enough: a rank
+ * that writes a half again has parted since it was read. */
 static bl_status all_reduce_task(bl_stream *stream, const void *args)
 {
     const bl_comm_task *t = args;

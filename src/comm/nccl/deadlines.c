@@ -4,6 +4,8 @@
 
 #include <math.h>
 
+#include "base/clock.h"
+
 bool comm_nccl_is_overdue(double since_s, double deadline_s, double now_s)
 {
     return deadline_s > 0 && now_s - since_s >= deadline_s;
@@ -28,9 +30,9 @@ comm_nccl_lateness comm_nccl_guard_judge(comm_nccl_guard_clock *clock, double ro
 {
     double since_s = fmax(round_s, clock->back_s);
 
-    if (round_s == 0) return COMM_NCCL_IN_TIME;
+    if (round_s == BL_NEVER_S) return COMM_NCCL_IN_TIME;
     if (has_failed) {
-        if (clock->failed_s == 0) clock->failed_s = now_s;
+        if (clock->failed_s == BL_NEVER_S) clock->failed_s = now_s;
         return now_s - fmax(since_s, clock->failed_s) > COMM_NCCL_HARD_S ? COMM_NCCL_LATE
                                                                          : COMM_NCCL_IN_TIME;
     }

@@ -22,18 +22,18 @@ bool comm_nccl_watch_pardons(double round_s, double looked_s, double now_s, bool
 
 typedef struct comm_nccl_guard_clock {
     comm_round round;
-    double back_s;   /* when the guard came back from its last absence; 0: it had none */
-    double failed_s; /* when it saw that the job had failed; 0: it has not */
+    double back_s;   /* when the guard came back from its last absence, or BL_NEVER_S */
+    double failed_s; /* when it saw that the job had failed, or BL_NEVER_S */
 } comm_nccl_guard_clock;
 
 typedef enum comm_nccl_lateness {
     COMM_NCCL_IN_TIME,
-    COMM_NCCL_LATE, /* the job has failed; the watch has not heard of it, or hangs in its abort */
+    COMM_NCCL_LATE, /* the job has failed; the watch does not know it yet, or hangs in its abort */
     COMM_NCCL_HANGS /* for the deadline, in a job that is well otherwise */
 } comm_nccl_lateness;
 
 void comm_nccl_guard_begin_round(comm_nccl_guard_clock *clock, double now_s);
-/* Of a watch whose latest round began at round_s; 0: it makes none. */
+/* Of a watch whose latest round began at round_s; BL_NEVER_S: it makes none. */
 comm_nccl_lateness comm_nccl_guard_judge(comm_nccl_guard_clock *clock, double round_s,
                                          bool has_failed, double deadline_s, double now_s);
 

@@ -3,7 +3,7 @@
  * It calls neither CUDA nor NCCL, waits for no thread that does, and checks, four times per second,
  * whether
  *   - an abort, a watch's last round, has not ended (watch.c),
- *   - a communicator's watch does not go round: it asks CUDA and NCCL, and a call of the driver's
+ *   - a communicator's watch makes no rounds: it asks CUDA and NCCL, and a call of the driver's
  *     can wait for a lock that another thread of the process holds, in a launch that waits for the
  *     GPU. Until the deadline the other ranks may still arrive; a job that has failed elsewhere
  *     already waits no longer than for an abort.
@@ -93,6 +93,7 @@ static void *guard_main(void *argument)
     comm_nccl_job *job = argument;
     bool has_to_leave = false;
 
+    job->clock.back_s = job->clock.failed_s = BL_NEVER_S;
     job->clock.round.at_s = bl_now_s();
     prctl(PR_SET_NAME, "nccl guard");
     pthread_mutex_lock(&job->lock);

@@ -84,8 +84,8 @@ typedef struct comm_nccl_watch {
     _Atomic(const char *) busy;  /* the NCCL call that the rank's thread is in; NULL: none */
     _Atomic double busy_since_s; /* written before `busy` */
     _Atomic bool is_over;        /* set before the abort; after that no call is made */
-    _Atomic double round_s;      /* when the thread's latest round began; 0: it makes none */
-    struct comm_nccl *next;      /* of the job's watched ones; under the job's lock */
+    _Atomic double round_s; /* when the thread's latest round began; BL_NEVER_S: it makes none */
+    struct comm_nccl *next; /* of the job's watched ones; under the job's lock */
 } comm_nccl_watch;
 
 typedef struct comm_nccl_block {
@@ -131,7 +131,7 @@ int comm_nccl_ranks_per_host(const comm_nccl *c);
 
 /* order.c: compares a call with those of the communicator's other ranks, where the job asks for it
  * and while its order is not trusted. BL_EINTERNAL names both calls where two differ; it aborts the
- * job. BL_ERANK: somebody did not come in time. */
+ * job. BL_ERANK: a rank did not arrive in time. */
 bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call);
 /* From now on the whole deadline holds, too. */
 bl_status comm_nccl_trust_order(bl_comm *comm);

@@ -45,6 +45,7 @@ static const char *why_plain(const comm_nccl *c)
 {
     const comm_nccl_library *library = &c->job->library;
 
+    if (c->base.size == 1) return "a group of one gathers nothing"; /* and may have no window */
     if (!c->job->options.copy_engines) return why_kernels(c);
     /* NCCL would make a window over the network, with additional connections and device memory, for
      * gathers that use none of it. */
@@ -65,7 +66,7 @@ static void log_path(comm_nccl *c, const char *why_plain)
 {
     const char *why = why_kernels(c);
 
-    if (c->base.rank > 0 || c->job->has_told_path) return;
+    if (c->base.rank > 0 || c->base.size == 1 || c->job->has_told_path) return;
     c->job->has_told_path = true;
     if (why_plain)
         bl_log_info("NCCL gathers by kernels: %s", why_plain);
@@ -136,7 +137,7 @@ static bl_status agree(comm_nccl *c, bl_status own)
 bl_status comm_nccl_begin_alloc(bl_comm *comm, bl_status own)
 {
     comm_nccl *c = (comm_nccl *)comm;
-    return c->nccl && c->base.size > 1 && !why_plain(c) ? agree(c, own) : own;
+    return c->nccl && !why_plain(c) ? agree(c, own) : own;
 }
 
 static void free_block(comm_nccl *c, comm_nccl_block *block)
@@ -175,7 +176,7 @@ static bl_status make_block(comm_nccl *c, size_t size_bytes, const char *what,
         block->size_bytes = size_bytes;
         st = take_block(c, what, block);
     }
-    if (c->base.size > 1) st = agree(c, st);
+    st = agree(c, st);
     if (st == BL_OK) st = register_block(c, block);
     if (st == BL_OK) {
         *out = block;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nccl.h -- the communicator of GPUs in processes: one rank a process, one GPU a rank. Its
+/* nccl.h -- the communicator of GPUs in processes: one rank and one GPU per process. Its
  * collectives are for device memory and are queued on CUDA streams; large ones are NCCL's, small
  * ones go over the host's communicator. Reductions are exchanges and sums in the order of comm.h,
  * so results have the same bits as with any other communicator.
@@ -79,17 +79,17 @@ BL_API bl_status bl_comm_create_nccl(bl_comm *host_world, bl_device *device,
 /* Multiprocessors that the communicator's gathers take from the products beside them; 0: one rank,
  * another kind of communicator, or copy engines gather. Known when its memory has been allocated
  * (bl_comm_alloc). */
-BL_API int bl_nccl_multiprocessors(const bl_comm *comm);
+int bl_nccl_multiprocessors(const bl_comm *comm);
 
 /* Until bl_comm_trust_order the deadline of this rank's communicators is most_s where it would be
  * more. For the first step, once the ranks have met after loading: what hangs on a machine where
  * nothing has run yet shows early. Nothing on other kinds of communicator. From the rank's
  * thread. */
-BL_API void bl_nccl_limit_deadline(bl_comm *comm, double most_s);
+void bl_nccl_limit_deadline(bl_comm *comm, double most_s);
 
 /* Device memory for the sums of a communicator of n_ranks in blocks of sum_block. sum_bytes: as in
  * the options; 0 for a split communicator. Returns 0 for one rank. */
-BL_API size_t bl_nccl_scratch_bytes(int n_ranks, int sum_block, size_t sum_bytes);
+size_t bl_nccl_scratch_bytes(int n_ranks, int sum_block, size_t sum_bytes);
 
 /* Sets what NCCL and CUDA should read from the environment where ranks are processes, unless the
  * user has set it. Before CUDA starts, and while there is one thread. */
@@ -100,10 +100,11 @@ BL_API bool bl_comm_has_nccl(void); /* this build; the machine may have no libra
 /* What NCCL reports by itself, long after the call: BL_ERANK "rank 2 on b: NCCL lost a rank in
  * WHERE: WHY", by the rank that heard it; "failed" where NCCL says nothing of another rank (is_loss
  * false), whose end may be the cause all the same. */
-BL_API bl_status bl_nccl_report(int rank, const char *host, bool is_loss, const char *where,
-                                const char *why);
-/* Whether the error is one of these: whoever started a rank that has gone knows better. */
-BL_API bool bl_nccl_is_report(const bl_error *error);
+bl_status bl_nccl_report(int rank, const char *host, bool is_loss, const char *where,
+                         const char *why);
+/* Whether the error is of bl_nccl_report: the process that started the lost rank has a better
+ * one. */
+bool bl_nccl_is_report(const bl_error *error);
 
 #ifdef __cplusplus
 }

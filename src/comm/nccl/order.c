@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* For debugging (bl_nccl_options.compares_calls): the order of launches, compared before anything
- * can hang. Until the job trusts its order, a rank
- * sends its next launch on a communicator to all other ranks of it, and receives theirs: pairwise,
- * over one channel of the host for all communicators. So two ranks that are about to launch on
- * different communicators hear of it too, as long as each of the two has the other. */
+/* order.c -- for debugging (bl_nccl_options.compares_calls): compares the order of launches before
+ * anything can hang. Until the job trusts its order, a rank sends its next launch on a communicator
+ * to all other ranks of it, and receives theirs: pairwise, over one channel of the host for all
+ * communicators. So two ranks that are about to launch on different communicators notice it too, if
+ * each of the two has the other. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,7 +82,7 @@ bl_status comm_nccl_compare(comm_nccl *c, const bl_comm_call *call)
     return st;
 }
 
-/* Itself a call that all ranks of the communicator have to come to at the same place. */
+/* Itself a call that all ranks of the communicator make at the same place. */
 bl_status comm_nccl_trust_order(bl_comm *comm)
 {
     comm_nccl *c = (comm_nccl *)comm;

@@ -11,8 +11,8 @@
 enum { N_COUNTED = 14 };
 
 typedef struct row {
-    _Atomic int64_t job_rank;            /* + 1; 0: not there yet */
-    _Atomic double alive_s;              /* CLOCK_MONOTONIC, which a host has one of; 0: not yet */
+    _Atomic int64_t job_rank; /* + 1; 0: not there yet */
+    _Atomic double alive_s;   /* CLOCK_MONOTONIC, which a host has one of; set before job_rank */
     _Atomic uint64_t n_steps[N_COUNTED]; /* by the communicator's number */
 } row;
 
@@ -84,7 +84,7 @@ int comm_nccl_progress_find_silent(const comm_nccl *c, double since_s)
     for (size_t i = 0; rows && i < c->job->progress_bytes / sizeof *rows; i++) {
         int64_t job_rank = atomic_load(&rows[i].job_rank) - 1;
         double alive_s = atomic_load_explicit(&rows[i].alive_s, memory_order_relaxed);
-        if (alive_s > 0 && alive_s < since_s && is_member(c, job_rank)) return (int)job_rank;
+        if (alive_s < since_s && is_member(c, job_rank)) return (int)job_rank;
     }
     return -1;
 }

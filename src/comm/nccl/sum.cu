@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread takes every (number of threads)-th element: neighbors of a warp read neighbors of
+/* sum.cu -- adds parts in a GPU's memory, in rank order.
+ *
+ * A thread takes every (number of threads)-th element: neighbors of a warp read neighbors of
  * memory, of one rank's part after the other. The time is that of reading the parts. Compiled
  * without fused multiply-adds, as all that shares bits with the CPU. */
 #include "comm/nccl/sum_cuda.h"

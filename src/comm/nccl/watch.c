@@ -231,8 +231,8 @@ static bl_status look_at_nccl(const comm_nccl *c)
     return bl_nccl_report(c->job_ranks[c->base.rank], host, result == ncclRemoteError, where, why);
 }
 
-/* Somebody of this host did not come, or, where that is not known, this rank has waited. n_steps:
- * as progress.c counts them. */
+/* A rank of this host did not arrive or, where that is not known, this rank has waited. n_steps: as
+ * progress.c counts them. */
 static bl_status blame(const comm_nccl *c, const char *what, uint64_t n_steps)
 {
     double deadline_s = atomic_load(&c->job->deadline_s);
@@ -323,7 +323,7 @@ static void pardon(comm_nccl *c, double now_s)
     atomic_store(&c->watch.busy_since_s, now_s);
 }
 
-/* Returns whether the watch goes on. */
+/* Returns whether the watch continues. */
 static bool rest(comm_nccl *c)
 {
     comm_nccl_watch *w = &c->watch;
@@ -357,7 +357,7 @@ static void *watch_main(void *argument)
         atomic_store(&c->watch.round_s, bl_now_s()); /* the last one, which may hang */
         end_in_trouble(c, &error);
     }
-    atomic_store(&c->watch.round_s, 0);
+    atomic_store(&c->watch.round_s, BL_NEVER_S);
     return NULL;
 }
 
@@ -366,6 +366,7 @@ bl_status comm_nccl_watch_open(comm_nccl *c)
     pthread_mutex_init(&c->watch.lock, NULL);
     bl_condition_init(&c->watch.wake);
     c->watch.is_open = true;
+    atomic_init(&c->watch.round_s, BL_NEVER_S);
     comm_nccl_guard_add(c);
     BL_TRY(comm_nccl_enter(c));
     bl_status st = grow(&c->watch);
@@ -373,7 +374,7 @@ bl_status comm_nccl_watch_open(comm_nccl *c)
     atomic_store(&c->watch.round_s, bl_now_s());
     st = comm_nccl_start_thread(&c->watch.thread, watch_main, c);
     c->watch.has_thread = st == BL_OK;
-    if (st != BL_OK) atomic_store(&c->watch.round_s, 0);
+    if (st != BL_OK) atomic_store(&c->watch.round_s, BL_NEVER_S);
     return st;
 }
 

@@ -73,7 +73,7 @@ static bl_status exchange(crossing *x, const bl_comm_call *call, bool is_meeting
     return bl_wire_channel_exchange(x->channel, call, is_meeting, x->transfers, n);
 }
 
-/* Says `own` to the others, hears theirs and compares. Ranks that disagree all find out, and abort
+/* Sends `own` to the others, receives theirs and compares. All ranks find a difference, and abort
  * the job. */
 static bl_status meet(wire_comm *c, crossing *x, const arrival *own)
 {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* internal.h -- shared by the files of the wire.
  *
+ * The wire (comm/wire.h) exchanges bytes between the processes of a job:
+ *
  *   wire.c       where the other threads of a process hand their exchanges over
- *   thread.c     the wire's thread: exchanges, deadlines, words of error, the end
+ *   thread.c     the wire's thread: exchanges, deadlines, error messages, the end
  *   sockets.c    moves bytes between processes, on the wire's thread */
 #ifndef BALLAST_COMM_WIRE_INTERNAL_H
 #define BALLAST_COMM_WIRE_INTERNAL_H
@@ -27,6 +29,7 @@ typedef struct comm_wait {
 
 enum { COMM_WAIT_NONE = -1, COMM_WAIT_END = -2 }; /* as uint64_t */
 
+/* What a process sends the others: a failure, or the wait that a deadline ended. */
 typedef struct comm_word {
     int origin;      /* the rank that failed */
     bool is_overdue; /* a deadline is over: the earliest wait says why */
@@ -35,6 +38,7 @@ typedef struct comm_word {
     bl_error error;
 } comm_word;
 
+/* Whether a process's message about a failure has arrived, and whether it prints the error. */
 typedef enum comm_hearing {
     COMM_HEARD_NOTHING,
     COMM_HEARD_SILENT,
@@ -56,7 +60,7 @@ typedef struct comm_piece {
  * more. */
 typedef enum comm_wire_stage {
     COMM_WIRE_RUNNING,
-    /* this process has said that it has come to its end, and waits for the others */
+    /* this process has announced its end, and waits for the others */
     COMM_WIRE_ENDING,
     COMM_WIRE_SPREADING, /* an error is sent to all */
     COMM_WIRE_DOWN,
@@ -75,7 +79,7 @@ struct bl_wire {
     comm_sockets *sockets;
 
     pthread_mutex_t lock;  /* guards what follows */
-    pthread_cond_t ended;  /* the thread has come to its end */
+    pthread_cond_t ended;  /* the thread has ended */
     comm_wire_stage stage; /* changed by the thread alone, which reads it without the lock */
     bool is_closing;
     bl_wire_channel *given; /* channels with a new exchange, in order */
@@ -85,7 +89,7 @@ struct bl_wire {
 
     /* of the wire's thread alone */
     bl_wire_channel *active; /* the channels with an exchange under way */
-    comm_hearing *heard;     /* [size]: whose word has come; SILENT: none will */
+    comm_hearing *heard;     /* [size]: whose announcement has arrived; SILENT: none will */
     comm_word verdict, told;
     comm_wait earliest; /* of those heard */
     bool is_overdue;
@@ -143,7 +147,7 @@ bl_status comm_sockets_advance(bl_wire *wire);
 void comm_sockets_send_words(comm_sockets *sockets, const comm_word *word); /* to all others */
 bool comm_sockets_are_words_sent(const comm_sockets *sockets);
 bool comm_sockets_hear_word(comm_sockets *sockets, comm_word *out,
-                            int *from); /* false: none has come */
+                            int *from); /* false: none has arrived */
 
 bl_status
 comm_sockets_begin_closing(comm_sockets *sockets); /* says that this process is at its end */

@@ -6,8 +6,8 @@
  *   n_filled - n_emptied is in 0 .. COMM_MAIL_SLOTS; the sender alone changes the first, the
  *   receiver alone the second, each after it is done with the slot's bytes.
  *
- * Sleep: a process says that it is about to sleep, and then looks once more; whoever changes a
- * count then looks whether the other sleeps, and rings (a frame through the socket) if so. In the
+ * Sleep: a process says that it is about to sleep, and then looks once more; a process that changes
+ * a count then looks whether the other sleeps, and rings (a frame through the socket) if so. In the
  * one total order of these four accesses (C11, 7.17.3: seq_cst) either the sleeper sees the change
  * or the other sees the sleeper. */
 #ifndef BALLAST_COMM_WIRE_MAILBOX_H

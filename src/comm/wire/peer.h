@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* peer.h -- one connection of a process to another, over a stream socket that is never waited for.
- * What goes over it are frames:
+ * It carries frames:
  *
  *   frame    task
  *   MESSAGE  a piece of at most COMM_SMALL_BYTES, whole
  *   READY    the receiver of a larger piece has begun to receive it
  *   DATA     a chunk of a larger piece
  *   WORD     a word of error
- *   CLOSED   the sender has come to its end in good order
+ *   CLOSED   the sender has ended in good order
  *   BELL     there is something in the mailbox, or room in it
  *
  * Deadlock freedom: a reader never stops reading. A MESSAGE that no receive waits for yet is kept;
@@ -91,9 +91,9 @@ void comm_peer_write(comm_peer *peer); /* until the socket is full; read reports
 bl_status comm_peer_move_mail(comm_peer *peer, bool *has_moved);
 bool comm_peer_has_mail(const comm_peer *peer); /* whether that would move something */
 
-/* Reads what has come. BL_ERANK "rank 3 has died": the connection has ended, and neither a word nor
- * CLOSED came before; a peer that is gone has fd -1; or what came is not what was sent.
- * BL_EINTERNAL: it sent what makes no sense. */
+/* Reads what has arrived. BL_ERANK "rank 3 has died": the connection has ended, and neither a word
+ * nor CLOSED came before; a peer that is gone has fd -1; or the data differ from the data sent.
+ * BL_EINTERNAL: it sent an invalid frame. */
 bl_status comm_peer_read(comm_peer *peer);
 
 bl_status comm_peer_died(const comm_peer *peer); /* the BL_ERANK of that */

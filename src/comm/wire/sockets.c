@@ -37,7 +37,7 @@ bl_status comm_sockets_begin(comm_sockets *s, int rank, bool is_send, comm_piece
 
 /* ---- all connections ---- */
 
-/* The other sleeps perhaps, and has not seen what has been done here. */
+/* The other process may be asleep and not have seen this change. */
 static bl_status move_mail(comm_sockets *s, comm_peer *peer)
 {
     bool has_moved = false;
@@ -151,8 +151,7 @@ static bool has_mail(const comm_sockets *s)
     return false;
 }
 
-/* The alarm is put off after the sleep only: whoever rings it between two looks is not
- * overlooked. */
+/* The alarm is put off after the sleep only, so that a ring between two looks is not lost. */
 void comm_sockets_rest(comm_sockets *s, int64_t most_ns)
 {
     const struct timespec most = {.tv_sec = most_ns / 1000000000, .tv_nsec = most_ns % 1000000000};
@@ -191,8 +190,8 @@ static bool is_tcp(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain != AF_UNIX;
 }
 
-/* A host that is gone without a word, its power or its cable, is noticed after 40 s where nothing
- * is under way to it, otherwise when the kernel gives up sending again (tcp_retries2: about 15
+/* A host that is lost silently, by its power or its cable, is noticed after 40 s where nothing is
+ * under way to it, otherwise when the kernel gives up sending again (tcp_retries2: about 15
  * minutes), or by the deadline. TCP_USER_TIMEOUT would do that sooner, but it takes the place of
  * these 40 s and also counts while the other host answers and its process is stopped, which a
  * deadline decides on. */

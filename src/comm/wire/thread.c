@@ -198,7 +198,7 @@ static void advance_all(bl_wire *w)
     }
 }
 
-/* Takes what has been given; returns whether the wire is closing. */
+/* Takes the queued work; returns whether the wire is closing. */
 static bool take_given(bl_wire *w)
 {
     bl_wire_channel **end = &w->active;
@@ -257,7 +257,7 @@ static void take_lowest(bl_wire *w, const comm_word *word)
     if (w->verdict.error.status == BL_OK || word->origin < w->verdict.origin) w->verdict = *word;
 }
 
-/* True when a word has come in; it is in `out`. */
+/* True when a message has arrived; it is in `out`. */
 static bool hear_word(bl_wire *w, comm_word *out)
 {
     int from;
@@ -336,7 +336,7 @@ static bool is_of_one_rank(const comm_word *what)
     return what->origin > 0 && st != BL_EUSAGE && st != BL_ESTOPPED && st != BL_ERANK;
 }
 
-/* The lowest of the ranks that speak, and are known to answer, tells the user. */
+/* The lowest rank that reports and is known to answer prints the error. */
 static void report(bl_wire *w)
 {
     bl_error *error = &w->verdict.error;
@@ -419,7 +419,7 @@ static bool run(bl_wire *w)
     }
 }
 
-/* All processes have come to their end in good order; false when one has not. */
+/* All processes have ended in good order; false when one has not. */
 static bool finish(bl_wire *w)
 {
     enum { PAUSE_NS = 500 * 1000 };

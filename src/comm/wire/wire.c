@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The side of the wire that other threads see. */
+/* wire.c -- what other threads call of a wire: opening and closing it, channels, and exchanges,
+ * which the wire's thread (thread.c) carries out. */
 #include "comm/wire/internal.h"
 
 #include <stdlib.h>

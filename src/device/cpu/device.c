@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory comes from mmap: zero pages cost nothing until they are touched, so buffers sized for the
- * largest step are cheap. Under AddressSanitizer it comes from the heap instead, whose red zones
- * catch a write past the end. */
+/* device.c -- the CPU as a device. Memory comes from mmap: zero pages cost nothing until they are
+ * touched, so buffers sized for the largest step are cheap. Under AddressSanitizer it comes from
+ * the heap instead, whose red zones catch a write past the end. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One reservation of addresses, from whose front blocks are taken; none is taken twice, so all are
- * zero. The lock is held while the protection is changed, never while a task runs: collectives wait
- * for one another.
+/* guard.c -- the memory of a guarded CPU device, which only its tasks can touch. One reservation of
+ * addresses, from whose front blocks are taken; none is taken twice, so all are zero. The lock is
+ * held while the protection is changed, never while a task runs: collectives wait for one another.
  *
  * A change of protection takes time per page of its range, and every task makes two. So the memory
  * is in huge pages, and addresses before the allocated blocks stay closed. */

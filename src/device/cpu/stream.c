@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An inline
+/* stream.c -- streams and events of the CPU device.
+ *
+ * A stream is a thread, a ring of tasks and two counters: tasks given and tasks done. An inline
  * stream has no thread: its giver runs each task, and all tasks given are done. An event is a
  * stream and a number of tasks: recording it notes how many the stream had been given, waiting for
  * it waits until so many are done. Nothing is signaled for an event, recording it again cannot
  * disturb a wait for the earlier record, and the order between threads is exactly the contract's:
- * from giver to task, and from task to whoever waits for it.
+ * from the thread that queues to the task, and from the task to the thread that waits for it.
  *
  * Invariants
  *   - n_given - done <= BL_STREAM_DEPTH; slot i of the ring belongs to the giver until given > i,
  *     then to the thread until done > i.
  *   - `error` is written once, by the thread, before it sets failed_task and before done passes the
- *     failed task; whoever saw either may read it.
+ *     failed task; a thread that saw either may read it.
  *   - A wait runs on a failed stream too: an event recorded after it must not fire before the work
  *     that it waits for ends, or buffers still in use might be freed. Waits refer to earlier
  *     records, so they end.
@@ -61,7 +63,7 @@ typedef struct cpu_event {
 
 typedef struct cpu_stamp {
     bl_stamp base;
-    _Atomic double reached_s; /* 0: not yet */
+    _Atomic double reached_s; /* BL_NEVER_S: not yet */
 } cpu_stamp;
 
 typedef struct move_args {
@@ -275,6 +277,7 @@ bl_status bl_cpu_stamp_create(bl_device *device, bl_stamp **out)
         return BL_FAIL(BL_ENOMEM, "a stamp");
     }
     stamp->base.device = device;
+    atomic_init(&stamp->reached_s, BL_NEVER_S);
     *out = &stamp->base;
     return BL_OK;
 }
@@ -296,7 +299,7 @@ static bl_status stamp_task(bl_stream *stream, const void *args)
 
 static bl_status stream_stamp(bl_stream *stream, bl_stamp *stamp)
 {
-    atomic_store_explicit(&((cpu_stamp *)stamp)->reached_s, 0, memory_order_relaxed);
+    atomic_store_explicit(&((cpu_stamp *)stamp)->reached_s, BL_NEVER_S, memory_order_relaxed);
     give_task((cpu_stream *)stream, stamp_task, true, &stamp, sizeof stamp);
     return BL_OK;
 }
@@ -309,7 +312,7 @@ double bl_cpu_stamp_seconds(const bl_stamp *stamp)
 double bl_cpu_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
 {
     double from_s = bl_cpu_stamp_seconds(begin), to_s = bl_cpu_stamp_seconds(end);
-    return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
+    return from_s > BL_NEVER_S && to_s > BL_NEVER_S ? to_s - from_s : 0;
 }
 
 /* ---- creation ---- */

@@ -9,6 +9,7 @@
  * costs a thread-local store when it already is.
  *
  * A pinned range is the driver's: RLIMIT_MEMLOCK does not apply to it. */
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@
 #include "base/thread.h"
 #include "device/cuda/device.h"
 
-enum { HUGE_PAGE_BYTES = 2 << 20 };
+enum { HUGE_PAGE_BYTES = 2 << 20, CONTEXT_STATE_SINCE = 7000 /* CUDA's version */ };
 
 /* Errors of the machine, not of this program: something is missing, broken or in use. A hint says
  * where to look where CUDA's text does not. */
@@ -281,9 +282,47 @@ static bl_status read_property(int index, enum cudaDeviceAttr attribute, int *ou
                              "cudaDeviceGetAttribute");
 }
 
+/* Whether the process, or a library in it, has used a GPU already. */
+static bool has_context(void)
+{
+    CUresult (*get_state)(CUdevice device, unsigned int *flags, int *is_active);
+    enum cudaDriverEntryPointQueryResult found;
+    unsigned int flags;
+    int n_gpus = 0, is_active = 0;
+    void *entry = NULL;
+
+    if (cudaGetDeviceCount(&n_gpus) != cudaSuccess ||
+        cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &entry, CONTEXT_STATE_SINCE,
+                                         cudaEnableDefault, &found) != cudaSuccess ||
+        !entry) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    memcpy(&get_state, &entry, sizeof get_state);
+    for (int i = 0; i < n_gpus && !is_active; i++)
+        if (get_state(i, &flags, &is_active) != CUDA_SUCCESS) is_active = 0;
+    return is_active != 0;
+}
+
+static void prepare(void)
+{
+    char was[DEVICE_QUEUES_TEXT_BYTES];
+
+    if (!device_raise_queues(was)) return;
+    if (has_context())
+        bl_log_warning("CUDA was in use before Ballast, with %s hardware queues: set "
+                       "CUDA_DEVICE_MAX_CONNECTIONS=32 for more overlap",
+                       *was ? was : "8");
+    else
+        device_log_queues(was);
+}
+
 /* Nothing here makes a context. */
 static bl_status count_gpus(int *n_gpus, bl_gpu_state *state)
 {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    pthread_once(&once, prepare);
     BL_TRY(check_versions(state));
     cudaError_t error = cudaGetDeviceCount(n_gpus);
     if (error == cudaErrorNoDevice || (error == cudaSuccess && *n_gpus == 0))

@@ -57,7 +57,7 @@ typedef struct cuda_stamp {
     bl_stamp base;
     void *handle;
     cuda_event_place place;
-    _Atomic double reached_s; /* ON_HOST: 0 until then */
+    _Atomic double reached_s; /* ON_HOST: BL_NEVER_S until then */
 } cuda_stamp;
 
 typedef struct cuda_device {

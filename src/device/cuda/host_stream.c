@@ -220,7 +220,7 @@ static bl_status host_stamp(bl_stream *stream, bl_stamp *stamp)
     cuda_stamp *what = (cuda_stamp *)stamp;
 
     what->place = CUDA_ON_HOST;
-    atomic_store_explicit(&what->reached_s, 0, memory_order_relaxed);
+    atomic_store_explicit(&what->reached_s, BL_NEVER_S, memory_order_relaxed);
     next_slot((host_stream *)stream, TASK_STAMP)->stamp = what;
     give((host_stream *)stream);
     return BL_OK;

@@ -31,8 +31,9 @@
  * stream.
  *
  * A GPU's queue of launches holds about a thousand. A launch that finds it full waits in the driver
- * and may hold the driver's lock, so that no other thread can ask CUDA for anything: whoever queues
- * work waits before that, outside of the driver's lock, for work LAUNCHES to 2 LAUNCHES back. */
+ * and may hold the driver's lock, so that no other thread can ask CUDA for anything: a thread that
+ * queues work waits before that, outside of the driver's lock, for work LAUNCHES to 2 LAUNCHES
+ * back. */
 #include <assert.h>
 #include <cuda_runtime_api.h>
 #include <stdalign.h>
@@ -450,12 +451,12 @@ double device_cuda_stamp_seconds(const bl_stamp *stamp)
 {
     const cuda_stamp *self = (const cuda_stamp *)stamp;
     cuda_device *device = (cuda_device *)stamp->device;
-    double at_s = 0;
+    double at_s = BL_NEVER_S;
     float ms;
 
     if (self->place == CUDA_ON_HOST)
         return atomic_load_explicit(&self->reached_s, memory_order_relaxed);
-    if (self->place == CUDA_NEVER || device_cuda_enter(stamp->device) != BL_OK) return 0;
+    if (self->place == CUDA_NEVER || device_cuda_enter(stamp->device) != BL_OK) return BL_NEVER_S;
     pthread_mutex_lock(&device->lock);
     if (cudaEventQuery(self->handle) == cudaSuccess &&
         cudaEventElapsedTime(&ms, device->time[0].event, self->handle) == cudaSuccess)
@@ -480,7 +481,7 @@ double device_cuda_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
 
     if (from->place == CUDA_ON_HOST || to->place == CUDA_ON_HOST) {
         double from_s = device_cuda_stamp_seconds(begin), to_s = device_cuda_stamp_seconds(end);
-        return from_s > 0 && to_s > 0 ? to_s - from_s : 0;
+        return from_s > BL_NEVER_S && to_s > BL_NEVER_S ? to_s - from_s : 0;
     }
     if (from->place == CUDA_NEVER || to->place == CUDA_NEVER ||
         device_cuda_enter(begin->device) != BL_OK)

@@ -7,16 +7,19 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/sizes.h"
 #include "device/device_internal.h"
 
-enum { WORKS_PER_CHUNK = 1024 };
+enum { WORKS_PER_CHUNK = 1024, REGION_BYTES = 64 << 20 };
 
-/* Addresses of a space: reserved once, handed out one after the other, never twice. */
-static const size_t SPACE_BYTES = (size_t)1 << 43;
-
-/* Stamps are never 0, which means "not reached". */
-static const double FIRST_STAMP_S = 1;
+/* Reserved addresses of a space: handed out one after the other, never twice. */
+typedef struct region {
+    struct region *next;
+    bl_space space;
+    char *memory;
+    size_t n_bytes, used;
+} region;
 
 typedef struct work_chunk {
     struct work_chunk *next;
@@ -29,10 +32,9 @@ typedef struct model_device {
     bl_model_device_options options;
     bl_simulation sim;
     work_chunk *works;
-    char *space[BL_SPACES];
-    size_t used[BL_SPACES];
-    unsigned streams; /* bit s: stream s of the simulation is taken */
-    int reader;       /* its stream; BL_SIM_NOTHING: none yet */
+    region *regions;
+    bool is_taken[BL_SIM_STREAMS]; /* streams of the simulation */
+    int reader;                    /* its stream; BL_SIM_NOTHING: none yet */
 } model_device;
 
 typedef struct model_stream {
@@ -65,14 +67,36 @@ static bool is_cuda(const model_device *self)
 
 /* ---- memory ---- */
 
+/* In front of the others; NULL: no memory, or no addresses (ulimit -v). */
+static region *reserve(model_device *self, bl_space space, size_t n_bytes)
+{
+    bool is_hidden = space == BL_SPACE_DEVICE && is_cuda(self);
+    region *r = malloc(sizeof *r);
+
+    if (!r) return NULL;
+    void *memory = mmap(NULL, n_bytes, is_hidden ? PROT_NONE : PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) {
+        free(r);
+        return NULL;
+    }
+    *r = (region){.next = self->regions, .space = space, .memory = memory, .n_bytes = n_bytes};
+    return self->regions = r;
+}
+
 static void *model_alloc(bl_device *device, bl_space space, size_t size_bytes)
 {
     model_device *self = (model_device *)device;
-    size_t n_bytes = (size_t)bl_round_up((int64_t)size_bytes, BL_DEVICE_ALIGNMENT_BYTES);
+    size_t n_bytes;
 
-    if (size_bytes > SPACE_BYTES || n_bytes > SPACE_BYTES - self->used[space]) return NULL;
-    char *memory = self->space[space] + self->used[space];
-    self->used[space] += n_bytes;
+    if (bl_add_overflows(size_bytes, BL_DEVICE_ALIGNMENT_BYTES - 1, &n_bytes)) return NULL;
+    n_bytes -= n_bytes % BL_DEVICE_ALIGNMENT_BYTES;
+    region *r = self->regions;
+    while (r && (r->space != space || n_bytes > r->n_bytes - r->used)) r = r->next;
+    if (!r && !(r = reserve(self, space, n_bytes > REGION_BYTES ? n_bytes : REGION_BYTES)))
+        return NULL;
+    char *memory = r->memory + r->used;
+    r->used += n_bytes;
     return memory;
 }
 
@@ -95,22 +119,12 @@ static void model_unpin(bl_device *device, void *memory, size_t size_bytes)
     (void)device, (void)memory, (void)size_bytes;
 }
 
-static bl_status reserve_spaces(model_device *self)
-{
-    for (int s = 0; s < BL_SPACES; s++) {
-        bool is_hidden = s == BL_SPACE_DEVICE && is_cuda(self);
-        void *memory = mmap(NULL, SPACE_BYTES, is_hidden ? PROT_NONE : PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) return bl_fail_errno(BL_ENOMEM, "addresses of a model device");
-        self->space[s] = memory;
-    }
-    return BL_OK;
-}
-
 static bool is_device_memory(const model_device *self, const void *memory)
 {
-    const char *begin = self->space[BL_SPACE_DEVICE];
-    return (const char *)memory >= begin && (const char *)memory < begin + SPACE_BYTES;
+    for (const region *r = self->regions; r; r = r->next)
+        if ((const char *)memory >= r->memory && (const char *)memory < r->memory + r->n_bytes)
+            return r->space == BL_SPACE_DEVICE;
+    return false;
 }
 
 /* ---- work ---- */
@@ -147,6 +161,16 @@ static bl_status queue_wait(model_device *self, int stream, int op)
 bl_status bl_model_stream_work(bl_stream *stream, const bl_work *work)
 {
     return queue_work(device_of(stream), ((model_stream *)stream)->index, work);
+}
+
+bl_status bl_model_stream_write(bl_stream *stream, size_t n_bytes)
+{
+    const bl_rates *r = &device_of(stream)->options.rates;
+    double rate = r->disk_write_bytes_per_s > 0 ? r->disk_write_bytes_per_s : r->disk_bytes_per_s;
+
+    return bl_model_stream_work(
+        stream, &(bl_work){.seconds = (double)n_bytes / rate,
+                           .use = {[BL_RESOURCE_DISK] = 1, [BL_RESOURCE_HOST_MEMORY] = rate}});
 }
 
 bl_work bl_model_memory_work(const bl_device *device, double bytes)
@@ -255,6 +279,7 @@ static bl_status model_begin_read(bl_stream *stream, int slot, size_t n_bytes)
     bl_work work = {.seconds = (double)n_bytes / r->disk_bytes_per_s};
 
     work.use[BL_RESOURCE_HOST_MEMORY] = r->disk_bytes_per_s;
+    work.use[BL_RESOURCE_DISK] = 1;
     if (!is_cuda(self)) work.use[BL_RESOURCE_CORES] = r->copy_cores;
     BL_TRY(queue_wait(self, self->reader, bl_simulation_event(&self->sim, s->index)));
     BL_TRY(queue_work(self, self->reader, &work));
@@ -271,15 +296,15 @@ static bl_status model_end_read(bl_stream *stream, int slot)
 static void model_stream_destroy(bl_stream *stream)
 {
     (void)model_synchronize(stream);
-    device_of(stream)->streams &= ~(1u << ((model_stream *)stream)->index);
+    device_of(stream)->is_taken[((model_stream *)stream)->index] = false;
     free(stream);
 }
 
 static int take_stream(model_device *self)
 {
     for (int s = 0; s < BL_SIM_STREAMS; s++)
-        if (!(self->streams >> s & 1u)) {
-            self->streams |= 1u << s;
+        if (!self->is_taken[s]) {
+            self->is_taken[s] = true;
             return s;
         }
     return BL_SIM_NOTHING;
@@ -365,15 +390,15 @@ static double model_stamp_seconds(const bl_stamp *stamp)
     const model_stamp *self = (const model_stamp *)stamp;
     const bl_simulation *sim = &((const model_device *)stamp->device)->sim;
 
-    if (!self->is_recorded || !bl_simulation_is_done(sim, self->op)) return 0;
+    if (!self->is_recorded || !bl_simulation_is_done(sim, self->op)) return BL_NEVER_S;
     double reached_s = self->op == BL_SIM_NOTHING ? 0 : sim->ops[self->op].end_s;
-    return FIRST_STAMP_S + fmax(reached_s, self->recorded_s);
+    return fmax(reached_s, self->recorded_s);
 }
 
 static double model_stamp_elapsed_s(const bl_stamp *begin, const bl_stamp *end)
 {
     double from = model_stamp_seconds(begin), to = model_stamp_seconds(end);
-    return from > 0 && to > 0 ? to - from : 0;
+    return from > BL_NEVER_S && to > BL_NEVER_S ? to - from : 0;
 }
 
 /* ---- the device ---- */
@@ -388,8 +413,11 @@ static void model_destroy(bl_device *device)
     model_device *self = (model_device *)device;
 
     bl_device_base_close(&self->base);
-    for (int s = 0; s < BL_SPACES; s++)
-        if (self->space[s]) munmap(self->space[s], SPACE_BYTES);
+    for (region *r = self->regions, *next; r; r = next) {
+        next = r->next;
+        munmap(r->memory, r->n_bytes);
+        free(r);
+    }
     for (work_chunk *chunk = self->works, *next; chunk; chunk = next) {
         next = chunk->next;
         free(chunk);
@@ -404,7 +432,7 @@ static void set_capacities(model_device *self)
     double *capacity = self->sim.capacity;
 
     capacity[BL_RESOURCE_CORES] = r->cores;
-    capacity[BL_RESOURCE_NETWORK] = 1;
+    capacity[BL_RESOURCE_NETWORK] = capacity[BL_RESOURCE_DISK] = 1;
     if (!is_cuda(self)) return;
     capacity[BL_RESOURCE_DEVICE_MEMORY] = r->memory_bytes_per_s;
     capacity[BL_RESOURCE_LINK_IN] = r->copy_in_bytes_per_s;
@@ -436,11 +464,6 @@ bl_status bl_device_create_model(const bl_model_device_options *options, bl_devi
     bl_simulation_init(&self->sim);
     set_capacities(self);
     self->reader = take_stream(self);
-    bl_status st = reserve_spaces(self);
-    if (st != BL_OK) {
-        model_destroy(&self->base);
-        return st;
-    }
     *out = &self->base;
     return BL_OK;
 }
@@ -448,4 +471,19 @@ bl_status bl_device_create_model(const bl_model_device_options *options, bl_devi
 const bl_model_device_options *bl_device_model(const bl_device *device)
 {
     return device->backend->is_model ? &((const model_device *)device)->options : NULL;
+}
+
+const bl_simulation *bl_device_model_simulation(const bl_device *device)
+{
+    return &((const model_device *)device)->sim;
+}
+
+int bl_model_stream_index(const bl_stream *stream)
+{
+    return ((const model_stream *)stream)->index;
+}
+
+bl_status bl_device_model_drain(bl_device *device)
+{
+    return bl_simulation_run(&((model_device *)device)->sim);
 }

@@ -53,11 +53,6 @@ bl_status bl_simulation_add(bl_simulation *sim, const bl_sim_op *op)
     return BL_OK;
 }
 
-int bl_simulation_last(const bl_simulation *sim)
-{
-    return sim->n_ops - 1;
-}
-
 int bl_simulation_event(const bl_simulation *sim, int stream)
 {
     return sim->last[stream];

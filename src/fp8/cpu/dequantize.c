@@ -4,12 +4,14 @@
 #include "fp8/fp8.h"
 
 #include "base/sizes.h"
+#include "fp8/packed.h"
 #include "fp8/cpu/kernels.h"
 
 enum {
     ITEM_ELEMENTS = 64 << 10, /* a work item's */
     PREFETCH_ROWS = 8, /* short runs far apart: the processor does not see the next one coming */
     CACHE_LINE_BYTES = 64,
+    RUN_GROUPS = 64,    /* scales at hand while packed codes are decoded */
     TRANSPOSE_TILE = 64 /* a cache line of codes: both sides of a tile fill whole lines */
 };
 
@@ -24,18 +26,37 @@ static void decode_block_run(const bl_fp8_kernels *kernels, const uint8_t *codes
     }
 }
 
+/* codes and scales: of the row. */
+static void decode_packed_run(const bl_fp8_kernels *kernels, bl_format format, const uint8_t *codes,
+                              const void *scales, int64_t cols, int64_t col_begin, int64_t col_end,
+                              float *dst)
+{
+    const bl_format_descriptor *f = bl_format_describe(format);
+    float values[RUN_GROUPS];
+
+    for (int64_t col = col_begin; col < col_end;) {
+        int64_t group = col / f->group_cols, begin = group * f->group_cols,
+                end = bl_min_i64(begin + RUN_GROUPS * f->group_cols, col_end);
+        bl_packed_run run = {codes + begin / 2, f->layout, f->values, values, f->group_cols};
+        bl_packed_scales(format, scales, cols, group, bl_ceil_div(end - begin, f->group_cols),
+                         values);
+        kernels->decode_packed(&run, col - begin, dst + (col - col_begin), end - col);
+        col = end;
+    }
+}
+
+/* scales: of the row's groups. */
 static void dequantize_run(const bl_fp8_kernels *kernels, bl_format format, const void *codes,
-                           const float *scales, int64_t cols, int64_t row, int64_t col_begin,
+                           const void *scales, int64_t cols, int64_t row, int64_t col_begin,
                            int64_t col_end, float *dst)
 {
     const unsigned char *bytes = codes;
     int64_t first = row * cols + col_begin, width = col_end - col_begin;
     switch (format) {
     case BL_FORMAT_FP8_ROW:
-        kernels->decode(bytes + first, scales[row], dst, width);
+        kernels->decode(bytes + first, *(const float *)scales, dst, width);
         return;
     case BL_FORMAT_FP8_BLOCK:
-        scales += row / BL_FP8_BLOCK * bl_ceil_div(cols, BL_FP8_BLOCK);
         decode_block_run(kernels, bytes + row * cols, scales, col_begin, col_end, dst);
         return;
     case BL_FORMAT_F32:
@@ -47,25 +68,40 @@ static void dequantize_run(const bl_fp8_kernels *kernels, bl_format format, cons
     case BL_FORMAT_BF16:
         kernels->widen(BL_BF16, bytes + 2 * first, dst, width);
         return;
+    case BL_FORMAT_MXFP4:
+    case BL_FORMAT_INT4_G32:
+    case BL_FORMAT_INT4_G128:
+    case BL_FORMAT_NF4:
+    case BL_FORMAT_NVFP4:
+        decode_packed_run(kernels, format, bytes + row * bl_format_row_bytes(format, cols), scales,
+                          cols, col_begin, col_end, dst);
+        return;
     case BL_FORMAT_COUNT: /* no default: a new format without a case does not compile */
         return;
     }
 }
 
-void bl_fp8_dequantize_tile(bl_format format, const void *codes, const float *scales, int64_t cols,
+void bl_fp8_dequantize_tile(bl_format format, const void *codes, const void *scales, int64_t cols,
                             int64_t row_begin, int64_t row_end, int64_t col_begin, int64_t col_end,
                             float *dst, int64_t ld)
 {
     const bl_fp8_kernels *kernels = bl_fp8_kernels_best();
-    int64_t code_bytes = (int64_t)bl_format_code_bytes(format),
-            run_bytes = (col_end - col_begin) * code_bytes;
+    int64_t row_bytes = bl_format_row_bytes(format, cols),
+            begin_bytes = bl_format_row_bytes(format, col_begin),
+            run_bytes = bl_format_row_bytes(format, col_end) - begin_bytes;
+    const bl_format_descriptor *f = bl_format_describe(format);
+    bl_format_bytes n = {0};
+
+    bl_format_measure(f, 1, cols, &n);
     for (int64_t row = row_begin; row < row_end; row++, dst += ld) {
+        const char *row_scales =
+            n.scales ? (const char *)scales + row / f->group_rows * n.scale_row : NULL;
         if (row + PREFETCH_ROWS < row_end) {
             const char *ahead =
-                (const char *)codes + ((row + PREFETCH_ROWS) * cols + col_begin) * code_bytes;
+                (const char *)codes + (row + PREFETCH_ROWS) * row_bytes + begin_bytes;
             for (int64_t i = 0; i < run_bytes; i += CACHE_LINE_BYTES) __builtin_prefetch(ahead + i);
         }
-        dequantize_run(kernels, format, codes, scales, cols, row, col_begin, col_end, dst);
+        dequantize_run(kernels, format, codes, row_scales, cols, row, col_begin, col_end, dst);
     }
 }
 
@@ -79,8 +115,7 @@ void bl_fp8_decode_bf16_tile(const uint8_t *codes, int64_t cols, int64_t row_beg
 
 typedef struct dequantize_task {
     bl_format format;
-    const void *codes;
-    const float *scales;
+    const void *codes, *scales;
     int64_t rows, cols, rows_per_item;
     float *dst;
 } dequantize_task;
@@ -95,7 +130,7 @@ static void dequantize_rows(void *argument, int64_t index, void *scratch)
                            task->cols, task->dst + begin * task->cols, task->cols);
 }
 
-void bl_fp8_dequantize(bl_pool *pool, bl_format format, const void *codes, const float *scales,
+void bl_fp8_dequantize(bl_pool *pool, bl_format format, const void *codes, const void *scales,
                        int64_t rows, int64_t cols, float *dst)
 {
     dequantize_task task = {

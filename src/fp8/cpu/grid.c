@@ -22,16 +22,32 @@ typedef struct decode_task {
     atomic_llong first_bad_row;
 } decode_task;
 
+/* n codes of 4 bits of a row from `col` on. */
+static void decode_nibbles(const bl_fp8_grid *g, const uint8_t *row, int64_t col, float zero,
+                           float scale, float *values, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++, col++) {
+        int shift = (col % 2 != 0) != g->is_high_first ? 4 : 0;
+        values[i] = (g->book[row[col / 2] >> shift & 15] - zero) * scale;
+    }
+}
+
 /* At most RUN values from `col` on that share a scale. */
 static int64_t decode_run(const decode_task *task, int64_t row, int64_t col, float *values)
 {
     const bl_fp8_grid *g = task->grid;
-    int64_t block = col / g->block_cols,
-            end = bl_min_i64(bl_min_i64((block + 1) * g->block_cols, task->cols), col + RUN);
+    int64_t at = g->is_flat ? row * task->cols + col : col, /* along the blocks */
+        block = at / g->block_cols,
+            n = bl_min_i64(bl_min_i64((block + 1) * g->block_cols - at, task->cols - col), RUN);
 
-    task->kernels->decode(task->codes + (row - task->row_begin) * task->cols + col,
-                          g->scales[row / g->block_rows * g->n_cols + block], values, end - col);
-    return end - col;
+    if (!g->is_flat) block += row / g->block_rows * g->n_cols;
+    if (g->book)
+        decode_nibbles(g, task->codes + (row - task->row_begin) * g->row_bytes, col,
+                       g->zero_points ? g->zero_points[block] : 0, g->scales[block], values, n);
+    else
+        task->kernels->decode(task->codes + (row - task->row_begin) * task->cols + col,
+                              g->scales[block], values, n);
+    return n;
 }
 
 static bool is_held(bl_dtype dtype, float value)

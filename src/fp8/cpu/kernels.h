@@ -10,12 +10,20 @@
 #include <stdint.h>
 
 #include "base/dtype.h"
+#include "fp8/format.h"
+
+/* Codes of 4 bits, from the first one of a group on, and the groups' scales. */
+typedef struct bl_packed_run {
+    const uint8_t *codes;
+    bl_code_layout layout;
+    const float *values, *scales; /* values[16] */
+    int64_t group;                /* a multiple of 16 */
+} bl_packed_run;
 
 typedef struct bl_fp8_kernels {
     const char *name;
-    /* max |src[i]| as fp32; anything above FLT_MAX, NaN included, says that src is not finite.
-     *   dtype: F32,
-     * BF16, F16. */
+    /* max |src[i]| as fp32; a result above FLT_MAX, or NaN: src is not finite. dtype: F32, BF16,
+     * F16 */
     float (*absmax)(bl_dtype dtype, const void *src, int64_t n);
     /* codes[i] = E4M3(src[i] / scale) */
     void (*encode)(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n);
@@ -25,6 +33,8 @@ typedef struct bl_fp8_kernels {
     void (*decode_bf16)(const uint8_t *codes, uint16_t *dst, int64_t n);
     /* dst[i] = (float)src[i]; dtype: F32, BF16, F16 */
     void (*widen)(bl_dtype dtype, const void *src, float *dst, int64_t n);
+    /* dst[i] = values[code first + i] * scales[(first + i) / group] */
+    void (*decode_packed)(const bl_packed_run *run, int64_t first, float *dst, int64_t n);
 } bl_fp8_kernels;
 
 typedef enum bl_fp8_variant {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Thirty-two elements (eight for the way back) at a time; codec.h's arithmetic with blends for its
- * branches. The last few go the scalar way. */
+/* kernels_avx2.c -- the inner loops with AVX2. Thirty-two elements (eight for the way back) at a
+ * time; codec.h's arithmetic with blends for its branches. The last few go the scalar way. */
 #include "fp8/cpu/kernels.h"
 
 #include <immintrin.h>
@@ -12,7 +12,11 @@
 
 enum { LANES = 8 };
 
-/* `dtype` is a constant wherever this is inlined. */
+INLINE void store(float *dst, __m256 values)
+{
+    _mm256_storeu_ps(dst, values);
+}
+
 INLINE __m256 load(bl_dtype dtype, const void *src, int64_t i)
 {
     if (dtype == BL_F32) return _mm256_loadu_ps((const float *)((const char *)src + 4 * i));
@@ -43,9 +47,9 @@ INLINE __m256i encode8(__m256 value)
     return _mm256_or_si256(code, sign);
 }
 
-INLINE __m256 decode8(__m128i codes)
+INLINE __m256 decode_lanes(const uint8_t *codes, float factor)
 {
-    __m256i wide = _mm256_cvtepu8_epi32(codes),
+    __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)codes)),
             magnitude = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
     __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23));
     __m256i tiny = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
@@ -54,7 +58,7 @@ INLINE __m256 decode8(__m128i codes)
     __m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(BL_FP8_NAN));
     bits = _mm256_blendv_epi8(bits, _mm256_set1_epi32(0x7fc00000), nan);
     __m256i sign = _mm256_and_si256(_mm256_slli_epi32(wide, 24), _mm256_set1_epi32(INT32_MIN));
-    return _mm256_castsi256_ps(_mm256_or_si256(bits, sign));
+    return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(bits, sign)), _mm256_set1_ps(factor));
 }
 
 INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
@@ -97,71 +101,30 @@ INLINE void encode_from(bl_dtype dtype, const void *src, float scale, uint8_t *c
                                  codes + i, n - i);
 }
 
-INLINE void widen_from(bl_dtype dtype, const void *src, float *dst, int64_t n)
+typedef struct table16 {
+    __m256 low, high;
+} table16;
+
+INLINE table16 load_table(const float *values)
 {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) _mm256_storeu_ps(dst + i, load(dtype, src, i));
-    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i,
-                                n - i);
+    return (table16){_mm256_loadu_ps(values), _mm256_loadu_ps(values + LANES)};
 }
 
-TARGET static float absmax(bl_dtype dtype, const void *src, int64_t n)
+INLINE __m256 look_up(const table16 *table, const uint8_t *codes, bool is_low, float factor)
 {
-    switch (dtype) {
-    case BL_F32:
-        return absmax_of(BL_F32, src, n);
-    case BL_F16:
-        return absmax_of(BL_F16, src, n);
-    default:
-        return absmax_of(BL_BF16, src, n);
-    }
+    int32_t word;
+    memcpy(&word, codes, sizeof word);
+    __m128i both = _mm_cvtsi32_si128(word), mask = _mm_set1_epi8(0xf),
+            low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
+    __m256i code =
+        _mm256_cvtepu8_epi32(is_low ? _mm_unpacklo_epi8(low, high) : _mm_unpacklo_epi8(high, low));
+    __m256 value = _mm256_blendv_ps(_mm256_permutevar8x32_ps(table->low, code),
+                                    _mm256_permutevar8x32_ps(table->high, code),
+                                    _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
+    return _mm256_mul_ps(value, _mm256_set1_ps(factor));
 }
 
-TARGET static void encode(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n)
-{
-    switch (dtype) {
-    case BL_F32:
-        encode_from(BL_F32, src, scale, codes, n);
-        return;
-    case BL_F16:
-        encode_from(BL_F16, src, scale, codes, n);
-        return;
-    default:
-        encode_from(BL_BF16, src, scale, codes, n);
-        return;
-    }
-}
+#include "fp8/cpu/kernels_vector.h"
 
-TARGET static void decode(const uint8_t *codes, float scale, float *dst, int64_t n)
-{
-    const __m256 factor = _mm256_set1_ps(scale);
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        __m128i run = _mm_loadl_epi64((const __m128i *)(codes + i));
-        _mm256_storeu_ps(dst + i, _mm256_mul_ps(decode8(run), factor));
-    }
-    bl_fp8_kernels_scalar.decode(codes + i, scale, dst + i, n - i);
-}
-
-TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
-{
-    switch (dtype) {
-    case BL_F32:
-        widen_from(BL_F32, src, dst, n);
-        return;
-    case BL_F16:
-        widen_from(BL_F16, src, dst, n);
-        return;
-    default:
-        widen_from(BL_BF16, src, dst, n);
-        return;
-    }
-}
-
-/* Only products on processors with vdpbf16ps need it fast, and those have VBMI. */
-static void decode_bf16(const uint8_t *codes, uint16_t *dst, int64_t n)
-{
-    bl_fp8_kernels_scalar.decode_bf16(codes, dst, n);
-}
-
-const bl_fp8_kernels bl_fp8_kernels_avx2 = {"avx2", absmax, encode, decode, decode_bf16, widen};
+const bl_fp8_kernels bl_fp8_kernels_avx2 = {"avx2",      absmax, encode,       decode,
+                                            decode_bf16, widen,  decode_packed};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sixteen elements at a time; codec.h's arithmetic with masks for its branches. The last few go the
- * scalar way. */
+/* kernels_avx512.c -- the inner loops with AVX-512. Sixteen elements at a time; codec.h's
+ * arithmetic with masks for its branches. The last few go the scalar way. */
 #include "fp8/cpu/kernels.h"
 
 #include <immintrin.h>
@@ -12,7 +12,11 @@
 
 enum { LANES = 16 };
 
-/* `dtype` is a constant wherever this is inlined. */
+INLINE void store(float *dst, __m512 values)
+{
+    _mm512_storeu_ps(dst, values);
+}
+
 INLINE __m512 load(bl_dtype dtype, const void *src, int64_t i)
 {
     if (dtype == BL_F32) return _mm512_loadu_ps((const char *)src + 4 * i);
@@ -42,9 +46,9 @@ INLINE __m128i encode16(__m512 value)
     return _mm512_cvtepi32_epi8(_mm512_or_si512(code, sign));
 }
 
-INLINE __m512 decode16(__m128i codes)
+INLINE __m512 decode_lanes(const uint8_t *codes, float factor)
 {
-    __m512i wide = _mm512_cvtepu8_epi32(codes),
+    __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes)),
             magnitude = _mm512_and_si512(wide, _mm512_set1_epi32(0x7f));
     __m512i bits = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
     __mmask16 tiny = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
@@ -53,7 +57,7 @@ INLINE __m512 decode16(__m128i codes)
     __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(BL_FP8_NAN));
     bits = _mm512_mask_mov_epi32(bits, nan, _mm512_set1_epi32(0x7fc00000));
     __m512i sign = _mm512_and_si512(_mm512_slli_epi32(wide, 24), _mm512_set1_epi32(INT32_MIN));
-    return _mm512_castsi512_ps(_mm512_or_si512(bits, sign));
+    return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_or_si512(bits, sign)), _mm512_set1_ps(factor));
 }
 
 INLINE float absmax_of(bl_dtype dtype, const void *src, int64_t n)
@@ -89,74 +93,28 @@ INLINE void encode_from(bl_dtype dtype, const void *src, float scale, uint8_t *c
                                  codes + i, n - i);
 }
 
-INLINE void widen_from(bl_dtype dtype, const void *src, float *dst, int64_t n)
+typedef struct table16 {
+    __m512 values;
+} table16;
+
+INLINE table16 load_table(const float *values)
 {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) _mm512_storeu_ps(dst + i, load(dtype, src, i));
-    bl_fp8_kernels_scalar.widen(dtype, (const char *)src + i * (dtype == BL_F32 ? 4 : 2), dst + i,
-                                n - i);
+    return (table16){_mm512_loadu_ps(values)};
 }
 
-TARGET static float absmax(bl_dtype dtype, const void *src, int64_t n)
+INLINE __m512 look_up(const table16 *table, const uint8_t *codes, bool is_low, float factor)
 {
-    switch (dtype) {
-    case BL_F32:
-        return absmax_of(BL_F32, src, n);
-    case BL_F16:
-        return absmax_of(BL_F16, src, n);
-    default:
-        return absmax_of(BL_BF16, src, n);
-    }
+    __m128i both = _mm_loadl_epi64((const __m128i *)(const void *)codes), mask = _mm_set1_epi8(0xf),
+            low = _mm_and_si128(both, mask), high = _mm_and_si128(_mm_srli_epi16(both, 4), mask);
+    __m512i code =
+        _mm512_cvtepu8_epi32(is_low ? _mm_unpacklo_epi8(low, high) : _mm_unpacklo_epi8(high, low));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(code, table->values), _mm512_set1_ps(factor));
 }
 
-TARGET static void encode(bl_dtype dtype, const void *src, float scale, uint8_t *codes, int64_t n)
-{
-    switch (dtype) {
-    case BL_F32:
-        encode_from(BL_F32, src, scale, codes, n);
-        return;
-    case BL_F16:
-        encode_from(BL_F16, src, scale, codes, n);
-        return;
-    default:
-        encode_from(BL_BF16, src, scale, codes, n);
-        return;
-    }
-}
+#include "fp8/cpu/kernels_vector.h"
 
-TARGET static void decode(const uint8_t *codes, float scale, float *dst, int64_t n)
-{
-    const __m512 factor = _mm512_set1_ps(scale);
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        __m128i run = _mm_loadu_si128((const __m128i *)(codes + i));
-        _mm512_storeu_ps(dst + i, _mm512_mul_ps(decode16(run), factor));
-    }
-    bl_fp8_kernels_scalar.decode(codes + i, scale, dst + i, n - i);
-}
-
-TARGET static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
-{
-    switch (dtype) {
-    case BL_F32:
-        widen_from(BL_F32, src, dst, n);
-        return;
-    case BL_F16:
-        widen_from(BL_F16, src, dst, n);
-        return;
-    default:
-        widen_from(BL_BF16, src, dst, n);
-        return;
-    }
-}
-
-/* Only products on processors with vdpbf16ps need it fast, and those have VBMI. */
-static void decode_bf16(const uint8_t *codes, uint16_t *dst, int64_t n)
-{
-    bl_fp8_kernels_scalar.decode_bf16(codes, dst, n);
-}
-
-const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512", absmax, encode, decode, decode_bf16, widen};
+const bl_fp8_kernels bl_fp8_kernels_avx512 = {"avx512",    absmax, encode,       decode,
+                                              decode_bf16, widen,  decode_packed};
 
 /* ---- with VBMI, which looks 64 bytes up in a table of 128 at once. Every E4M3 value is a bf16, so
  * a code becomes two bytes: they are interleaved to bf16 and then, with zeros, to fp32. ---- */
@@ -228,5 +186,5 @@ VBMI static void decode_bf16_vbmi(const uint8_t *codes, uint16_t *dst, int64_t n
     }
 }
 
-const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {"avx512_vbmi", absmax,           encode,
-                                                   decode_vbmi,   decode_bf16_vbmi, widen};
+const bl_fp8_kernels bl_fp8_kernels_avx512_vbmi = {
+    "avx512_vbmi", absmax, encode, decode_vbmi, decode_bf16_vbmi, widen, decode_packed};

@@ -4,6 +4,7 @@
 #include "fp8/cpu/kernels.h"
 
 #include "fp8/element.h"
+#include "fp8/packed.h"
 
 static float load(bl_dtype dtype, const void *src, int64_t i)
 {
@@ -46,4 +47,12 @@ static void widen(bl_dtype dtype, const void *src, float *dst, int64_t n)
     bl_dtype_to_f32(dtype, src, dst, (size_t)n);
 }
 
-const bl_fp8_kernels bl_fp8_kernels_scalar = {"scalar", absmax, encode, decode, decode_bf16, widen};
+static void decode_packed(const bl_packed_run *run, int64_t first, float *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = run->values[bl_packed_code(run->codes, run->layout, first + i)] *
+                 run->scales[(first + i) / run->group];
+}
+
+const bl_fp8_kernels bl_fp8_kernels_scalar = {"scalar",    absmax, encode,       decode,
+                                              decode_bf16, widen,  decode_packed};

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Weights are read twice, for absmax and for the codes, the second time from the cache: work is
+/* quantize.c -- quantizes weights to FP8.
+ *
+ * Weights are read twice, for absmax and for the codes, the second time from the cache: work is
  * split by rows (fp8_row) or by rows of blocks (fp8_block; narrower pieces would keep to few cache
  * sets, as the row stride is often a power of two). The workers only note the lowest bad row; the
  * error is worded afterwards, so that it names the same weight whatever their timing. */
@@ -27,8 +29,7 @@ typedef struct quantize_task {
     int64_t row_begin, row_end, cols;
     int64_t rows_per_item;
     uint8_t *codes;
-    float *scales; /* fp8_row: written. fp8_block encode: read */
-    float *absmax;
+    float *scales;
     atomic_llong first_bad_row; /* of the projection */
 } quantize_task;
 
@@ -128,27 +129,17 @@ bl_status bl_fp8_row_quantize(bl_pool *pool, bl_dtype dtype, const void *src, in
     return check_rows(&task);
 }
 
-/* ---- blocks: an item is a row of the task's grid, of which the rows [begin, end) of the
- * projection are at hand ---- */
-static int64_t grid_rows(int64_t row_begin, int64_t row_end)
-{
-    return row_begin < row_end ? bl_ceil_div(row_end, BL_FP8_BLOCK) - row_begin / BL_FP8_BLOCK : 0;
-}
-
-static void block_row_range(const quantize_task *task, int64_t index, int64_t *begin, int64_t *end)
-{
-    int64_t first = (task->row_begin / BL_FP8_BLOCK + index) * BL_FP8_BLOCK;
-    *begin = bl_max_i64(first, task->row_begin);
-    *end = bl_min_i64(first + BL_FP8_BLOCK, task->row_end);
-}
-
-static void absmax_block_row(void *argument, int64_t index, void *scratch)
+/* A row of blocks is read twice, the second time from the cache. */
+static void quantize_block_row(void *argument, int64_t index, void *scratch)
 {
     (void)scratch;
     quantize_task *task = argument;
-    int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
-    float *absmax = task->absmax + index * n_blocks;
-    block_row_range(task, index, &begin, &end);
+    int64_t n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK),
+            begin = task->row_begin + index * BL_FP8_BLOCK,
+            end = bl_min_i64(begin + BL_FP8_BLOCK, task->row_end);
+    float *scales = task->scales + index * n_blocks;
+
+    for (int64_t block = 0; block < n_blocks; block++) scales[block] = 0;
     for (int64_t row = begin; row < end; row++)
         for (int64_t block = 0; block < n_blocks; block++) {
             int64_t col = block * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, task->cols - col);
@@ -157,27 +148,9 @@ static void absmax_block_row(void *argument, int64_t index, void *scratch)
                 note_bad_row(task, row);
                 return;
             }
-            if (found > absmax[block]) absmax[block] = found;
+            if (found > scales[block]) scales[block] = found;
         }
-}
-
-bl_status bl_fp8_block_absmax(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
-                              int64_t row_end, int64_t cols, float *absmax)
-{
-    quantize_task task;
-    BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
-    task.absmax = absmax;
-    bl_pool_run(pool, grid_rows(row_begin, row_end), absmax_block_row, &task);
-    return check_rows(&task);
-}
-
-static void encode_block_row(void *argument, int64_t index, void *scratch)
-{
-    (void)scratch;
-    quantize_task *task = argument;
-    int64_t begin, end, n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
-    const float *scales = task->scales + index * n_blocks;
-    block_row_range(task, index, &begin, &end);
+    for (int64_t block = 0; block < n_blocks; block++) scales[block] = bl_fp8_scale(scales[block]);
     for (int64_t row = begin; row < end; row++)
         for (int64_t block = 0; block < n_blocks; block++) {
             int64_t col = block * BL_FP8_BLOCK, width = bl_min_i64(BL_FP8_BLOCK, task->cols - col);
@@ -186,36 +159,13 @@ static void encode_block_row(void *argument, int64_t index, void *scratch)
         }
 }
 
-bl_status bl_fp8_block_encode(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
-                              int64_t row_end, int64_t cols, const float *scales, uint8_t *codes)
+bl_status bl_fp8_block_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t row_begin,
+                                int64_t row_end, int64_t cols, uint8_t *codes, float *scales)
 {
     quantize_task task;
     BL_TRY(init_task(&task, dtype, src, row_begin, row_end, cols));
-    task.scales = (float *)scales; /* only read */
     task.codes = codes;
-    bl_pool_run(pool, grid_rows(row_begin, row_end), encode_block_row, &task);
-    return BL_OK;
-}
-
-/* A row of blocks at a time, start to end, so that the second reading comes from the cache. */
-static void quantize_block_row(void *argument, int64_t index, void *scratch)
-{
-    quantize_task *task = argument;
-    int64_t n_blocks = bl_ceil_div(task->cols, BL_FP8_BLOCK);
-    float *scales = task->scales + index * n_blocks;
-    for (int64_t block = 0; block < n_blocks; block++) scales[block] = 0;
-    absmax_block_row(task, index, scratch);
-    for (int64_t block = 0; block < n_blocks; block++) scales[block] = bl_fp8_scale(scales[block]);
-    encode_block_row(task, index, scratch);
-}
-
-bl_status bl_fp8_block_quantize(bl_pool *pool, bl_dtype dtype, const void *src, int64_t rows,
-                                int64_t cols, uint8_t *codes, float *scales)
-{
-    quantize_task task;
-    BL_TRY(init_task(&task, dtype, src, 0, rows, cols));
-    task.codes = codes;
-    task.scales = task.absmax = scales;
-    bl_pool_run(pool, grid_rows(0, rows), quantize_block_row, &task);
+    task.scales = scales;
+    bl_pool_run(pool, bl_ceil_div(row_end - row_begin, BL_FP8_BLOCK), quantize_block_row, &task);
     return check_rows(&task);
 }

@@ -89,15 +89,18 @@ static bl_status dequantize_codes(bl_stream *stream, bool is_row, const void *co
 }
 
 extern "C" bl_status fp8_cuda_dequantize(bl_stream *stream, bl_format format, const void *codes,
-                                         const float *scales, int64_t rows, int64_t cols, void *dst)
+                                         const void *scales, int64_t rows, int64_t cols, void *dst)
 {
     int64_t n = rows * cols;
     if (rows < 0 || cols < 0)
         return BL_FAIL(BL_EINTERNAL, "dequantize: %lld x %lld", (long long)rows, (long long)cols);
+    if (bl_format_is_packed(format))
+        return BL_FAIL(BL_EUSAGE, "base_format %s: GPUs have no products of it; use fp8_row",
+                       bl_format_name(format));
     if (n == 0) return BL_OK;
-    if (bl_format_is_fp8(format))
-        return dequantize_codes(stream, format == BL_FORMAT_FP8_ROW, codes, scales, rows, cols,
-                                dst);
+    if (bl_format_has_scales(format))
+        return dequantize_codes(stream, format == BL_FORMAT_FP8_ROW, codes, (const float *)scales,
+                                rows, cols, dst);
     if (format == BL_FORMAT_BF16)
         return bl_copy("dequantize", stream, dst, codes, (size_t)n * sizeof(bl_bf16));
     return bl_launch("dequantize", stream,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fp8_cuda.h -- the formats on a CUDA stream: decoding weights, quantizing activations, turning
- * codes over. For a build with CUDA only.
+/* fp8_cuda.h -- the formats on a CUDA stream: decoding weights, quantizing activations, transposing
+ * codes. For a build with CUDA only.
  *
  * All pointers are device memory of the stream's device, 16-byte aligned unless said otherwise;
  * matrices are row-major and dense unless a leading dimension is named. A call queues kernels,
@@ -25,9 +25,9 @@ extern "C" {
 #include "fp8/fp8.h"
 
 /* dst (rows, cols) bf16 = the values of a matrix of any format, each rounded once from the fp32
- * value. codes and scales as in fp8.h. */
+ * value. codes and scales as in fp8.h. Packed formats: BL_EUSAGE. */
 bl_status fp8_cuda_dequantize(bl_stream *stream, bl_format format, const void *codes,
-                              const float *scales, int64_t rows, int64_t cols, void *dst);
+                              const void *scales, int64_t rows, int64_t cols, void *dst);
 
 /* One scale a row: codes (T, cols), scales (T) of x'_tc = x_tc * column_factor_c, the product in
  * fp32; column_factor NULL for ones. x bf16, row t at x + t * ld. cols is a multiple of 16, ld of

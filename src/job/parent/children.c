@@ -195,7 +195,7 @@ void job_children_free(job_children *children)
 {
     for (int i = 0; i < children->n; i++) close_fd(&children->child[i].control_fd);
     free(children->child);
-    /* The line's byte stays mapped: bl_log may look at it until the process ends. */
+    /* The line's byte stays mapped: the log may read it until the process ends. */
     *children = (job_children){0};
 }
 
@@ -228,7 +228,7 @@ void job_children_kill(job_children *children)
     }
 }
 
-bool job_children_hear(const job_children *children, int i, bl_error *out)
+bool job_children_read(const job_children *children, int i, bl_error *out)
 {
     job_message message;
     ssize_t n = recv(children->child[i].control_fd, &message, sizeof message, MSG_DONTWAIT);

@@ -39,6 +39,6 @@ void job_children_signal(const job_children *children, int signal_number); /* th
 void job_children_kill(job_children *children);
 
 /* What child i has to say: true, and *out is a job's error. Does not wait. */
-bool job_children_hear(const job_children *children, int i, bl_error *out);
+bool job_children_read(const job_children *children, int i, bl_error *out);
 
 #endif

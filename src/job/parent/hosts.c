@@ -112,8 +112,8 @@ static bl_status connect_hosts(const bl_launch *launch, const host_record *all,
     return st;
 }
 
-static bl_status meet(bl_launch *launch, int n_here, job_listener *listener, host_record *all,
-                      job_host_links *links)
+static bl_status connect_parents(bl_launch *launch, int n_here, job_listener *listener,
+                                 host_record *all, job_host_links *links)
 {
     const bl_launch_info *info = &launch->info;
     host_record own;
@@ -130,7 +130,7 @@ bl_status job_hosts_meet(bl_launch *launch, int n_here, job_host_links *links)
     job_listener listener = {.n = 0};
 
     *links = (job_host_links){0};
-    bl_status st = all ? meet(launch, n_here, &listener, all, links)
+    bl_status st = all ? connect_parents(launch, n_here, &listener, all, links)
                        : BL_FAIL(BL_ENOMEM, "the addresses of %d hosts", launch->info.n_processes);
     job_tcp_close_listener(&listener);
     free(all);

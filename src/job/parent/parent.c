@@ -47,10 +47,9 @@ typedef struct parent {
     struct pollfd *polled; /* [1 + n]: signals, and each child's socket */
     bl_error told;         /* by a child; status BL_OK: nothing yet */
     job_requests requests;
-    double asked_s; /* when the signal that asked to stop came */
-    double failed_s,
-        ended_s, /* when the first child failed, and when the first one ended; 0: none has */
-        done_s;  /* when the first one said that it has closed its wire */
+    double asked_s; /* when the signal that asked to stop came; all four BL_NEVER_S until then */
+    double failed_s, ended_s, /* when the first child failed, and when the first one ended */
+        done_s;               /* when the first one said that it has closed its wire */
 } parent;
 
 /* ---- messages ---- */
@@ -157,31 +156,31 @@ static void take_signals(parent *p)
 
 /* ---- children ---- */
 
-/* Nothing, or what others, or NCCL, say of a rank that has gone. */
-static bool is_hearsay(const bl_error *told)
+/* Nothing, or what another rank or NCCL reports about a lost one. */
+static bool is_indirect(const bl_error *told)
 {
     return told->status == BL_OK || told->status == BL_ECANCELED || bl_wire_is_loss(told) ||
            bl_nccl_is_report(told);
 }
 
-static void take_word(parent *p, const bl_error *word)
+static void note_report(parent *p, const bl_error *word)
 {
     if (word->status == BL_OK) {
-        if (p->done_s == 0.0) p->done_s = bl_now_s();
+        if (p->done_s == BL_NEVER_S) p->done_s = bl_now_s();
     } else if (word->status == BL_ESTOPPED && !word->text[0]) {
         p->requests.is_stop_known = true;
-    } else if (p->told.status == BL_OK || (is_hearsay(&p->told) && !is_hearsay(word))) {
+    } else if (p->told.status == BL_OK || (is_indirect(&p->told) && !is_indirect(word))) {
         p->told = *word;
     }
 }
 
-static void hear(parent *p)
+static void read_reports(parent *p)
 {
     bl_error word;
 
     for (int i = 0; i < p->children.n; i++)
-        while (job_children_hear(&p->children, i, &word)) take_word(p, &word);
-    if (!is_hearsay(&p->told) && p->told.status != BL_ESTOPPED) tell_other_parents(p, &p->told);
+        while (job_children_read(&p->children, i, &word)) note_report(p, &word);
+    if (!is_indirect(&p->told) && p->told.status != BL_ESTOPPED) tell_other_parents(p, &p->told);
 }
 
 static bool has_failed(const job_child *c)
@@ -198,7 +197,7 @@ static bool is_failed_elsewhere(const parent *p)
 }
 
 /* Kills those that do not follow the first. */
-static void look_after(parent *p)
+static void kill_late_ranks(parent *p)
 {
     double now = bl_now_s();
 
@@ -206,13 +205,13 @@ static void look_after(parent *p)
     bool fails =
         is_failed_elsewhere(p) || (p->told.status != BL_OK && p->told.status != BL_ESTOPPED);
     for (int i = 0; i < p->children.n; i++) fails |= has_failed(&p->children.child[i]);
-    if (fails && p->failed_s == 0.0) p->failed_s = now;
-    if (p->children.n_ended > 0 && p->ended_s == 0.0) p->ended_s = now;
-    double ended_for_s = p->ended_s > 0.0 ? now - p->ended_s : 0.0;
+    if (fails && p->failed_s == BL_NEVER_S) p->failed_s = now;
+    if (p->children.n_ended > 0 && p->ended_s == BL_NEVER_S) p->ended_s = now;
+    double ended_for_s = p->ended_s > BL_NEVER_S ? now - p->ended_s : 0.0;
     bool is_over = (fails && now - p->failed_s > LEFT_S) ||
                    (fails && p->told.status != BL_OK && ended_for_s > TOLD_S) ||
                    (p->deadline_s > 0.0 && ended_for_s > p->deadline_s + EXIT_S);
-    bool is_done = !is_over && p->done_s > 0.0 && now - p->done_s > p->exit_s;
+    bool is_done = !is_over && p->done_s > BL_NEVER_S && now - p->done_s > p->exit_s;
     p->requests.is_killed_in_exit |= is_done;
     if (is_over || is_done) kill_left(p);
 }
@@ -222,16 +221,16 @@ static void watch_children(parent *p)
     enum { TICK_MS = 50 };
 
     while (p->children.n_running > 0) {
-        bool has_clock =
-            p->launch || p->ended_s > 0.0 || p->done_s > 0.0 || p->told.status != BL_OK;
+        bool has_clock = p->launch || p->ended_s > BL_NEVER_S || p->done_s > BL_NEVER_S ||
+                         p->told.status != BL_OK;
         (void)poll(p->polled, 1 + (nfds_t)p->children.n, has_clock ? TICK_MS : -1);
         for (int i = 1; i <= p->children.n; i++) /* closed: nothing more will come */
             if (p->polled[i].revents & (POLLHUP | POLLERR)) p->polled[i].fd = -1;
         take_signals(p);
-        hear(p);
-        look_after(p);
+        read_reports(p);
+        kill_late_ranks(p);
     }
-    hear(p);
+    read_reports(p);
 }
 
 /* ---- the verdict ---- */
@@ -269,7 +268,7 @@ static bl_status say_killed(const parent *p, const job_child *c)
                                      : "");
 }
 
-static bl_status say_late(const parent *p, const job_child *c)
+static bl_status fail_late(const parent *p, const job_child *c)
 {
     char name[128];
 
@@ -306,7 +305,7 @@ static bl_status judge(const parent *p)
     const job_child *first;
     job_evidence evidence = job_find_evidence(&p->children, &p->requests, &first);
     job_judgement judgement = job_judge(evidence, p->told.status == BL_OK ? JOB_NO_REPORT
-                                                  : is_hearsay(&p->told)  ? JOB_HEARSAY
+                                                  : is_indirect(&p->told) ? JOB_INDIRECT_REPORT
                                                                           : JOB_REPORT);
 
     if (p->launch && judgement.wait != JOB_NO_WAIT) wait_for_other_parents(p, judgement.wait);
@@ -324,7 +323,7 @@ static bl_status judge(const parent *p)
     case JOB_PRINT_EXITED:
         return say_exited(p, first);
     case JOB_PRINT_LATE:
-        return say_late(p, first);
+        return fail_late(p, first);
     case JOB_SUCCESS:
         break;
     }
@@ -352,7 +351,7 @@ static void close_parent(parent *p)
     job_children_free(&p->children);
 }
 
-/* May take minutes, until the other hosts have come. */
+/* May take minutes, until the other hosts have connected. */
 static bl_status connect_ranks(bl_launch *launch, int n_here, job_host_links *links)
 {
     bl_status st = launch ? job_hosts_meet(launch, n_here, links)
@@ -364,7 +363,13 @@ static bl_status connect_ranks(bl_launch *launch, int n_here, job_host_links *li
 
 bl_status bl_launch_run_ranks(bl_launch *launch, const bl_launch_ranks *ranks)
 {
-    parent p = {.launch = launch, .deadline_s = ranks->deadline_s, .exit_s = ranks->exit_s};
+    parent p = {.launch = launch,
+                .deadline_s = ranks->deadline_s,
+                .exit_s = ranks->exit_s,
+                .asked_s = BL_NEVER_S,
+                .failed_s = BL_NEVER_S,
+                .ended_s = BL_NEVER_S,
+                .done_s = BL_NEVER_S};
     job_host_links links;
     sigset_t signals, old;
 

@@ -23,7 +23,12 @@ typedef enum job_evidence {
 
 /* What a rank has reported: of a rank that has gone, the parent knows more than the others and NCCL
  * do. */
-typedef enum job_reported { JOB_NO_REPORT, JOB_HEARSAY, JOB_REPORT, JOB_N_REPORTS } job_reported;
+typedef enum job_reported {
+    JOB_NO_REPORT,
+    JOB_INDIRECT_REPORT,
+    JOB_REPORT,
+    JOB_N_REPORTS
+} job_reported;
 
 typedef enum job_verdict {
     JOB_SUCCESS,

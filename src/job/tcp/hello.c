@@ -15,8 +15,9 @@
 #include "base/clock.h"
 #include "base/sizes.h"
 
-static const char MAGIC[8] = "ballast3";
-static const char HOST_PROOF[] = "host", GUEST_PROOF[] = "guest", ANSWER_PROOF[] = "answer";
+static const char MAGIC[8] = "ballast4";
+static const char HOST_PROOF[] = "host", GUEST_PROOF[] = "guest", ANSWER_PROOF[] = "answer",
+                  REFUSAL_PROOF[] = "refusal";
 
 static void prove(const job_hello *h, const char *purpose, const void *bytes, size_t n_bytes,
                   job_mac *out)
@@ -51,7 +52,14 @@ static bool hear_challenge(int fd, job_hello *h, double deadline)
     if (!job_tcp_receive(fd, &c, sizeof c, deadline)) return false;
     memcpy(h->host_nonce, c.nonce, sizeof c.nonce);
     errno = EPROTO;
-    return memcmp(c.magic, MAGIC, sizeof MAGIC) == 0 && is_proved(h, HOST_PROOF, NULL, 0, &c.proof);
+    if (memcmp(c.magic, MAGIC, sizeof MAGIC) != 0 ||
+        !is_proved(h, HOST_PROOF, &c.n_ranks, sizeof c.n_ranks, &c.proof))
+        return false;
+    if (c.n_ranks == h->greeting.n_ranks) return true;
+    h->refusal = JOB_OTHER_SIZE;
+    h->host_ranks = c.n_ranks;
+    errno = EPROTO;
+    return false;
 }
 
 bool job_hello_claim(int fd, job_hello *h, const void *claim, size_t n_bytes, double deadline)
@@ -73,13 +81,27 @@ bool job_hello_claim(int fd, job_hello *h, const void *claim, size_t n_bytes, do
     return job_tcp_send(fd, &words, sizeof words.proof + n_bytes, deadline);
 }
 
-bool job_hello_hear(int fd, const job_hello *h, void *answer, size_t n_bytes, double deadline)
+bool job_hello_hear(int fd, job_hello *h, void *answer, size_t n_bytes, double deadline)
+{
+    job_mac proof, refusal;
+
+    if (!job_tcp_receive(fd, &proof, sizeof proof, deadline)) return false;
+    prove(h, REFUSAL_PROOF, NULL, 0, &refusal);
+    if (job_mac_equal(&proof, &refusal)) {
+        h->refusal = JOB_RANK_TAKEN;
+        errno = EEXIST;
+        return false;
+    }
+    return job_tcp_receive(fd, answer, n_bytes, deadline) &&
+           is_proved(h, ANSWER_PROOF, answer, n_bytes, &proof);
+}
+
+void job_hello_refuse(int fd, const job_hello *h, double deadline)
 {
     job_mac proof;
 
-    return job_tcp_receive(fd, &proof, sizeof proof, deadline) &&
-           job_tcp_receive(fd, answer, n_bytes, deadline) &&
-           is_proved(h, ANSWER_PROOF, answer, n_bytes, &proof);
+    prove(h, REFUSAL_PROOF, NULL, 0, &proof);
+    (void)job_tcp_send(fd, &proof, sizeof proof, deadline);
 }
 
 bool job_hello_answer(int fd, const job_hello *h, const void *answer, size_t n_bytes,
@@ -140,7 +162,7 @@ static void check_state(const job_reception *r)
 
 bl_status job_reception_open(job_reception *r)
 {
-    r->n_guests = r->n_rejected = 0;
+    r->n_guests = 0;
     r->guests = calloc(JOB_GUESTS, sizeof *r->guests);
     return r->guests ? BL_OK : BL_FAIL(BL_ENOMEM, "connections of %d ranks", r->n_ranks);
 }
@@ -158,25 +180,47 @@ void job_reception_close(job_reception *r)
     r->guests = NULL;
 }
 
+/* JOB_NO_REFUSAL also for bytes that are no greeting. */
+static job_refusal judge_greeting(const job_reception *r, const job_greeting *greeting)
+{
+    enum { NAME_BYTES = 7 }; /* of the magic, before its version */
+
+    if (memcmp(greeting->magic, MAGIC, NAME_BYTES) != 0) return JOB_NO_REFUSAL;
+    if (greeting->magic[NAME_BYTES] != MAGIC[NAME_BYTES]) return JOB_OTHER_VERSION;
+    if (greeting->job != r->job) return JOB_OTHER_JOB;
+    return greeting->n_ranks != r->n_ranks ? JOB_OTHER_SIZE : JOB_NO_REFUSAL;
+}
+
+static void turn_away(const job_reception *r, const job_guest *g, job_refusal why)
+{
+    if (r->turns_away && why != JOB_NO_REFUSAL)
+        r->turns_away(r->user, &g->hello.greeting, g->fd, why);
+}
+
+/* A guest with another number of ranks learns it, if it knows the key. False: the guest goes. */
 static bool challenge(job_reception *r, job_guest *g)
 {
-    job_challenge c = {.magic = {0}};
+    job_challenge c = {.n_ranks = r->n_ranks};
     job_hello *h = &g->hello;
 
     memcpy(&h->greeting, g->bytes, sizeof h->greeting);
     h->key = r->key;
-    if (memcmp(h->greeting.magic, MAGIC, sizeof MAGIC) != 0 || h->greeting.job != r->job ||
-        h->greeting.n_ranks != r->n_ranks || h->greeting.claim_bytes != (int32_t)r->claim_bytes ||
-        !r->expects(r->user, h->greeting.from, h->greeting.to))
+    job_refusal why = judge_greeting(r, &h->greeting);
+    turn_away(r, g, why);
+    bool is_ours = memcmp(h->greeting.magic, MAGIC, sizeof MAGIC) == 0 &&
+                   h->greeting.job == r->job && h->greeting.claim_bytes == (int32_t)r->claim_bytes;
+    if (!is_ours ||
+        (why == JOB_NO_REFUSAL && !r->expects(r->user, h->greeting.from, h->greeting.to)))
         return false;
     memcpy(c.magic, MAGIC, sizeof MAGIC);
     if (job_random(c.nonce, sizeof c.nonce) != BL_OK) return false;
     memcpy(h->host_nonce, c.nonce, sizeof c.nonce);
-    prove(h, HOST_PROOF, NULL, 0, &c.proof);
-    g->is_challenged = true;
+    prove(h, HOST_PROOF, &c.n_ranks, sizeof c.n_ranks, &c.proof);
+    g->is_challenged = why == JOB_NO_REFUSAL;
     g->n_have = 0;
     /* A new connection has room for it. */
-    return send(g->fd, &c, sizeof c, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof c;
+    return send(g->fd, &c, sizeof c, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof c &&
+           g->is_challenged;
 }
 
 /* True: it has been admitted, and its connection taken over. */
@@ -186,22 +230,29 @@ static bool admit(job_reception *r, job_guest *g)
     const uint8_t *claim = g->bytes + sizeof proof;
 
     memcpy(&proof, g->bytes, sizeof proof);
-    if (!is_proved(&g->hello, GUEST_PROOF, claim, r->claim_bytes, &proof)) return false;
+    if (!is_proved(&g->hello, GUEST_PROOF, claim, r->claim_bytes, &proof)) {
+        turn_away(r, g, JOB_OTHER_SECRET);
+        return false;
+    }
     fcntl(g->fd, F_SETFL, 0);
     if (!r->admits(r->user, &g->hello, claim, g->fd)) return false;
     g->fd = -1;
     return true;
 }
 
-/* Hears what has come. False: the guest goes; *is_admitted: because it has been admitted. */
-static bool hear(job_reception *r, job_guest *g, bool *is_admitted)
+/* Reads the guest's messages. False: close the guest; *is_admitted: because it has been
+ * admitted. */
+static bool read_guest(job_reception *r, job_guest *g, bool *is_admitted)
 {
     for (;;) {
         size_t n_wanted = count_wanted(r, g);
         ssize_t n = recv(g->fd, g->bytes + g->n_have, n_wanted - g->n_have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-        if (n <= 0) break;
+        if (n <= 0) {
+            if (g->is_challenged) turn_away(r, g, JOB_OTHER_SECRET);
+            break;
+        }
         g->n_have += (size_t)n;
         if (g->n_have < n_wanted) continue;
         if (g->is_challenged) {
@@ -210,7 +261,6 @@ static bool hear(job_reception *r, job_guest *g, bool *is_admitted)
         }
         if (!challenge(r, g)) break;
     }
-    r->n_rejected += g->is_challenged && !*is_admitted;
     return false;
 }
 
@@ -222,7 +272,7 @@ static int find_oldest(const job_reception *r)
     return oldest;
 }
 
-/* When all places are taken, the oldest guest is dismissed, if it had time to speak. */
+/* When all places are taken, the oldest guest is closed, if it had time to send its message. */
 static bool has_room(job_reception *r, double now_s)
 {
     static const double TIME_TO_SPEAK_S = 0.5;
@@ -253,7 +303,7 @@ static bl_status accept_guest(job_reception *r, int listen_fd, double now_s)
                          "accepting connections of other ranks");
 }
 
-/* Returns at once when something has come, and after 0.2 s at most. */
+/* Returns at once when a message has arrived, and after 0.2 s at most. */
 static bl_status poll_all(const job_reception *r, bool takes_more, double until,
                           struct pollfd *polled)
 {
@@ -283,7 +333,7 @@ bl_status job_reception_wait(job_reception *r, double until)
         /* From the last one: its place is taken by one that has been heard. */
         for (int i = r->n_guests - 1; i >= 0 && !is_admitted; i--) {
             bool is_over = now_s - r->guests[i].since_s > JOB_HELLO_S;
-            if (polled[r->listener->n + i].revents ? !hear(r, &r->guests[i], &is_admitted)
+            if (polled[r->listener->n + i].revents ? !read_guest(r, &r->guests[i], &is_admitted)
                                                    : is_over)
                 dismiss(r, i);
             check_state(r);

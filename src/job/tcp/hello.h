@@ -37,30 +37,45 @@ typedef struct job_greeting {
 
 typedef struct job_challenge {
     char magic[8];
+    int32_t n_ranks, unused;
     uint8_t nonce[JOB_NONCE_BYTES];
-    job_mac proof;
+    job_mac proof; /* of n_ranks, too */
 } job_challenge;
+
+/* Why a host turns a guest away. */
+typedef enum job_refusal {
+    JOB_NO_REFUSAL,
+    JOB_OTHER_VERSION, /* of these words */
+    JOB_OTHER_JOB,
+    JOB_OTHER_SIZE,   /* another number of ranks; the guest learns it */
+    JOB_OTHER_SECRET, /* it did not prove to know the key, or did not take the host's proof */
+    JOB_RANK_TAKEN    /* another process is that rank; the guest learns it */
+} job_refusal;
 
 /* The first words of one connection. */
 typedef struct job_hello {
     const job_key *key;
     job_greeting greeting;
     uint8_t host_nonce[JOB_NONCE_BYTES];
+    job_refusal refusal; /* a guest's, proved by the host */
+    int32_t host_ranks;  /* of JOB_OTHER_SIZE */
 } job_hello;
 
 /* ---- the guest ---- */
 
-/* Greets, hears the challenge (JOB_HELLO_S at most) and claims. False with errno; EKEYREJECTED: the
+/* Greets, reads the challenge (JOB_HELLO_S at most) and claims. False with errno; EKEYREJECTED: the
  * host has another key, or is not of this job. `hello` has key and greeting but its magic,
  * claim_bytes and nonce. */
 bool job_hello_claim(int fd, job_hello *hello, const void *claim, size_t n_bytes, double deadline);
 /* The host's answer, of n_bytes. */
-bool job_hello_hear(int fd, const job_hello *hello, void *answer, size_t n_bytes, double deadline);
+bool job_hello_hear(int fd, job_hello *hello, void *answer, size_t n_bytes, double deadline);
 
 /* ---- the host ---- */
 
 bool job_hello_answer(int fd, const job_hello *hello, const void *answer, size_t n_bytes,
                       double deadline);
+/* In place of an answer: JOB_RANK_TAKEN. */
+void job_hello_refuse(int fd, const job_hello *hello, double deadline);
 
 typedef struct job_guest job_guest;
 
@@ -73,9 +88,10 @@ typedef struct job_reception {
     bool (*expects)(void *user, int from, int to);
     /* A guest that has proved to know the key. True: fd, which is blocking, is taken over. */
     bool (*admits)(void *user, const job_hello *hello, const void *claim, int fd);
+    /* A guest that greeted goes. Its words are not proved. NULL: nothing is done. */
+    void (*turns_away)(void *user, const job_greeting *greeting, int fd, job_refusal why);
     void *user;
-    int n_guests,
-        n_rejected;    /* rejected: greeted as a rank of the job and did not prove to be one */
+    int n_guests;
     job_guest *guests; /* [JOB_GUESTS] */
 } job_reception;
 

@@ -2,9 +2,9 @@
 /* mpi.c -- one exchange between processes that mpirun or srun has started, by MPI. The only file
  * that knows MPI.
  *
- * Open MPI listens on TCP ports and waits without a limit for whoever connects there, until it is
- * finalized. So a thread makes all calls of MPI; this process waits for it up to a limit, and goes
- * on after the exchange even where MPI does not come to its end. */
+ * Open MPI listens on TCP ports and waits without a limit for any process that connects there,
+ * until it is finalized. So a thread makes all calls of MPI; this process waits for it up to a
+ * limit, and continues after the exchange even if MPI_Finalize hangs. */
 #include <mpi.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -16,11 +16,12 @@
 #include "job/tcp/hello.h"
 
 static const double TRY_S = 5.0;
-/* The others wait for rank 0 a little longer: it, which knows who did not come, should be the one
- * to say so. */
+/* The others wait a little longer for rank 0, which knows the missing ranks and should report
+ * them. */
 static const double LONGER_S = 30.0;
-/* NFS caches a directory's entries for a minute at most. */
-static const double SECRET_S = 65.0;
+/* NFS caches a directory's entries for a minute at most. The secret of a variable does not change;
+ * rank 0 of an earlier start may still be leaving. */
+static const double SECRET_S = 65.0, FIXED_SECRET_S = 5.0;
 
 /* Of a job of one host that has no directory: memory that every user may write to, and where a file
  * is its owner's alone. */
@@ -31,8 +32,11 @@ typedef struct rendezvous {
     int rank, n;
     double deadline, limit_s;
     bool is_one_host, is_interface_chosen, has_secret;
-    bool is_refused;  /* rank 0 was reached, and has another secret, */
-    double reached_s; /* or there is none yet; since when it is known to be there; 0: it is not */
+    job_refusal refusal; /* rank 0's, proved */
+    int host_ranks;
+    int n_away[JOB_RANK_TAKEN + 1]; /* rank 0's: how many it turned away, by reason */
+    bool is_refused;                /* rank 0 was reached, and has another secret, */
+    double reached_s; /* or there is none yet; since when it is known to be there, or BL_NEVER_S */
     const char *secret_dir; /* NULL: none */
     char *secret_path;      /* rank 0's */
     job_key secret, key;
@@ -50,6 +54,7 @@ static bl_status open_rendezvous(const job_rendezvous *of, rendezvous *m)
     double limit_s = info->rank == 0 ? of->limit_s : of->limit_s + LONGER_S;
 
     *m = (rendezvous){.of = of,
+                      .reached_s = BL_NEVER_S,
                       .rank = info->rank,
                       .n = info->n_processes,
                       .limit_s = limit_s,
@@ -65,7 +70,7 @@ static bl_status open_rendezvous(const job_rendezvous *of, rendezvous *m)
     if (!m->places || !m->ranks_fd || !m->hellos)
         return BL_FAIL(BL_ENOMEM, "the addresses of %d ranks", m->n);
     BL_TRY(job_place_open(info, m->rank, 1, &m->own, &m->is_interface_chosen, &m->listener));
-    return BL_OK;
+    return job_random(&m->own.process, sizeof m->own.process);
 }
 
 static void close_visits(rendezvous *m)
@@ -158,10 +163,10 @@ static int list_missing(const rendezvous *m, char *list, size_t list_bytes)
     return n_missing;
 }
 
-static bl_status say_missing(const rendezvous *m, int n_rejected)
+static bl_status say_missing(const rendezvous *m)
 {
     char list[128], hint[128] = "";
-    int n_missing = list_missing(m, list, sizeof list);
+    int n_missing = list_missing(m, list, sizeof list), n_rejected = m->n_away[JOB_OTHER_SECRET];
 
     if (n_rejected > 0)
         snprintf(hint, sizeof hint,
@@ -178,7 +183,41 @@ static bool expects(void *user, int from, int to)
     return to == 0 && from >= 1 && from < m->n;
 }
 
-/* A rank that comes again has lost its first connection. */
+/* Logs it once for each reason. One that has read an older secret comes again with the new one. */
+static void turns_away(void *user, const job_greeting *greeting, int fd, job_refusal why)
+{
+    rendezvous *m = user;
+    char reason[160], text[JOB_ADDRESS_TEXT_BYTES] = "an unknown address";
+    struct sockaddr_storage storage;
+    socklen_t n = sizeof storage;
+    job_address address;
+
+    if (++m->n_away[why] != (why == JOB_OTHER_SECRET ? 2 : 1) || !m->patience.speaks) return;
+    if (getpeername(fd, (struct sockaddr *)&storage, &n) == 0 &&
+        job_address_read((struct sockaddr *)&storage, &address))
+        job_address_format(&address, text);
+    if (why == JOB_OTHER_SIZE)
+        snprintf(reason, sizeof reason, "it has %d ranks (WORLD_SIZE), this job has %d",
+                 greeting->n_ranks, m->n);
+    else
+        snprintf(reason, sizeof reason, "%s",
+                 why == JOB_OTHER_VERSION ? "it is another version of Ballast"
+                 : why == JOB_OTHER_JOB   ? "it is of another job (TORCHELASTIC_RUN_ID)"
+                 : why == JOB_RANK_TAKEN  ? "another process has that rank (RANK)"
+                                          : "it does not know the job's secret (BALLAST_SECRET, or "
+                                            "output_dir)");
+    bl_log_warning("turned away a process of %s that claims to be rank %d: %s", text,
+                   greeting->from, reason);
+}
+
+static bool is_connected(int fd)
+{
+    char byte;
+    ssize_t n = recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    return n > 0 || (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK));
+}
+
+/* A rank that comes again has lost its first connection; another process of its number has not. */
 static bool admits(void *user, const job_hello *hello, const void *claim, int fd)
 {
     rendezvous *m = user;
@@ -187,6 +226,12 @@ static bool admits(void *user, const job_hello *hello, const void *claim, int fd
 
     memcpy(&place, claim, sizeof place);
     if (!is_place_of(&place, rank)) return false;
+    if (m->ranks_fd[rank] >= 0 && m->places[rank].process != place.process &&
+        is_connected(m->ranks_fd[rank])) {
+        job_hello_refuse(fd, hello, bl_now_s() + 1.0); /* a new connection has room for it */
+        turns_away(m, &hello->greeting, fd, JOB_RANK_TAKEN);
+        return false;
+    }
     if (m->ranks_fd[rank] >= 0) close(m->ranks_fd[rank]);
     m->places[rank] = place;
     m->ranks_fd[rank] = fd;
@@ -224,6 +269,7 @@ static bl_status gather(rendezvous *m, const job_listener *door)
                        .claim_bytes = sizeof(job_place),
                        .expects = expects,
                        .admits = admits,
+                       .turns_away = turns_away,
                        .user = m};
     char list[128];
     int n_missing;
@@ -233,7 +279,7 @@ static bl_status gather(rendezvous *m, const job_listener *door)
     while (st == BL_OK && (n_missing = list_missing(m, list, sizeof list)) > 0) {
         double now_s = bl_now_s();
         if (now_s >= m->deadline) {
-            st = say_missing(m, r.n_rejected);
+            st = say_missing(m);
             break;
         }
         job_patience_log(&m->patience, "%s %s to come to %s port %d, at most %.0f s",
@@ -302,8 +348,8 @@ static bl_status find_secret(rendezvous *m)
     return BL_OK;
 }
 
-/* Rank 0's answer on fd. False with errno; EPROTO: it is somebody else's. */
-static bool hear_answer(rendezvous *m, int fd, const job_hello *hello)
+/* Rank 0's answer on fd. False with errno; EPROTO: it is another process's. */
+static bool hear_answer(rendezvous *m, int fd, job_hello *hello)
 {
     size_t n_places_bytes = (size_t)m->n * sizeof *m->places;
     uint8_t *words = malloc(JOB_KEY_BYTES + n_places_bytes);
@@ -331,7 +377,7 @@ static bool visit(rendezvous *m, const job_address *master)
         job_tcp_connect(master, m->of->port, try_until < m->deadline ? try_until : m->deadline);
 
     if (fd < 0) return false;
-    if (m->reached_s == 0.0) m->reached_s = bl_now_s();
+    if (m->reached_s == BL_NEVER_S) m->reached_s = bl_now_s();
     job_address address;
     if (job_tcp_own_address(fd, &address)) prefer(m, &address, &place);
     errno = ENOKEY;
@@ -341,6 +387,8 @@ static bool visit(rendezvous *m, const job_address *master)
     bool is_done = is_claimed && hear_answer(m, fd, &hello);
     int code = errno;
     close(fd);
+    m->refusal = hello.refusal;
+    m->host_ranks = hello.host_ranks;
     if (is_done) prefer(m, master, &m->places[0]);
     errno = code;
     return is_done;
@@ -380,7 +428,9 @@ static bool try_master(rendezvous *m, int *found, int *code)
  * looks elsewhere. */
 static bl_status check_secret(const rendezvous *m)
 {
-    if (!m->is_refused || bl_now_s() - m->reached_s < SECRET_S) return BL_OK;
+    double limit_s = m->of->secret ? FIXED_SECRET_S : SECRET_S;
+
+    if (!m->is_refused || bl_now_s() - m->reached_s < limit_s) return BL_OK;
     if (m->of->secret || !m->of->dir)
         return BL_FAIL(BL_EUSAGE,
                        "rank %d and rank 0, which listens at %s port %d, have different secrets: "
@@ -391,6 +441,23 @@ static bl_status check_secret(const rendezvous *m)
         "rank %d does not see the secret of rank 0 (%s port %d) in output_dir %.400s: it "
         "must be on a file system that all hosts share, or all ranks need BALLAST_SECRET",
         m->rank, m->of->address, m->of->port, m->of->dir);
+}
+
+/* To come again does not help. */
+static bl_status check_refusal(const rendezvous *m)
+{
+    if (m->refusal == JOB_OTHER_SIZE)
+        return BL_FAIL(
+            BL_EUSAGE,
+            "rank %d has %d ranks and rank 0, at %s port %d, has %d: set the same number "
+            "(WORLD_SIZE) on all",
+            m->rank, m->n, m->of->address, m->of->port, m->host_ranks);
+    if (m->refusal == JOB_RANK_TAKEN)
+        return BL_FAIL(BL_EUSAGE,
+                       "another process is rank %d for rank 0, at %s port %d: give each process "
+                       "another rank (RANK)",
+                       m->rank, m->of->address, m->of->port);
+    return check_secret(m);
 }
 
 static bl_status visit_master(rendezvous *m)
@@ -404,7 +471,7 @@ static bl_status visit_master(rendezvous *m)
         bool is_limit = found == 0 && job_tcp_is_limit(code);
         errno = code;
         if (is_limit) return bl_fail_errno(BL_ELIMIT, "the connection to rank 0");
-        BL_TRY(check_secret(m));
+        BL_TRY(check_refusal(m));
         if (bl_now_s() >= m->deadline) break;
         job_patience_log(&m->patience, "rank 0 at %s port %d, at most %.0f s: %s", m->of->address,
                          m->of->port, m->limit_s,

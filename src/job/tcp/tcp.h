@@ -3,13 +3,13 @@
  * another's, or of processes that mpirun, srun, torchrun or a program of the user's has started.
  *
  *   place     where some ranks can be reached: their host's addresses, and a port
- *   key       of the job (key.h): who connects without knowing it is rejected (hello.h)
+ *   key       of the job (key_internal.h): a connection without it is rejected (hello.h)
  *
  * Parents and the tasks of mpirun have a random key, which they exchange by MPI; other processes
- * have theirs of the job's secret. The connections are plain TCP: who can change packets on the
- * network can change what ranks send.
+ * have theirs of the job's secret. The connections are plain TCP: a program that can change packets
+ * on the network can change the ranks' data.
  *
- * Everything here waits up to a limit, and then names who did not come. */
+ * Every wait here has a limit, and its error names the missing ranks. */
 #ifndef BALLAST_JOB_TCP_TCP_H
 #define BALLAST_JOB_TCP_TCP_H
 
@@ -20,8 +20,8 @@
 
 #include "base/status.h"
 #include "job/internal.h"
+#include "job/key_internal.h"
 #include "job/links_internal.h"
-#include "job/tcp/key.h"
 
 enum { JOB_PLACE_ADDRESSES = 16, JOB_HOST_BYTES = 72, JOB_BUILD_BYTES = 72 };
 
@@ -38,6 +38,7 @@ typedef struct job_place {
     uint16_t port;
     uint16_t n_addresses;
     job_address addresses[JOB_PLACE_ADDRESSES];
+    uint64_t process; /* a random number, at a rendezvous */
 } job_place;
 
 /* ---- tcp.c ---- */
@@ -145,8 +146,8 @@ typedef struct job_rendezvous {
 
 /* Rank 0 listens at the port, each other rank tells it where it can be reached and gets the list of
  * all; then all are connected: sockets[n_processes], -1 at the own place; the caller's. Collective.
- * BL_EUSAGE: different builds, or no common secret; BL_ERANK names who did not come; BL_ELIMIT: too
- * few descriptors. */
+ * BL_EUSAGE: different builds or numbers of ranks, two processes of one rank, or no common secret;
+ * BL_ERANK names who did not come; BL_ELIMIT: too few descriptors. */
 bl_status job_rendezvous_connect(const job_rendezvous *rendezvous, int *sockets);
 
 /* ---- torchrun.c ---- */

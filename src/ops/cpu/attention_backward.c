@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An item is one document and one key/value head with its query heads: all that dk, dv of this head
- * and dq of these heads get comes from it, in a fixed order, and P is computed once. With P_ij =
- * exp(s_ij - lse_i),
- * delta_i = do_i . o_i: dv_j = sum_i P_ij do_i;  dS_ij = P_ij (do_i . v_j - delta_i);  dq_i = sum_j
- *                                                                                      dS_ij k_j
- * / sqrt(d);  dk_j = sum_i dS_ij q_i / sqrt(d) (algorithm 2 of arXiv:2307.08691). */
+/* attention_backward.c -- gradients of attention on the CPU in fp32 (algorithm 2 of
+ * arXiv:2307.08691). With P_ij = exp(s_ij - lse_i), delta_i = do_i . o_i:
+ *
+ *   dv_j = sum_i P_ij do_i            dS_ij = P_ij (do_i . v_j - delta_i)
+ *   dq_i = sum_j dS_ij k_j / sqrt(d)  dk_j = sum_i dS_ij q_i / sqrt(d)
+ *
+ * An item is one document and one key/value head with its query heads: all that dk, dv of this head
+ * and dq of these heads get comes from it, in a fixed order, and P is computed once. */
 #include "ops/attention.h"
 
 #include <math.h>
@@ -30,12 +32,12 @@ typedef struct backward_tile {
     int first_keys, first_rows; /* nothing yet in dq; nothing yet in dk, dv */
 } backward_tile;
 
-OPS_CLONES static void probabilities_row(int64_t n, float lse, float *p)
+BL_CLONES static void probabilities_row(int64_t n, float lse, float *p)
 {
     for (int64_t j = 0; j < n; j++) p[j] = ops_expf(p[j] - lse);
 }
 
-OPS_CLONES static void score_gradient_row(int64_t n, float delta, const float *p, float *ds)
+BL_CLONES static void score_gradient_row(int64_t n, float delta, const float *p, float *ds)
 {
     OPS_IVDEP
     for (int64_t j = 0; j < n; j++) ds[j] = p[j] * (ds[j] - delta);

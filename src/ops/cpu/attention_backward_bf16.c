@@ -64,8 +64,8 @@ static float scale_of(const bl_attention_backward_args *a)
 }
 
 /* p_i = exp(s_i - lse_i), ds_i = p_i (dp_i - delta_i), rounded; s and dp are where p and ds go. */
-OPS_CLONES static void gradient_of_key(int64_t n, const float *lse, const float *delta, float *p,
-                                       float *ds, uint16_t *p_bf16, uint16_t *ds_bf16)
+BL_CLONES static void gradient_of_key(int64_t n, const float *lse, const float *delta, float *p,
+                                      float *ds, uint16_t *p_bf16, uint16_t *ds_bf16)
 {
     int64_t i = 0;
     OPS_IVDEP
@@ -84,8 +84,8 @@ OPS_CLONES static void gradient_of_key(int64_t n, const float *lse, const float 
 }
 
 /* The same of a query, without P. */
-OPS_CLONES static void gradient_of_query(int64_t n, float lse, float delta, float *p, float *ds,
-                                         uint16_t *ds_bf16)
+BL_CLONES static void gradient_of_query(int64_t n, float lse, float delta, float *p, float *ds,
+                                        uint16_t *ds_bf16)
 {
     int64_t i = 0;
     OPS_IVDEP

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An item is one block of queries of one document and one head. It passes over the keys in blocks,
+/* attention_forward.c -- attention on the CPU.
+ *
+ * An item is one block of queries of one document and one head. It passes over the keys in blocks,
  * with the running maximum and denominator of each row (algorithm 1 of arXiv:2307.08691). In fp32
  * it gathers P V straight in o; in bf16 in fp32 sums that are rounded to o at the end, with P
  * rounded to bf16 for the product. In bf16 a block of keys is taken by strips of queries, whose

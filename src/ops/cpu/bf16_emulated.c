@@ -60,8 +60,8 @@ static void pack_columns(const uint16_t *src, int64_t ld, int64_t depth, int64_t
 }
 
 /* sum[j] = sum over k of a[k] b[k][j], one vector of a panel. */
-OPS_CLONES static void sum_emulated(const uint16_t *a, const uint16_t *b, int64_t n_pairs,
-                                    int64_t width, float sum[LANES])
+BL_CLONES static void sum_emulated(const uint16_t *a, const uint16_t *b, int64_t n_pairs,
+                                   int64_t width, float sum[LANES])
 {
     vf16 total = {0};
     for (int64_t p = 0; p < n_pairs; p++) {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process
+/* blas_onednn.c -- oneDNN under the CPU's GEMMs.
+ *
+ * oneDNN 2.6 writes its code into mappings that it may not have got, and libgomp ends the process
  * when a few hundred bytes are missing. So both allocate their permanent memory where it is free:
  * the code in ops_blas_prepare, which has probed for more, and libgomp's thread record in a block
  * that the thread has just freed. A product requests its temporary memory. */
@@ -46,7 +48,7 @@ static bool make_room_for_thread(void)
 }
 
 /* oneDNN takes as many threads as OpenMP offers the caller: one. That number belongs to the calling
- * thread, which may be somebody else's: *before goes back to it. */
+ * thread, which may be another library's: *before is restored there. */
 static bool enter(int *before)
 {
     *before = omp_get_max_threads();

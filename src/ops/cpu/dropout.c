@@ -23,8 +23,8 @@ typedef struct dropout_scratch {
     float x[BLOCK], y[BLOCK];
 } dropout_scratch;
 
-OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position,
-                                  uint32_t first_group, uint32_t *words)
+BL_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t position,
+                                 uint32_t first_group, uint32_t *words)
 {
     for (uint32_t i = 0; i < GROUPS; i++) {
         uint32_t group[4];
@@ -33,8 +33,8 @@ OPS_CLONES static void draw_block(bl_philox_key key, int64_t sample, int32_t pos
     }
 }
 
-OPS_CLONES static void mask_block(int64_t n, uint32_t threshold, float scale, const uint32_t *words,
-                                  const float *x, float *y)
+BL_CLONES static void mask_block(int64_t n, uint32_t threshold, float scale, const uint32_t *words,
+                                 const float *x, float *y)
 {
     OPS_IVDEP
     for (int64_t c = 0; c < n; c++) {

@@ -5,7 +5,7 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, float *h)
+BL_CLONES static void swiglu_row(int64_t I, const float *g, const float *u, float *h)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < I; i++) h[i] = bl_swiglu(g[i], u[i]);
@@ -39,8 +39,8 @@ bl_status ops_cpu_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args
     return BL_OK;
 }
 
-OPS_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u,
-                                           const float *dh, float *dg, float *du)
+BL_CLONES static void swiglu_gradient_row(int64_t I, const float *g, const float *u,
+                                          const float *dh, float *dg, float *du)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < I; i++) {
@@ -76,13 +76,13 @@ bl_status ops_cpu_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_ar
     return BL_OK;
 }
 
-OPS_CLONES static void gelu_erf_block(int64_t n, const float *u, float *h)
+BL_CLONES static void gelu_erf_block(int64_t n, const float *u, float *h)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) h[i] = bl_gelu_erf(u[i]);
 }
 
-OPS_CLONES static void gelu_tanh_block(int64_t n, const float *u, float *h)
+BL_CLONES static void gelu_tanh_block(int64_t n, const float *u, float *h)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) h[i] = bl_gelu_tanh(u[i]);
@@ -112,15 +112,14 @@ bl_status ops_cpu_gelu_forward(bl_stream *stream, const bl_gelu_forward_args *ar
     return BL_OK;
 }
 
-OPS_CLONES static void gelu_erf_gradient_block(int64_t n, const float *u, const float *dh,
-                                               float *du)
+BL_CLONES static void gelu_erf_gradient_block(int64_t n, const float *u, const float *dh, float *du)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) du[i] = bl_gelu_erf_gradient(u[i], dh[i]);
 }
 
-OPS_CLONES static void gelu_tanh_gradient_block(int64_t n, const float *u, const float *dh,
-                                                float *du)
+BL_CLONES static void gelu_tanh_gradient_block(int64_t n, const float *u, const float *dh,
+                                               float *du)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) du[i] = bl_gelu_tanh_gradient(u[i], dh[i]);
@@ -150,7 +149,7 @@ bl_status ops_cpu_gelu_backward(bl_stream *stream, const bl_gelu_backward_args *
     return BL_OK;
 }
 
-OPS_CLONES static void add_block(int64_t n, const float *a, const float *b, float *y)
+BL_CLONES static void add_block(int64_t n, const float *a, const float *b, float *y)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) y[i] = a[i] + b[i];
@@ -200,7 +199,7 @@ bl_status ops_cpu_add_bias(bl_stream *stream, const bl_add_bias_args *args)
     return BL_OK;
 }
 
-OPS_CLONES static void scale_block(int64_t n, float scale, const float *x, float *y)
+BL_CLONES static void scale_block(int64_t n, float scale, const float *x, float *y)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) y[i] = scale * x[i];

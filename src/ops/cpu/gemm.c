@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every product is cut into tiles of the output, one pool item each. A tile of a product with a
+/* gemm.c -- products on the CPU in fp32, of plain matrices and with a frozen one.
+ *
+ * Every product is cut into tiles of the output, one pool item each. A tile of a product with a
  * frozen matrix walks along the inner dimension: decode a panel of W into the worker's scratch, let
  * the BLAS add its product, next panel. The panel stays in the cache, so decoding costs a few
  * instructions for 16 weights that are then used once per token. With many tokens, forward turns
@@ -22,7 +24,7 @@ enum {
     PANEL_INNER = 1024, /* elements of a panel along the inner dimension */
     PANEL_PAD = 16,     /* rows of a panel a power of two apart would share cache sets */
     TURN_TOKENS_MIN =
-        256, /* fewer do not win back what turning a panel over costs: 2 % of 512 tokens' product */
+        256, /* fewer do not win back what transposing a panel costs: 2 % of 512 tokens' product */
     STRIP_ROWS = 32,  /* of W dequantized at a time, then transposed: */
     STRIP_COLS = 128, /* small enough for the first-level cache */
 };
@@ -178,8 +180,8 @@ static void decode(const bl_weight *w, int64_t row_begin, int64_t row_end, int64
 #define SWAP_1(a, b) SWAP(a, b, 0, 8, 2, 10, 4, 12, 6, 14, 1)
 
 /* dst[c][r] = src[r][c]; rows and columns are multiples of 8. */
-OPS_CLONES static void transpose_squares(const float *src, int64_t src_ld, int64_t n_rows,
-                                         int64_t n_cols, float *dst, int64_t dst_ld)
+BL_CLONES static void transpose_squares(const float *src, int64_t src_ld, int64_t n_rows,
+                                        int64_t n_cols, float *dst, int64_t dst_ld)
 {
     for (int64_t row = 0; row < n_rows; row += 8)
         for (int64_t col = 0; col < n_cols; col += 8) {
@@ -304,4 +306,115 @@ bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64
                         .in = dy,
                         .out = dx};
     return run_weight_tiles(pool, &task);
+}
+
+/* ---- with the matrices of groups of rows ---- */
+
+/* The BLAS has other kernels for fewer rows, and sums in another order for more: within these
+ * bounds a row's bits do not depend on their number. */
+enum { GROUP_ROWS_MIN = 16, GROUP_ROWS_MAX = 128 };
+
+typedef struct grouped_scratch {
+    float panel[PANEL_INNER * (PANEL_OUTER + PANEL_PAD)];
+    float in[GROUP_ROWS_MIN * PANEL_INNER], out[GROUP_ROWS_MIN * PANEL_OUTER]; /* of fewer rows */
+} grouped_scratch;
+_Static_assert(sizeof(grouped_scratch) <= BL_POOL_SCRATCH_BYTES, "panel and rows fit the scratch");
+
+typedef struct grouped_task {
+    const bl_weight *w;
+    bool forward;
+    int64_t n_groups, n_outer, n_inner, ld_in, ld_out;
+    const int32_t *first;
+    const float *in;
+    float *out;
+    atomic_bool out_of_memory;
+} grouped_task;
+
+/* The rows of a block, at most GROUP_ROWS_MAX of one group. */
+typedef struct grouped_block {
+    int64_t group, row, n_rows;
+} grouped_block;
+
+static grouped_block block_at(const grouped_task *t, int64_t index)
+{
+    grouped_block b = {.group = 0};
+
+    for (;; b.group++) {
+        int64_t n_rows = t->first[b.group + 1] - t->first[b.group],
+                n_blocks = bl_ceil_div(n_rows, GROUP_ROWS_MAX);
+        if (index < n_blocks) {
+            b.row = t->first[b.group] + index * GROUP_ROWS_MAX;
+            b.n_rows = bl_min_i64(GROUP_ROWS_MAX, n_rows - index * GROUP_ROWS_MAX);
+            return b;
+        }
+        index -= n_blocks;
+    }
+}
+
+/* out (n_rows, width) (+)= in (n_rows, depth) times the panel. Few rows go through copies. */
+static void multiply_block(grouped_task *t, const grouped_block *b, int64_t inner, int64_t depth,
+                           int64_t outer, int64_t width, grouped_scratch *s)
+{
+    const float *in = t->in + b->row * t->ld_in + inner;
+    float *out = t->out + b->row * t->ld_out + outer;
+    int64_t ld_in = t->ld_in, ld_out = t->ld_out, n_rows = b->n_rows,
+            ld = (t->forward ? PANEL_INNER : PANEL_OUTER) + PANEL_PAD;
+    bool is_copied = n_rows < GROUP_ROWS_MIN;
+
+    for (int64_t row = 0; is_copied && row < GROUP_ROWS_MIN; row++) {
+        if (row < n_rows)
+            memcpy(s->in + row * PANEL_INNER, in + row * ld_in, (size_t)depth * sizeof *in);
+        else
+            memset(s->in + row * PANEL_INNER, 0, (size_t)depth * sizeof *in);
+    }
+    if (is_copied) in = s->in, ld_in = PANEL_INNER, ld_out = PANEL_OUTER;
+    if (!ops_blas_sgemm(false, t->forward, is_copied ? GROUP_ROWS_MIN : n_rows, width, depth, 1, in,
+                        ld_in, s->panel, ld, inner > 0, is_copied ? s->out : out, ld_out))
+        atomic_store(&t->out_of_memory, true);
+    if (!is_copied || inner + depth < t->n_inner) return;
+    for (int64_t row = 0; row < n_rows; row++)
+        memcpy(out + row * t->ld_out, s->out + row * PANEL_OUTER, (size_t)width * sizeof *out);
+}
+
+static void grouped_tile(void *arg, int64_t index, void *scratch)
+{
+    grouped_task *t = arg;
+    grouped_scratch *s = scratch;
+    int64_t n_across = bl_ceil_div(t->n_outer, PANEL_OUTER), outer = index % n_across * PANEL_OUTER,
+            width = bl_min_i64(PANEL_OUTER, t->n_outer - outer);
+    grouped_block b = block_at(t, index / n_across);
+    int64_t first = b.group * (t->forward ? t->n_outer : t->n_inner); /* row of W */
+
+    for (int64_t inner = 0; inner < t->n_inner; inner += PANEL_INNER) {
+        int64_t depth = bl_min_i64(PANEL_INNER, t->n_inner - inner);
+        if (t->forward)
+            decode(t->w, first + outer, first + outer + width, inner, inner + depth, s->panel,
+                   PANEL_INNER + PANEL_PAD);
+        else
+            decode(t->w, first + inner, first + inner + depth, outer, outer + width, s->panel,
+                   PANEL_OUTER + PANEL_PAD);
+        multiply_block(t, &b, inner, depth, outer, width, s);
+    }
+}
+
+bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, int64_t n_groups, const int32_t *first,
+                              const float *in, const bl_weight *w, float *out)
+{
+    int64_t rows = w->rows / n_groups, n_blocks = 0;
+    grouped_task task = {.w = w,
+                         .forward = forward,
+                         .n_groups = n_groups,
+                         .n_outer = forward ? rows : w->cols,
+                         .n_inner = forward ? w->cols : rows,
+                         .ld_in = forward ? w->cols : rows,
+                         .ld_out = forward ? rows : w->cols,
+                         .first = first,
+                         .in = in,
+                         .out = out};
+
+    BL_TRY(ops_gemm_check_weight(w));
+    for (int64_t g = 0; g < n_groups; g++)
+        n_blocks += bl_ceil_div(first[g + 1] - first[g], GROUP_ROWS_MAX);
+    bl_pool_run(pool, n_blocks * bl_ceil_div(task.n_outer, PANEL_OUTER), grouped_tile, &task);
+    return check_library(&task.out_of_memory);
 }

@@ -40,6 +40,7 @@ typedef struct bf16_scratch {
 _Static_assert(sizeof(bf16_scratch) <= BL_POOL_SCRATCH_BYTES, "a tile fits the scratch");
 _Static_assert((int)STRIP_ROWS >= (int)OPS_BF16_PANEL && (int)OPS_BF16_A_STRIDE >= (int)TILE_N,
                "a strip holds a panel's columns of W^T, and rows of W as wide as a tile");
+_Static_assert((int)TILE_N <= (int)OPS_BF16_DEPTH, "a run of a strip's row is at most a step deep");
 _Static_assert(STRIP_ROWS % OPS_BF16_DEPTH_UNIT == 0 && OPS_BF16_DEPTH % OPS_BF16_DEPTH_UNIT == 0,
                "zeros behind the last strip of a panel, and none behind the others");
 
@@ -75,22 +76,25 @@ static const bl_weight_segment *find_segment(const bl_weight *w, int64_t row, in
     return &w->segment[s];
 }
 
-/* dst[i] = bf16(src[i]) of a stored format. */
-static void narrow_run(const ops_bf16_kernels *kernels, bl_format format, const void *codes,
-                       int64_t at, uint16_t *dst, int64_t n)
+/* dst[i] = bf16(W[row][col + i]), rounded once from the fp32 value. */
+static void narrow_run(const ops_bf16_kernels *kernels, const bl_weight_segment *s, int64_t cols,
+                       int64_t row, int64_t col, uint16_t *dst, int64_t n)
 {
     float wide[OPS_BF16_DEPTH];
-    if (format == BL_FORMAT_F32) {
-        kernels->narrow((const float *)codes + at, dst, n);
-    } else if (format == BL_FORMAT_F16) {
-        bl_dtype_to_f32(BL_F16, (const uint16_t *)codes + at, wide, (size_t)n);
-        kernels->narrow(wide, dst, n);
+    int64_t at = row * cols + col;
+
+    if (s->format == BL_FORMAT_BF16) {
+        memcpy(dst, (const uint16_t *)s->codes + at, (size_t)n * sizeof *dst);
+    } else if (s->format == BL_FORMAT_F32) {
+        kernels->narrow((const float *)s->codes + at, dst, n);
     } else {
-        memcpy(dst, (const uint16_t *)codes + at, (size_t)n * sizeof *dst);
+        bl_fp8_dequantize_tile(s->format, s->codes, s->scales, cols, row, row + 1, col, col + n,
+                               wide, n);
+        kernels->narrow(wide, dst, n);
     }
 }
 
-/* dst[i][j] = bf16(W[row + i][col + j]) without scales. */
+/* dst[i][j] = bf16(W[row + i][col + j]), of FP8 without scales. */
 static void decode_rows(const bf16_task *t, int64_t row, int64_t n_rows, int64_t col,
                         int64_t n_cols, uint16_t *dst, int64_t ld)
 {
@@ -98,12 +102,11 @@ static void decode_rows(const bf16_task *t, int64_t row, int64_t n_rows, int64_t
         int64_t first, cols = t->w->cols;
         const bl_weight_segment *s = find_segment(t->w, row, &first);
         int64_t begin = row - first, n = bl_min_i64(end - row, s->rows - begin);
-        if (bl_format_is_fp8(s->format))
+        if (bl_format_describe(s->format)->dtype == BL_F8_E4M3)
             bl_fp8_decode_bf16_tile(s->codes, cols, begin, begin + n, col, col + n_cols, dst, ld);
         else
             for (int64_t i = 0; i < n; i++)
-                narrow_run(t->kernels, s->format, s->codes, (begin + i) * cols + col, dst + i * ld,
-                           n_cols);
+                narrow_run(t->kernels, s, cols, begin + i, col, dst + i * ld, n_cols);
         row += n;
         dst += n * ld;
     }
@@ -150,12 +153,13 @@ static void set_factors(const bf16_task *t, int64_t k, int64_t n, int64_t n_cols
     for (int64_t j = 0; t->w && t->K > 0 && j < n_cols; j++) {
         int64_t row = t->trans_b ? n + j : k, col = t->trans_b ? k : n + j, first;
         const bl_weight_segment *s = find_segment(t->w, row, &first);
+        const float *scales = s->scales;
         if (s->format == BL_FORMAT_FP8_BLOCK)
             factor[j] =
-                s->scales[(row - first) / BL_FP8_BLOCK * bl_ceil_div(t->w->cols, BL_FP8_BLOCK) +
-                          col / BL_FP8_BLOCK];
+                scales[(row - first) / BL_FP8_BLOCK * bl_ceil_div(t->w->cols, BL_FP8_BLOCK) +
+                       col / BL_FP8_BLOCK];
         else if (s->format == BL_FORMAT_FP8_ROW && t->trans_b)
-            factor[j] = s->scales[row - first];
+            factor[j] = scales[row - first];
     }
 }
 
@@ -165,7 +169,7 @@ static void set_row_scales(const bf16_task *t, int64_t k, int64_t depth, float *
     for (int64_t i = 0; t->scales_rows && i < depth; i++) {
         int64_t first;
         const bl_weight_segment *s = find_segment(t->w, k + i, &first);
-        scale[i] = s->format == BL_FORMAT_FP8_ROW ? s->scales[k + i - first] : 1;
+        scale[i] = s->format == BL_FORMAT_FP8_ROW ? ((const float *)s->scales)[k + i - first] : 1;
     }
 }
 
@@ -225,7 +229,7 @@ typedef struct ahead {
 static const char *find_run(const ahead *p, int64_t *n_bytes)
 {
     const bf16_task *t = p->t;
-    int64_t row = p->first + p->run, first, bytes = 2;
+    int64_t row = p->first + p->run, first;
     const char *base;
 
     if (!p->is_b) {
@@ -234,11 +238,13 @@ static const char *find_run(const ahead *p, int64_t *n_bytes)
         base = (const char *)(t->B + row * t->ldb);
     } else {
         const bl_weight_segment *s = find_segment(t->w, row, &first);
-        bytes = (int64_t)bl_format_code_bytes(s->format);
-        base = (const char *)s->codes + (row - first) * t->w->cols * bytes;
+        base = (const char *)s->codes + (row - first) * bl_format_row_bytes(s->format, t->w->cols);
+        int bits = bl_format_describe(s->format)->bits;
+        *n_bytes = p->n * bits / 8;
+        return base + p->begin * bits / 8;
     }
-    *n_bytes = p->n * bytes;
-    return base + p->begin * bytes;
+    *n_bytes = 2 * p->n;
+    return base + 2 * p->begin;
 }
 
 /* The next n_lines lines, into the second-level cache. */

@@ -7,14 +7,14 @@
 enum { COLUMNS = 64 }; /* of an item */
 
 /* dw += dy (x - mean) rstd */
-OPS_CLONES static void add_products(int64_t n, double mean, double rstd, const float *x,
-                                    const float *dy, double *dw)
+BL_CLONES static void add_products(int64_t n, double mean, double rstd, const float *x,
+                                   const float *dy, double *dw)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) dw[i] += (double)dy[i] * (((double)x[i] - mean) * rstd);
 }
 
-OPS_CLONES static void add_row(int64_t n, const float *dy, double *db)
+BL_CLONES static void add_row(int64_t n, const float *dy, double *db)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) db[i] += (double)dy[i];
@@ -53,7 +53,7 @@ bl_status ops_cpu_norm_gradients(bl_stream *stream, const bl_norm_gradients_args
     return BL_OK;
 }
 
-OPS_CLONES static void add_scaled(int64_t n, float scale, const float *dy, float *row)
+BL_CLONES static void add_scaled(int64_t n, float scale, const float *dy, float *row)
 {
     OPS_IVDEP
     for (int64_t i = 0; i < n; i++) row[i] += scale * dy[i];

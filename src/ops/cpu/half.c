@@ -10,18 +10,18 @@ static int64_t whole_16(int64_t n)
     return n & ~INT64_C(15);
 }
 
-OPS_CLONES static void widen_generic(int64_t n, const uint16_t *x, float *y)
+BL_CLONES static void widen_generic(int64_t n, const uint16_t *x, float *y)
 {
     for (int64_t i = 0; i < n; i += 16)
         *(vu16 *)(y + i) = __builtin_convertvector(*(const vh16 *)(x + i), vu16) << 16;
 }
 
-OPS_CLONES static void round_generic(int64_t n, const float *x, uint16_t *y)
+BL_CLONES static void round_generic(int64_t n, const float *x, uint16_t *y)
 {
     for (int64_t i = 0; i < n; i += 16) ops_round_16(x + i, y + i);
 }
 
-OPS_CLONES static void scale_round_generic(int64_t n, float factor, const float *x, uint16_t *y)
+BL_CLONES static void scale_round_generic(int64_t n, float factor, const float *x, uint16_t *y)
 {
     for (int64_t i = 0; i < n; i += 16) {
         vf16 scaled = *(const vf16 *)(x + i) * factor;

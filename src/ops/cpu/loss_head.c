@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks
+/* loss_head.c -- the head and its loss on the CPU.
+ *
+ * Tokens that count are packed, so that no product is spent on a masked prompt, and taken in chunks
  * whose logits fit the scratch: logits = x W^T, softmax and its gradient in place, dx = dlogits W.
  * Packed inputs are in dx itself (their product is finished before the gradient is written over
  * them) and are spread out to their tokens at the end; without dx they follow the logits. A LoRA

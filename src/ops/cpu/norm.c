@@ -24,8 +24,7 @@ static bl_status check_row(const char *op, int64_t H, bl_dtype dtype)
                    OPS_ROW_MAX);
 }
 
-OPS_CLONES static void normalize_row(int64_t H, float rstd, const float *x, const float *w,
-                                     float *y)
+BL_CLONES static void normalize_row(int64_t H, float rstd, const float *x, const float *w, float *y)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) y[h] = bl_rmsnorm_element(x[h], rstd, w[h]);
@@ -70,7 +69,7 @@ static double sum_lanes(const vd8 *lanes)
 }
 
 /* sum_h dy_h w_h x_h in double. */
-OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, const float *x)
+BL_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, const float *x)
 {
     vd8 lanes = {0};
     int64_t h = 0;
@@ -83,16 +82,16 @@ OPS_CLONES static double triple_sum(int64_t H, const float *dy, const float *w, 
     return sum;
 }
 
-OPS_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy,
-                                    const float *w, const float *x, float *dx)
+BL_CLONES static void gradient_row(int64_t H, float rstd, float along, const float *dy,
+                                   const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++)
         dx[h] = bl_rmsnorm_gradient_element(x[h], rstd, w[h], dy[h], along);
 }
 
-OPS_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
-                                               const float *w, const float *x, float *dx)
+BL_CLONES static void accumulate_gradient_row(int64_t H, float rstd, float along, const float *dy,
+                                              const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++)
@@ -138,7 +137,7 @@ bl_status ops_cpu_rmsnorm_backward(bl_stream *stream, const bl_rmsnorm_backward_
 /* ---- LayerNorm ---- */
 
 /* sum_h x_h in double. */
-OPS_CLONES static double plain_sum(int64_t H, const float *x)
+BL_CLONES static double plain_sum(int64_t H, const float *x)
 {
     vd8 lanes = {0};
     int64_t h = 0;
@@ -149,7 +148,7 @@ OPS_CLONES static double plain_sum(int64_t H, const float *x)
 }
 
 /* sum_h (x_h - mean)^2 in double. */
-OPS_CLONES static double centered_squares(int64_t H, double mean, const float *x)
+BL_CLONES static double centered_squares(int64_t H, double mean, const float *x)
 {
     vd8 lanes = {0};
     int64_t h = 0;
@@ -163,8 +162,8 @@ OPS_CLONES static double centered_squares(int64_t H, double mean, const float *x
 }
 
 /* sum_h dy_h w_h (x_h - mean) in double. */
-OPS_CLONES static double centered_triple_sum(int64_t H, double mean, const float *dy,
-                                             const float *w, const float *x)
+BL_CLONES static double centered_triple_sum(int64_t H, double mean, const float *dy, const float *w,
+                                            const float *x)
 {
     vd8 lanes = {0};
     int64_t h = 0;
@@ -177,8 +176,8 @@ OPS_CLONES static double centered_triple_sum(int64_t H, double mean, const float
     return sum;
 }
 
-OPS_CLONES static void center_row(int64_t H, float mean, float rstd, const float *x, const float *w,
-                                  const float *b, float *y)
+BL_CLONES static void center_row(int64_t H, float mean, float rstd, const float *x, const float *w,
+                                 const float *b, float *y)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++)
@@ -211,16 +210,16 @@ bl_status ops_cpu_layernorm_forward(bl_stream *stream, const bl_layernorm_forwar
     return BL_OK;
 }
 
-OPS_CLONES static void layer_gradient_row(int64_t H, bl_layernorm_row row, const float *dy,
-                                          const float *w, const float *x, float *dx)
+BL_CLONES static void layer_gradient_row(int64_t H, bl_layernorm_row row, const float *dy,
+                                         const float *w, const float *x, float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) dx[h] = bl_layernorm_gradient_element(row, x[h], w[h], dy[h]);
 }
 
-OPS_CLONES static void accumulate_layer_gradient_row(int64_t H, bl_layernorm_row row,
-                                                     const float *dy, const float *w,
-                                                     const float *x, float *dx)
+BL_CLONES static void accumulate_layer_gradient_row(int64_t H, bl_layernorm_row row,
+                                                    const float *dy, const float *w, const float *x,
+                                                    float *dx)
 {
     OPS_IVDEP
     for (int64_t h = 0; h < H; h++) dx[h] += bl_layernorm_gradient_element(row, x[h], w[h], dy[h]);

@@ -12,27 +12,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/clones.h"
 #include "base/sizes.h"
 #include "ops/element_internal.h"
 #include "ops/ops_internal.h"
-
-/* One copy of the function per instruction set, chosen when the program is loaded. Not under
- * sanitizers: the choice would run before their runtime is ready. For clang 14 such a function must
- * be static, and still its name must be the only one in the program. */
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) ||                         \
-    __has_feature(memory_sanitizer)
-#define OPS_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define OPS_SANITIZED 1
-#endif
-#if defined(__x86_64__) && !defined(OPS_SANITIZED)
-#define OPS_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define OPS_CLONES
-#endif
 
 /* Before a loop whose arrays are either disjoint or the very same: no iteration reads what another
  * one writes. */
@@ -54,7 +37,8 @@ enum { OPS_ITEM_ELEMENTS = 1 << 14 }; /* of an item of a light loop: some micros
 
 /* ops_cpu_<op>: the op's work, on the stream's thread and the device's pool; a task that table.c
  * queues. */
-#define OPS_CPU_DECLARE(op) bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
+#define OPS_CPU_DECLARE(op, ...)                                                                   \
+    bl_status ops_cpu_##op(bl_stream *stream, const bl_##op##_args *args);
 BL_OPS_LIST(OPS_CPU_DECLARE)
 #undef OPS_CPU_DECLARE
 
@@ -116,7 +100,7 @@ void ops_round(int64_t n, const float *x, uint16_t *y);
 /* y_i = bf16(factor x_i) for i < n; y may begin where x does. */
 void ops_scale_round(int64_t n, float factor, const float *x, uint16_t *y);
 
-/* bl_f32_to_bf16 of 16 elements, inside an OPS_CLONES function. By address: a vector as an argument
+/* bl_f32_to_bf16 of 16 elements, inside an BL_CLONES function. By address: a vector as an argument
  * is passed in another way where AVX-512 is not enabled. */
 __attribute__((always_inline)) static inline void ops_round_16(const float *x, uint16_t *y)
 {

@@ -15,8 +15,8 @@ typedef struct adamw_job {
     bl_philox_key key; /* of bf16 moments' rounding */
 } adamw_job;
 
-OPS_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w,
-                                   float *m, float *v)
+BL_CLONES static void adamw_block(const adamw_job *job, int64_t n, const float *grad, float *w,
+                                  float *m, float *v)
 {
     const bl_adamw_factors factors = job->factors;
     const float grad_scale = job->grad_scale;
@@ -47,7 +47,7 @@ __attribute__((always_inline)) static inline void round_random_16(const float *x
 
 /* The first n elements, a multiple of 16, in one loop: the divisions of some elements and the
  * random words of others overlap. */
-OPS_CLONES static void adamw_bf16_generic(const adamw_job *job, const bf16_block *b, int64_t n)
+BL_CLONES static void adamw_bf16_generic(const adamw_job *job, const bf16_block *b, int64_t n)
 {
     const bl_adamw_factors factors = job->factors;
     const float grad_scale = job->grad_scale;

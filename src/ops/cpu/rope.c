@@ -6,8 +6,8 @@
 
 #include "ops/cpu/ops_cpu.h"
 
-OPS_CLONES static void rotate_head(int64_t half, float direction, const float *cosines,
-                                   const float *sines, float *a)
+BL_CLONES static void rotate_head(int64_t half, float direction, const float *cosines,
+                                  const float *sines, float *a)
 {
     float *b = a + half;
     OPS_IVDEP

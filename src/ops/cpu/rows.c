@@ -12,7 +12,7 @@ static double lanes_sum(const double *lanes, int n)
 
 enum { EXP_BLOCK = 256 };
 
-OPS_CLONES static double row_exp_sum(float *row, int64_t n, float shift)
+BL_CLONES static double row_exp_sum(float *row, int64_t n, float shift)
 {
     double total = 0;
     for (int64_t begin = 0; begin < n; begin += EXP_BLOCK) {
@@ -34,7 +34,7 @@ OPS_CLONES static double row_exp_sum(float *row, int64_t n, float shift)
     return total;
 }
 
-OPS_CLONES static float row_max(const float *row, int64_t n)
+BL_CLONES static float row_max(const float *row, int64_t n)
 {
     float best = -INFINITY;
     int64_t i = 0;
@@ -53,7 +53,7 @@ OPS_CLONES static float row_max(const float *row, int64_t n)
     return best;
 }
 
-OPS_CLONES static double row_dot(const float *a, const float *b, int64_t n)
+BL_CLONES static double row_dot(const float *a, const float *b, int64_t n)
 {
     vd8 even = {0}, odd = {0};
     int64_t i = 0;
@@ -70,7 +70,7 @@ OPS_CLONES static double row_dot(const float *a, const float *b, int64_t n)
     return lanes_sum(lanes, 8) + rest;
 }
 
-OPS_CLONES static void row_scale(int64_t n, float factor, float *row)
+BL_CLONES static void row_scale(int64_t n, float factor, float *row)
 {
     for (int64_t i = 0; i < n; i++) row[i] *= factor;
 }

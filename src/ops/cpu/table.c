@@ -2,7 +2,7 @@
 /* The CPU's ops: each entry queues the op's work as a task of the stream. */
 #include "ops/cpu/ops_cpu.h"
 
-#define QUEUE(op)                                                                                  \
+#define QUEUE(op, ...)                                                                             \
     _Static_assert(sizeof(bl_##op##_args) <= BL_STREAM_ARGS_BYTES,                                 \
                    "the arguments of " #op " fit into a stream's ring");                           \
     static bl_status op##_task(bl_stream *stream, const void *args)                                \
@@ -15,7 +15,7 @@
     }
 BL_OPS_LIST(QUEUE)
 
-#define ENTRY(op) .op = queue_##op,
+#define ENTRY(op, ...) .op = queue_##op,
 const ops_table ops_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16),
                                  .loss_head_scratch_bytes = ops_cpu_loss_head_scratch_bytes,
                                  .matmul_weight_scratch_bytes = ops_cpu_matmul_weight_scratch_bytes,

@@ -4,7 +4,7 @@
 #include "ops/cuda/ops_cuda.h"
 #include "ops/gemm.h"
 
-#define REFUSE(op)                                                                                 \
+#define REFUSE(op, ...)                                                                            \
     static bl_status refuse_##op(bl_stream *stream, const bl_##op##_args *args)                    \
     {                                                                                              \
         (void)stream, (void)args;                                                                  \
@@ -36,7 +36,7 @@ static bl_status refuse_spare_multiprocessors(bl_device *device, int n)
     return refuse_end_warm_up(device);
 }
 
-#define ENTRY(op) .op = refuse_##op,
+#define ENTRY(op, ...) .op = refuse_##op,
 const ops_table ops_cuda_table = {.acts = BL_DTYPE_BIT(BL_BF16),
                                   .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,
                                   .matmul_weight_scratch_bytes =

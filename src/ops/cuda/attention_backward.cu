@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two passes, so that every sum has a fixed order: one kernel for dk and dv, one for dq. Both
+/* attention_backward.cu -- gradients of attention on CUDA.
+ *
+ * Two passes, so that every sum has a fixed order: one kernel for dk and dv, one for dq. Both
  * compute S and dP anew (algorithm 2 of arXiv:2307.08691 does so once, and adds to dq atomically).
  * P and dS are rounded to bf16 for the products with do, q and k; everything else is fp32. */
 #include <cooperative_groups.h>

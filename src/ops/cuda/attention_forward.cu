@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block takes a tile of queries of one head and goes over the keys with the running maximum and
+/* attention_forward.cu -- attention on CUDA.
+ *
+ * A block takes a tile of queries of one head and goes over the keys with the running maximum and
  * sum of each row (algorithm 1 of arXiv:2307.08691); a warp takes 16 FRAGMENTS of its rows. S and O
  * stay in registers. The next V is on its way during S and softmax, the next K during P V. P is
  * rounded to bf16; sums, maxima and o are fp32 until o is written. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One group of eight elements a thread. A block takes 2048 columns of one row, so that what belongs
- * to the row (a token's id, its place in the sample) is the same for all of its threads. */
+/* elementwise.cu -- SwiGLU, GELU, sums, biases, casts, dropout and the embedding on CUDA. One group
+ * of eight elements per thread. A block takes 2048 columns of one row, so that what belongs to the
+ * row (a token's id, its place in the sample) is the same for all of its threads. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"

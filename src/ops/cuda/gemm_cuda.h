@@ -12,15 +12,12 @@
  * The kinds and their requirements:
  *   BF16        A, B bf16; D bf16 or fp32.
  *   FP8_ROW     A, B E4M3, both with k along memory (transpose_a, not transpose_b); a_scale (m),
- *               b_scale (n):
- *               D_ij is scaled by both.
+ *               b_scale (n): D_ij is scaled by both.
  *   FP8_BLOCK   the same operands; a_scale: one for 128 x 128, [ceil(m/128)] rows of ceil(k/128)
- *               rounded up to a
- *               multiple of 4; b_scale: one for 128 along k, [ceil(k/128)] rows of n, a multiple of
- *               4.
+ *               rounded up to a multiple of 4; b_scale: one for 128 along k, [ceil(k/128)] rows of
+ *               n, a multiple of 4.
  *   FP8_TENSOR  the same operands; a_scale, b_scale: one each. The plain FP8 product, with which
- *               the layer's are
- *               compared; no layer uses it.
+ *               the layer's are compared; no layer uses it.
  *
  * FP8 needs m and k to be multiples of 16, 16-byte aligned pointers, those of scales too, and a GPU
  * of capability 9.0; D is bf16. */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokens are taken in chunks: logits = x W^T in fp32, softmax and its gradient in place, dx =
+/* loss_head.cu -- the head and its loss on CUDA.
+ *
+ * Tokens are taken in chunks: logits = x W^T in fp32, softmax and its gradient in place, dx =
  * dlogits W. The host does not know which tokens count (the weights are in device memory), so none
  * are packed; those of weight 0 get zeros. A head that is not bf16 is dequantized a piece of rows
  * at a time; products of pieces add up in fp32. */
@@ -192,18 +194,15 @@ static bl_status multiply_segment(const head_chunk *c, bool forward, const bl_we
     int64_t H = c->args->H;
     if (s->format == BL_FORMAT_BF16)
         return multiply_piece(c, forward, first_row, s->rows, s->codes);
-    size_t row_bytes = (size_t)H * bl_format_code_bytes(s->format);
+    int64_t row_bytes = bl_format_row_bytes(s->format, H);
     void *decoded = (char *)c->args->logits + c->at.decoded;
     for (int64_t row = 0; row < s->rows;
-         row += OPS_LOSS_HEAD_ROWS) { /* a multiple of a block's rows */
+         row += OPS_LOSS_HEAD_ROWS) { /* a multiple of any group's rows */
         int64_t n_rows = bl_min_i64(OPS_LOSS_HEAD_ROWS, s->rows - row);
-        const float *scales = s->scales;
-        if (s->format == BL_FORMAT_FP8_ROW) scales += row;
-        if (s->format == BL_FORMAT_FP8_BLOCK)
-            scales += row / BL_FP8_BLOCK * bl_ceil_div(H, BL_FP8_BLOCK);
-        BL_TRY(fp8_cuda_dequantize(c->stream, s->format,
-                                   (const char *)s->codes + (size_t)row * row_bytes, scales, n_rows,
-                                   H, decoded));
+        BL_TRY(
+            fp8_cuda_dequantize(c->stream, s->format, (const char *)s->codes + row * row_bytes,
+                                (const float *)s->scales + bl_format_scale_index(s->format, row, H),
+                                n_rows, H, decoded));
         BL_TRY(multiply_piece(c, forward, first_row + row, n_rows, decoded));
     }
     return BL_OK;

@@ -1,19 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products on CUDA. With a frozen matrix W (N,K) there are three ways, which matmul_plan.h chooses
- * from:
+/* matmul.c -- products on CUDA. With a frozen matrix W (N,K) there are three ways, of which
+ * matmul_plan.h chooses one:
  *
  *   BF16       W is dequantized to bf16 in scratch, each value rounded once from the fp32 value
- *              that the
- *              CPU uses; one bf16 GEMM.
+ *              that the CPU uses; one bf16 GEMM.
  *   FP8_ROW    W_nk = s_n C_nk. y: x is quantized with a scale per token; cuBLASLt multiplies codes
- *              and
- *              applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are along
- *              the sum, so dy is multiplied by them before it is quantized, exactly; C is
+ *              and applies both scales to the sum. dx_tk = sum_n (dy_tn s_n) C_nk: the scales are
+ *              along the sum, so dy is multiplied by them before it is quantized, exactly; C is
  *              transposed, because FP8 products need both operands along the sum, and has scales of
  *              one.
  *   FP8_BLOCK  W_nk = s_[n/128][k/128] C_nk: blocks are transposed with their scales, so y and dx
- *              are alike:
- *              W's blocks against a scale per token and 128 channels of the sum.
+ *              are alike: W's blocks against a scale per token and 128 channels of the sum.
  *
  * What is made of W (bf16 copy, transposed codes, stacked scales) is made by the first product that
  * needs it, in the caller's prepared memory or, for this product alone, in scratch.

@@ -8,20 +8,24 @@
 
 enum { ALIGNMENT_BYTES = 256, FP8_MULTIPLE = 16, BLOCK_TOKENS_MULTIPLE = 4 };
 
-/* Without codes, where only sizes are asked for, as a base lays out segments of one format: without
- * gaps. */
+static bool has_one_format(const bl_weight *w)
+{
+    for (int s = 1; s < w->n_segments; s++)
+        if (w->segment[s].format != w->segment[0].format) return false;
+    return w->n_segments > 0;
+}
+
+/* Without codes, where only sizes are asked for, as a base lays out segments of one format and of
+ * whole groups: without gaps. */
 static bool segments_follow_each_other(const bl_weight *w)
 {
     const char *end = w->segment[0].codes;
     bool has_codes = end != NULL;
     for (int s = 0; s < w->n_segments; s++) {
-        if ((has_codes && w->segment[s].codes != end) ||
-            w->segment[s].format != w->segment[0].format)
-            return false;
-        end += (size_t)w->segment[s].rows * (size_t)w->cols *
-               bl_format_code_bytes(w->segment[s].format);
+        if (has_codes && w->segment[s].codes != end) return false;
+        end += w->segment[s].rows * bl_format_row_bytes(w->segment[s].format, w->cols);
     }
-    return w->n_segments > 0;
+    return has_one_format(w);
 }
 
 bool ops_matmul_plan_has_fast_sums(const bl_matmul_weight_args *a, ops_gemm_kind kind)
@@ -35,11 +39,22 @@ bool ops_matmul_plan_is_dense(const bl_weight *weight)
     return segments_follow_each_other(weight) && weight->segment[0].format == BL_FORMAT_BF16;
 }
 
+/* The product that applies a format's scales to FP8 codes; OPS_GEMM_BF16: there is none. */
+static ops_gemm_kind kind_of(bl_format format)
+{
+    const bl_format_descriptor *f = bl_format_describe(format);
+
+    if (f->dtype != BL_F8_E4M3) return OPS_GEMM_BF16;
+    if (f->group_rows == 1 && f->group_cols == 0) return OPS_GEMM_FP8_ROW;
+    return f->group_rows == BL_FP8_BLOCK && f->group_cols == BL_FP8_BLOCK ? OPS_GEMM_FP8_BLOCK
+                                                                          : OPS_GEMM_BF16;
+}
+
 /* For an FP8 product of a weight whose segments follow each other. */
-static bool shape_suits(const bl_weight *w, int64_t T)
+static bool shape_suits(ops_gemm_kind kind, const bl_weight *w, int64_t T)
 {
     if (w->rows % FP8_MULTIPLE != 0 || w->cols % FP8_MULTIPLE != 0) return false;
-    if (w->segment[0].format == BL_FORMAT_FP8_ROW) return true;
+    if (kind == OPS_GEMM_FP8_ROW) return true;
     for (int s = 0; s + 1 < w->n_segments; s++)
         if (w->segment[s].rows % BL_FP8_BLOCK != 0) return false;
     return T % BLOCK_TOKENS_MULTIPLE == 0;
@@ -52,15 +67,21 @@ ops_gemm_kind ops_matmul_plan_kind(const bl_matmul_weight_args *args, bl_matmul_
 
     if (!reason) reason = &unused;
     if (args->mode != BL_MATMUL_FP8) return OPS_GEMM_BF16;
-    if (!segments_follow_each_other(w) || !bl_format_is_fp8(w->segment[0].format)) {
+    ops_gemm_kind kind = has_one_format(w) ? kind_of(w->segment[0].format) : OPS_GEMM_BF16;
+    if (kind == OPS_GEMM_BF16) {
         *reason = BL_FALLBACK_FORMAT;
         return OPS_GEMM_BF16;
     }
-    if (!shape_suits(w, args->T)) {
+    /* First: segments that do not have whole groups do not follow each other either. */
+    if (!shape_suits(kind, w, args->T)) {
         *reason = BL_FALLBACK_SHAPE;
         return OPS_GEMM_BF16;
     }
-    return w->segment[0].format == BL_FORMAT_FP8_ROW ? OPS_GEMM_FP8_ROW : OPS_GEMM_FP8_BLOCK;
+    if (!segments_follow_each_other(w)) {
+        *reason = BL_FALLBACK_FORMAT;
+        return OPS_GEMM_BF16;
+    }
+    return kind;
 }
 
 bl_matmul_mode bl_matmul_weight_mode(const bl_matmul_weight_args *args, bl_matmul_fallback *reason)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_cuda.h -- the ops on CUDA: one launcher an op, the entries of ops_cuda_table. Internal to
+/* ops_cuda.h -- the ops on CUDA: one launcher per op, the entries of ops_cuda_table. Internal to
  * ops/.
  *
  * ops_cuda_<op>(stream, args) gets arguments that passed the checks of ops.c and queues kernels on
@@ -23,7 +23,8 @@
 extern "C" {
 #endif
 
-#define OPS_CUDA_DECLARE(op) bl_status ops_cuda_##op(bl_stream *stream, const bl_##op##_args *args);
+#define OPS_CUDA_DECLARE(op, ...)                                                                  \
+    bl_status ops_cuda_##op(bl_stream *stream, const bl_##op##_args *args);
 BL_OPS_LIST(OPS_CUDA_DECLARE)
 #undef OPS_CUDA_DECLARE
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AdamW has the CPU's bits: the same operations, none contracted. Sums have their own
- * order. */
+/* optimizer.cu -- AdamW, sums of squares and clipping on CUDA. AdamW has the CPU's bits: the same
+ * operations, none contracted. Sums have their own order. */
 #include <limits.h>
 
 #include "fp8/cuda/vector.cuh"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A block takes a token, so that all of its heads share the position; a thread takes eight pairs of
- * a head. */
+/* rope.cu -- RoPE on CUDA. A block takes a token, so that all of its heads share the position; a
+ * thread takes eight pairs of a head. */
 #include "fp8/cuda/vector.cuh"
 #include "ops/element_internal.h"
 #include "ops/cuda/ops_cuda.h"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ops of CUDA. */
+/* table.c -- CUDA's table of ops: the launchers of ops_cuda.h, and the sizes of scratch. */
 #include "ops/cuda/ops_cuda.h"
 
-#define ENTRY(op) .op = ops_cuda_##op,
+#define ENTRY(op, ...) .op = ops_cuda_##op,
 const ops_table ops_cuda_table = {
     .acts = BL_DTYPE_BIT(BL_BF16),
     .loss_head_scratch_bytes = ops_cuda_loss_head_scratch_bytes,

@@ -152,12 +152,20 @@ bl_cost bl_cost_embedding_backward(const bl_cost_setting *s, const bl_embedding_
 
 /* ---- attention: the causal half, or the window's part of it ---- */
 
+/* Those of the data, or of micro-batches of T tokens where they have others. */
+static bl_token_statistics statistics_of(const bl_cost_setting *s, int64_t T)
+{
+    for (int i = 0; i < s->n_data; i++)
+        if (s->data[i].T == T) return s->data[i];
+    return (bl_token_statistics){T, s->document_tokens, s->label_part};
+}
+
 /* The keys that a query sees, on average over a document of document_tokens: half of them, or the
  * window less the half window that its first tokens lack. Documents of different lengths see at
  * most this. */
-static double visible_keys(const bl_cost_setting *s, int64_t window)
+static double visible_keys(const bl_cost_setting *s, int64_t T, int64_t window)
 {
-    double all = s->document_tokens, w = (double)window;
+    double all = statistics_of(s, T).document_tokens, w = (double)window;
     return window == 0 || w >= all ? all / 2 : w - w * w / (2 * all);
 }
 
@@ -167,7 +175,7 @@ bl_cost bl_cost_attention_forward(const bl_cost_setting *s, const bl_attention_f
            qkv = q + (double)(2 * a->n_kv_heads * a->d);
     bl_cost cost = {.n = 0};
 
-    add(&cost, BL_COST_ATTENTION_FORWARD, 4 * T * visible_keys(s, a->window) * q,
+    add(&cost, BL_COST_ATTENTION_FORWARD, 4 * T * visible_keys(s, a->T, a->window) * q,
         T * (q + qkv) * element_bytes(a->q));
     return cost;
 }
@@ -178,7 +186,7 @@ bl_cost bl_cost_attention_backward(const bl_cost_setting *s, const bl_attention_
            qkv = q + (double)(2 * a->n_kv_heads * a->d);
     bl_cost cost = {.n = 0};
 
-    add(&cost, BL_COST_ATTENTION_BACKWARD, 10 * T * visible_keys(s, a->window) * q,
+    add(&cost, BL_COST_ATTENTION_BACKWARD, 10 * T * visible_keys(s, a->T, a->window) * q,
         T * (2 * q + 2 * qkv) * element_bytes(a->q));
     return cost;
 }
@@ -203,8 +211,8 @@ static double stored_bytes(const bl_weight *w)
 {
     double bytes = 0;
     for (int i = 0; i < w->n_segments; i++)
-        bytes += (double)w->segment[i].rows * (double)w->cols *
-                 (double)bl_format_code_bytes(w->segment[i].format);
+        bytes +=
+            (double)w->segment[i].rows * (double)bl_format_row_bytes(w->segment[i].format, w->cols);
     return bytes;
 }
 
@@ -250,8 +258,8 @@ bl_cost bl_cost_matmul_weight(const bl_cost_setting *s, const bl_matmul_weight_a
  * which is written. */
 bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
 {
-    double tokens = (double)a->T * s->label_part, V = (double)a->V, H = (double)a->H,
-           element = element_bytes(a->x);
+    double tokens = (double)a->T * statistics_of(s, a->T).label_part, V = (double)a->V,
+           H = (double)a->H, element = element_bytes(a->x);
     int n_products = bl_tensor_is_there(a->dx) ? 2 : 1;
     bl_cost cost = {.n = 0};
 
@@ -266,6 +274,70 @@ bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
         add(&cost, BL_COST_HEAD, n * 2 * tokens * V * r, n * (r + tokens) * V * element);
     }
     add(&cost, BL_COST_MEMORY, 0, tokens * V * (3 * 4 + element));
+    return cost;
+}
+
+/* ---- experts ---- */
+
+static double rows_of(const bl_routing *r)
+{
+    return (double)r->T * (double)r->top_k;
+}
+
+/* Logits; x is read, the router once. */
+bl_cost bl_cost_route(const bl_cost_setting *s, const bl_route_args *a)
+{
+    double T = (double)a->routing.T, E = (double)a->routing.n_experts, H = (double)a->H;
+    bl_cost cost = {.n = 0};
+
+    (void)s;
+    add(&cost, BL_COST_LORA, 2 * T * E * H, E * H * 4 + T * H * element_bytes(a->x) + T * E * 4);
+    return cost;
+}
+
+bl_cost bl_cost_route_backward(const bl_cost_setting *s, const bl_route_backward_args *a)
+{
+    double T = (double)a->routing.T, E = (double)a->routing.n_experts, H = (double)a->H,
+           used = a->is_normed ? (double)a->routing.top_k : E;
+    bl_cost cost = {.n = 0};
+
+    (void)s;
+    add(&cost, BL_COST_LORA, 2 * T * used * H, E * H * 4 + 2 * T * H * element_bytes(a->dx));
+    return cost;
+}
+
+bl_cost bl_cost_permute(const bl_cost_setting *s, const bl_permute_args *a)
+{
+    (void)s;
+    return elementwise(2 * rows_of(&a->routing) * (double)a->C, a->x);
+}
+
+bl_cost bl_cost_combine(const bl_cost_setting *s, const bl_combine_args *a)
+{
+    double T = (double)a->routing.T;
+
+    (void)s;
+    return elementwise(
+        (rows_of(&a->routing) + (bl_tensor_is_there(a->z) ? 2 : 1) * T) * (double)a->C, a->rows);
+}
+
+/* h and d read, d written */
+bl_cost bl_cost_weigh_backward(const bl_cost_setting *s, const bl_weigh_backward_args *a)
+{
+    (void)s;
+    return elementwise(3 * rows_of(&a->routing) * (double)a->C, a->h);
+}
+
+/* The matrices of all experts are read, or of as many as there are rows. */
+bl_cost bl_cost_grouped_matmul(const bl_cost_setting *s, const bl_grouped_matmul_args *a)
+{
+    double n = rows_of(&a->routing), E = (double)a->routing.n_experts,
+           rows = (double)a->weight.rows / E, cols = (double)a->weight.cols;
+    bl_cost cost = {.n = 0};
+
+    (void)s;
+    add(&cost, BL_COST_GEMM, 2 * n * rows * cols,
+        stored_bytes(&a->weight) * fmin(1, n / E) + n * (rows + cols) * element_bytes(a->in));
     return cost;
 }
 

@@ -10,10 +10,10 @@
 static bl_cost_setting setting_of(bl_stream *stream)
 {
     const bl_model_device_options *o = bl_device_model(bl_stream_device(stream));
-    return (bl_cost_setting){o->kind, o->document_tokens, o->label_part};
+    return (bl_cost_setting){o->kind, o->document_tokens, o->label_part, o->data, o->n_data};
 }
 
-static bl_status queue(bl_stream *stream, const bl_cost *cost, double cores)
+static bl_status queue(bl_stream *stream, const char *op, const bl_cost *cost, double cores)
 {
     const bl_model_device_options *o = bl_device_model(bl_stream_device(stream));
 
@@ -22,17 +22,21 @@ static bl_status queue(bl_stream *stream, const bl_cost *cost, double cores)
         work.use[BL_RESOURCE_CORES] = cores;
         if (o->kind == BL_DEVICE_CUDA && work.seconds > 0)
             work.use[BL_RESOURCE_DEVICE_MEMORY] = cost->kernel[i].bytes / work.seconds;
+        if (o->on_kernel)
+            o->on_kernel(o->on_kernel_user, stream,
+                         &(bl_model_kernel){op, (int)cost->kernel[i].rate, cost->kernel[i].flops,
+                                            cost->kernel[i].bytes, work.seconds});
         BL_TRY(bl_model_stream_work(stream, &work));
     }
     return BL_OK;
 }
 
-#define QUEUE(op)                                                                                  \
+#define QUEUE(op, ...)                                                                             \
     static bl_status queue_##op(bl_stream *stream, const bl_##op##_args *args)                     \
     {                                                                                              \
         bl_cost_setting setting = setting_of(stream);                                              \
         bl_cost cost = bl_cost_##op(&setting, args);                                               \
-        return queue(stream, &cost,                                                                \
+        return queue(stream, #op, &cost,                                                           \
                      bl_device_model(bl_stream_device(stream))->rates.compute_cores);              \
     }
 BL_OPS_LIST(QUEUE)
@@ -63,7 +67,7 @@ static bl_status count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_C
     return BL_OK;
 }
 
-#define ENTRY(op) .op = queue_##op,
+#define ENTRY(op, ...) .op = queue_##op,
 const ops_table ops_model_cpu_table = {.acts = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_BF16),
                                        .matmul_weight_is_refused = is_refused,
                                        .matmul_end_warm_up = end_warm_up,

@@ -105,8 +105,7 @@ static bl_status open_tokenizer(const opening *o)
     bl_status st = bl_path_exists(path, &present);
     free(path);
     if (st != BL_OK) return st;
-    if (!present && (c->data_format == BL_DATA_TOKENS || c->data_format == BL_DATA_AUTO))
-        return BL_OK;
+    if (!present && c->data_format == BL_DATA_TOKENS) return BL_OK;
     st = bl_tokenizer_load(c->model_name_or_path, &data->tokenizer);
     if (st == BL_EINPUT) {
         bl_error_save(&data->tokenizer_error, st);
@@ -177,6 +176,27 @@ static int64_t count_tokens(const bl_rows *rows, const bl_sampler *sampler, int6
 
 /* Micro-batches are a step's positions in pieces. A long run is much like its beginning: two
  * epochs, or MIN_ROWS of a small data set, are enough. */
+/* Those of steps 1 to last that are multiples of `every`. */
+static int64_t times(bool is_on, int64_t every, int64_t last)
+{
+    return is_on && every > 0 ? last / every : 0;
+}
+
+/* As the trainer has them: evaluations also before the first step and after the last, checkpoints
+ * after the last. */
+static void count_events(const bl_train_config *c, int64_t n_validation, bl_plan_rows *out)
+{
+    int64_t last = out->n_steps - 1,
+            n_epochs = bl_train_position(c, out->n_rows, last) / out->n_rows;
+
+    out->n_evaluations = n_validation == 0
+                             ? 0
+                             : 2 + times(c->eval_strategy == BL_EVAL_STEPS, c->eval_steps, last) +
+                                   times(c->eval_strategy == BL_EVAL_EPOCH, 1, n_epochs);
+    out->n_checkpoints = 1 + times(c->save_strategy == BL_SAVE_STEPS, c->save_steps, last) +
+                         times(c->save_strategy == BL_SAVE_EPOCH, 1, n_epochs);
+}
+
 bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *data)
 {
     enum { MIN_ROWS = 1 << 16, MAX_ROWS = 1 << 22 };
@@ -201,6 +221,10 @@ bl_plan_rows bl_run_data_measure(const bl_train_config *c, const bl_run_data *da
     bl_dataset_get_stats(rows->set, &stats);
     out.mean = (double)n_tokens / (double)out.n_micro;
     out.document_tokens = rows->document_tokens;
+    out.n_steps = n_steps;
+    out.n_rows = rows->n;
+    out.n_used = bl_train_position(c, rows->n, n_steps);
+    count_events(c, data->validation.n, &out);
     if (stats.n_tokens > 0) out.label_part = (double)stats.n_label_tokens / (double)stats.n_tokens;
     return out;
 }

@@ -21,7 +21,7 @@
 #include "base/file_kind.h"
 #include "base/files.h"
 #include "base/sizes.h"
-#include "adapter/state.h"
+#include "trained/state.h"
 #include "train/trace.h"
 #include "train/training_internal.h"
 
@@ -312,6 +312,32 @@ static bl_status compare_with_removed(const bl_train_config *c, const place *fol
     return BL_OK;
 }
 
+/* A file of the run that is in the queue's directory would be taken for a job, or moved. */
+static bl_status check_queue(const bl_job *job, const places *written)
+{
+    const bl_train_config *c = job->config;
+    places queue = {0}, dirs = {0};
+    bl_status st;
+
+    if (!job->lead) return BL_OK;
+    BL_TRY_GOTO(st, done, add_path(&queue, "queue", job->lead->config->queue));
+    if (c->logging_dir)
+        BL_TRY_GOTO(st, done, add_in(&dirs, "logging_dir", c->logging_dir, "x", ""));
+    for (size_t i = 0; i < written->n + dirs.n && st == BL_OK; i++) {
+        const place *p = i < dirs.n ? &dirs.item[i] : &written->item[i - dirs.n];
+        char *path;
+        BL_TRY_GOTO(st, done, bl_text_format(&path, "%s", p->full));
+        if (lies_in(path, &queue.item[0]))
+            st = BL_FAIL(BL_EUSAGE, "%s: %s is in the directory of queue %s: use another directory",
+                         p->key, p->path, job->lead->config->queue);
+        free(path);
+    }
+done:
+    places_free(&dirs);
+    places_free(&queue);
+    return st;
+}
+
 static bl_status check_folders(const bl_train_config *c, const places *read, places *checkpoints)
 {
     places output = {0};
@@ -350,6 +376,7 @@ bl_status bl_job_check_paths(const bl_job *job)
     BL_TRY_GOTO(st, done, list_outputs(job, &written));
     BL_TRY_GOTO(st, done, compare_with_inputs(&written, &files));
     BL_TRY_GOTO(st, done, compare_outputs(&written));
+    BL_TRY_GOTO(st, done, check_queue(job, &written));
     for (size_t i = 0; i < checkpoints.n; i++) {
         BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints.item[i], &files));
         BL_TRY_GOTO(st, done, compare_with_removed(c, &checkpoints.item[i], &folders));

@@ -48,6 +48,43 @@ static bl_status write_losses(const bl_job *job, const bl_outcome *outcome, char
                           outcome->trained.loss, exp(outcome->trained.loss), stored);
 }
 
+/* The model and `dir` as words of a shell's command. */
+typedef struct command_words {
+    char *model, *dir;
+} command_words;
+
+/* In single quotes, unless no character needs them. */
+static bl_status quote_word(const char *text, char **out)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-./:=@%+,";
+
+    if (*text && strspn(text, plain) == strlen(text)) return bl_text_format(out, "%s", text);
+    char *end = *out = malloc(4 * strlen(text) + 3);
+    if (!end) return BL_FAIL(BL_ENOMEM, "out of memory: words of a command");
+    *end++ = '\'';
+    for (; *text; text++) {
+        if (*text == '\'') end = stpcpy(end, "'\\'");
+        *end++ = *text;
+    }
+    strcpy(end, "'");
+    return BL_OK;
+}
+
+static void free_words(command_words *words)
+{
+    free(words->model);
+    free(words->dir);
+}
+
+/* To be freed also after a failure. */
+static bl_status make_words(const bl_job *job, const char *dir, command_words *out)
+{
+    *out = (command_words){0};
+    BL_TRY(quote_word(job->config->model_name_or_path, &out->model));
+    return quote_word(dir, &out->dir);
+}
+
 /* Which base the losses are those of, and how to have the other's. */
 static bl_status write_base(const bl_job *job, bool has_stored, const char *dir, char **text)
 {
@@ -62,33 +99,37 @@ static bl_status write_base(const bl_job *job, bool has_stored, const char *dir,
             "Frozen base: %s. The losses are those of the base as trained; the last row is "
             "that of the base as stored, which PEFT and vLLM load from the checkpoint.\n",
             formats);
-    return bl_text_format(
-        text,
-        "Frozen base: %s. The losses are those of the base as trained. On the base as stored, "
-        "which PEFT and "
-        "vLLM load from the checkpoint, the adapter was not evaluated; this does:\n\n"
-        "```\nballast eval %s/config.resolved.yaml --adapter %s --base_format stored%s\n```\n",
-        formats, dir, dir, job->config->validation_file ? "" : " --validation_file FILE");
-}
-
-static const char *base_format_option(const bl_train_config *c)
-{
-    static const char *const options[] = {[BL_BASE_AUTO] = "",
-                                          [BL_BASE_FP8_ROW] = " --base_format fp8_row",
-                                          [BL_BASE_FP8_BLOCK] = " --base_format fp8_block",
-                                          [BL_BASE_STORED] = " --base_format stored"};
-    return options[c->base_format];
+    command_words words;
+    bl_status st = make_words(job, dir, &words);
+    if (st == BL_OK)
+        st = bl_text_format(
+            text,
+            "Frozen base: %s. The losses are those of the base as trained. On the base as stored, "
+            "which PEFT and "
+            "vLLM load from the checkpoint, the adapter was not evaluated; this does:\n\n"
+            "```\nballast eval %s/config.resolved.yaml --adapter %s --base_format stored%s\n```\n",
+            formats, words.dir, words.dir,
+            job->config->validation_file ? "" : " --validation_file FILE");
+    free_words(&words);
+    return st;
 }
 
 bl_status bl_training_next_command(const bl_job *job, const char *dir, char **text)
 {
-    const bl_train_config *c = job->config;
+    bl_base_format format = job->config->base_format;
+    bool is_auto = format == BL_BASE_AUTO;
+    command_words words;
+    bl_status st = make_words(job, dir, &words);
 
-    if (job->model->is_trained)
-        return bl_text_format(
-            text, "ballast generate --model %s/" BL_OUTPUT_MODEL " --prompt \"...\"", dir);
-    return bl_text_format(text, "ballast generate --model %s --adapter %s%s --prompt \"...\"",
-                          c->model_name_or_path, dir, base_format_option(c));
+    if (st == BL_OK && job->model->is_trained)
+        st = bl_text_format(
+            text, "ballast generate --model %s/" BL_OUTPUT_MODEL " --prompt \"...\"", words.dir);
+    else if (st == BL_OK)
+        st = bl_text_format(text, "ballast generate --model %s --adapter %s%s%s --prompt \"...\"",
+                            words.model, words.dir, is_auto ? "" : " --base_format ",
+                            is_auto ? "" : bl_base_format_name(format));
+    free_words(&words);
+    return st;
 }
 
 /* The value of vLLM's --max-lora-rank for an adapter of rank r: it takes these only
@@ -102,9 +143,9 @@ static long long rank_in_vllm(int64_t r)
 }
 
 /* vLLM and SGLang serve LoRA terms alone. */
-static bl_status write_serving(const bl_job *job, const char *dir, char **text)
+static bl_status write_serving(const bl_job *job, const command_words *words, char **text)
 {
-    const char *model = job->config->model_name_or_path;
+    const char *model = words->model, *dir = words->dir;
     long long r = rank_in_vllm(job->lora.options.r);
 
     if (job->modules.names.n > 0)
@@ -127,7 +168,7 @@ static bl_status write_serving(const bl_job *job, const char *dir, char **text)
 }
 
 /* The base as trained, in FP8. */
-static bl_status write_serving_base(const bl_job *job, const char *dir, char **text)
+static bl_status write_serving_base(const bl_job *job, const command_words *words, char **text)
 {
     const bl_train_config *c = job->config;
 
@@ -143,21 +184,26 @@ static bl_status write_serving_base(const bl_job *job, const char *dir, char **t
                           "quantized, in vLLM they are, too. Tried: the library with which "
                           "vLLM reads such a folder, not vLLM "
                           "itself.\n",
-                          c->model_name_or_path,
+                          words->model,
                           c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
-                          (long long)rank_in_vllm(job->lora.options.r), dir);
+                          (long long)rank_in_vllm(job->lora.options.r), words->dir);
 }
 
 static bl_status write_use(const bl_job *job, const char *dir, char **text)
 {
     const char *model = job->config->model_name_or_path;
     char *serving = NULL, *served = NULL, *command = NULL;
+    command_words words;
     bl_status st;
 
+    BL_TRY_GOTO(st, done, make_words(job, dir, &words));
     BL_TRY_GOTO(st, done, bl_training_next_command(job, dir, &command));
-    BL_TRY_GOTO(st, done, write_serving(job, dir, &serving));
-    if (bl_model_base_is_quantized(&job->base_formats) && job->modules.names.n == 0)
-        BL_TRY_GOTO(st, done, write_serving_base(job, dir, &served));
+    BL_TRY_GOTO(st, done, write_serving(job, &words, &serving));
+    bl_format made;
+    bool is_packed = bl_format_parse(bl_base_format_name(job->config->base_format), &made) &&
+                     bl_format_is_packed(made); /* ballast quantize writes FP8 only */
+    if (bl_model_base_is_quantized(&job->base_formats) && !is_packed && job->modules.names.n == 0)
+        BL_TRY_GOTO(st, done, write_serving_base(job, &words, &served));
     st = bl_text_format(
         text,
         "## Use\n\n"
@@ -168,6 +214,7 @@ static bl_status write_use(const bl_job *job, const char *dir, char **text)
         "step.\n",
         command, model, dir, serving, served ? served : "");
 done:
+    free_words(&words);
     free(command);
     free(serving);
     free(served);

@@ -19,13 +19,6 @@ static double log_sigmoid(double x)
     return x >= 0 ? -log1p(exp(-x)) : x - log1p(exp(x));
 }
 
-/* log(1 - e^x), x < 0: Maechler 2012, "Accurately computing log(1 - exp(-|a|))". */
-static double log_1_minus_exp(double x)
-{
-    static const double LOG_2 = 0.693147180559945309417;
-    return x > -LOG_2 ? log(-expm1(x)) : log1p(-exp(x));
-}
-
 /* ---- an answer ---- */
 
 typedef struct answer {
@@ -140,6 +133,20 @@ static pair_loss loss_of_scores(const bl_losses *l, bl_loss loss, double c, doub
     }
 }
 
+/* -b log S(x), x = odds(m_c) - odds(m_d). With q = 1 - e^m, odds(m) = m - log q has the slope
+ * 1 / q, and S(-x) = e^m_d q_c / (e^m_c q_d + e^m_d q_c): their product is finite where q_c
+ * vanishes. */
+static pair_loss odds_ratio(double b, double m_c, double m_d)
+{
+    /* A logp above -2^-25 may be 0: the loss head rounds 1 + 2^-24 and less to 1. */
+    static const double MOST = -0x1p-25;
+    m_c = fmin(m_c, MOST), m_d = fmin(m_d, MOST);
+    double q_c = -expm1(m_c), q_d = -expm1(m_d), x = m_c - log(q_c) - (m_d - log(q_d)),
+           divisor = q_c + exp(m_c - m_d) * q_d;
+
+    return (pair_loss){-b * log_sigmoid(x), -b / divisor, b * q_c / q_d / divisor};
+}
+
 /* m_c, m_d: mean log-probabilities, by which the derivatives are. */
 static pair_loss loss_of_means(const bl_losses *l, bl_loss loss, double m_c, double m_d)
 {
@@ -150,11 +157,7 @@ static pair_loss loss_of_means(const bl_losses *l, bl_loss loss, double m_c, dou
         return of_margin(-(1 - e) * log_sigmoid(x) - e * log_sigmoid(-x),
                          -(1 - e) * sigmoid(-x) + e * sigmoid(x), b, b);
     }
-    if (loss == BL_LOSS_ORPO) {
-        double x = m_c - log_1_minus_exp(m_c) - (m_d - log_1_minus_exp(m_d));
-        /* d odds(m) / dm = 1 / (1 - e^m) */
-        return of_margin(-b * log_sigmoid(x), -b * sigmoid(-x), -1 / expm1(m_c), -1 / expm1(m_d));
-    }
+    if (loss == BL_LOSS_ORPO) return odds_ratio(b, m_c, m_d);
     return (pair_loss){0, 0, 0};
 }
 

@@ -157,7 +157,7 @@ bl_status bl_trainer_write_adapter(bl_trainer *t)
             outcome->trained.loss = t->best.loss;
         }
     }
-    BL_TRY(bl_talk_meet(&t->rank->talk));
+    BL_TRY(bl_host_comm_barrier(&t->rank->host_comm));
     atomic_store(&t->is_saving, true);
     return bl_trainer_work_on_files(t, t->output ? export_result : NULL, t);
 }

@@ -16,7 +16,7 @@ bl_status bl_rank_compare_weights(bl_rank *r)
     uint64_t *all = calloc((size_t)n_ranks, sizeof *all);
     if (!all) return BL_FAIL(BL_ENOMEM, "checksums");
     all[r->index] = r->weights->checksum;
-    bl_status st = bl_talk_gather(&r->talk, all, sizeof *all);
+    bl_status st = bl_host_comm_gather(&r->host_comm, all, sizeof *all);
     while (st == BL_OK && other < n_ranks && all[other] == all[0]) other++;
     free(all);
     if (st != BL_OK || other == n_ranks) return st;

@@ -124,7 +124,7 @@ bl_status bl_evaluation_run(bl_evaluation *e)
         bl_pass_input input = bl_group_input(r->group);
         input.stop = r->stop;
         input.stop_user = r->stop_user;
-        input.updates = bl_adapter_full_updates(r->state);
+        input.updates = bl_trained_full_updates(r->state);
         BL_TRY(bl_pass_run(r->pass, &input));
     }
     return BL_OK;

@@ -44,7 +44,7 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* bl_talk_look_fn */
+/* bl_host_comm_is_busy_fn */
 static bl_status look(void *user, bool *is_busy)
 {
     file_work *w = user;
@@ -66,7 +66,7 @@ static bl_status work_and_meet(const bl_trainer *t, file_work *w)
     if (w->fn && bl_thread_create(&thread, thread_main, w) != 0)
         return BL_FAIL(BL_ELIMIT, "rank %d: a thread to write files could not be started",
                        t->rank->index);
-    bl_status st = bl_talk_wait(&t->rank->talk, look, w);
+    bl_status st = bl_host_comm_wait(&t->rank->host_comm, look, w);
     bl_error_save(&error, st);
     if (st != BL_OK) bl_comm_abort(t->rank->host_world, &error);
     if (w->fn) pthread_join(thread, NULL);

@@ -44,7 +44,7 @@ static bl_status describe(const bl_trainer *t, char **text)
         text,
         "rows %016" PRIx64 " %lld %lld; validation %016" PRIx64 " %lld %lld; positions %lld; "
         "ld_alpha %.17g; unpaired %d\n"
-        "model %016" PRIx64 " %016" PRIx64 " %s; adapter %016" PRIx64 "\n"
+        "model %016" PRIx64 " %016" PRIx64 " %s %d; adapter %016" PRIx64 "\n"
         "products %s; dtype %d; fast sums %d; bf16 %016" PRIx64 "; padded to %lld; build %s\n"
         "ranks %d; batches %lld %lld %lld; seed %lld; shuffle %d; epochs %d; longest %lld\n",
         job->identity.train, (long long)job->data.train.first, (long long)size->n_rows,
@@ -52,11 +52,12 @@ static bl_status describe(const bl_trainer *t, char **text)
         (long long)size->n_validation,
         (long long)(size->is_unpaired ? n_positions : bl_min_i64(n_positions, size->n_rows)),
         c->ld_alpha, size->is_unpaired, job->identity.model, t->rank->weights->checksum,
-        bl_base_format_name(c->base_format), reference, products, (int)c->compute_dtype,
-        (int)c->fp8_fast_accumulation, bf16, (long long)(pads ? job->plan.pass.T_max : 0),
-        bl_build_id(), job->topology.n_ranks, (long long)c->per_device_train_batch_size,
-        (long long)c->gradient_accumulation_steps, (long long)c->per_device_eval_batch_size,
-        (long long)c->seed, c->shuffle, (int)c->epoch_end, (long long)c->max_seq_length);
+        bl_base_format_name(c->base_format), (int)c->base_format_scales, reference, products,
+        (int)c->compute_dtype, (int)c->fp8_fast_accumulation, bf16,
+        (long long)(pads ? job->plan.pass.T_max : 0), bl_build_id(), job->topology.n_ranks,
+        (long long)c->per_device_train_batch_size, (long long)c->gradient_accumulation_steps,
+        (long long)c->per_device_eval_batch_size, (long long)c->seed, c->shuffle, (int)c->epoch_end,
+        (long long)c->max_seq_length);
 }
 
 /* ---- the passes ---- */
@@ -172,9 +173,9 @@ static bl_status share(const bl_trainer *t)
     bl_reference_sums *known = bl_preference_known(t->rank->preference);
 
     for (int64_t first = 0; first < known->n; first += SUMS_AT_ONCE)
-        BL_TRY(bl_talk_broadcast(&t->rank->talk, known->train + first,
-                                 (size_t)bl_min_i64(SUMS_AT_ONCE, known->n - first) *
-                                     sizeof *known->train));
+        BL_TRY(bl_host_comm_broadcast(&t->rank->host_comm, known->train + first,
+                                      (size_t)bl_min_i64(SUMS_AT_ONCE, known->n - first) *
+                                          sizeof *known->train));
     return BL_OK;
 }
 
@@ -185,7 +186,7 @@ static bl_status read_or_compute(bl_trainer *t, const char *path, const char *ke
     bl_reference_found found = BL_REFERENCE_ABSENT;
 
     if (t->output) BL_TRY(read_file(t, path, key, &found));
-    BL_TRY(bl_talk_broadcast(&t->rank->talk, &found, sizeof found));
+    BL_TRY(bl_host_comm_broadcast(&t->rank->host_comm, &found, sizeof found));
     if (found == BL_REFERENCE_READ) return share(t);
     BL_TRY(compute(t));
     if (!t->output) return BL_OK;

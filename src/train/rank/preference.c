@@ -15,7 +15,7 @@ enum { SUMS_AT_ONCE = 1 << 20 };
 struct bl_preference {
     bl_rank *rank;
     bl_losses losses;
-    bl_adapter_state *state; /* of a reference with an adapter */
+    bl_trained_state *state; /* of a reference with an adapter */
     bl_pass_adapter adapter; /* its; or unused */
     bl_preference_sums sums[BL_PREFERENCE_PURPOSES];
     double *divergence; /* [2 * micro-batches of a pass]: sums over ranks, and numbers of them */
@@ -112,7 +112,7 @@ static bl_status estimate_divergence(bl_preference *p, const bl_group_part *part
         count[i] = m.n_documents > 0;
         sum[i] = m.n_documents > 0 ? bl_preference_divergence(&m) : 0;
     }
-    BL_TRY(bl_talk_sum_real(&p->rank->talk, p->divergence, 2 * part->n));
+    BL_TRY(bl_host_comm_sum_real(&p->rank->host_comm, p->divergence, 2 * part->n));
     for (int i = 0; i < part->n; i++) sum[i] = count[i] > 0 ? fmax(0, sum[i] / count[i]) : 0;
     return BL_OK;
 }
@@ -191,11 +191,11 @@ static bl_status read_reference(bl_preference *p)
 
     bool is_continued = job->plan.pass.training && job->config->init_adapter;
     if (!p->losses.has_reference || !is_continued) return BL_OK;
-    BL_TRY(bl_adapter_state_create_frozen(r->device, r->world, r->compute, r->communication,
-                                          r->timeline, &job->lora, job->model->config.n_layers,
+    bl_trained_context context = bl_rank_context(r);
+    BL_TRY(bl_trained_state_create_frozen(&context, &job->lora, job->model->config.n_layers,
                                           (int)job->config->ring_depth, &p->state));
-    p->adapter = bl_adapter_state_adapter(p->state);
-    return bl_adapter_state_read_peft(p->state, &job->model->config, job->config->init_adapter);
+    p->adapter = bl_trained_state_adapter(p->state);
+    return bl_trained_state_read_peft(p->state, &job->model->config, job->config->init_adapter);
 }
 
 bl_reference_size bl_preference_size(const bl_job *job)
@@ -254,7 +254,7 @@ bl_status bl_preference_create(bl_rank *rank, bl_preference **out)
 void bl_preference_destroy(bl_preference *p)
 {
     if (!p) return;
-    bl_adapter_state_destroy(p->state);
+    bl_trained_state_destroy(p->state);
     bl_reference_sums_destroy(p->known);
     free(p->document_sums);
     free(p->divergence);
@@ -372,8 +372,8 @@ static bl_status share_sums(bl_preference *p)
     bl_reference_sums *known = p->known;
 
     for (int64_t first = 0; first < known->n; first += SUMS_AT_ONCE)
-        BL_TRY(bl_talk_sum_real(&p->rank->talk, known->train + first,
-                                bl_min_i64(SUMS_AT_ONCE, known->n - first)));
+        BL_TRY(bl_host_comm_sum_real(&p->rank->host_comm, known->train + first,
+                                     bl_min_i64(SUMS_AT_ONCE, known->n - first)));
     for (int64_t i = 0; i < known->n; i++)
         if (!isfinite(known->train[i]))
             return BL_FAIL(BL_ENUMERIC, "precompute_ref_log_probs: log-probabilities of the "
@@ -387,7 +387,7 @@ bl_status bl_preference_end_collecting(bl_preference *p)
     /* Gathers for the next pass may be under way. */
     bl_rank_drain(p->rank);
     bl_status st = share_sums(p);
-    bl_adapter_state_destroy(p->state);
+    bl_trained_state_destroy(p->state);
     p->state = NULL;
     return st;
 }
@@ -399,7 +399,7 @@ bl_status bl_preference_end(bl_preference *p, bl_preference_purpose purpose,
                    "sums are doubles");
     bl_preference_sums *sums = &p->sums[purpose];
 
-    BL_TRY(bl_talk_sum_real(&p->rank->talk, (double *)sums, BL_PREFERENCE_N_SUMS));
+    BL_TRY(bl_host_comm_sum_real(&p->rank->host_comm, (double *)sums, BL_PREFERENCE_N_SUMS));
     *out = bl_preference_summarize(&p->losses, sums);
     return BL_OK;
 }

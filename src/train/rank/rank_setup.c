@@ -64,7 +64,7 @@ static bl_status connect_gpus(bl_rank *r)
 {
     const bl_job *job = r->job;
     bl_adapter_bytes lora =
-        bl_adapter_state_measure(bl_device_act(r->device), &job->lora, job->model->config.n_layers,
+        bl_trained_state_measure(bl_device_act(r->device), &job->lora, job->model->config.n_layers,
                                  job->topology.n_ranks, (int)job->config->ring_depth);
     bl_nccl_options options = {.name = "ballast",
                                .deadline_s = job->config->step_deadline_s,
@@ -85,7 +85,7 @@ static bl_status create_communicators(bl_rank *r)
 {
     bool is_cpu = bl_device_get_kind(r->device) == BL_DEVICE_CPU;
 
-    BL_TRY(bl_talk_open(r->host_world, is_cpu ? r->communication : NULL, &r->talk));
+    BL_TRY(bl_host_comm_open(r->host_world, is_cpu ? r->communication : NULL, &r->host_comm));
     if (is_cpu)
         r->world = r->host_world;
     else
@@ -125,24 +125,32 @@ bl_status bl_rank_load_base(bl_rank *r)
     return bl_rank_compare_weights(r);
 }
 
+bl_trained_context bl_rank_context(const bl_rank *r)
+{
+    return (bl_trained_context){.device = r->device,
+                                .world = r->world,
+                                .compute = r->compute,
+                                .communication = r->communication,
+                                .timeline = r->timeline};
+}
+
 bl_status bl_rank_create_adapter(bl_rank *r)
 {
     const bl_job *job = r->job;
+    bl_trained_context context = bl_rank_context(r);
     bl_optimizer_placement optimizer = job->plan.optimizer;
 
     optimizer.hooks = job->hooks;
     if (job->model->is_trained)
-        return bl_adapter_full_create(r->weights, r->base, &optimizer, r->world, r->compute,
-                                      r->communication, r->timeline, &r->state);
+        return bl_trained_full_create(&context, r->weights, r->base, &optimizer, &r->state);
     if (job->lora.n_floats == 0) return BL_OK;
     if (job->modules.names.n > 0) BL_TRY(bl_adapter_modules_prepare(r->weights, &job->modules.set));
-    BL_TRY(bl_adapter_state_create(r->device, r->world, r->compute, r->communication, r->timeline,
-                                   &job->lora, job->model->config.n_layers,
+    BL_TRY(bl_trained_state_create(&context, &job->lora, job->model->config.n_layers,
                                    (int)job->config->ring_depth, &r->state));
     const bl_trained_set *set = job->modules.names.n > 0 ? &job->modules.set : NULL;
     if ((set || job->lora.n_table_floats > 0) && job->plan.pass.training)
-        BL_TRY(bl_adapter_state_add_modules(r->state, r->weights, set));
-    r->adapter = bl_adapter_state_adapter(r->state);
+        BL_TRY(bl_trained_state_add_modules(r->state, r->weights, set));
+    r->adapter = bl_trained_state_adapter(r->state);
     return BL_OK;
 }
 
@@ -162,8 +170,8 @@ bl_status bl_rank_fill_adapter(bl_rank *r)
         BL_TRY(bl_adapter_terms_check_base(r->job->model->files, &r->job->model->config,
                                            c->init_adapter));
     if (c->init_adapter)
-        return bl_adapter_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
-    return bl_adapter_state_initialize(r->state, (uint64_t)c->seed);
+        return bl_trained_state_read_peft(r->state, &r->job->model->config, c->init_adapter);
+    return bl_trained_state_initialize(r->state, (uint64_t)c->seed);
 }
 
 bl_status bl_rank_create_pass(bl_rank *r)
@@ -199,7 +207,7 @@ void bl_rank_close_run(bl_rank *r)
 {
     bl_evaluation_destroy(r->evaluation);
     bl_preference_destroy(r->preference);
-    bl_adapter_state_destroy(r->state);
+    bl_trained_state_destroy(r->state);
     r->evaluation = NULL;
     r->preference = NULL;
     r->state = NULL;
@@ -222,7 +230,7 @@ void bl_rank_close(bl_rank *r)
     bl_model_weights_free(r->weights);
     bl_timeline_collect(r->timeline);
     bl_timeline_destroy(r->timeline);
-    bl_talk_close(&r->talk); /* it may use `communication` */
+    bl_host_comm_close(&r->host_comm); /* it may use `communication` */
     bl_stream_destroy(r->compute);
     bl_stream_destroy(r->communication);
     bl_stream_destroy(r->gather);

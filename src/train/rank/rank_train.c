@@ -83,7 +83,6 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
 {
     const bl_batches *batches = bl_trainer_batches(t);
     struct bl_preference *preference = t->rank->preference;
-    const bl_weight_sink *weights = bl_adapter_full_sink(t->rank->state);
     double n_means = (double)(preference ? totals->n_filled : totals->n_labels);
 
     if (totals->n_labels == 0)
@@ -95,13 +94,11 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
                                                  .seed = (uint64_t)t->config->seed,
                                                  .step = (uint64_t)t->steps_done};
     for (int m = 0; m < batches->n_micro; m++)
-        micro[m] =
-            (bl_pass_micro){.batch = batches->micro + m,
-                            .adapter = bl_rank_adapter(t->rank),
-                            .loss_sum = bl_adapter_state_loss_sum(t->rank->state),
-                            .gradients = weights ? NULL : bl_adapter_state_sink(t->rank->state),
-                            .weights = weights,
-                            .loss_scale = 1.0 / n_means};
+        micro[m] = (bl_pass_micro){.batch = batches->micro + m,
+                                   .adapter = bl_rank_adapter(t->rank),
+                                   .loss_sum = bl_trained_state_loss_sum(t->rank->state),
+                                   .gradients = bl_trained_state_sink(t->rank->state),
+                                   .loss_scale = 1.0 / n_means};
     if (preference)
         bl_preference_begin(preference, BL_PREFERENCE_STEP,
                             bl_train_position(t->config, t->job->data.train.n, t->steps_done));
@@ -244,7 +241,7 @@ bl_status bl_trainer_end_step(bl_trainer *t, const bl_round_totals *totals,
     int64_t step = t->steps_done;
     double loss_sum;
 
-    BL_TRY(bl_adapter_state_reduce(t->rank->state, &loss_sum, &result->grad_norm, result->lanes));
+    BL_TRY(bl_trained_state_reduce(t->rank->state, &loss_sum, &result->grad_norm, result->lanes));
     result->loss = loss_sum / (double)totals->n_labels;
     if (t->rank->preference) {
         BL_TRY(bl_preference_end(t->rank->preference, BL_PREFERENCE_STEP, &result->preference));
@@ -253,8 +250,8 @@ bl_status bl_trainer_end_step(bl_trainer *t, const bl_round_totals *totals,
     if (!isfinite(result->loss) || !isfinite(result->grad_norm))
         return report_not_finite(t, step, result->loss, result->grad_norm, last_group);
     if (c->dump_gradients && step == training->start.step)
-        BL_TRY(bl_adapter_state_write_gradients(t->rank->state, c->dump_gradients));
-    BL_TRY(bl_adapter_state_update(
+        BL_TRY(bl_trained_state_write_gradients(t->rank->state, c->dump_gradients));
+    BL_TRY(bl_trained_state_update(
         t->rank->state, step + 1, bl_train_learning_rate(c, step, training->total_steps),
         c->adam_beta1, c->adam_beta2, c->adam_epsilon, c->weight_decay, c->max_grad_norm));
     t->steps_done = step + 1;

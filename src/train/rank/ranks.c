@@ -101,8 +101,8 @@ bool bl_ranks_wait(bl_ranks *ranks, const sigset_t *signals, int *signal_number)
     return true;
 }
 
-/* How much a rank's failure says: canceled ranks only heard of it; of those that see a loss that
- * is not finite, some know why. */
+/* Severity of a rank's error. A canceled rank has another's; of the ranks whose loss is not finite,
+ * some have the cause. */
 static int failure_weight(const bl_rank_thread *t)
 {
     return t->status == BL_OK ? 0 : t->status == BL_ECANCELED ? 1 : t->rank->is_at_fault ? 3 : 2;

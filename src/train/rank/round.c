@@ -3,11 +3,11 @@
  *
  * A round is one optimizer step of each run that still trains: count the labels of all ranks;
  * forward, loss and backward of all runs' micro-batches, group by group, so that each layer's
- * frozen weights are brought once per group whosever micro-batches it has; then run by run the sum
- * of loss and gradients and AdamW; then run by run evaluations and checkpoints. With eval_overlap
- * an evaluation only begins there: its micro-batches are in the groups of the next round, whose
- * update waits for its end and the checkpoint. While a round runs,
- * the rows of the next one are read and tokenized: some before each visit of its passes.
+ * frozen weights are loaded once per group, for all runs' micro-batches; then run by run the sum of
+ * loss and gradients and AdamW; then run by run evaluations and checkpoints. With eval_overlap an
+ * evaluation only begins there: its micro-batches are in the groups of the next round, whose update
+ * waits for its end and the checkpoint. While a round runs, the rows of the next one are read and
+ * tokenized: some before each visit of its passes.
  *
  * A run has the bits that it has alone: micro-batches do not mix, a run's come in their order, and
  * each has its run's adapter, gradients and loss (model/pass.h).
@@ -91,7 +91,7 @@ static bl_status count_round(bl_round *r, bool *stops)
     int64_t *signs = r->counts + (int64_t)N_COUNTS * n;
     signs[STOPS] = atomic_load(&lead->control->stop);
     signs[SAVED] = bl_trainer_save_is_done(lead); /* full fine-tuning: the only run */
-    BL_TRY(bl_talk_sum(&lead->rank->talk, r->counts, N_COUNTS * n + N_SIGNS));
+    BL_TRY(bl_host_comm_sum(&lead->rank->host_comm, r->counts, N_COUNTS * n + N_SIGNS));
     *stops = signs[STOPS] > 0;
     return signs[SAVED] == lead->job->topology.n_ranks ? bl_trainer_advance_save(lead) : BL_OK;
 }
@@ -103,7 +103,7 @@ static bl_round_totals totals_of(const bl_round *r, int i)
         .n_labels = counts[LABELS], .n_tokens = counts[TOKENS], .n_filled = counts[FILLED]};
 }
 
-/* A run of several that cannot go on, by what all ranks see, leaves the others. */
+/* A run of several that cannot continue, as all ranks see, is dropped; the others continue. */
 static void end_alone(bl_trainer *t, bl_status st)
 {
     t->status = st;
@@ -138,8 +138,8 @@ static bl_status begin_steps(bl_round *r, int64_t *n_micro)
     return BL_OK;
 }
 
-/* The group has n micro-batches of the round from `first` on: runs whose losses are of preferences
- * add companions of theirs. */
+/* Adds companions to the group, which has micro-batches [first, first + n) of the round: those of
+ * runs with preference losses. */
 static bl_status join_preferences(const bl_round *r, int64_t first, int64_t n)
 {
     int64_t begin = 0;
@@ -184,11 +184,11 @@ static bl_status run_group(bl_round *r, bl_pass_input *input)
     *input = bl_group_input(rank->group);
     input->stop = before_visit;
     input->stop_user = r;
-    input->updates = bl_adapter_full_updates(rank->state);
+    input->updates = bl_trained_full_updates(rank->state);
     return bl_pass_run(rank->pass, input);
 }
 
-/* Those that the last pass has no room for, so that it is the last one. */
+/* Evaluations that the last pass has no room for run before it, so that it is the last one. */
 static bl_status run_overlapped(bl_round *r, bl_pass_input *input)
 {
     const bl_job *job = lead_of(r)->job;
@@ -223,7 +223,7 @@ static bl_status run_groups(bl_round *r, int64_t n_micro, bl_pass_input *input)
     return BL_OK;
 }
 
-/* Their time is not the steps'. */
+/* Moves the start of all runs' steps by the time that this takes: it is not theirs. */
 static bl_status end_evaluations(const bl_round *r)
 {
     double started = bl_now_s();
@@ -246,7 +246,7 @@ static bl_status end_steps(bl_round *r, const bl_pass_input *last_group)
     for (int i = 0; i < r->n_trainers; i++) {
         if (!bl_trainer_goes_on(r->trainers[i])) continue;
         BL_TRY(bl_trainer_end_fill(enter(r, i)));
-        BL_TRY(bl_adapter_state_join(r->trainers[i]->rank->state));
+        BL_TRY(bl_trained_state_join(r->trainers[i]->rank->state));
     }
     BL_TRY(end_evaluations(r));
     bl_trainer_count_lanes(lead, lanes);
@@ -382,7 +382,7 @@ static bl_status first_failure(const bl_round *r)
     for (int i = 0; i < r->n_trainers; i++) {
         if (r->trainers[i]->status == BL_OK) continue;
         lead_of(r)->rank->is_at_fault = r->trainers[i]->rank->is_at_fault;
-        BL_TRY(bl_talk_meet(&lead_of(r)->rank->talk));
+        BL_TRY(bl_host_comm_barrier(&lead_of(r)->rank->host_comm));
         return bl_error_restore(&r->trainers[i]->error);
     }
     return BL_OK;

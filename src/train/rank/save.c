@@ -2,7 +2,7 @@
 /* save.c -- training checkpoints: their content, and how all ranks write one together. start.c: how
  * one is resumed.
  *
- *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: adapter/shards.c
+ *   checkpoints/step-N/state-RRRRR-of-NNNNN.safetensors   a rank's shard: trained/checkpoint.c
  *   checkpoints/step-N/adapter_model.safetensors,
  *                      adapter_config.json                the adapter after N steps, made from the
  *                                                         shards by rank 0; none of a run that
@@ -11,9 +11,9 @@
  *   checkpoints/step-N/manifest.json                      sizes and checksums; "state": step,
  *                                                         ranks, layout, fingerprints, log length
  *
- * In full fine-tuning a checkpoint is written behind the steps (adapter/full.h), in two parts. The
- * sum over ranks that begins each round counts the ranks that have done part 1; part 2 begins when
- * all have:
+ * A checkpoint is written in two parts. In full fine-tuning both are behind the steps
+ * (bl_trained_state_begin_shard): the sum over ranks that begins each round counts the ranks that
+ * have done part 1, and part 2 begins when all have. LoRA's parts are done before the next step.
  *
  *   1  each rank: its file, durable, and the file's checksum
  *   2  rank 0: the manifest, the rename, and bl_checkpoint_prune
@@ -72,7 +72,7 @@ static bl_status find_path(const bl_trainer *t, int64_t step, char **path)
 {
     char name[BL_SHARD_NAME_BYTES], *folder = NULL;
 
-    bl_adapter_shard_name(t->rank->index, t->job->topology.n_ranks, name);
+    bl_trained_shard_name(t->rank->index, t->job->topology.n_ranks, name);
     BL_TRY(bl_checkpoint_step_tmp_path(t->training->checkpoint_dir, step, &folder));
     bl_status st = bl_path_join(folder, name, path);
     /* Another host has made the folder, perhaps after this one has looked for those above it. */
@@ -87,7 +87,7 @@ static bl_status write_rank(bl_trainer *t, int64_t step, bl_checkpoint_file *out
     char *path = NULL;
 
     bl_status st = find_path(t, step, &path);
-    if (st == BL_OK) st = bl_adapter_state_write_shard(t->rank->state, path);
+    if (st == BL_OK) st = bl_trained_state_write_shard(t->rank->state, path);
     if (st == BL_OK) st = bl_checkpoint_describe_file(path, out);
     free(path);
     return bl_output_failure(t->folder, st);
@@ -100,7 +100,7 @@ int64_t bl_job_checkpoint_bytes(const bl_job *job)
 
     if (!job->model->is_trained)
         n_bytes = bl_adapter_checkpoint_bytes(&job->lora, &job->model->config, &job->modules.set);
-    else if (bl_adapter_full_checkpoint_bytes(
+    else if (bl_trained_full_checkpoint_bytes(
                  &job->model->config, &job->model->trained, job->topology.n_ranks,
                  bl_train_config_moments(job->config), &n_bytes) != BL_OK)
         return INT64_MAX;
@@ -205,7 +205,7 @@ static bl_status commit_save(const bl_trainer *t)
     BL_TRY(bl_output_check_lock(output));
     for (int i = 0; i < job->topology.n_ranks; i++) {
         char name[BL_SHARD_NAME_BYTES];
-        bl_adapter_shard_name(i, job->topology.n_ranks, name);
+        bl_trained_shard_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(output->saving, name, &t->files[i]));
     }
     if (!job->model->is_trained) BL_TRY(add_adapter(job, output->saving));
@@ -218,7 +218,7 @@ static bl_status commit_save(const bl_trainer *t)
 
 /* ---- behind the steps ---- */
 
-/* Runs on the file's stream when the rank's file is complete. */
+/* Runs when the rank's file is complete. */
 static bl_status describe_rank(void *user)
 {
     bl_trainer *t = user;
@@ -226,27 +226,57 @@ static bl_status describe_rank(void *user)
                              bl_checkpoint_describe_file(t->save.path, &t->files[t->rank->index]));
 }
 
-static bl_status begin_behind(bl_trainer *t)
+/* bl_trainer_work_fn, both; user: the trainer. */
+
+static bl_status begin_file(void *user)
 {
+    bl_trainer *t = user;
     bl_status st = find_path(t, t->save.step, &t->save.path);
 
     if (st == BL_OK)
-        st = bl_adapter_full_begin_shard(t->rank->state, t->save.path, describe_rank, t);
-    t->save.is_active = st == BL_OK;
+        st = bl_trained_state_begin_shard(t->rank->state, t->save.path, describe_rank, t);
     return bl_output_failure(t->folder, st);
+}
+
+static bl_status commit_work(void *user)
+{
+    bl_trainer *t = user;
+    bl_status st = bl_output_failure(t->output, commit_save(t));
+
+    bl_error_save(&t->save.error, st);
+    atomic_store(&t->save.is_committed, true);
+    return st;
 }
 
 static bl_status commit_task(bl_stream *stream, const void *args)
 {
     bl_trainer *const *t = args;
-    bl_saving *save = &(*t)->save;
 
     (void)stream;
-    bl_file_note_progress(&save->progress);
-    bl_error_save(&save->error, bl_output_failure((*t)->output, commit_save(*t)));
+    bl_file_note_progress(&(*t)->save.progress);
+    (void)commit_work(*t); /* finish returns its failure */
     bl_file_note_progress(NULL);
-    atomic_store(&save->is_committed, true);
     return BL_OK;
+}
+
+/* The stream that writes behind the steps; NULL: all is written before the next step. */
+static bl_stream *behind_of(const bl_trainer *t)
+{
+    return bl_trained_state_behind(t->rank->state);
+}
+
+static bl_status await_stream(const bl_trainer *t)
+{
+    return behind_of(t) ? bl_stream_synchronize(behind_of(t)) : BL_OK;
+}
+
+static bl_status begin_commit(bl_trainer *t)
+{
+    t->save.commits = true;
+    atomic_store(&t->save.is_committed, false);
+    atomic_store(&t->save.progress.has_begun, false);
+    if (!behind_of(t)) return bl_trainer_work_on_files(t, t->output ? commit_work : NULL, t);
+    return t->output ? bl_stream_call(behind_of(t), commit_task, &t, sizeof t) : BL_OK;
 }
 
 /* ---- a slow disk ---- */
@@ -257,7 +287,7 @@ enum { POLL_NS = 20 * 1000 * 1000 };
 static const double STALL_PART = 0.125;
 
 /* Reading the file for its checksum, after the last write, may take as long as writing it. */
-static bl_status check_progress(const bl_trainer *t, const bl_adapter_shard_progress *p)
+static bl_status check_progress(const bl_trainer *t, const bl_trained_shard_progress *p)
 {
     double deadline_s = t->config->step_deadline_s;
     double limit_s = p->left_s > 0 ? deadline_s : deadline_s + p->writing_s;
@@ -269,9 +299,9 @@ static bl_status check_progress(const bl_trainer *t, const bl_adapter_shard_prog
                    t->save.path, t->rank->index, p->idle_s, deadline_s);
 }
 
-/* bl_talk_look_fn, all three; user: the trainer. */
+/* bl_host_comm_is_busy_fn, all three; user: the trainer. */
 
-static bl_status look_at_file(bl_trainer *t, bool is_busy, const bl_adapter_shard_progress *p)
+static bl_status look_at_file(bl_trainer *t, bool is_busy, const bl_trained_shard_progress *p)
 {
     if (!is_busy) return BL_OK;
     BL_TRY(check_progress(t, p));
@@ -282,7 +312,7 @@ static bl_status look_at_file(bl_trainer *t, bool is_busy, const bl_adapter_shar
 static bl_status look_whether_it_stalls(void *user, bool *is_busy)
 {
     bl_trainer *t = user;
-    bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
+    bl_trained_shard_progress p = bl_trained_state_shard_progress(t->rank->state);
 
     *is_busy = !p.has_waiting && p.left_s > STALL_PART * t->config->step_deadline_s;
     return look_at_file(t, *is_busy, &p);
@@ -291,9 +321,9 @@ static bl_status look_whether_it_stalls(void *user, bool *is_busy)
 static bl_status look_whether_it_is_done(void *user, bool *is_busy)
 {
     bl_trainer *t = user;
-    bl_adapter_shard_progress p = bl_adapter_full_shard_progress(t->rank->state);
+    bl_trained_shard_progress p = bl_trained_state_shard_progress(t->rank->state);
 
-    *is_busy = !bl_adapter_full_shard_is_done(t->rank->state);
+    *is_busy = !bl_trained_state_shard_is_done(t->rank->state);
     return look_at_file(t, *is_busy, &p);
 }
 
@@ -313,14 +343,14 @@ bl_status bl_trainer_await_save(bl_trainer *t)
     if (!t->save.is_active || t->save.commits || t->steps_done <= t->save.step ||
         t->config->step_deadline_s <= 0)
         return BL_OK;
-    return bl_talk_wait(&t->rank->talk, look_whether_it_stalls, t);
+    return bl_host_comm_wait(&t->rank->host_comm, look_whether_it_stalls, t);
 }
 
 static bl_status await_file(bl_trainer *t)
 {
-    if (bl_adapter_full_shard_progress(t->rank->state).has_waiting)
-        BL_TRY(bl_adapter_full_flush(t->rank->state));
-    return bl_talk_wait(&t->rank->talk, look_whether_it_is_done, t);
+    if (bl_trained_state_shard_progress(t->rank->state).has_waiting)
+        BL_TRY(bl_trained_full_flush(t->rank->state));
+    return bl_host_comm_wait(&t->rank->host_comm, look_whether_it_is_done, t);
 }
 
 /* ---- both parts ---- */
@@ -330,14 +360,10 @@ static bl_status collect(bl_trainer *t)
 {
     bl_rank *r = t->rank;
 
-    BL_TRY(bl_adapter_full_end_shard(r->state));
+    BL_TRY(bl_trained_state_end_shard(r->state));
     if (!t->save.is_described) BL_TRY(bl_trainer_describe_save(t)); /* stopped in an evaluation */
-    BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
-    t->save.commits = true;
-    if (!t->output) return BL_OK;
-    atomic_store(&t->save.is_committed, false);
-    atomic_store(&t->save.progress.began_s, 0);
-    return bl_stream_call(bl_adapter_full_behind(r->state), commit_task, &t, sizeof t);
+    BL_TRY(bl_host_comm_gather(&r->host_comm, t->files, sizeof *t->files));
+    return begin_commit(t);
 }
 
 /* Waits for part 2. */
@@ -346,7 +372,7 @@ static bl_status finish(bl_trainer *t)
     bl_status st = BL_OK;
 
     if (t->output) {
-        st = bl_stream_synchronize(bl_adapter_full_behind(t->rank->state));
+        st = await_stream(t);
         if (st == BL_OK && t->save.error.status != BL_OK) st = bl_error_restore(&t->save.error);
     }
     if (st == BL_OK) t->saved_step = t->save.step;
@@ -357,9 +383,9 @@ static bl_status finish(bl_trainer *t)
 bool bl_trainer_save_is_done(const bl_trainer *t)
 {
     if (!t->save.is_active || !t->save.is_described) return false;
-    if (!t->save.commits) return bl_adapter_full_shard_is_done(t->rank->state);
+    if (!t->save.commits) return bl_trained_state_shard_is_done(t->rank->state);
     return !t->output || atomic_load(&t->save.is_committed) ||
-           bl_stream_status(bl_adapter_full_behind(t->rank->state)) != BL_OK;
+           (behind_of(t) && bl_stream_status(behind_of(t)) != BL_OK);
 }
 
 bl_status bl_trainer_advance_save(bl_trainer *t)
@@ -370,41 +396,27 @@ bl_status bl_trainer_advance_save(bl_trainer *t)
 bl_status bl_trainer_end_save(bl_trainer *t)
 {
     if (!t->save.is_active) return BL_OK;
-    BL_TRY(bl_talk_meet(&t->rank->talk));
+    BL_TRY(bl_host_comm_barrier(&t->rank->host_comm));
     atomic_store(&t->is_saving, true);
     if (!t->save.commits) {
         BL_TRY(await_file(t));
         BL_TRY(collect(t));
     }
-    BL_TRY(bl_talk_wait(&t->rank->talk, look_at_commit, t));
+    BL_TRY(bl_host_comm_wait(&t->rank->host_comm, look_at_commit, t));
     BL_TRY(finish(t));
-    return bl_talk_meet(&t->rank->talk);
+    return bl_host_comm_barrier(&t->rank->host_comm);
 }
 
 void bl_trainer_drop_save(bl_trainer *t)
 {
     if (t->save.is_active) {
-        bl_adapter_full_drop_shard(t->rank->state);
-        (void)bl_stream_synchronize(bl_adapter_full_behind(t->rank->state));
+        bl_trained_state_drop_shard(t->rank->state);
+        (void)await_stream(t);
     }
     clear_save(t);
 }
 
 /* ---- a whole save ---- */
-
-/* bl_trainer_work_fn, both; user: the trainer. */
-
-static bl_status write_rank_work(void *user)
-{
-    bl_trainer *t = user;
-    return write_rank(t, t->save.step, &t->files[t->rank->index]);
-}
-
-static bl_status commit_work(void *user)
-{
-    const bl_trainer *t = user;
-    return bl_output_failure(t->output, commit_save(t));
-}
 
 bl_status bl_trainer_begin_save(bl_trainer *t, int64_t step)
 {
@@ -412,30 +424,19 @@ bl_status bl_trainer_begin_save(bl_trainer *t, int64_t step)
     if (t->saved_step == step) return BL_OK;
     BL_TRY(bl_stream_synchronize(t->rank->compute));
     BL_TRY(start_save(t, step));
-    BL_TRY(bl_talk_meet(&t->rank->talk));
+    BL_TRY(bl_host_comm_barrier(&t->rank->host_comm));
     atomic_store(&t->is_saving, true);
-    return begin_behind(t);
+    BL_TRY(behind_of(t) ? begin_file(t) : bl_trainer_work_on_files(t, begin_file, t));
+    t->save.is_active = true;
+    return BL_OK;
 }
 
 bl_status bl_trainer_save(bl_trainer *t, int64_t step)
 {
-    bl_rank *r = t->rank;
-
-    if (t->job->model->is_trained) {
-        BL_TRY(bl_trainer_begin_save(t, step));
-        return t->save.is_active ? bl_trainer_describe_save(t) : BL_OK;
-    }
-    if (t->saved_step == step) return BL_OK;
-    BL_TRY(bl_stream_synchronize(r->compute));
-    BL_TRY(start_save(t, step));
+    BL_TRY(bl_trainer_begin_save(t, step));
+    if (!t->save.is_active) return BL_OK;
     BL_TRY(bl_trainer_describe_save(t));
-    BL_TRY(bl_talk_meet(&r->talk));
-    atomic_store(&t->is_saving, true);
-    BL_TRY(bl_trainer_work_on_files(t, write_rank_work, t));
-    BL_TRY(bl_talk_gather(&r->talk, t->files, sizeof *t->files));
-    BL_TRY(bl_trainer_work_on_files(t, t->output ? commit_work : NULL, t));
-    t->saved_step = step;
-    return BL_OK;
+    return behind_of(t) ? BL_OK : bl_trainer_end_save(t);
 }
 
 void bl_trainers_settle_save(bl_trainer *trainers)

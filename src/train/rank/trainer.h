@@ -73,7 +73,7 @@ typedef struct bl_trainer {
     bl_status status;
     bl_error error;
     atomic_bool is_set_up; /* as all ranks of the job are before one counts its first step */
-    /* all ranks have come to a save, or agreed to stop, and begin no step: abandon waits */
+    /* all ranks have entered a save, or agreed to stop, and begin no step: abandon waits */
     atomic_bool is_saving;
 } bl_trainer;
 

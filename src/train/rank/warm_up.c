@@ -17,7 +17,7 @@
  * It changes nothing: the gradients' scale is 0, gradients and loss are cleared, the optimizer
  * works on zeros in the buffers of a layer's gradients, weights are only gathered, and dropout has
  * no state. It takes only the memory of a step. */
-#include "adapter/full.h"
+#include "trained/full.h"
 #include "base/log.h"
 #include "base/sizes.h"
 #include "comm/nccl/nccl.h"
@@ -46,7 +46,6 @@ static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int
 {
     bl_rank *r = t->rank;
     const bl_job *job = t->job;
-    const bl_weight_sink *weights = bl_adapter_full_sink(r->state);
     bl_pass_input input = {
         .n_micro = n_micro, .micro = micro, .stop = r->stop, .stop_user = r->stop_user};
 
@@ -55,9 +54,8 @@ static bl_status run_group(bl_trainer *t, bl_pass_micro *micro, int n_micro, int
     for (int m = 0; m < input.n_micro; m++)
         micro[m] = (bl_pass_micro){.batch = t->batches[0]->micro + m % n_filled,
                                    .adapter = bl_rank_adapter(r),
-                                   .loss_sum = bl_adapter_state_loss_sum(r->state),
-                                   .gradients = weights ? NULL : bl_adapter_state_sink(r->state),
-                                   .weights = weights,
+                                   .loss_sum = bl_trained_state_loss_sum(r->state),
+                                   .gradients = bl_trained_state_sink(r->state),
                                    .loss_scale = 0.0};
     BL_TRY(bl_pass_run(r->pass, &input));
     r->adapter.dropout = (bl_lora_dropout){0};
@@ -124,7 +122,7 @@ static bool is_needed(const bl_rank *r)
  * seconds. What hangs on a new machine must not take step_deadline_s to show. */
 static bl_status meet_before(bl_rank *r)
 {
-    BL_TRY(bl_talk_meet(&r->talk));
+    BL_TRY(bl_host_comm_barrier(&r->host_comm));
     bl_nccl_limit_deadline(r->world, FIRST_DEADLINE_S);
     return BL_OK;
 }
@@ -139,7 +137,7 @@ bl_status bl_rank_warm_up(bl_rank *r)
     for (int64_t T = step; step > 0 && T < T_max; T += step) BL_TRY(run_forward(r, T));
     BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);
-    return bl_talk_meet(&r->talk);
+    return bl_host_comm_barrier(&r->host_comm);
 }
 
 /* micro: room for a group. */
@@ -153,8 +151,8 @@ static bl_status warm_up(bl_trainer *t, bl_pass_micro *micro)
     BL_TRY(bl_batches_upload(t->batches[0], r->compute));
     BL_TRY(run_group(t, micro, t->job->plan.pass.max_group, 1));
     BL_TRY(run_shorter(t, micro));
-    BL_TRY(bl_adapter_state_join(r->state));
-    BL_TRY(bl_adapter_state_warm_up(r->state));
+    BL_TRY(bl_trained_state_join(r->state));
+    BL_TRY(bl_trained_state_warm_up(r->state));
     return synchronize(r);
 }
 
@@ -170,5 +168,5 @@ bl_status bl_trainers_warm_up(bl_trainer **trainers, int n, bl_pass_micro *micro
     BL_TRY(bl_trainer_forget_counts(lead));
     BL_TRY(bl_matmul_end_warm_up(r->device));
     log_memory(r, before);
-    return bl_talk_meet(&r->talk);
+    return bl_host_comm_barrier(&r->host_comm);
 }

@@ -260,7 +260,8 @@ static void draw_progress(const bl_metrics *m, const bl_step_metrics *s, int col
     snprintf(part[RATE], PART_BYTES, "lr %.1e", s->learning_rate);
     snprintf(part[SPEED], PART_BYTES, "%.0f tokens/s", (double)s->tokens / s->step_s);
     print_stall_sum(s, part[STALLS], PART_BYTES);
-    snprintf(part[MEMORY], PART_BYTES, "%.1f GB", (double)bl_memory_anonymous_bytes() * 1e-9);
+    double gb = (double)bl_memory_anonymous_bytes() * 1e-9;
+    snprintf(part[MEMORY], PART_BYTES, gb < 0.1 ? "%.0f MB" : "%.1f GB", gb < 0.1 ? gb * 1e3 : gb);
     fit_parts(part, important, BL_COUNT(important), columns, line, sizeof line);
     print_bar(s, columns - 1 - (int)strlen(line), part[BAR]);
     join_parts(part, line, sizeof line);
@@ -355,7 +356,9 @@ bl_status bl_metrics_step(bl_metrics *m, const bl_step_metrics *s)
     m->n_steps++;
     m->n_tokens += s->tokens;
     m->mean_step_s = m->mean_step_s == 0 ? s->step_s : 0.9 * m->mean_step_s + 0.1 * s->step_s;
-    if (s->peak_flops > 0) snprintf(mfu, sizeof mfu, "%.4f", s->flops / s->step_s / s->peak_flops);
+    /* A step above the peak: other work slowed the measurement of the peak. */
+    double part = s->peak_flops > 0 ? s->flops / s->step_s / s->peak_flops : 0;
+    if (part > 0 && part <= 1) snprintf(mfu, sizeof mfu, "%.4f", part);
     snprintf(
         line, sizeof line,
         "{\"step\":%lld,\"loss\":%.*g,\"grad_norm\":%.12g,\"learning_rate\":%.12g,\"epoch\":%.12g,"

@@ -19,9 +19,8 @@ typedef struct bl_report {
 } bl_report;
 
 /* Draws the first log_bytes of the metrics log `log_path` into `path`, which is replaced as a
- * whole. *is_written: there is a
- * step in them; else nothing is written. Any thread. BL_EUSAGE: another kind of file is
- * there; BL_EIO, BL_ELIMIT name the file; BL_ENOMEM. */
+ * whole. *is_written: there is a step in them; else nothing is written. Any thread. BL_EUSAGE:
+ * another kind of file is there; BL_EIO, BL_ELIMIT name the file; BL_ENOMEM. */
 bl_status bl_report_write(const char *log_path, int64_t log_bytes, const bl_report *report,
                           const char *path, bool *is_written);
 

@@ -2,10 +2,11 @@
 /* one_run.c -- the steps of each run of a training: its rows, its output_dir, its end. */
 #include <stdlib.h>
 
+#include "trained/rates.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "train/data/sampler.h"
 #include "train/report/events.h"
 #include "train/run/runs.h"
@@ -20,6 +21,8 @@ bl_status bl_job_open_rows(bl_job *job, bl_host_memory *host)
     if (job->model->is_trained) return BL_OK;
     BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
     BL_TRY(bl_adapter_choose_modules(c, &job->model->config, true, &job->modules));
+    bl_trained_set *set = job->modules.names.n > 0 ? &job->modules.set : NULL;
+    BL_TRY(bl_adapter_choose_rates(c, &job->model->config, set, &job->lora));
     if (job->modules.names.n == 0 || !job->lead) return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "%s: modules_to_save replaces modules of the base, which several runs share: "

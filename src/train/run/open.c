@@ -6,9 +6,9 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "train/job.h"
-#include "train/talk.h"
+#include "train/host_comm.h"
 
 /* The ranks of a host are numbered one after the other. All processes of the job split, whatever is
  * shared where. */
@@ -28,14 +28,14 @@ static bl_status set_blocks(const bl_job *job)
 {
     int n_ranks = job->topology.n_ranks, other = 1;
     int64_t *all = calloc((size_t)n_ranks, sizeof *all);
-    bl_talk t;
+    bl_host_comm t;
 
     if (!all) return BL_FAIL(BL_ENOMEM, "%d processes", n_ranks);
-    bl_status st = bl_talk_open(job->host_world, NULL, &t);
+    bl_status st = bl_host_comm_open(job->host_world, NULL, &t);
     if (st == BL_OK) {
         all[job->topology.first_here] = job->config->sum_block;
-        st = bl_talk_gather(&t, all, sizeof *all);
-        bl_talk_close(&t);
+        st = bl_host_comm_gather(&t, all, sizeof *all);
+        bl_host_comm_close(&t);
     }
     while (other < n_ranks && all[other] == all[0]) other++;
     if (st == BL_OK && other < n_ranks)
@@ -112,6 +112,17 @@ static bl_status choose_trained(bl_job *job)
     return BL_OK;
 }
 
+/* The key is read where the format is made here and has a choice of scales. */
+static void warn_of_scales(const bl_train_config *c, bl_base_format format)
+{
+    bool has_choice =
+        format == BL_BASE_MXFP4 || format == BL_BASE_INT4_G32 || format == BL_BASE_INT4_G128;
+
+    if (c->base_format_scales == BL_SCALES_LARGEST && !has_choice)
+        bl_log_warning("base_format_scales largest has no effect with base_format %s",
+                       bl_base_format_name(c->base_format));
+}
+
 bl_status bl_job_open_model(bl_job *job)
 {
     const bl_train_config *c = job->config;
@@ -122,8 +133,11 @@ bl_status bl_job_open_model(bl_job *job)
 
     BL_TRY(bl_model_open_shared(c->model_name_or_path, format, c->max_seq_length, job->host_memory,
                                 n_replicas, &job->model));
+    warn_of_scales(c, format);
     job->model->io_engine = c->io_engine;
+    job->model->largest_scales = c->base_format_scales == BL_SCALES_LARGEST;
     job->base_formats = job->model->base_formats;
+    BL_TRY(bl_base_formats_check_device(&job->base_formats, bl_train_config_device_kind(c)));
     BL_TRY(choose_trained(job));
     if (c->max_seq_length > job->model->config.max_position_embeddings)
         bl_log_warning("max_seq_length %lld is beyond the model's %lld positions",

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* processes.c -- the agreement of a job's processes before their ranks start: that they see the
- * same directory, model, data and configuration, where rank 0's has found the run, and how much
- * memory they plan with. */
+/* processes.c -- the agreement of a job's processes before their ranks start: that all see the same
+ * directory, model, data and configuration, that they start from the checkpoint that rank 0 has
+ * found, and how much memory they plan with. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "ops/gemm.h"
-#include "train/talk.h"
+#include "train/host_comm.h"
 #include "train/training_internal.h"
 
 /* Rank 0's file in output_dir that the others look for; its token is drawn, so that no host has
@@ -171,7 +171,7 @@ static bl_status compare_folders(const bl_job *job, const char *dir, const view 
 }
 
 /* A different directory stays different; a missing one may still appear. */
-static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *dir, view *views)
+static bl_status find_folder(const bl_job *job, const bl_host_comm *t, const char *dir, view *views)
 {
     view *own = &views[job->topology.first_here];
     probe p = {0};
@@ -179,9 +179,9 @@ static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *di
     bool is_elsewhere = false, is_seen = true;
 
     if (job->topology.first_here == 0) BL_TRY(write_probe(dir, &p));
-    BL_TRY(bl_talk_broadcast(t, &p, sizeof p));
+    BL_TRY(bl_host_comm_broadcast(t, &p, sizeof p));
     BL_TRY(find_probe(dir, &p, QUICK_S, own));
-    BL_TRY(bl_talk_gather(t, views, sizeof *views));
+    BL_TRY(bl_host_comm_gather(t, views, sizeof *views));
     for (int i = 0; i < n_ranks; i++) {
         is_elsewhere |= views[i].is_elsewhere != 0;
         is_seen &= views[i].folder != 0;
@@ -190,7 +190,7 @@ static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *di
         bl_log_info("waiting for another host to see a new file in output_dir %s, at most %.0f s",
                     dir, PATIENCE_S - QUICK_S);
         BL_TRY(find_probe(dir, &p, PATIENCE_S - QUICK_S, own));
-        BL_TRY(bl_talk_gather(t, views, sizeof *views));
+        BL_TRY(bl_host_comm_gather(t, views, sizeof *views));
     }
     return compare_folders(job, dir, views);
 }
@@ -198,11 +198,11 @@ static bl_status find_folder(const bl_job *job, const bl_talk *t, const char *di
 bl_status bl_job_check_processes(const bl_job *job, const char *output_dir)
 {
     bl_status st = BL_OK;
-    bl_talk t;
+    bl_host_comm t;
     view *views = calloc((size_t)job->topology.n_ranks, sizeof *views);
 
     if (!views) return BL_FAIL(BL_ENOMEM, "%d processes", job->topology.n_ranks);
-    if ((st = bl_talk_open(job->host_world, NULL, &t)) != BL_OK) goto done;
+    if ((st = bl_host_comm_open(job->host_world, NULL, &t)) != BL_OK) goto done;
     if (output_dir) {
         st = find_folder(job, &t, output_dir, views);
         bl_error error;
@@ -211,10 +211,10 @@ bl_status bl_job_check_processes(const bl_job *job, const char *output_dir)
         if (st != BL_OK) BL_TRY_GOTO(st, closed, bl_error_restore(&error));
     }
     BL_TRY_GOTO(st, closed, look(job, &views[job->topology.first_here]));
-    BL_TRY_GOTO(st, closed, bl_talk_gather(&t, views, sizeof *views));
+    BL_TRY_GOTO(st, closed, bl_host_comm_gather(&t, views, sizeof *views));
     st = compare_views(job, views);
 closed:
-    bl_talk_close(&t);
+    bl_host_comm_close(&t);
 done:
     free(views);
     return st;
@@ -222,11 +222,11 @@ done:
 
 bl_status bl_job_meet(const bl_job *job)
 {
-    bl_talk t;
+    bl_host_comm t;
 
-    BL_TRY(bl_talk_open(job->host_world, NULL, &t));
-    bl_status st = bl_talk_meet(&t);
-    bl_talk_close(&t);
+    BL_TRY(bl_host_comm_open(job->host_world, NULL, &t));
+    bl_status st = bl_host_comm_barrier(&t);
+    bl_host_comm_close(&t);
     return st;
 }
 
@@ -242,7 +242,7 @@ typedef struct sent_start {
 bl_status bl_job_share_start(const bl_job *job, bl_start *start)
 {
     sent_start sent;
-    bl_talk t;
+    bl_host_comm t;
 
     memset(&sent, 0, sizeof sent); /* all its bytes are sent */
     sent.start = *start;
@@ -251,9 +251,9 @@ bl_status bl_job_share_start(const bl_job *job, bl_start *start)
         return BL_FAIL(BL_EUSAGE, "%s: a path of more than %d bytes", start->dir,
                        MAX_PATH_BYTES - 1);
     if (start->dir) memcpy(sent.dir, start->dir, strlen(start->dir));
-    BL_TRY(bl_talk_open(job->host_world, NULL, &t));
-    bl_status st = bl_talk_broadcast(&t, &sent, sizeof sent);
-    bl_talk_close(&t);
+    BL_TRY(bl_host_comm_open(job->host_world, NULL, &t));
+    bl_status st = bl_host_comm_broadcast(&t, &sent, sizeof sent);
+    bl_host_comm_close(&t);
     if (st != BL_OK || job->topology.first_here == 0) return st;
     *start = sent.start;
     if (sent.dir[0] && !(start->dir = strdup(sent.dir))) return BL_FAIL(BL_ENOMEM, "a path");
@@ -285,13 +285,13 @@ bl_status bl_job_compare_products(const bl_job *job)
 {
     rank_products *products = calloc((size_t)job->topology.n_ranks, sizeof *products);
     bl_status st;
-    bl_talk t;
+    bl_host_comm t;
 
     if (!products) return BL_FAIL(BL_ENOMEM, "the machines of %d processes", job->topology.n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_host_comm_open(job->host_world, NULL, &t));
     st = bl_products_describe(job, products[job->topology.first_here].text);
-    if (st == BL_OK) st = bl_talk_gather(&t, products, sizeof *products);
-    bl_talk_close(&t);
+    if (st == BL_OK) st = bl_host_comm_gather(&t, products, sizeof *products);
+    bl_host_comm_close(&t);
     if (st == BL_OK && job->topology.first_here == 0)
         warn_of_products(products, job->topology.n_ranks);
 done:
@@ -369,17 +369,17 @@ bl_status bl_job_share_memory(const bl_job *job, bl_plan_input *input)
     bool has_gpu = job->config->device == BL_CONFIG_DEVICE_CUDA;
     rank_memory *memory = calloc((size_t)n_ranks, sizeof *memory);
     bl_status st;
-    bl_talk t;
+    bl_host_comm t;
 
     if (!memory) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_host_comm_open(job->host_world, NULL, &t));
     rank_memory *own = &memory[job->topology.first_here];
     own->host = bl_plan_available_bytes(input);
     own->tokenizer = input->tokenizer_bytes;
     own->gpu = has_gpu ? bl_plan_gpu_available_bytes(input) : -1;
     bl_host_name(own->name, sizeof own->name);
-    st = bl_talk_gather(&t, memory, sizeof *memory);
-    bl_talk_close(&t);
+    st = bl_host_comm_gather(&t, memory, sizeof *memory);
+    bl_host_comm_close(&t);
     if (st == BL_OK && job->topology.first_here == 0) {
         warn_of_least_gpu(memory, n_ranks);
         warn_of_least_host(memory, n_ranks);
@@ -405,10 +405,10 @@ bl_status bl_job_compare_plans(const bl_job *job)
     const bl_plan *plan = &job->plan;
     choice *choices = calloc((size_t)n_ranks, sizeof *choices);
     bl_status st;
-    bl_talk t;
+    bl_host_comm t;
 
     if (!choices) return BL_FAIL(BL_ENOMEM, "the plans of %d processes", n_ranks);
-    BL_TRY_GOTO(st, done, bl_talk_open(job->host_world, NULL, &t));
+    BL_TRY_GOTO(st, done, bl_host_comm_open(job->host_world, NULL, &t));
     choices[job->topology.first_here] =
         (choice){plan->pass.max_group,
                  (int64_t)plan->pass.save,
@@ -418,8 +418,8 @@ bl_status bl_job_compare_plans(const bl_job *job)
                  plan->placement.places_copy,
                  (int64_t)plan->optimizer.tier,
                  (int64_t)(plan->optimizer.ratio * 1e6)};
-    st = bl_talk_gather(&t, choices, sizeof *choices);
-    bl_talk_close(&t);
+    st = bl_host_comm_gather(&t, choices, sizeof *choices);
+    bl_host_comm_close(&t);
     int other = st == BL_OK ? find_other(choices, sizeof *choices, n_ranks) : -1;
     if (other > 0)
         st = BL_FAIL(BL_ELIMIT,

@@ -7,7 +7,8 @@
  * result; it is also the barrier before the ranks read the files that the first ranks have written.
  *
  * A job is rejected if it cannot be opened, has other common keys than the base, or does not fit in
- * memory alone. It has failed if it was started and cannot be set up. Other jobs continue. */
+ * memory alone. It has failed if it was started and cannot be set up. The status does not matter, a
+ * bug of Ballast's included: other jobs continue, and a restart does not repeat the job. */
 #include "train/run/queue.h"
 
 #include <stdio.h>
@@ -54,12 +55,12 @@ static bl_status agree(const bl_rank *rank, bl_status own, bl_error *verdict)
     int n = rank->job->topology.n_ranks;
     bl_error *all = calloc((size_t)n, sizeof *all);
 
-    if (own == BL_ECANCELED || own == BL_EINTERNAL || !all) {
+    if (own == BL_ECANCELED || !all) {
         free(all);
         return all || own != BL_OK ? own : BL_FAIL(BL_ENOMEM, "the states of %d ranks", n);
     }
     bl_error_save(&all[rank->index], own);
-    bl_status st = bl_talk_gather(&rank->talk, all, sizeof *all);
+    bl_status st = bl_host_comm_gather(&rank->host_comm, all, sizeof *all);
     *verdict = (bl_error){.status = BL_OK};
     for (int i = n - 1; i >= 0 && st == BL_OK; i--)
         if (all[i].status != BL_OK) *verdict = all[i];
@@ -124,7 +125,8 @@ static bl_status load_config(bl_queue *q, bl_queue_slot *slot)
     char *path;
 
     BL_TRY(bl_spool_path(base->queue, slot->name, slot->has_run, &path));
-    bl_status st = bl_train_config_load_job(base, path, &slot->config);
+    bl_status st = bl_path_check_private(path);
+    if (st == BL_OK) st = bl_train_config_load_job(base, path, &slot->config);
     free(path);
     BL_TRY(st);
     for (int run = 1; run <= BL_QUEUE_ROOM; run++)
@@ -230,7 +232,7 @@ static void give_plan(bl_queue *q, int run)
 static bl_status come_to_rest(bl_rank *rank)
 {
     bl_rank_drain(rank);
-    return bl_talk_meet(&rank->talk);
+    return bl_host_comm_barrier(&rank->host_comm);
 }
 
 /* Destroys the pass, then creates the one of the new plan. */
@@ -268,9 +270,9 @@ static bl_status turn_away(bl_queue *q, int run, const bl_rank *rank, const bl_e
         st = bl_spool_end_job(q->spool, slot->name, has_run,
                               has_run ? BL_SPOOL_FAILED : BL_SPOOL_REJECTED, why->text);
     }
-    BL_TRY(bl_talk_meet(&rank->talk));
+    BL_TRY(bl_host_comm_barrier(&rank->host_comm));
     if (is_first(rank)) bl_queue_free_slot(q, run);
-    BL_TRY(bl_talk_meet(&rank->talk));
+    BL_TRY(bl_host_comm_barrier(&rank->host_comm));
     return st;
 }
 
@@ -369,7 +371,7 @@ static bl_status take(bl_queue *q, const queue_order *order, bl_trainer **traine
     bl_error verdict;
     bl_status st = BL_OK;
 
-    BL_TRY(bl_talk_meet(&rank->talk)); /* all ranks have found the slot */
+    BL_TRY(bl_host_comm_barrier(&rank->host_comm)); /* all ranks have found the slot */
     if (is_first(rank)) {
         q->open = run;
         atomic_store(&q->slot[run].state, BL_SLOT_OPEN);
@@ -419,10 +421,10 @@ static bl_status retire(bl_queue *q, bl_trainer **trainers, int *n, int at)
     bl_trainer_free(t);
     memmove(&trainers[at], &trainers[at + 1], (size_t)(*n - at - 1) * sizeof(bl_trainer *));
     --*n;
-    BL_TRY(bl_talk_meet(&rank->talk));
+    BL_TRY(bl_host_comm_barrier(&rank->host_comm));
     bl_log_set_label(NULL);
     if (is_first(rank)) bl_queue_free_slot(q, run);
-    return bl_talk_meet(&rank->talk);
+    return bl_host_comm_barrier(&rank->host_comm);
 }
 
 /* ---- the order between rounds ---- */
@@ -469,7 +471,7 @@ static bl_status obey(bl_queue *q, const queue_order *order, bl_trainer **traine
         return admit(q, trainers, n, n_new);
     case DROP:
         if (is_first(rank)) bl_queue_free_slot(q, q->open);
-        return bl_talk_meet(&rank->talk);
+        return bl_host_comm_barrier(&rank->host_comm);
     case NOTHING:
     case OVER:
         break;
@@ -490,7 +492,7 @@ bl_status bl_queue_change(void *user, bl_trainer **trainers, int *n, int *n_new,
             BL_TRY(retire(q, trainers, n, i));
     memset(&order, 0, sizeof order);
     if (rank->index == 0) BL_TRY(decide(q, &order));
-    BL_TRY(bl_talk_broadcast(&rank->talk, &order, sizeof order));
+    BL_TRY(bl_host_comm_broadcast(&rank->host_comm, &order, sizeof order));
     *is_over = order.kind == OVER;
     bl_status st = obey(q, &order, trainers, n, n_new);
     bl_log_set_label(NULL);

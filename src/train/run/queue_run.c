@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/sizes.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "ops/gemm.h"
 #include "train/run/queue.h"
 

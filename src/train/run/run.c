@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/sizes.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "ops/gemm.h"
 #include "train/run/runs.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_evaluation.c -- an evaluation, from its configuration to its result. */
 #include "ops/gemm.h"
-#include "adapter/choose.h"
+#include "trained/choose.h"
 #include "train/rank/ranks.h"
 
 static bl_status evaluate_rank(bl_rank *r, void *user)

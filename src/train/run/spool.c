@@ -27,12 +27,24 @@ struct bl_spool {
     int64_t n_ended[BL_N_SPOOL_ENDS];
 };
 
-static bl_status make(const char *dir, const char *name)
+/* Only this user and root put files there: a job names files to read and to write. */
+static bl_status make(const char *path)
+{
+    struct stat info;
+
+    BL_TRY(bl_dir_create_private(path));
+    BL_TRY(bl_path_check_private(path));
+    if (stat(path, &info) != 0 || (info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "%s: other users may create files in it (mode %04o): chmod go-w %s",
+                   path, (unsigned)(info.st_mode & 07777), path);
+}
+
+static bl_status make_in(const char *dir, const char *name)
 {
     char *path;
 
     BL_TRY(bl_path_join(dir, name, &path));
-    bl_status st = bl_dir_create(path);
+    bl_status st = make(path);
     free(path);
     return st;
 }
@@ -41,10 +53,10 @@ static bl_status open_dirs(bl_spool *s)
 {
     char *path;
 
-    BL_TRY(bl_dir_create(s->dir));
+    BL_TRY(make(s->dir));
     BL_TRY(bl_dir_lock_acquire(s->dir, &s->lock));
-    BL_TRY(make(s->dir, RUNNING));
-    for (int i = 0; i < BL_N_SPOOL_ENDS; i++) BL_TRY(make(s->dir, ends[i]));
+    BL_TRY(make_in(s->dir, RUNNING));
+    for (int i = 0; i < BL_N_SPOOL_ENDS; i++) BL_TRY(make_in(s->dir, ends[i]));
     BL_TRY(bl_path_join(s->dir, RUNNING, &path));
     bl_status st = bl_dir_list(path, &s->left, &s->n_left);
     free(path);
@@ -195,14 +207,14 @@ static bl_status find_target(const bl_spool *s, const char *from, const char *pa
 }
 
 /* The new link replaces the old one in one step: a crash leaves either. */
-static bl_status fix_link(const bl_spool *s, const char *name, const char *from, const char *path)
+static bl_status fix_link(const bl_spool *s, const char *from, const char *path)
 {
     char *target, *made = NULL;
     bl_status st;
 
     BL_TRY(find_target(s, from, path, &target));
     if (!target) return BL_OK;
-    BL_TRY_GOTO(st, done, bl_text_format(&made, "%s/.%s.link", s->dir, name));
+    BL_TRY_GOTO(st, done, bl_text_format(&made, "%s/.ballast.link", s->dir));
     if ((unlink(made) != 0 && errno != ENOENT) || symlink(target, made) != 0 ||
         rename(made, path) != 0)
         st = bl_fail_errno(BL_EIO, "%s: link to %s", path, target);
@@ -212,6 +224,26 @@ done:
     return st;
 }
 
+/* A directory, which may have a job's name, neither replaces a file nor is replaced by one: then it
+ * takes the first free name of NAME.1, NAME.2, ... */
+static bool rename_to_free(const char *source, const char *target)
+{
+    enum { MAX_NAMES = 100000 };
+    bool is_moved = rename(source, target) == 0;
+
+    for (int i = 1; !is_moved && i < MAX_NAMES; i++) {
+        char *other;
+        struct stat info;
+        if (errno != EISDIR && errno != ENOTDIR && errno != ENOTEMPTY && errno != EEXIST) break;
+        int code = errno;
+        if (bl_text_format(&other, "%s.%d", target, i) != BL_OK) break;
+        is_moved = lstat(other, &info) != 0 && rename(source, other) == 0;
+        if (!is_moved) errno = code;
+        free(other);
+    }
+    return is_moved;
+}
+
 static bl_status move(const bl_spool *s, const char *name, const char *from, const char *to)
 {
     char *source = NULL, *target = NULL;
@@ -219,8 +251,8 @@ static bl_status move(const bl_spool *s, const char *name, const char *from, con
 
     BL_TRY_GOTO(st, done, path_in(s->dir, from, name, &source));
     BL_TRY_GOTO(st, done, path_in(s->dir, to, name, &target));
-    BL_TRY_GOTO(st, done, fix_link(s, name, from, source));
-    if (rename(source, target) != 0) {
+    BL_TRY_GOTO(st, done, fix_link(s, from, source));
+    if (!rename_to_free(source, target)) {
         st = bl_fail_errno(BL_EIO, "%s: rename to %s", source, target);
         goto done;
     }

@@ -31,8 +31,9 @@ typedef enum bl_spool_end {
     BL_N_SPOOL_ENDS
 } bl_spool_end;
 
-/* Creates the directories and locks DIR. BL_EUSAGE: another queue has locked it, or it is not a
- * directory; BL_EIO. Close *out after a failure, too. */
+/* Creates the directories and locks DIR. BL_EUSAGE: another queue has locked it, it is not a
+ * directory, or another user than this process's or root owns it or one of the four, or may write
+ * it; BL_EIO. Close *out after a failure, too. */
 bl_status bl_spool_open(const char *dir, bl_spool **out);
 void bl_spool_close(bl_spool *spool); /* NULL is fine */
 
@@ -47,8 +48,9 @@ bl_status bl_spool_path(const char *dir, const char *name, bool has_run, char **
 bool bl_spool_has(const bl_spool *spool, const char *name, bool has_run);
 /* Moves a waiting job to running/. BL_EIO. */
 bl_status bl_spool_begin(bl_spool *spool, const char *name);
-/* Moves a job to done/, failed/ or rejected/. `line`: the reason; NULL for done. has_run: the job
- * is in running/. Warns if the file was removed or the reason cannot be written. BL_EIO. */
+/* Moves a job to done/, failed/ or rejected/, there by NAME.yaml.1 or so where a directory is in
+ * the way, or the job is one. `line`: the reason; NULL for done. has_run: the job is in running/.
+ * Warns if the file was removed or the reason cannot be written. BL_EIO. */
 bl_status bl_spool_end_job(bl_spool *spool, const char *name, bool has_run, bl_spool_end end,
                            const char *line);
 /* Whether DIR/stop exists. clear_stop removes it, when the queue has ended. */

@@ -25,8 +25,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "adapter/choose.h"
-#include "adapter/lora_io.h"
+#include "trained/choose.h"
+#include "trained/peft.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
@@ -309,8 +309,9 @@ done:
     return st;
 }
 
-/* BL_ECHECKPOINT: something differs and is not allowed by its name. */
-static bl_status check_differences(bl_training *training, const json_t *state)
+/* BL_ECHECKPOINT: something differs and is not allowed by its name. fits: the weights have the
+ * checkpoint's sizes. */
+static bl_status check_differences(bl_training *training, const json_t *state, bool fits)
 {
     bl_start *start = &training->start;
     char *all = NULL, *refused = NULL;
@@ -326,7 +327,12 @@ static bl_status check_differences(bl_training *training, const json_t *state)
     if (st == BL_OK && n_all > 0) {
         all[n_all - 2] = '\0'; /* the last "; " */
         start->is_saved = false;
-        if (d.is_refused)
+        if (d.is_refused && !fits)
+            st = BL_FAIL(BL_ECHECKPOINT,
+                         "%s was made by another run: %s (its weights have other sizes: it cannot "
+                         "be resumed)",
+                         start->dir, all);
+        else if (d.is_refused)
             st = BL_FAIL(BL_ECHECKPOINT,
                          "%s was made by another run: %s (allow_resume_mismatch: [%s] resumes it, "
                          "not bit-identically)",
@@ -353,7 +359,7 @@ static bl_status read_best(const char *where, const json_t *state, bl_best *best
                            &best->n_stale);
 }
 
-/* Of the rungs that the run has come to, if there are any. */
+/* The rungs that the run has reached, if there are any. */
 static bl_status read_rungs(const char *where, const json_t *state, bl_rungs *rungs)
 {
     const json_t *losses = json_object_get(state, "rung_losses");
@@ -428,13 +434,14 @@ static bl_status check_state(bl_training *training, const json_t *state, bl_outc
     BL_TRY(read_best(start->dir, state, &start->best));
     BL_TRY(read_rungs(start->dir, state, &start->rungs));
     start->n_ranks = (int)ranks;
-    if (layers != job->model->config.n_layers || floats != bl_job_layer_floats(job))
+    bool fits = layers == job->model->config.n_layers && floats == bl_job_layer_floats(job);
+    BL_TRY(check_differences(training, state, fits));
+    if (!fits)
         return BL_FAIL(BL_ECHECKPOINT,
                        "%s: it holds %lld layers of %lld %s weights, this run has %lld of %lld",
                        start->dir, (long long)layers, (long long)floats,
                        job->model->is_trained ? "trained" : "LoRA",
                        (long long)job->model->config.n_layers, (long long)bl_job_layer_floats(job));
-    BL_TRY(check_differences(training, state));
     if (start->other_validation) {
         start->evaluated_step = -1;
         start->best = NO_BEST;

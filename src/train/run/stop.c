@@ -36,7 +36,7 @@ typedef struct supervisor {
     bl_trainer *trainers; /* [n_runs][n_here] */
     bl_control control;
     bool is_child;         /* of a parent, which has the second request for itself */
-    double asked_s;        /* 0: not yet */
+    double asked_s;        /* BL_NEVER_S: not yet */
     bl_peak_memory of_job; /* by the rank of a job of several processes; host 0: not known */
 } supervisor;
 
@@ -67,7 +67,7 @@ static bl_status say_before_steps(void)
                                 "resume with --resume_from_checkpoint true");
 }
 
-/* In a save that all ranks of the job have come to: one here says so for all. */
+/* True if the ranks are inside a save: one rank of this process is enough. */
 static bool is_saving(const supervisor *s)
 {
     bool saves = false;
@@ -116,11 +116,12 @@ static void report_now(const supervisor *s)
 static void take_signal(supervisor *s, const sigset_t *signals, int signal_number)
 {
     double grace_s = s->runs[0].training.config->grace_s;
-    bool is_repeated = s->asked_s > 0.0 && (s->is_child || bl_stop_signal_repeats(signal_number) ||
-                                            bl_now_s() - s->asked_s < BL_LAUNCH_ONE_REQUEST_S);
+    bool is_repeated =
+        s->asked_s > BL_NEVER_S && (s->is_child || bl_stop_signal_repeats(signal_number) ||
+                                    bl_now_s() - s->asked_s < BL_LAUNCH_ONE_REQUEST_S);
 
     if (signal_number > 0 && !is_repeated) {
-        if (s->asked_s > 0.0) give_back(signals, signal_number);
+        if (s->asked_s > BL_NEVER_S) give_back(signals, signal_number);
         s->asked_s = bl_now_s();
         if (signal_number == SIGINT) bl_log_note_echo();
         if (is_before_steps(s))
@@ -132,7 +133,8 @@ static void take_signal(supervisor *s, const sigset_t *signals, int signal_numbe
                 strsignal(signal_number), grace_s);
         atomic_store(&s->control.stop, 1);
     }
-    bool is_over = s->asked_s > 0.0 && (bl_now_s() - s->asked_s > grace_s || is_before_steps(s));
+    bool is_over =
+        s->asked_s > BL_NEVER_S && (bl_now_s() - s->asked_s > grace_s || is_before_steps(s));
     if (is_over && !atomic_load(&s->control.abandon) && !is_saving(s)) abandon(s);
     s->ranks.is_cleaning_up = is_over && is_before_steps(s) && bl_now_s() - s->asked_s < CLEAN_UP_S;
 }
@@ -205,7 +207,7 @@ static bl_status share_peak(supervisor *s, const bl_rank *rank)
 
     if (!all) return BL_FAIL(BL_ENOMEM, "the memory of %d processes", t->n_ranks);
     all[rank->index] = own_peak(&s->ranks);
-    bl_status st = bl_talk_gather(&rank->talk, all, sizeof *all);
+    bl_status st = bl_host_comm_gather(&rank->host_comm, all, sizeof *all);
     for (int i = 0; st == BL_OK && i < t->n_ranks; i++) {
         most.host = bl_max_i64(most.host, all[i].host);
         most.gpu = bl_max_i64(most.gpu, all[i].gpu);
@@ -297,8 +299,11 @@ static bl_status create_supervisor(bl_train_run_state *runs, int n, bl_queue *qu
     bl_launch_info info;
 
     bl_launch_read(&info);
-    *s = (supervisor){
-        .runs = runs, .n_runs = n, .queue = queue, .is_child = info.kind == BL_LAUNCH_CHILD};
+    *s = (supervisor){.runs = runs,
+                      .n_runs = n,
+                      .queue = queue,
+                      .is_child = info.kind == BL_LAUNCH_CHILD,
+                      .asked_s = BL_NEVER_S};
     BL_TRY(bl_ranks_create(&runs[0].training.job, &s->ranks));
     s->trainers = calloc((size_t)count_trainers(s), sizeof *s->trainers);
     s->borrowed = calloc((size_t)count_trainers(s), sizeof *s->borrowed);

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* experts.c -- a mixture's layer on the CPU: tokens and rows are items of the pool, and an expert's
+ * product is the one of any frozen matrix. A token's results depend on its row of x alone. */
+#include "ops/experts.h"
+
+#include <math.h>
+
+#include "ops/cpu/ops_cpu.h"
+#include "ops/gemm.h"
+
+enum { ROUTE_TOKENS = 16 }; /* of an item: the router's rows are read once for so many */
+
+/* ---- the router ---- */
+
+/* sum a_i b_i in 16 lanes. */
+BL_CLONES static float dot_row(int64_t n, const float *a, const float *b)
+{
+    vf16 lanes = {0};
+    float rest = 0, lane[16];
+    int64_t i = 0;
+
+    for (; i + 16 <= n; i += 16) lanes += *(const vf16 *)(a + i) * *(const vf16 *)(b + i);
+    for (; i < n; i++) rest += a[i] * b[i];
+    for (int k = 0; k < 16; k++) lane[k] = lanes[k];
+    for (int half = 8; half > 0; half /= 2)
+        for (int k = 0; k < half; k++) lane[k] += lane[k + half];
+    return lane[0] + rest;
+}
+
+/* Logits of one token, by blocks of columns: those of bf16 are widened. */
+static void add_logits(const bl_route_args *a, int64_t t, int64_t at, int64_t n, float *copy)
+{
+    const float *x = ops_read(a->x, t * a->H + at, n, copy);
+    float *score = a->routing.score + t * a->routing.n_experts;
+
+    for (int64_t e = 0; e < a->routing.n_experts; e++)
+        score[e] += dot_row(n, x, a->router + e * a->H + at);
+}
+
+/* Whether expert e goes before `other`: of equal scores the lower index. */
+static bool goes_before(const float *score, int32_t e, int32_t other)
+{
+    return score[e] > score[other] || (score[e] == score[other] && e < other);
+}
+
+/* chosen = the top_k experts, ascending. */
+static void choose(const bl_routing *r, const float *score, int32_t *chosen)
+{
+    int64_t n = 0;
+
+    for (int32_t e = 0; e < r->n_experts; e++) { /* chosen: the best so far, best first */
+        int64_t at = n;
+        while (at > 0 && goes_before(score, e, chosen[at - 1])) at--;
+        if (at == r->top_k) continue;
+        n = bl_min_i64(n + 1, r->top_k);
+        for (int64_t i = n - 1; i > at; i--) chosen[i] = chosen[i - 1];
+        chosen[at] = e;
+    }
+    for (int64_t i = 1; i < n; i++)
+        for (int64_t k = i; k > 0 && chosen[k] < chosen[k - 1]; k--) {
+            int32_t swapped = chosen[k];
+            chosen[k] = chosen[k - 1];
+            chosen[k - 1] = swapped;
+        }
+}
+
+static void route_token(const bl_route_args *a, int64_t t)
+{
+    const bl_routing *r = &a->routing;
+    float *score = r->score + t * r->n_experts, *weight = r->weight + t * r->top_k, sum = 0;
+    int32_t *chosen = r->expert + t * r->top_k;
+
+    ops_scale(r->n_experts,
+              (float)(1 / ops_exp_sum(score, r->n_experts, ops_max(score, r->n_experts))), score);
+    choose(r, score, chosen);
+    for (int64_t j = 0; j < r->top_k; j++) sum += weight[j] = score[chosen[j]];
+    for (int64_t j = 0; j < r->top_k && a->is_normed; j++) weight[j] /= sum;
+}
+
+static void route_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_route_args *a = arg;
+    int64_t begin = index * ROUTE_TOKENS, end = bl_min_i64(a->routing.T, begin + ROUTE_TOKENS);
+
+    memset(a->routing.score + begin * a->routing.n_experts, 0,
+           (size_t)((end - begin) * a->routing.n_experts) * sizeof(float));
+    for (int64_t at = 0; at < a->H; at += OPS_BLOCK)
+        for (int64_t t = begin; t < end; t++)
+            add_logits(a, t, at, bl_min_i64(OPS_BLOCK, a->H - at), scratch);
+    for (int64_t t = begin; t < end; t++) route_token(a, t);
+}
+
+/* The rows, sorted by expert and then by token. */
+static void sort_rows(const bl_routing *r)
+{
+    int64_t n_rows = r->T * r->top_k;
+
+    for (int64_t e = 0; e <= r->n_experts; e++) r->first[e] = 0;
+    for (int64_t i = 0; i < n_rows; i++) r->first[r->expert[i] + 1]++;
+    for (int64_t e = 0; e < r->n_experts; e++) r->first[e + 1] += r->first[e];
+    for (int64_t i = 0; i < n_rows; i++) {
+        int32_t row = r->first[r->expert[i]]++;
+        r->row[i] = row;
+        r->token[row] = (int32_t)(i / r->top_k);
+    }
+    for (int64_t e = r->n_experts; e > 0; e--) r->first[e] = r->first[e - 1];
+    r->first[0] = 0;
+}
+
+bl_status ops_cpu_route(bl_stream *stream, const bl_route_args *args)
+{
+    bl_route_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.routing.T, ROUTE_TOKENS), route_item, &a);
+    sort_rows(&a.routing);
+    return BL_OK;
+}
+
+BL_CLONES static void add_scaled_row(int64_t n, float factor, const float *x, float *y)
+{
+    OPS_IVDEP
+    for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
+}
+
+/* A block of columns of a token's dx. */
+static void route_backward_block(const bl_route_backward_args *a, int64_t t, int64_t at, int64_t n,
+                                 float *copies)
+{
+    const bl_routing *r = &a->routing;
+    const int32_t *chosen = r->expert + t * r->top_k;
+    const float *w = r->weight + t * r->top_k, *dw = r->d_weight + t * r->top_k,
+                *score = r->score + t * r->n_experts;
+    float sum = 0, *dx = ops_place(a->dx, t * a->H + at, copies);
+    const float *before = ops_read(a->dx, t * a->H + at, n, copies);
+
+    if (dx != before) memmove(dx, before, (size_t)n * sizeof *dx);
+    for (int64_t j = 0; j < r->top_k; j++) sum += w[j] * dw[j];
+    /* With is_normed the others' gradients are zero: w depends on the chosen logits alone. */
+    for (int64_t e = 0, j = 0; e < r->n_experts; e++) {
+        bool is_chosen = j < r->top_k && chosen[j] == e;
+        float p = a->is_normed && is_chosen ? w[j] : score[e], dz = is_chosen ? p * (dw[j] - sum)
+                                                                    : a->is_normed ? 0
+                                                                                   : -p * sum;
+        if (is_chosen) j++;
+        if (dz != 0) add_scaled_row(n, dz, a->router + e * a->H + at, dx);
+    }
+    ops_write(a->dx, t * a->H + at, n, dx);
+}
+
+static void route_backward_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_route_backward_args *a = arg;
+    int64_t begin = index * ROUTE_TOKENS, end = bl_min_i64(a->routing.T, begin + ROUTE_TOKENS);
+
+    for (int64_t at = 0; at < a->H; at += OPS_BLOCK)
+        for (int64_t t = begin; t < end; t++)
+            route_backward_block(a, t, at, bl_min_i64(OPS_BLOCK, a->H - at), scratch);
+}
+
+bl_status ops_cpu_route_backward(bl_stream *stream, const bl_route_backward_args *args)
+{
+    bl_route_backward_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.routing.T, ROUTE_TOKENS), route_backward_item, &a);
+    return BL_OK;
+}
+
+/* ---- rows ---- */
+
+static void permute_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_permute_args *a = arg;
+    int64_t n = ops_rows_per_item(a->C),
+            end = bl_min_i64(a->routing.T * a->routing.top_k, (index + 1) * n);
+
+    (void)scratch;
+    for (int64_t row = index * n; row < end; row++)
+        memcpy(bl_tensor_at(a->rows, row * a->C).data,
+               bl_tensor_at(a->x, a->routing.token[row] * a->C).data, bl_tensor_bytes(a->x, a->C));
+}
+
+bl_status ops_cpu_permute(bl_stream *stream, const bl_permute_args *args)
+{
+    bl_permute_args a = *args;
+    bl_pool_run(ops_pool(stream),
+                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.C)), permute_item,
+                &a);
+    return BL_OK;
+}
+
+typedef struct combine_copies {
+    float sum[OPS_BLOCK], row[OPS_BLOCK], z[OPS_BLOCK];
+} combine_copies;
+
+static void combine_block(const bl_combine_args *a, int64_t t, int64_t at, int64_t n,
+                          combine_copies *c)
+{
+    const bl_routing *r = &a->routing;
+
+    memset(c->sum, 0, sizeof c->sum);
+    for (int64_t i = t * r->top_k; i < (t + 1) * r->top_k; i++)
+        add_scaled_row(n, a->is_weighted ? r->weight[i] : 1,
+                       ops_read(a->rows, r->row[i] * a->C + at, n, c->row), c->sum);
+    if (bl_tensor_is_there(a->z))
+        add_scaled_row(n, 1, ops_read(a->z, t * a->C + at, n, c->z), c->sum);
+    float *y = ops_place(a->y, t * a->C + at, c->sum);
+    if (y != c->sum) memcpy(y, c->sum, (size_t)n * sizeof *y);
+    ops_write(a->y, t * a->C + at, n, y);
+}
+
+static void combine_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_combine_args *a = arg;
+    int64_t tokens = ops_rows_per_item(a->C), end = bl_min_i64(a->routing.T, (index + 1) * tokens);
+
+    for (int64_t t = index * tokens; t < end; t++)
+        for (int64_t at = 0; at < a->C; at += OPS_BLOCK)
+            combine_block(a, t, at, bl_min_i64(OPS_BLOCK, a->C - at), scratch);
+}
+
+bl_status ops_cpu_combine(bl_stream *stream, const bl_combine_args *args)
+{
+    bl_combine_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(a.routing.T, ops_rows_per_item(a.C)), combine_item,
+                &a);
+    return BL_OK;
+}
+
+/* The row of place i of (T, top_k). */
+static void weigh_row(const bl_weigh_backward_args *a, int64_t i, combine_copies *c)
+{
+    int64_t first = a->routing.row[i] * a->C;
+    double sum = 0;
+
+    for (int64_t at = 0; at < a->C; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, a->C - at);
+        const float *d = ops_read(a->d, first + at, n, c->row);
+        float *to = ops_place(a->d, first + at, c->sum);
+        sum += ops_dot(ops_read(a->h, first + at, n, c->z), d, n);
+        if (to != d) memcpy(to, d, (size_t)n * sizeof *to);
+        ops_scale(n, a->routing.weight[i], to);
+        ops_write(a->d, first + at, n, to);
+    }
+    a->routing.d_weight[i] = (float)sum;
+}
+
+static void weigh_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_weigh_backward_args *a = arg;
+    int64_t n = ops_rows_per_item(a->C),
+            end = bl_min_i64(a->routing.T * a->routing.top_k, (index + 1) * n);
+
+    for (int64_t i = index * n; i < end; i++) weigh_row(a, i, scratch);
+}
+
+bl_status ops_cpu_weigh_backward(bl_stream *stream, const bl_weigh_backward_args *args)
+{
+    bl_weigh_backward_args a = *args;
+    bl_pool_run(ops_pool(stream),
+                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.C)), weigh_item, &a);
+    return BL_OK;
+}
+
+/* ---- products: in bf16 a row's bits never depend on the number of rows ---- */
+
+/* The matrix of expert e. */
+static bl_weight matrix_of(const bl_grouped_matmul_args *a, int64_t e)
+{
+    const bl_weight_segment *all = &a->weight.segment[0];
+    int64_t rows = a->weight.rows / a->routing.n_experts, cols = a->weight.cols,
+            row_bytes = bl_format_row_bytes(all->format, cols);
+    bl_format_bytes before;
+    bl_weight_segment own = {.format = all->format,
+                             .codes = (const char *)all->codes + e * rows * row_bytes,
+                             .rows = rows};
+
+    (void)bl_format_measure(bl_format_describe(all->format), e * rows, cols, &before);
+    if (all->scales) own.scales = (const char *)all->scales + before.scales;
+    return (bl_weight){.rows = rows, .cols = cols, .n_segments = 1, .segment = {own}};
+}
+
+bl_status ops_cpu_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args *a)
+{
+    const int32_t *first = a->routing.first;
+
+    if (a->in.dtype == BL_F32)
+        return bl_cpu_gemm_grouped(ops_pool(stream), a->forward, a->routing.n_experts, first,
+                                   ops_f32(a->in), &a->weight, ops_f32(a->out));
+    for (int64_t e = 0; e < a->routing.n_experts; e++) {
+        bl_weight w = matrix_of(a, e);
+        bl_matmul_weight_args product = {
+            .forward = a->forward,
+            .T = first[e + 1] - first[e],
+            .in = bl_tensor_at(a->in, first[e] * (a->forward ? w.cols : w.rows)),
+            .out = bl_tensor_at(a->out, first[e] * (a->forward ? w.rows : w.cols)),
+            .weight = w};
+        if (product.T > 0) BL_TRY(ops_cpu_matmul_weight(stream, &product));
+    }
+    return BL_OK;
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* experts.c -- mixtures have no kernels: model/weights.c rejects them before any op is called. */
+#include "ops/cuda/ops_cuda.h"
+
+#define REJECT(op)                                                                                 \
+    bl_status ops_cuda_##op(bl_stream *stream, const bl_##op##_args *args)                         \
+    {                                                                                              \
+        (void)stream, (void)args;                                                                  \
+        return BL_FAIL(BL_ELIMIT, #op ": there is no CUDA kernel for it");                         \
+    }
+REJECT(route)
+REJECT(route_backward)
+REJECT(permute)
+REJECT(combine)
+REJECT(weigh_backward)
+REJECT(grouped_matmul)

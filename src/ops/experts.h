@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* experts.h -- the MLP of a mixture: each token is computed by the top_k of n_experts MLPs that its
+ * router scores highest.
+ *
+ * Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961:
+ *   p = softmax(x W^T)              W (n_experts, H): the router, frozen
+ *   w_j = p_j, or p_j / sum of the chosen p (is_normed), of the top_k largest p; of equal ones the
+ *   lower index
+ *   y = sum_j w_j expert_j(x), in the order of the experts
+ *
+ * The T top_k pairs of a token and an expert are rows, sorted by expert and then by token. Their
+ * number does not depend on the routing, so buffers are sized before it; n_rows = T top_k. On GPUs
+ * there are no kernels: BL_ELIMIT. */
+#ifndef BALLAST_OPS_EXPERTS_H
+#define BALLAST_OPS_EXPERTS_H
+
+#include "ops/ops.h"
+#include "ops/weight.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where tokens go, in device memory: made by bl_route, read by the other ops. */
+typedef struct bl_routing {
+    int64_t T, n_experts, top_k;
+    int32_t *expert; /* (T, top_k): a token's experts, ascending */
+    int32_t *row;    /* (T, top_k): the row of each */
+    int32_t *token;  /* (T top_k): the token of each row */
+    int32_t *first;  /* (n_experts + 1): the rows of expert e are [first[e], first[e + 1]) */
+    float *weight;   /* (T, top_k): w */
+    float *d_weight; /* (T, top_k): its gradient; NULL: forward only */
+    float *score;    /* (T, n_experts): p */
+} bl_routing;
+
+/* Bytes of a routing's arrays, each from a multiple of 256 on; and their places at `memory`. */
+size_t bl_routing_bytes(int64_t T, int64_t n_experts, int64_t top_k);
+void bl_routing_place(bl_routing *routing, void *memory);
+
+/* Overwrites the routing's arrays except d_weight. x (T,H). Logits are sums of products in fp32,
+ * whatever x's dtype. */
+typedef struct bl_route_args {
+    bl_routing routing;
+    int64_t H;
+    bool is_normed;
+    const float *router; /* (n_experts, H) */
+    bl_tensor x;
+} bl_route_args;
+bl_status bl_route(bl_stream *stream, const bl_route_args *args);
+
+/* dx (T,H) += the gradient through the weights, of routing.d_weight:
+ *   dz = p (dp - sum p dp), dp the gradient of p: that of w, or is_normed; dx += dz W */
+typedef struct bl_route_backward_args {
+    bl_routing routing;
+    int64_t H;
+    bool is_normed;
+    const float *router;
+    bl_tensor dx;
+} bl_route_backward_args;
+bl_status bl_route_backward(bl_stream *stream, const bl_route_backward_args *args);
+
+/* rows (n_rows, C), overwritten: row i is that of its token in x (T,C). */
+typedef struct bl_permute_args {
+    bl_routing routing;
+    int64_t C;
+    bl_tensor x, rows;
+} bl_permute_args;
+bl_status bl_permute(bl_stream *stream, const bl_permute_args *args);
+
+/* y (T,C) = z + sum over a token's experts, ascending, of its rows, each times its weight with
+ * is_weighted. z (T,C): y itself or apart from it; none: 0. The sum is in fp32, z is added last. */
+typedef struct bl_combine_args {
+    bl_routing routing;
+    int64_t C;
+    bool is_weighted;
+    bl_tensor rows, z, y;
+} bl_combine_args;
+bl_status bl_combine(bl_stream *stream, const bl_combine_args *args);
+
+/* Of y = sum w_j h_j W_j^T: h (n_rows, C), d (n_rows, C) = dy W of each row's expert.
+ * routing.d_weight = h . d, a sum in double; d is replaced by w d, the gradient of h. */
+typedef struct bl_weigh_backward_args {
+    bl_routing routing;
+    int64_t C;
+    bl_tensor h, d;
+} bl_weigh_backward_args;
+bl_status bl_weigh_backward(bl_stream *stream, const bl_weigh_backward_args *args);
+
+/* The products of each row with its expert's matrix: `weight` has those of all experts below one
+ * another in one segment, (n_experts N, K); out is overwritten.
+ *   forward: out (n_rows, N) = in (n_rows, K) W^T;   else out (n_rows, K) = in (n_rows, N) W
+ * An expert's product is that of bl_matmul_weight. BL_EINTERNAL: a matrix of several segments, or
+ * one that is cut inside a group of scales. */
+typedef struct bl_grouped_matmul_args {
+    bl_routing routing;
+    bool forward;
+    bl_tensor in, out;
+    bl_weight weight;
+} bl_grouped_matmul_args;
+bl_status bl_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args *args);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
