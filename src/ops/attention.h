@@ -14,6 +14,10 @@ extern "C" {
 /* For each document and each query head h, with key/value head h / (n_heads / n_kv_heads):
  *   s_ij = q_i . k_j / sqrt(d) for i + position_offset - window < j <= i + position_offset
  *   o_i = sum_j softmax_j(s_ij) v_j;  lse_ih = log sum_j exp(s_ij)
+ * sinks (n_heads), fp32, or NULL: a score of each head that has no value, in the softmax's
+ * denominator; Xiao et al. 2023, arXiv:2309.17453, section 3.3, as gpt-oss has it:
+ *   o_i = sum_j exp(s_ij - lse_ih) v_j;  lse_ih = log(exp(sinks_h) + sum_j exp(s_ij))
+ * On CPUs alone: on a GPU BL_ELIMIT. The gradients below need no sinks: lse has them.
  *
  * q, o: token t's head h at + t * q_stride (o_stride) + h * d; k, v: + t * kv_stride + h * d. The
  * strides let q, k, v be views into one fused buffer and let a call take any subset of the heads. d
@@ -35,6 +39,7 @@ typedef struct bl_attention_forward_args {
     const int32_t *cu_seqlens;
     bl_tensor q, k, v, o;
     float *lse;
+    const float *sinks;
 } bl_attention_forward_args;
 BL_API bl_status bl_attention_forward(bl_stream *stream, const bl_attention_forward_args *args);
 

@@ -111,12 +111,13 @@ static bl_status check_heads(int64_t n_heads, int64_t n_kv_heads, int64_t d, int
 
 static bl_status check_attention(bl_stream *stream, const bl_attention_forward_args *args)
 {
-    (void)stream;
     BL_TRY(check_heads(args->n_heads, args->n_kv_heads, args->d, args->window, args->q_stride,
                        args->kv_stride, args->o_stride));
     if (args->position_offset < 0 || (args->position_offset > 0 && args->n_documents != 1))
         return BL_FAIL(BL_EINTERNAL, "attention: position offset %lld with %lld documents",
                        (long long)args->position_offset, (long long)args->n_documents);
+    if (args->sinks && bl_device_get_kind(bl_stream_device(stream)) != BL_DEVICE_CPU)
+        return BL_FAIL(BL_ELIMIT, "attention_forward: there is no CUDA kernel with sinks");
     return BL_OK;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attention against the formula in double: forward, log-sum-exp, gradients (the analytic ones,
- * themselves checked by central differences), grouped heads, documents, strides, windows,
+ * themselves checked by central differences), grouped heads, documents, strides, windows, sinks,
  * generation; on fp32 and on bf16; the keys that a query sees against transformers' masks. */
 #include "half_test.h"
 
@@ -11,26 +11,30 @@ typedef struct shape {
     int64_t n_heads, n_kv_heads, d, n_documents;
     int32_t cu_seqlens[6];
     int64_t window;
+    double sinks; /* their largest size; 0: none */
 } shape;
 
 static const shape SHAPES[] = {
-    {1, 1, 8, 0, {0}, 0},
-    {1, 1, 8, 1, {0, 1}, 0},
-    {2, 1, 64, 1, {0, 7}, 0},
-    {4, 4, 96, 5, {0, 1, 2, 2, 70, 129}, 0},
-    {4, 1, 128, 3, {0, 60, 61, 129}, 20},
-    {8, 1, 8, 2, {0, 128, 257}, 0},
-    {6, 3, 20, 2, {0, 256, 513}, 0},
-    {1, 1, 256, 1, {0, 129}, 0},
-    {2, 2, 16, 3, {0, 530, 1170, 1171}, 0}, /* past every block size */
-    {2, 1, 16, 2, {0, 300, 301}, 1},        /* a query sees itself alone */
-    {1, 1, 8, 1, {0, 400}, 127},            /* around the backward pass's block of 128 */
-    {1, 1, 8, 1, {0, 400}, 128},
-    {1, 1, 8, 1, {0, 400}, 129},
-    {4, 2, 20, 3, {0, 3, 530, 1171}, 200},
-    {1, 1, 8, 1, {0, 1300}, 640}, /* past the forward pass's block of 512 */
-    {2, 1, 8, 2, {0, 60, 129}, 129},
-    {2, 1, 8, 1, {0, 129}, INT64_MAX},
+    {1, 1, 8, 0, {0}, 0, 0},
+    {1, 1, 8, 1, {0, 1}, 0, 0},
+    {2, 1, 64, 1, {0, 7}, 0, 0},
+    {4, 4, 96, 5, {0, 1, 2, 2, 70, 129}, 0, 0},
+    {4, 1, 128, 3, {0, 60, 61, 129}, 20, 0},
+    {8, 1, 8, 2, {0, 128, 257}, 0, 0},
+    {6, 3, 20, 2, {0, 256, 513}, 0, 0},
+    {1, 1, 256, 1, {0, 129}, 0, 0},
+    {2, 2, 16, 3, {0, 530, 1170, 1171}, 0, 0}, /* past every block size */
+    {2, 1, 16, 2, {0, 300, 301}, 1, 0},        /* a query sees itself alone */
+    {1, 1, 8, 1, {0, 400}, 127, 0},            /* around the backward pass's block of 128 */
+    {1, 1, 8, 1, {0, 400}, 128, 0},
+    {1, 1, 8, 1, {0, 400}, 129, 0},
+    {4, 2, 20, 3, {0, 3, 530, 1171}, 200, 0},
+    {1, 1, 8, 1, {0, 1300}, 640, 0}, /* past the forward pass's block of 512 */
+    {2, 1, 8, 2, {0, 60, 129}, 129, 0},
+    {2, 1, 8, 1, {0, 129}, INT64_MAX, 0},
+    {4, 2, 16, 3, {0, 1, 70, 129}, 0, 4}, /* sinks above and below the scores */
+    {2, 1, 8, 2, {0, 600, 601}, 128, 4},
+    {2, 2, 64, 1, {0, 9}, 0, 30}, /* all weight on the sink, or none */
 };
 
 /* The first key that a query of a document sees, which begins at `begin`. */
@@ -45,7 +49,7 @@ typedef struct problem {
     shape s;
     int64_t T, fused, o_stride;
     bl_dtype dtype; /* of qkv, o and their gradients when the ops see them */
-    float *qkv, *o, *lse, *d_o, *d_qkv, *delta;
+    float *qkv, *o, *lse, *d_o, *d_qkv, *delta, *sinks;
     double *want_o, *want_lse, *want_d_qkv;
 } problem;
 
@@ -60,6 +64,8 @@ static problem problem_create(const shape *s, bl_dtype dtype, uint64_t seed)
         test_round_floats(p.qkv, p.T * p.fused);
         test_round_floats(p.d_o, p.T * p.o_stride);
     }
+    if (s->sinks > 0) p.sinks = test_random_floats(s->n_heads, seed + 2);
+    for (int64_t i = 0; p.sinks && i < s->n_heads; i++) p.sinks[i] *= (float)s->sinks;
     p.o = test_floats(p.T * p.o_stride);
     p.lse = test_floats(p.T * s->n_heads);
     p.delta = test_floats(p.T * s->n_heads);
@@ -74,6 +80,7 @@ static void problem_destroy(problem *p)
 {
     free(p->qkv);
     free(p->d_o);
+    free(p->sinks);
     free(p->o);
     free(p->lse);
     free(p->delta);
@@ -103,7 +110,9 @@ static double reference_query(const problem *p, int64_t head, const double *q, i
         weight[j - begin] = dot(q, p->qkv + j * p->fused + at_k, d) / root;
         most = fmax(most, weight[j - begin]);
     }
+    if (p->sinks) most = fmax(most, (double)p->sinks[head]);
     for (int64_t j = 0; j < end - begin; j++) sum += weight[j] = exp(weight[j] - most);
+    if (p->sinks) sum += exp((double)p->sinks[head] - most);
     for (int64_t i = 0; i < d; i++) {
         o[i] = 0;
         for (int64_t j = begin; j < end; j++)
@@ -179,7 +188,8 @@ static void problem_run(problem *p, int threads)
                                          .k = bl_tensor_at(qkv, at_k),
                                          .v = bl_tensor_at(qkv, at_v),
                                          .o = o,
-                                         .lse = p->lse};
+                                         .lse = p->lse,
+                                         .sinks = p->sinks};
     bl_attention_backward_args backward = {.T = p->T,
                                            .n_heads = s->n_heads,
                                            .n_kv_heads = s->n_kv_heads,
@@ -309,7 +319,9 @@ static double document_loss(problem *p, int64_t begin, int64_t end, int64_t inde
 static void gradients_match_central_differences(void **state)
 {
     (void)state;
-    for (size_t k = 2; k < 5; k++) {
+    for (size_t k = 2; k < BL_COUNT(SHAPES); k++) {
+        bool has_sinks = SHAPES[k].sinks > 0 && SHAPES[k].n_documents == 3;
+        if (k > 4 && !has_sinks) continue;
         problem p = problem_create(&SHAPES[k], BL_F32, 31 + k);
         for (int64_t i = 0; i < p.T * p.fused; i++) p.qkv[i] = roundf(p.qkv[i] * 4096) / 4096;
         problem_run(&p, 2);
@@ -374,9 +386,9 @@ static void queries_see_what_transformers_lets_them_see(void **state)
 
 /* The last rows of a sequence, computed with the earlier keys in place, equal those of the whole
  * sequence. Keys that no row sees are not read. */
-static void generation_with_window(int64_t window, bl_dtype dtype)
+static void generation_of(int64_t window, double sinks, bl_dtype dtype)
 {
-    const shape whole = {4, 2, 64, 1, {0, 700}, window};
+    const shape whole = {4, 2, 64, 1, {0, 700}, window, sinks};
     const int64_t new_tokens[] = {700, 130, 3, 1}; /* NaN grows from the front */
     problem p = problem_create(&whole, dtype, 5);
     problem_reference(&p);
@@ -403,7 +415,8 @@ static void generation_with_window(int64_t window, bl_dtype dtype)
                                           .q = bl_tensor_at(qkv, older * p.fused),
                                           .k = bl_tensor_at(qkv, at_k),
                                           .v = bl_tensor_at(qkv, at_v),
-                                          .o = o};
+                                          .o = o,
+                                          .sinks = p.sinks};
         assert_int_equal(bl_attention_forward(d.stream, &args), BL_OK);
         test_finish(d);
         take(&p, o, p.o, p.T * p.o_stride);
@@ -429,16 +442,18 @@ static void generation_sees_the_older_keys(void **state)
     const int64_t windows[] = {0, 1, 2, 90, 600, 700};
     (void)state;
     for (size_t i = 0; i < BL_COUNT(windows); i++) {
-        generation_with_window(windows[i], BL_F32);
-        generation_with_window(windows[i], BL_BF16);
+        generation_of(windows[i], 0, BL_F32);
+        generation_of(windows[i], 0, BL_BF16);
+        generation_of(windows[i], 4, BL_F32);
+        generation_of(windows[i], 4, BL_BF16);
     }
 }
 
 /* Rows behind the last document give zeros, whatever they hold, and change nothing before them. */
 static void check_padding(bl_dtype dtype)
 {
-    const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}, 50}, {2, 2, 8, 0, {0}, 0}},
-                padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}, 50}, {2, 2, 8, 1, {0, 150}, 0}};
+    const shape unpadded[] = {{2, 1, 8, 2, {0, 60, 150}, 50, 4}, {2, 2, 8, 0, {0}, 0, 0}},
+                padded[] = {{2, 1, 8, 3, {0, 60, 150, 190}, 50, 4}, {2, 2, 8, 1, {0, 150}, 0, 0}};
     for (size_t k = 0; k < BL_COUNT(padded); k++) {
         problem want = problem_create(&unpadded[k], dtype, 77),
                 got = problem_create(&padded[k], dtype, 77);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention_backward.c -- gradients of attention on the CPU in fp32 (algorithm 2 of
- * arXiv:2307.08691). With P_ij = exp(s_ij - lse_i), delta_i = do_i . o_i:
+ * arXiv:2307.08691). With P_ij = exp(s_ij - lse_i), delta_i = do_i . o_i, also where lse has a
+ * sink, which has no value:
  *
  *   dv_j = sum_i P_ij do_i            dS_ij = P_ij (do_i . v_j - delta_i)
  *   dq_i = sum_j dS_ij k_j / sqrt(d)  dk_j = sum_i dS_ij q_i / sqrt(d)

@@ -111,6 +111,13 @@ static int64_t visible_from(const bl_attention_forward_args *a, const forward_bl
     return b->first + a->position_offset + 1 - key;
 }
 
+/* The head's sink joins the denominators, once all keys have. */
+static void add_sink(const bl_attention_forward_args *a, const forward_block *b, softmax_state *s)
+{
+    for (int64_t r = 0; a->sinks && r < b->n_rows; r++)
+        s->denominator[r] += exp((double)a->sinks[b->head] - (double)s->highest[r]);
+}
+
 static void gather_f32(const bl_attention_forward_args *a, const forward_block *b,
                        forward_scratch *s)
 {
@@ -128,6 +135,7 @@ static void gather_f32(const bl_attention_forward_args *a, const forward_block *
                        v + key * a->kv_stride, a->kv_stride, key == b->first_key ? 0.0f : 1.0f, o,
                        a->o_stride);
     }
+    add_sink(a, b, &s->state);
     for (int64_t r = 0; r < b->n_rows; r++)
         ops_scale(a->d, (float)(1.0 / s->state.denominator[r]), o + r * a->o_stride);
 }
@@ -199,6 +207,7 @@ static void gather_bf16(const bl_attention_forward_args *a, const forward_block 
             gather_strip(a, b, key, n_keys, row, bl_min_i64(STRIP, b->n_rows - row), s);
     }
     ops_bf16_end(kernels);
+    add_sink(a, b, &s->state);
     for (int64_t r = 0; r < b->n_rows; r++)
         ops_scale_round(a->d, (float)(1.0 / s->state.denominator[r]), s->o + r * ld_o,
                         ops_bf16(a->o) + b->at_o + r * a->o_stride);
