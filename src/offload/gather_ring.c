@@ -22,7 +22,7 @@ struct bl_gather_ring {
     int group_size, rank;
     int64_t n_units;
     bl_gather_unit *units;
-    size_t slot_bytes;
+    size_t slot_bytes[BL_SLOT_CLASSES];
     char *memory;
     bl_event *changed, *arrived;
     bl_ring_slots held; /* the units in the slots */
@@ -55,21 +55,23 @@ static size_t unit_bytes(const bl_gather_unit *unit, int group_size)
 }
 
 static void measure(int64_t n_units, const bl_gather_unit *units, int group_size,
-                    size_t *slot_bytes, size_t *whole_bytes)
+                    size_t slot_bytes[BL_SLOT_CLASSES], size_t *whole_bytes)
 {
-    *slot_bytes = *whole_bytes = 0;
+    slot_bytes[0] = slot_bytes[1] = *whole_bytes = 0;
     for (int64_t i = 0; i < n_units; i++) {
         size_t bytes = unit_bytes(&units[i], group_size);
-        size_t *largest = units[i].whole_ring ? whole_bytes : slot_bytes;
+        size_t *largest = units[i].whole_ring ? whole_bytes : &slot_bytes[units[i].is_sub];
         if (bytes > *largest) *largest = bytes;
     }
 }
 
 size_t bl_gather_ring_bytes(int depth, int64_t n_units, const bl_gather_unit *units, int group_size)
 {
-    size_t slot_bytes, whole_bytes, all_slots;
-    measure(n_units, units, group_size, &slot_bytes, &whole_bytes);
-    if (bl_mul_overflows((size_t)depth, slot_bytes, &all_slots)) return SIZE_MAX;
+    size_t slot_bytes[BL_SLOT_CLASSES], both, whole_bytes, all_slots;
+    measure(n_units, units, group_size, slot_bytes, &whole_bytes);
+    if (bl_add_overflows(slot_bytes[0], slot_bytes[1], &both) ||
+        bl_mul_overflows((size_t)depth, both, &all_slots))
+        return SIZE_MAX;
     return all_slots > whole_bytes ? all_slots : whole_bytes;
 }
 
@@ -77,7 +79,7 @@ static bl_status create_slots(bl_gather_ring *ring)
 {
     bl_device *device = ring->options.device;
 
-    for (int s = 0; s < ring->options.depth; s++) {
+    for (int s = 0; s < bl_ring_slots_count(&ring->held); s++) {
         ring_slot *slot = &ring->slots[s];
         BL_TRY(bl_event_create(device, &slot->free));
         BL_TRY(bl_event_create(device, &slot->gathered));
@@ -89,32 +91,42 @@ static bl_status create_slots(bl_gather_ring *ring)
     return BL_OK;
 }
 
+static bool has_sub_units(int64_t n_units, const bl_gather_unit *units)
+{
+    for (int64_t u = 0; u < n_units; u++)
+        if (units[u].is_sub) return true;
+    return false;
+}
+
 bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
                                 const bl_gather_unit *units, bl_gather_ring **out)
 {
     bl_status st = BL_OK;
     size_t whole_bytes, ring_bytes;
-    int depth = options->depth;
+    int depth = options->depth, n_classes = has_sub_units(n_units, units) ? BL_SLOT_CLASSES : 1;
+    size_t n_slots = (size_t)n_classes * (size_t)depth;
 
     *out = NULL;
     bl_gather_ring *ring = calloc(1, sizeof *ring);
     if (!ring) return BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
-    *ring = (bl_gather_ring){
-        .options = *options, .group_size = 1, .n_units = n_units, .held = {.depth = depth}};
+    *ring = (bl_gather_ring){.options = *options,
+                             .group_size = 1,
+                             .n_units = n_units,
+                             .held = {.depth = depth, .n_classes = n_classes}};
     if (options->comm) {
         ring->group_size = bl_comm_size(options->comm);
         ring->rank = bl_comm_rank(options->comm);
     }
     ring->units = calloc((size_t)n_units, sizeof *units);
-    ring->slots = calloc((size_t)depth, sizeof *ring->slots);
-    ring->held.unit = calloc((size_t)depth, sizeof *ring->held.unit);
+    ring->slots = calloc(n_slots, sizeof *ring->slots);
+    ring->held.unit = calloc(n_slots, sizeof *ring->held.unit);
     if (!ring->units || !ring->slots || !ring->held.unit) {
         st = BL_FAIL(BL_ENOMEM, "a ring of %d slots", depth);
         goto done;
     }
     bl_ring_slots_clear(&ring->held);
     memcpy(ring->units, units, (size_t)n_units * sizeof *units);
-    measure(n_units, units, ring->group_size, &ring->slot_bytes, &whole_bytes);
+    measure(n_units, units, ring->group_size, ring->slot_bytes, &whole_bytes);
     ring_bytes = bl_gather_ring_bytes(depth, n_units, units, ring->group_size);
     BL_TRY_GOTO(st, done,
                 bl_comm_alloc(options->comm, options->device, ring_bytes, "gather ring",
@@ -132,7 +144,7 @@ done:
 void bl_gather_ring_destroy(bl_gather_ring *ring)
 {
     if (!ring) return;
-    for (int s = 0; ring->slots && s < ring->options.depth; s++) {
+    for (int s = 0; ring->slots && s < bl_ring_slots_count(&ring->held); s++) {
         bl_event_destroy(ring->slots[s].free);
         bl_event_destroy(ring->slots[s].gathered);
         for (int i = 0; i < BL_GATHER_ITEMS; i++) {
@@ -152,12 +164,15 @@ void bl_gather_ring_destroy(bl_gather_ring *ring)
 /* The slot that a gather of `unit` would take, or BL_NO_SLOT. */
 static int choose_slot(const bl_gather_ring *ring, int64_t unit)
 {
-    return bl_ring_slots_choose(&ring->held, ring->units[unit].whole_ring);
+    return bl_ring_slots_choose(&ring->held, ring->units[unit].is_sub,
+                                ring->units[unit].whole_ring);
 }
 
 static char *item_memory(const bl_gather_ring *ring, int64_t unit, int item, int slot)
 {
-    return ring->memory + (size_t)slot * ring->slot_bytes +
+    size_t n_units = (size_t)bl_min_i64(slot, ring->held.depth), n_sub = (size_t)slot - n_units;
+
+    return ring->memory + n_units * ring->slot_bytes[0] + n_sub * ring->slot_bytes[1] +
            ring->units[unit].item[item].slot_offset;
 }
 
@@ -169,13 +184,13 @@ static char *own_memory(const bl_gather_ring *ring, int64_t unit, int item, int 
 
 bl_status bl_gather_ring_validate(const bl_gather_ring *ring)
 {
-    for (int a = 0; a < ring->options.depth; a++) {
+    for (int a = 0; a < bl_ring_slots_count(&ring->held); a++) {
         int64_t unit = ring->held.unit[a];
         if (unit == BL_SLOT_EMPTY) continue;
         if (unit < 0 || unit >= ring->n_units)
             return BL_FAIL(BL_EINTERNAL, "gather ring: slot %d holds unit %lld of %lld", a,
                            (long long)unit, (long long)ring->n_units);
-        for (int b = 0; b < ring->options.depth; b++)
+        for (int b = 0; b < bl_ring_slots_count(&ring->held); b++)
             if (b != a && (ring->held.unit[b] == unit) != ring->units[unit].whole_ring)
                 return BL_FAIL(BL_EINTERNAL, "gather ring: unit %lld in slots %d and %d",
                                (long long)unit, a, b);
@@ -325,7 +340,7 @@ bl_status bl_gather_ring_acquire(bl_gather_ring *ring, int64_t unit, int item, b
 
 bl_status bl_gather_ring_release(bl_gather_ring *ring, int64_t unit, bl_stream *stream)
 {
-    for (int s = 0; s < ring->options.depth; s++) {
+    for (int s = 0; s < bl_ring_slots_count(&ring->held); s++) {
         if (ring->held.unit[s] != unit) continue;
         BL_TRY(bl_event_record(ring->slots[s].free, stream)); /* invariant 2 */
         ring->held.unit[s] = BL_SLOT_EMPTY;

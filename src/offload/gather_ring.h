@@ -14,6 +14,9 @@
  * starts a gather depends on the calls before it alone, so the collectives match without extra
  * communication.
  *
+ * Sub-units (groups of a layer's experts) have slots apart from those of units, as many and sized
+ * for the largest of them: a unit stays in its slot while its sub-units use theirs.
+ *
  *   slot state   unit    entered by                               left by
  *   EMPTY        -1      create, release                          prefetch, or acquire of a unit
  *                                                                 not in the ring
@@ -60,6 +63,7 @@ typedef struct bl_gather_unit {
     int64_t index;
     int n_items;
     bool whole_ring; /* larger than a slot: starts at the ring's start and needs all slots */
+    bool is_sub;     /* takes a slot of sub-units */
     bl_gather_item item[BL_GATHER_ITEMS];
 } bl_gather_unit;
 
@@ -79,7 +83,7 @@ typedef struct bl_gather_ring_options {
     bl_stream *stream;       /* carries the gathers; borrowed */
     bl_stream *copy;         /* carries the source's work; borrowed; NULL without a source */
     bl_gather_source source; /* for items without a shard */
-    int depth;               /* slots, >= 1 */
+    int depth;               /* slots of units, and of sub-units, >= 1 */
     /* For comparisons: acquire loads the whole unit, without overlap. */
     bool is_synchronous;
     bl_timeline *timeline; /* borrowed; NULL: none */
@@ -89,7 +93,7 @@ typedef struct bl_gather_ring_options {
 typedef struct bl_gather_ring bl_gather_ring;
 
 /* units[n_units] is copied. The ring takes max(depth * slot bytes, the largest whole_ring unit) of
- * device memory, where slot bytes is the largest other unit. */
+ * device memory, where slot bytes is the largest other unit and the largest sub-unit together. */
 bl_status bl_gather_ring_create(const bl_gather_ring_options *options, int64_t n_units,
                                 const bl_gather_unit *units, bl_gather_ring **out);
 void bl_gather_ring_destroy(bl_gather_ring *ring); /* after all streams are idle; NULL is fine */

@@ -88,7 +88,8 @@ static void lay_out_unit(const bl_page_spec *specs, int group_size, const bl_pag
     *out = (bl_gather_unit){.what = unit->what,
                             .index = unit->index,
                             .n_items = unit->n_items,
-                            .whole_ring = unit->whole_ring};
+                            .whole_ring = unit->whole_ring,
+                            .is_sub = unit->is_sub};
     for (int i = 0; i < unit->n_items; i++) {
         const bl_page_spec *spec = &specs[unit->page[i]];
         bool is_lent = spec->tier == BL_TIER_DEVICE;

@@ -46,7 +46,8 @@ typedef struct bl_pager_hooks {
 
 typedef struct bl_pager_unit {
     int n_items;
-    bool whole_ring;  /* as in offload/gather_ring.h */
+    bool whole_ring; /* as in offload/gather_ring.h, as is the next */
+    bool is_sub;
     const char *what; /* for errors: {"layer", 17}, as in offload/gather_ring.h */
     int64_t index;
     int64_t page[BL_GATHER_ITEMS]; /* of each item; the pager decides its place in a slot */
@@ -56,7 +57,7 @@ typedef struct bl_pager_options {
     bl_device *device;
     bl_comm *comm;            /* the shard group; NULL: a group of one */
     bl_stream *copy, *gather; /* borrowed; different streams */
-    int ring_depth;           /* slots, >= 1 */
+    int ring_depth;           /* slots of units, and of sub-units, >= 1 */
     bl_io_engine io_engine;
     /* requests in flight; 0: BL_IO_QUEUE_DEPTH. Ranks that share a disk divide it among
      * themselves */

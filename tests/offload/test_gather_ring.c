@@ -3,6 +3,8 @@
  * rejected calls. test_base tests the gathered bytes for any schedule; test_gather_source tests
  * shards that a source loads. */
 #include "gather_case.h"
+
+#include "base/sizes.h"
 #include "offload/ring_slots_internal.h"
 
 #include <unistd.h>
@@ -83,19 +85,76 @@ static void test_slots(void **state)
 static void test_slots_are_taken_in_turn(void **state)
 {
     int64_t units[3];
-    bl_ring_slots slots = {.depth = 3, .unit = units};
+    bl_ring_slots slots = {.depth = 3, .n_classes = 1, .unit = units};
 
     (void)state;
     bl_ring_slots_clear(&slots);
     for (int64_t u = 0; u < 7; u++) {
-        int slot = bl_ring_slots_choose(&slots, false);
+        int slot = bl_ring_slots_choose(&slots, 0, false);
         assert_int_equal(slot, u % 3);
         assert_int_equal(bl_ring_slots_fill(&slots, u, slot, false), slot);
         units[slot] = BL_SLOT_EMPTY;
     }
     assert_int_equal(bl_ring_slots_fill(&slots, 7, 0, true), 2);
     assert_int_equal(bl_ring_slots_find(&slots, 7), 0);
-    assert_int_equal(bl_ring_slots_choose(&slots, false), BL_NO_SLOT);
+    assert_int_equal(bl_ring_slots_choose(&slots, 0, false), BL_NO_SLOT);
+}
+
+/* Sub-units pass through separate slots, of their size, while a unit stays in its slot; the
+ * head needs all of both. */
+static bl_status pass_sub_units(test_rank *self)
+{
+    enum { SUBS = 3 };
+    gather_case c;
+    bl_status st;
+    const void *unused;
+    bl_gather_unit units[2 + SUBS + 1] = {0};
+    int n = 2 + SUBS, head = n, n_ranks = self->n_ranks;
+    int64_t large = bl_round_up(3 * n_ranks * SHARD_BYTES, BL_DEVICE_ALIGNMENT_BYTES),
+            small = bl_round_up(n_ranks * SHARD_BYTES, BL_DEVICE_ALIGNMENT_BYTES);
+
+    BL_TRY_GOTO(st, done, gather_case_open(self, n + 1, &c));
+    for (int u = 0; u <= head; u++) {
+        units[u] =
+            (bl_gather_unit){.what = "unit", .index = u, .n_items = 1, .is_sub = u >= 2 && u < n};
+        units[u].whole_ring = u == head;
+        units[u].item[0] =
+            (bl_gather_item){.shard = c.shards + u * FLOATS, .shard_bytes = SHARD_BYTES};
+    }
+    units[1].item[0].slot_offset = (size_t)(2 * n_ranks) * SHARD_BYTES; /* larger than a sub-unit */
+    bl_gather_ring_options options = {
+        .device = self->device, .comm = self->comm, .stream = c.gathers, .depth = 2};
+    TEST_CHECK_GOTO(
+        st, done, bl_gather_ring_bytes(2, head + 1, units, n_ranks) == 2 * (size_t)(large + small));
+    BL_TRY_GOTO(st, done, bl_gather_ring_create(&options, head + 1, units, &c.ring));
+    BL_TRY_GOTO(st, done, gather_case_use(&c, 1, 0, 1, 0, 0));
+    BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, 0)); /* both slots of units are in use */
+    for (int u = 2; u < n; u++) BL_TRY_GOTO(st, done, bl_gather_ring_prefetch(c.ring, u));
+    TEST_CHECK_GOTO(st, done, /* both of sub-units, too */
+                    bl_gather_ring_acquire(c.ring, 4, 0, self->stream, &unused) == BL_EINTERNAL);
+    for (int u = 2; u < n; u++) {
+        BL_TRY_GOTO(st, done, gather_case_use(&c, u, 0, u, 0, PAUSE_US));
+        BL_TRY_GOTO(st, done, gather_case_release(&c, u));
+    }
+    BL_TRY_GOTO(st, done, gather_case_use(&c, 1, 0, 1, 0, 0)); /* as it was */
+    BL_TRY_GOTO(st, done, gather_case_use(&c, 0, 0, 0, 0, 0));
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, head, 0, self->stream, &unused) == BL_EINTERNAL);
+    for (int u = 0; u < 2; u++) BL_TRY_GOTO(st, done, gather_case_release(&c, u));
+    BL_TRY_GOTO(st, done, gather_case_use(&c, head, 0, head, 0, 0));
+    TEST_CHECK_GOTO(st, done,
+                    bl_gather_ring_acquire(c.ring, 2, 0, self->stream, &unused) == BL_EINTERNAL);
+    st = bl_stream_synchronize(self->stream);
+done:
+    gather_case_close(&c);
+    return st;
+}
+
+static void test_sub_units(void **state)
+{
+    (void)state;
+    RUN(pass_sub_units, 1);
+    RUN(pass_sub_units, 2);
 }
 
 /* ---- a slot is not overwritten while it is still read ---- */
@@ -264,6 +323,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slots),
         cmocka_unit_test(test_slots_are_taken_in_turn),
+        cmocka_unit_test(test_sub_units),
         cmocka_unit_test(test_reuse_waits_for_readers),
         cmocka_unit_test(test_changed_shards),
         cmocka_unit_test(test_a_failed_gather_reaches_the_reader),
