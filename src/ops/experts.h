@@ -87,7 +87,7 @@ typedef struct bl_weigh_backward_args {
 bl_status bl_weigh_backward(bl_stream *stream, const bl_weigh_backward_args *args);
 
 /* The products of each row with its expert's matrix: `weight` has those of all experts below one
- * another in one segment, (n_experts N, K); out is overwritten.
+ * another in one segment, (n_experts N, K); out is overwritten, or added to with is_added.
  *   forward: out (n_rows, N) = in (n_rows, K) W^T;   else out (n_rows, K) = in (n_rows, N) W
  * An expert's product is that of bl_matmul_weight. BL_EINTERNAL: a matrix of several segments, or
  * one that is cut inside a group of scales. */
@@ -96,8 +96,29 @@ typedef struct bl_grouped_matmul_args {
     bool forward;
     bl_tensor in, out;
     bl_weight weight;
+    bool is_added;
 } bl_grouped_matmul_args;
 bl_status bl_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args *args);
+
+/* x (n_rows, C), in place: each row times scale, and times its weight with is_weighted. */
+typedef struct bl_weigh_rows_args {
+    bl_routing routing;
+    int64_t C;
+    float scale;
+    bool is_weighted;
+    bl_tensor x;
+} bl_weigh_rows_args;
+bl_status bl_weigh_rows(bl_stream *stream, const bl_weigh_rows_args *args);
+
+/* gradient (n_experts, M, N), fp32, overwritten: of expert e left^T right over its rows, in the
+ * order of tokens; 0 without a row. left (n_rows, M), right (n_rows, N). */
+typedef struct bl_grouped_gradient_args {
+    bl_routing routing;
+    int64_t M, N;
+    bl_tensor left, right;
+    float *gradient;
+} bl_grouped_gradient_args;
+bl_status bl_grouped_gradient(bl_stream *stream, const bl_grouped_gradient_args *args);
 
 #ifdef __cplusplus
 }

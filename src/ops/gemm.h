@@ -38,10 +38,12 @@ bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64
                                 const bl_weight *w, float beta, float *dx, int64_t lddx);
 
 /* Rows [first[g], first[g + 1]) of `out` = those of `in` times matrix g of the n_groups of
- * equal size that are below one another in w: in W_g^T forward, else in W_g. Dense rows. The bits
- * of a row depend on it and its matrix alone. first: n_groups + 1 ascending numbers from 0. */
-bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, int64_t n_groups, const int32_t *first,
-                              const float *in, const bl_weight *w, float *out);
+ * equal size that are below one another in w: in W_g^T forward, else in W_g; with is_added they are
+ * added to those of `out`. Dense rows. The bits of a row depend on it and its matrix alone. first:
+ * n_groups + 1 ascending numbers from 0. */
+bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, bool is_added, int64_t n_groups,
+                              const int32_t *first, const float *in, const bl_weight *w,
+                              float *out);
 
 /* ---- bf16: products of two bf16 numbers, which fp32 holds exactly, summed in fp32 in one order:
  * the bits of a row of the output depend on that row of the left side, on the right side and on the

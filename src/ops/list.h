@@ -43,6 +43,8 @@
     X(permute, check_nothing, acts, args->x, args->rows)                                           \
     X(combine, check_nothing, acts, args->rows, args->z, args->y)                                  \
     X(weigh_backward, check_nothing, acts, args->h, args->d)                                       \
-    X(grouped_matmul, check_grouped_matmul, acts, args->in, args->out)
+    X(grouped_matmul, check_grouped_matmul, acts, args->in, args->out)                             \
+    X(weigh_rows, check_nothing, acts, args->x)                                                    \
+    X(grouped_gradient, check_nothing, acts, args->left, args->right)
 
 #endif

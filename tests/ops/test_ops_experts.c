@@ -315,6 +315,81 @@ static void test_weigh_backward(void **state)
     free_layer(&l);
 }
 
+static bl_tensor tensor_of(const float *values, int64_t n, bl_dtype dtype, void **memory)
+{
+    *memory = test_alloc(n, bl_dtype_bytes(dtype));
+    for (int64_t i = 0; i < n; i++)
+        if (dtype == BL_F32)
+            ((float *)*memory)[i] = values[i];
+        else
+            ((uint16_t *)*memory)[i] = bl_f32_to_bf16(values[i]);
+    return bl_tensor_of(*memory, dtype);
+}
+
+static double value_of(bl_tensor t, int64_t i)
+{
+    if (t.dtype == BL_F32) return (double)((const float *)t.data)[i];
+    return (double)bl_bf16_to_f32(((const uint16_t *)t.data)[i]);
+}
+
+/* Rows times factors of fp32 or bf16, added; rows scaled and weighted; gradients of factors, of
+ * which those of experts without a row are 0. Few tokens leave experts without. */
+static void check_factors(int64_t n_tokens, bl_dtype dtype)
+{
+    enum { R = 3 };
+    const float scale = 1.5f;
+    layer l = make_layer(n_tokens, 1, false, 3);
+    float *a = test_random_floats(E * R * H, 10), *x = test_random_floats(n_tokens * H, 11),
+          *u = test_random_floats(n_tokens * R, 12), *gradient = test_random_floats(E * R * H, 13);
+    void *of_a, *of_x, *of_u, *of_before;
+    bl_tensor A = tensor_of(a, E * R * H, dtype, &of_a),
+              X = tensor_of(x, n_tokens * H, dtype, &of_x),
+              U_ = tensor_of(u, n_tokens * R, dtype, &of_u),
+              before = tensor_of(u, n_tokens * R, dtype, &of_before);
+    bl_format format = dtype == BL_F32 ? BL_FORMAT_F32 : BL_FORMAT_BF16;
+    double tolerance = dtype == BL_F32 ? 1e-6 : 0x1p-8;
+    int n_without = 0;
+
+    route(&l, bl_tensor_f32(l.x));
+    bl_grouped_matmul_args product = {
+        l.routing, true, X, U_, {E * R, H, 1, {{format, A.data, NULL, E * R}}}, true};
+    bl_weigh_rows_args weigh = {l.routing, R, scale, true, U_};
+    assert_int_equal(bl_grouped_matmul(l.d.stream, &product), BL_OK);
+    assert_int_equal(bl_weigh_rows(l.d.stream, &weigh), BL_OK);
+    bl_grouped_gradient_args outer = {l.routing, R, H, U_, X, gradient};
+    assert_int_equal(bl_grouped_gradient(l.d.stream, &outer), BL_OK);
+    test_finish(l.d);
+    for (int64_t e = 0; e < E; e++) {
+        double sums[R * H] = {0};
+        n_without += l.routing.first[e] == l.routing.first[e + 1];
+        for (int64_t row = l.routing.first[e]; row < l.routing.first[e + 1]; row++)
+            for (int64_t k = 0; k < R; k++) {
+                double want = value_of(before, row * R + k);
+                for (int64_t h = 0; h < H; h++)
+                    want += value_of(A, (e * R + k) * H + h) * value_of(X, row * H + h);
+                want *= (double)(scale * l.routing.weight[l.routing.token[row]]);
+                float got = (float)value_of(U_, row * R + k);
+                test_close("u", &got, &want, 1, 2 * tolerance, 2 * tolerance);
+                for (int64_t h = 0; h < H; h++)
+                    sums[k * H + h] += (double)got * value_of(X, row * H + h);
+            }
+        test_close("gradient", gradient + e * R * H, sums, R * H, 1e-5, 1e-5);
+    }
+    assert_true(n_tokens > E || n_without > 0);
+    free(a), free(x), free(u), free(gradient);
+    free(of_a), free(of_x), free(of_u), free(of_before);
+    free_layer(&l);
+}
+
+static void test_factors(void **state)
+{
+    (void)state;
+    check_factors(T, BL_F32);
+    check_factors(T, BL_BF16);
+    check_factors(5, BL_F32);
+    check_factors(5, BL_BF16);
+}
+
 /* What one token's layer gives, through all ops of forward. */
 static void run_layer(layer *l, const experts *up, const experts *down, bl_dtype dtype,
                       const void *x, void *y)
@@ -329,12 +404,12 @@ static void run_layer(layer *l, const experts *up, const experts *down, bl_dtype
     assert_int_equal(bl_permute(l->d.stream, &(bl_permute_args){l->routing, H, in, permuted}),
                      BL_OK);
     assert_int_equal(
-        bl_grouped_matmul(l->d.stream,
-                          &(bl_grouped_matmul_args){l->routing, true, permuted, inner, up->weight}),
+        bl_grouped_matmul(l->d.stream, &(bl_grouped_matmul_args){l->routing, true, permuted, inner,
+                                                                 up->weight, false}),
         BL_OK);
     assert_int_equal(
         bl_grouped_matmul(l->d.stream, &(bl_grouped_matmul_args){l->routing, true, inner, permuted,
-                                                                 down->weight}),
+                                                                 down->weight, false}),
         BL_OK);
     assert_int_equal(bl_combine(l->d.stream, &(bl_combine_args){l->routing, H, true, permuted, in,
                                                                 bl_tensor_of(y, dtype)}),
@@ -433,9 +508,9 @@ static void test_what_is_rejected(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),           cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_route_backward),  cmocka_unit_test(test_products),
-        cmocka_unit_test(test_weigh_backward),  cmocka_unit_test(test_rows_are_apart),
-        cmocka_unit_test(test_what_is_rejected)};
+        cmocka_unit_test(test_route),          cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_route_backward), cmocka_unit_test(test_products),
+        cmocka_unit_test(test_weigh_backward), cmocka_unit_test(test_rows_are_apart),
+        cmocka_unit_test(test_factors),        cmocka_unit_test(test_what_is_rejected)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -259,6 +259,39 @@ bl_status ops_cpu_weigh_backward(bl_stream *stream, const bl_weigh_backward_args
     return BL_OK;
 }
 
+/* The row of place i of (T, top_k). */
+static void scale_row(const bl_weigh_rows_args *a, int64_t i, float *copy)
+{
+    int64_t first = a->routing.row[i] * a->C;
+    float factor = a->is_weighted ? a->scale * a->routing.weight[i] : a->scale;
+
+    for (int64_t at = 0; at < a->C; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, a->C - at);
+        const float *x = ops_read(a->x, first + at, n, copy);
+        float *to = ops_place(a->x, first + at, copy);
+        if (to != x) memcpy(to, x, (size_t)n * sizeof *to);
+        ops_scale(n, factor, to);
+        ops_write(a->x, first + at, n, to);
+    }
+}
+
+static void scale_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_weigh_rows_args *a = arg;
+    int64_t n = ops_rows_per_item(a->C),
+            end = bl_min_i64(a->routing.T * a->routing.top_k, (index + 1) * n);
+
+    for (int64_t i = index * n; i < end; i++) scale_row(a, i, scratch);
+}
+
+bl_status ops_cpu_weigh_rows(bl_stream *stream, const bl_weigh_rows_args *args)
+{
+    bl_weigh_rows_args a = *args;
+    bl_pool_run(ops_pool(stream),
+                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.C)), scale_item, &a);
+    return BL_OK;
+}
+
 /* ---- products: in bf16 a row's bits never depend on the number of rows ---- */
 
 /* The matrix of expert e. */
@@ -282,17 +315,38 @@ bl_status ops_cpu_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args
     const int32_t *first = a->routing.first;
 
     if (a->in.dtype == BL_F32)
-        return bl_cpu_gemm_grouped(ops_pool(stream), a->forward, a->routing.n_experts, first,
-                                   ops_f32(a->in), &a->weight, ops_f32(a->out));
+        return bl_cpu_gemm_grouped(ops_pool(stream), a->forward, a->is_added, a->routing.n_experts,
+                                   first, ops_f32(a->in), &a->weight, ops_f32(a->out));
     for (int64_t e = 0; e < a->routing.n_experts; e++) {
         bl_weight w = matrix_of(a, e);
         bl_matmul_weight_args product = {
             .forward = a->forward,
+            .beta = a->is_added,
             .T = first[e + 1] - first[e],
             .in = bl_tensor_at(a->in, first[e] * (a->forward ? w.cols : w.rows)),
             .out = bl_tensor_at(a->out, first[e] * (a->forward ? w.rows : w.cols)),
             .weight = w};
         if (product.T > 0) BL_TRY(ops_cpu_matmul_weight(stream, &product));
+    }
+    return BL_OK;
+}
+
+bl_status ops_cpu_grouped_gradient(bl_stream *stream, const bl_grouped_gradient_args *a)
+{
+    for (int64_t e = 0; e < a->routing.n_experts; e++) {
+        int64_t first = a->routing.first[e], n = a->routing.first[e + 1] - first;
+        bl_matmul_args product = {.transpose_a = true,
+                                  .M = a->M,
+                                  .N = a->N,
+                                  .K = n,
+                                  .lda = a->M,
+                                  .ldb = a->N,
+                                  .ldc = a->N,
+                                  .alpha = 1,
+                                  .a = bl_tensor_at(a->left, first * a->M),
+                                  .b = bl_tensor_at(a->right, first * a->N),
+                                  .c = bl_tensor_f32(a->gradient + e * a->M * a->N)};
+        BL_TRY(ops_cpu_matmul(stream, &product));
     }
     return BL_OK;
 }

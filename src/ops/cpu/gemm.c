@@ -322,7 +322,7 @@ _Static_assert(sizeof(grouped_scratch) <= BL_POOL_SCRATCH_BYTES, "panel and rows
 
 typedef struct grouped_task {
     const bl_weight *w;
-    bool forward;
+    bool forward, is_added;
     int64_t n_groups, n_outer, n_inner, ld_in, ld_out;
     const int32_t *first;
     const float *in;
@@ -359,17 +359,22 @@ static void multiply_block(grouped_task *t, const grouped_block *b, int64_t inne
     float *out = t->out + b->row * t->ld_out + outer;
     int64_t ld_in = t->ld_in, ld_out = t->ld_out, n_rows = b->n_rows,
             ld = (t->forward ? PANEL_INNER : PANEL_OUTER) + PANEL_PAD;
-    bool is_copied = n_rows < GROUP_ROWS_MIN;
+    bool is_copied = n_rows<GROUP_ROWS_MIN, adds = inner> 0 || t->is_added;
 
     for (int64_t row = 0; is_copied && row < GROUP_ROWS_MIN; row++) {
         if (row < n_rows)
             memcpy(s->in + row * PANEL_INNER, in + row * ld_in, (size_t)depth * sizeof *in);
         else
             memset(s->in + row * PANEL_INNER, 0, (size_t)depth * sizeof *in);
+        if (inner > 0 || !t->is_added) continue;
+        if (row < n_rows)
+            memcpy(s->out + row * PANEL_OUTER, out + row * ld_out, (size_t)width * sizeof *out);
+        else
+            memset(s->out + row * PANEL_OUTER, 0, (size_t)width * sizeof *out);
     }
     if (is_copied) in = s->in, ld_in = PANEL_INNER, ld_out = PANEL_OUTER;
     if (!ops_blas_sgemm(false, t->forward, is_copied ? GROUP_ROWS_MIN : n_rows, width, depth, 1, in,
-                        ld_in, s->panel, ld, inner > 0, is_copied ? s->out : out, ld_out))
+                        ld_in, s->panel, ld, adds, is_copied ? s->out : out, ld_out))
         atomic_store(&t->out_of_memory, true);
     if (!is_copied || inner + depth < t->n_inner) return;
     for (int64_t row = 0; row < n_rows; row++)
@@ -397,12 +402,13 @@ static void grouped_tile(void *arg, int64_t index, void *scratch)
     }
 }
 
-bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, int64_t n_groups, const int32_t *first,
-                              const float *in, const bl_weight *w, float *out)
+bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, bool is_added, int64_t n_groups,
+                              const int32_t *first, const float *in, const bl_weight *w, float *out)
 {
     int64_t rows = w->rows / n_groups, n_blocks = 0;
     grouped_task task = {.w = w,
                          .forward = forward,
+                         .is_added = is_added,
                          .n_groups = n_groups,
                          .n_outer = forward ? rows : w->cols,
                          .n_inner = forward ? w->cols : rows,

@@ -341,6 +341,24 @@ bl_cost bl_cost_grouped_matmul(const bl_cost_setting *s, const bl_grouped_matmul
     return cost;
 }
 
+/* read and written */
+bl_cost bl_cost_weigh_rows(const bl_cost_setting *s, const bl_weigh_rows_args *a)
+{
+    (void)s;
+    return elementwise(2 * rows_of(&a->routing) * (double)a->C, a->x);
+}
+
+bl_cost bl_cost_grouped_gradient(const bl_cost_setting *s, const bl_grouped_gradient_args *a)
+{
+    double n = rows_of(&a->routing), M = (double)a->M, N = (double)a->N;
+    bl_cost cost = {.n = 0};
+
+    (void)s;
+    add(&cost, BL_COST_LORA, 2 * n * M * N,
+        n * (M + N) * element_bytes(a->left) + (double)a->routing.n_experts * M * N * 4);
+    return cost;
+}
+
 /* ---- optimizer ---- */
 
 /* w, m, v read and written, g read */
