@@ -108,8 +108,8 @@ static bl_status linear_forward(const block_call *c, bl_layer_matrix matrix, bl_
     bl_linear_use use = use_matrix(c, matrix, NULL);
 
     if (bl_block_is_routed(c->dims, matrix))
-        return arch_experts_forward(c->stream, c->block, matrix, c->batch->T, c->ws, x, residual,
-                                    y);
+        return arch_experts_forward(c->stream, c->block, matrix, c->batch->T, c->ws, &use.lora, x,
+                                    residual, y);
     use.lora.residual = residual;
     use.lora.is_quantized = operand_of(c, matrix).codes != NULL;
     BL_TRY(bl_linear_apply(c->stream, &use, c->batch->T, x, y));
@@ -127,7 +127,8 @@ static bl_status linear_backward(const block_call *c, bl_layer_matrix matrix, bl
     bl_linear_use use = use_matrix(c, matrix, c->gradients);
 
     if (bl_block_is_routed(c->dims, matrix))
-        return arch_experts_backward(c->stream, c->block, matrix, c->batch->T, c->ws, x, dy, dx);
+        return arch_experts_backward(c->stream, c->block, matrix, c->batch->T, c->ws, &use.lora, x,
+                                     dy, dx);
     BL_TRY(bl_linear_pull_back(c->stream, &use, c->batch->T, x, dy, dx));
     return arch_add_matrix_gradient(c->stream, c->block, matrix, c->batch->T, x, dy, c->ws);
 }

@@ -21,17 +21,21 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,
                              const bl_block_workspace *ws, bl_tensor x);
 
-/* The products with a matrix of routed experts. BL_GATE_UP: makes the routing; y (T top_k, 2I) from
+/* Bytes of ws->lora that LoRA terms of routed experts need for T tokens. */
+size_t arch_experts_term_bytes(const bl_block_dims *dims, int64_t T, int64_t r);
+
+/* The products with a matrix of routed experts and the LoRA terms over it, which are the part of
+ * `lora`, if it has one. BL_GATE_UP: makes the routing; y (T top_k, 2I) from
  * x (T,H), without a residual. BL_MLP_DOWN: y (T,H) = residual, or 0, + the weighted sum of the
  * outputs for x (T top_k, I). */
 bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                               int64_t T, const bl_block_workspace *ws, bl_tensor x,
-                               bl_tensor residual, bl_tensor y);
+                               int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
+                               bl_tensor x, bl_tensor residual, bl_tensor y);
 /* dx, overwritten, is x's gradient; BL_MLP_DOWN comes first and leaves the gradients of the
  * weights in the routing, whose part of dx BL_GATE_UP adds. */
 bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                                int64_t T, const bl_block_workspace *ws, bl_tensor x, bl_tensor dy,
-                                bl_tensor dx);
+                                int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
+                                bl_tensor x, bl_tensor dy, bl_tensor dx);
 
 /* Of block->is_last: whether no trained tensor and no LoRA term needs the gradient of what W_qkv
  * reads; and of attention's output. */

@@ -6,6 +6,7 @@
  * Sizes come from the code that places (with no memory, `bump` only counts), so they cannot
  * differ. */
 #include "arch/block.h"
+#include "arch/block_internal.h"
 #include "arch/rope.h"
 #include "base/sizes.h"
 
@@ -165,12 +166,20 @@ static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_form
                        .segment = {{.format = format, .rows = dims->matrix[matrix].rows}}};
 }
 
+size_t arch_experts_term_bytes(const bl_block_dims *dims, int64_t T, int64_t r)
+{
+    int64_t n_bytes = T * dims->top_k * r * (int64_t)bl_dtype_bytes(dims->act);
+    return 2 * (size_t)bl_round_up(n_bytes, ALIGNMENT_BYTES);
+}
+
 static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int64_t T, int64_t r,
                                      bool dropout)
 {
     bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
     size_t most = 0;
 
+    if (bl_block_is_routed(dims, (bl_layer_matrix)matrix))
+        return arch_experts_term_bytes(dims, T, r);
     /* Which formats the matrices have is not known here. */
     for (int f = 0; f < BL_FORMAT_COUNT; f++)
         for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
@@ -194,7 +203,6 @@ static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t
     size_t most = 0;
 
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
-        if (bl_block_is_routed(dims, (bl_layer_matrix)m)) continue;
         size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
         if (n_bytes > most) most = n_bytes;
     }

@@ -4,6 +4,22 @@
 
 #include <math.h>
 
+#include "base/sizes.h"
+
+int64_t bl_lora_factor_floats(const bl_lora_layout *layout, int p, bl_peft_factor factor)
+{
+    return layout->r[p] *
+           (factor == BL_PEFT_A ? layout->n_experts[p] * layout->a_cols[p] : layout->b_rows[p]);
+}
+
+int64_t bl_lora_largest_r(const bl_lora_layout *layout)
+{
+    int64_t r = layout->options.r;
+
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) r = bl_max_i64(r, layout->r[p]);
+    return r;
+}
+
 int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers)
 {
     return layout->n_floats * n_layers + layout->n_table_floats;
@@ -45,6 +61,18 @@ double bl_lora_scale(double alpha, int64_t r, bool use_rslora)
     return alpha / (use_rslora ? sqrt((double)r) : (double)r);
 }
 
+static void measure_projection(const bl_model_config *config, int p, bl_lora_layout *layout)
+{
+    const bl_lora_options *o = &layout->options;
+    double alpha = o->own_alpha[p] > 0 ? o->own_alpha[p] : o->alpha;
+
+    bl_projection_shape(config, p, &layout->b_rows[p], &layout->a_cols[p]);
+    layout->row_begin[p] = bl_projection_row(config, p);
+    layout->n_experts[p] = bl_arch_is_routed(config->arch, p) ? config->n_experts : 1;
+    layout->r[p] = o->own_r[p] > 0 ? o->own_r[p] : o->r;
+    layout->scale_of[p] = (float)bl_lora_scale(alpha, layout->r[p], o->use_rslora);
+}
+
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
@@ -59,11 +87,8 @@ void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *o
 
     out->options = *options;
     out->scale = (float)bl_lora_scale(options->alpha, options->r, options->use_rslora);
-    for (int p = 0; p < config->arch->n_projections; p++) {
-        if (!options->target[p]) continue;
-        bl_projection_shape(config, p, &out->b_rows[p], &out->a_cols[p]);
-        out->row_begin[p] = bl_projection_row(config, p);
-    }
+    for (int p = 0; p < config->arch->n_projections; p++)
+        if (options->target[p]) measure_projection(config, p, out);
     bl_lora_layout_stack(out, false);
     place_tables(config, out);
 }
@@ -76,12 +101,12 @@ static void place_factors(bl_lora_layout *layout, int first, int end)
     for (int p = first; p < end; p++) {
         if (!o->target[p]) continue;
         layout->a_offset[p] = layout->n_floats;
-        layout->n_floats += o->r * layout->a_cols[p];
+        layout->n_floats += bl_lora_factor_floats(layout, p, BL_PEFT_A);
     }
     for (int p = first; p < end; p++) {
         if (!o->target[p]) continue;
         layout->b_offset[p] = layout->n_floats;
-        layout->n_floats += o->r * layout->b_rows[p];
+        layout->n_floats += bl_lora_factor_floats(layout, p, BL_PEFT_B);
     }
 }
 
@@ -107,10 +132,10 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
     for (int p = 0; p < layout->arch->n_projections; p++) {
         if (layout->a_offset[p] < 0 || layout->arch->projections[p].matrix != matrix) continue;
         linear->part[linear->n_parts++] = (bl_lora_part){
-            .r = layout->options.r,
+            .r = layout->r[p],
             .row_begin = layout->row_begin[p],
             .rows = layout->b_rows[p],
-            .scale = layout->scale,
+            .scale = layout->scale_of[p],
             .A = bl_tensor_at(weights, layout->a_offset[p]),
             .B = bl_tensor_at(weights, layout->b_offset[p]),
             .dA = gradients ? gradients + layout->a_offset[p] : NULL,
@@ -126,7 +151,7 @@ void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int6
     for (int p = 0; p < layout->arch->n_projections; p++) {
         if (layout->a_offset[p] < 0) continue;
         int64_t a_begin = layout->a_offset[p],
-                a_end = a_begin + layout->options.r * layout->a_cols[p];
+                a_end = a_begin + bl_lora_factor_floats(layout, p, BL_PEFT_A);
         int64_t first = begin > a_begin ? begin : a_begin,
                 last = begin + count < a_end ? begin + count : a_end;
         if (first < last)

@@ -4,7 +4,8 @@
  *
  * Flat order: layer, then the architecture's projections (PEFT's module order), A (r,K) before B
  * (N,r). A stacked layout has, matrix by matrix, the A's of all projections before their B's: what
- * bl_lora_linear's is_stacked wants of devices with bf16 activations. Layers are alike, so one
+ * bl_lora_linear's is_stacked wants of devices with bf16 activations. Routed experts have one pair
+ * of factors: A (experts r,K) and B (experts N,r), expert by expert. Layers are alike, so one
  * layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks:
  * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end.
  *
@@ -27,18 +28,24 @@ typedef struct bl_lora_options {
     double dropout;                  /* p of the LoRA path's input dropout, in [0, 1) */
     bool target[BL_MAX_PROJECTIONS]; /* by the architecture's projections */
     bool table[BL_MODEL_TABLES];
+    /* Of routed experts' projections; 0: as above. */
+    int64_t own_r[BL_MAX_PROJECTIONS];
+    double own_alpha[BL_MAX_PROJECTIONS];
 } bl_lora_options;
 
 typedef struct bl_lora_layout {
     const bl_arch *arch;
     bl_lora_options options;
-    float scale; /* alpha / r, or alpha / sqrt(r) */
+    float scale; /* alpha / r, or alpha / sqrt(r); of tables */
+    /* Of each projection, and the experts whose factors it has; 1: it is a matrix. */
+    int64_t r[BL_MAX_PROJECTIONS], n_experts[BL_MAX_PROJECTIONS];
+    float scale_of[BL_MAX_PROJECTIONS];
     /* Floats from the start of the layer's vector; -1: not a target. */
     int64_t a_offset[BL_MAX_PROJECTIONS];
     int64_t b_offset[BL_MAX_PROJECTIONS];
-    int64_t a_cols[BL_MAX_PROJECTIONS], b_rows[BL_MAX_PROJECTIONS];
-    int64_t row_begin[BL_MAX_PROJECTIONS]; /* in the fused matrix */
-    int64_t n_floats;                      /* of one layer, without padding; 0: no adapter */
+    int64_t a_cols[BL_MAX_PROJECTIONS], b_rows[BL_MAX_PROJECTIONS]; /* b_rows: of all experts */
+    int64_t row_begin[BL_MAX_PROJECTIONS];                          /* in the fused matrix */
+    int64_t n_floats; /* of one layer, without padding; 0: no adapter */
     bool is_stacked;
     /* Floats from the start of the tables' vector; -1: not a target. */
     int64_t table_a[BL_MODEL_TABLES], table_b[BL_MODEL_TABLES];
@@ -62,6 +69,11 @@ void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
  * layer, gradients NULL in a forward. Leaves weight, dropout and workspace alone. */
 void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
                          float *gradients, bl_lora_linear *linear);
+
+/* Floats of a projection's factor, of all its experts. */
+int64_t bl_lora_factor_floats(const bl_lora_layout *layout, int projection, bl_peft_factor factor);
+/* The largest r of a target; options.r where there is none. */
+int64_t bl_lora_largest_r(const bl_lora_layout *layout);
 
 /* Weights of an adapter of n_layers layers. */
 int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers);

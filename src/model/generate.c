@@ -64,7 +64,7 @@ static memory_size measure(const bl_model_weights *weights, int64_t r)
 static bl_status take_memory(bl_generator *g)
 {
     const bl_block_dims *dims = &g->weights->dims;
-    int64_t H = dims->hidden, r = g->lora->options.r;
+    int64_t H = dims->hidden, r = bl_lora_largest_r(g->lora);
     memory_size n = measure(g->weights, r);
 
     BL_TRY(bl_device_alloc(g->device, BL_SPACE_DEVICE,

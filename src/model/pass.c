@@ -247,7 +247,8 @@ static bl_status check_input(const bl_pass *pass, const bl_pass_input *input)
             return BL_FAIL(BL_EINTERNAL, "gradients of a micro-batch without trained weights");
         const bl_pass_adapter *adapter = micro->adapter;
         bool drops = adapter && micro->gradients && adapter->dropout.p > 0;
-        if (adapter && (adapter->lora->options.r > o->lora_r || (drops && !o->lora_dropout)))
+        if (adapter &&
+            (bl_lora_largest_r(adapter->lora) > o->lora_r || (drops && !o->lora_dropout)))
             return BL_FAIL(BL_EINTERNAL, "an adapter beyond the pass's options");
         BL_TRY(model_terms_check(o, micro));
         if (micro->is_weighed && (!o->weighs || !input->weigher))

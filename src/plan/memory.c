@@ -150,7 +150,7 @@ static int64_t largest_r(const bl_plan_input *in)
 {
     int64_t r = 0;
     for (int i = 0; i <= in->n_others; i++)
-        r = bl_max_i64(r, bl_plan_run_at(in, i).lora->options.r);
+        r = bl_max_i64(r, bl_lora_largest_r(bl_plan_run_at(in, i).lora));
     return r;
 }
 

@@ -286,7 +286,7 @@ static bl_pass_options pass_options(const plan_rank *r, bool with_evaluations)
         o.T_max = bl_max_i64(o.T_max, t.micro_tokens);
         if (with_evaluations && t.evaluation.n_micro > 0)
             o.T_max = bl_max_i64(o.T_max, t.evaluation.micro_tokens);
-        o.lora_r = bl_max_i64(o.lora_r, t.lora->n_floats > 0 ? lora->r : 0);
+        o.lora_r = bl_max_i64(o.lora_r, t.lora->n_floats > 0 ? bl_lora_largest_r(t.lora) : 0);
         o.lora_dropout |= lora->dropout > 0;
         if (t.lora->n_table_floats > 0) o.terms_r = bl_max_i64(o.terms_r, lora->r);
         o.weighs |= t.preference.is_weighed;

@@ -87,14 +87,15 @@ static bl_status load_piece(const bl_trained_state *s, const source *in, int64_t
 static bl_status load_from(const bl_trained_state *s, const source *in)
 {
     const bl_lora_layout *old = &in->layout, *now = s->layout;
-    int64_t r = now->options.r;
 
     if (old->is_stacked == now->is_stacked)
         return load_piece(s, in, 0, 0, INT64_MAX / (int64_t)sizeof(float));
     for (int p = 0; p < now->arch->n_projections; p++) {
         if (now->a_offset[p] < 0) continue;
-        BL_TRY(load_piece(s, in, old->a_offset[p], now->a_offset[p], r * now->a_cols[p]));
-        BL_TRY(load_piece(s, in, old->b_offset[p], now->b_offset[p], r * now->b_rows[p]));
+        BL_TRY(load_piece(s, in, old->a_offset[p], now->a_offset[p],
+                          bl_lora_factor_floats(now, p, BL_PEFT_A)));
+        BL_TRY(load_piece(s, in, old->b_offset[p], now->b_offset[p],
+                          bl_lora_factor_floats(now, p, BL_PEFT_B)));
     }
     return BL_OK;
 }
@@ -193,10 +194,9 @@ static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_fact
     const bl_lora_layout *layout = &sources->layout;
 
     if (trained_is_table(module)) return read_table_factor(user, module, factor, dst);
-    int64_t r = layout->options.r, chunk = sources->chunk,
+    int64_t chunk = sources->chunk,
             begin = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module],
-            end =
-                begin + r * (factor == BL_PEFT_A ? layout->a_cols[module] : layout->b_rows[module]);
+            end = begin + bl_lora_factor_floats(layout, module, factor);
 
     for (int64_t at = begin, n; at < end; at += n, dst += n) {
         const source *in = &sources[at / chunk];

@@ -85,11 +85,10 @@ static bl_status read_range(const bl_lora_layout *layout, const bl_peft_adapter 
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < layout->arch->n_projections; p++) {
         if (layout->a_offset[p] < 0) continue;
-        int64_t r = layout->options.r;
-        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p], r * layout->a_cols[p],
-                           begin, count, out));
-        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_B, layout->b_offset[p], r * layout->b_rows[p],
-                           begin, count, out));
+        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p],
+                           bl_lora_factor_floats(layout, p, BL_PEFT_A), begin, count, out));
+        BL_TRY(read_factor(adapter, layer, p, BL_PEFT_B, layout->b_offset[p],
+                           bl_lora_factor_floats(layout, p, BL_PEFT_B), begin, count, out));
     }
     return BL_OK;
 }

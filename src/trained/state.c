@@ -328,7 +328,6 @@ static bl_status update_factor(const bl_trained_state *s, int64_t offset, int64_
 static bl_status update_lora(const bl_trained_state *s, const bl_adamw_args *args)
 {
     const bl_lora_layout *layout = s->layout;
-    int64_t r = layout->options.r;
 
     if (!layout->has_rates) BL_TRY(bl_adamw(s->compute, args));
     for (int p = 0; p < layout->arch->n_projections && layout->has_rates; p++) {
@@ -336,8 +335,10 @@ static bl_status update_lora(const bl_trained_state *s, const bl_adamw_args *arg
         if (layout->a_offset[p] < 0) continue;
         a.lr *= layout->rate[p][BL_PEFT_A];
         b.lr *= layout->rate[p][BL_PEFT_B];
-        BL_TRY(update_factor(s, layout->a_offset[p], r * layout->a_cols[p], a));
-        BL_TRY(update_factor(s, layout->b_offset[p], r * layout->b_rows[p], b));
+        BL_TRY(
+            update_factor(s, layout->a_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_A), a));
+        BL_TRY(
+            update_factor(s, layout->b_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_B), b));
     }
     return bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard);
 }
