@@ -37,8 +37,7 @@ void config_resolve_saving(bl_train_config *config)
     config->save_total_limit = 2;
 }
 
-/* Replaces auto by the values for this machine and this version. */
-static bl_status resolve(bl_config_command command, bl_train_config *config)
+bl_status config_resolve(bl_config_command command, bl_train_config *config)
 {
     bl_gpu_info gpu;
 
@@ -285,10 +284,15 @@ static bl_status validate_rungs(const bl_train_config *config, bool has_validati
     return BL_OK;
 }
 
+static bl_status validate_lora(const bl_train_config *config)
+{
+    if (bl_train_config_targets_by_pattern(config)) return BL_OK;
+    return validate_targets(&config->lora_target_modules);
+}
+
 static bl_status validate_training(const bl_train_config *config)
 {
-    if (!bl_train_config_targets_by_pattern(config))
-        BL_TRY(validate_targets(&config->lora_target_modules));
+    BL_TRY(validate_lora(config));
     if (config->warmup_steps > 0 && config->warmup_ratio > 0) {
         return BL_FAIL(BL_EUSAGE, "warmup_ratio %g and warmup_steps %lld: give one of them",
                        config->warmup_ratio, (long long)config->warmup_steps);
@@ -369,7 +373,8 @@ bl_status config_validate(bl_config_command command, const bl_train_config *conf
     bl_losses losses;
     BL_TRY(bl_train_config_losses(config, &losses));
     if (command == BL_CONFIG_TRAIN) BL_TRY(config_check_full(config));
-    return command == BL_CONFIG_TRAIN ? validate_training(config) : BL_OK;
+    if (command == BL_CONFIG_TRAIN) return validate_training(config);
+    return command == BL_CONFIG_ADAPTER ? validate_lora(config) : BL_OK;
 }
 
 bl_status config_accepts(bl_train_config *config, bool has_gpus)
@@ -391,7 +396,7 @@ static bl_status load(bl_config_command command, const bl_config_machine *machin
                       bl_train_config *config)
 {
     BL_TRY(read_given(command, machine == NULL, yaml_path, argc, argv, choice, config));
-    BL_TRY(machine ? resolve_for(machine, config) : resolve(command, config));
+    BL_TRY(machine ? resolve_for(machine, config) : config_resolve(command, config));
     return config_validate(command, config);
 }
 

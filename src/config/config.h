@@ -18,7 +18,12 @@
 #include "data/dataset.h"  /* bl_data_format, bl_overlong, bl_packing */
 
 /* The commands that share the table; bits. A file may hold the keys of both. */
-typedef enum bl_config_command { BL_CONFIG_TRAIN = 1, BL_CONFIG_EVAL = 2 } bl_config_command;
+typedef enum bl_config_command {
+    BL_CONFIG_TRAIN = 1,
+    BL_CONFIG_EVAL = 2,
+    BL_CONFIG_SESSION = 4, /* of a session's base */
+    BL_CONFIG_ADAPTER = 8  /* of an adapter in a session */
+} bl_config_command;
 
 typedef enum bl_lr_scheduler_type {
     BL_LR_LINEAR,
@@ -247,6 +252,23 @@ bl_status bl_train_config_load_job(const bl_train_config *base, const char *yaml
                                    bl_train_config **out);
 /* runs.c. BL_EUSAGE: both write to the same directory, or one starts from the other's adapter. */
 bl_status bl_train_config_check_apart(const bl_train_config *one, const bl_train_config *two);
+
+/* session.c: the configuration of a session's base, and of an adapter in it, which has the base's
+ * values of the session's keys, from keys[n], "key=value". Resolved and validated; the caller frees
+ * *out. gradient_accumulation_steps: micro-batches of a visit, by visit_tokens. BL_EUSAGE also: a
+ * key that a session or an adapter does not have. */
+enum { BL_SESSION_VISIT_MICRO = 4 }; /* of visit_tokens auto */
+bl_status bl_train_config_load_session(const char *const *keys, int n, bl_train_config **out);
+bl_status bl_train_config_load_adapter(const bl_train_config *session, const char *const *keys,
+                                       int n, bl_train_config **out);
+/* Prints "key: before -> now; " for each of a session's keys that changes results and differs from
+ * the file's (bl_train_config_write_resolved). */
+bl_status bl_train_config_compare_session(const bl_train_config *session, const char *yaml_path,
+                                          FILE *out, bool *differs);
+/* As load_adapter, with seed and lora_dropout of the file, and the other keys of LoRA those of the
+ * PEFT adapter in `dir`. */
+bl_status bl_train_config_continue_adapter(const bl_train_config *session, const char *yaml_path,
+                                           const char *dir, bl_train_config **out);
 
 /* A machine to plan for, which need not be this one. */
 typedef struct bl_config_machine {

@@ -27,6 +27,8 @@ bl_status config_check_required(const bl_train_config *config);
 bl_status config_read_file(const char *yaml_path, bl_train_config *config);
 /* config.c: resolves save_total_limit, with a warning. */
 void config_resolve_saving(bl_train_config *config);
+/* config.c: replaces auto by the values for this machine and this version. */
+bl_status config_resolve(bl_config_command command, bl_train_config *config);
 /* config.c: checks that involve several keys, of a resolved configuration. */
 bl_status config_validate(bl_config_command command, const bl_train_config *config);
 

@@ -14,6 +14,9 @@
 
 #define TRAIN BL_CONFIG_TRAIN
 #define BOTH  (BL_CONFIG_TRAIN | BL_CONFIG_EVAL)
+/* Keys of a session's base, and of an adapter in a session. */
+#define BASE    BL_CONFIG_SESSION
+#define ADAPTER BL_CONFIG_ADAPTER
 
 #define KEY(name, kind)                                                                            \
     .key = #name, .offset = offsetof(bl_train_config, name), .type = BL_OPTION_##kind,             \
@@ -24,10 +27,11 @@
 
 const bl_option bl_train_options[] = {
 #define GROUP "Model and output"
-    {KEY(model_name_or_path, PATH), SOURCE, .is_model = true, .commands = BOTH, .required_by = BOTH,
+    {KEY(model_name_or_path, PATH), SOURCE, .is_model = true, .commands = BOTH | BASE,
+     .required_by = BOTH | BASE,
      .help = "frozen base: a Hugging Face directory with config.json, safetensors and "
              "tokenizer, or owner/name of a model in the Hugging Face cache"},
-    {KEY(init_adapter, PATH), SOURCE, .is_model = true, .commands = BOTH,
+    {KEY(init_adapter, PATH), SOURCE, .is_model = true, .commands = BOTH | ADAPTER,
      .help = "PEFT adapter to start from; it fixes lora_r, lora_alpha, lora_target_modules "
              "and use_rslora"},
     {KEY(output_dir, PATH), .commands = TRAIN, .required_by = TRAIN,
@@ -73,8 +77,8 @@ const bl_option bl_train_options[] = {
      .help = "none: one sample per sequence; pack, or true: several samples per sequence, kept "
              "apart; "
              "concatenate: one stream, cut into sequences"},
-    {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH, .default_text = "2048",
-     .help = "maximum tokens per sequence"},
+    {KEY(max_seq_length, INT), RANGE(2, 1048576), RESULT, .commands = BOTH | BASE,
+     .default_text = "2048", .help = "maximum tokens per sequence"},
     {KEY(overlong, ENUM), RESULT, .commands = BOTH, .names = "truncate|skip|error",
      .default_text = "truncate", .help = "policy for samples longer than max_seq_length"},
     {KEY(shuffle, BOOL), RESULT, .commands = TRAIN, .default_text = "true",
@@ -134,13 +138,14 @@ const bl_option bl_train_options[] = {
 #undef GROUP
 
 #define GROUP "LoRA"
-    {KEY(lora_r, INT), RANGE(1, 1024), RESULT, .commands = TRAIN, .default_text = "8",
+    {KEY(lora_r, INT), RANGE(1, 1024), RESULT, .commands = TRAIN | ADAPTER, .default_text = "8",
      .help = "LoRA rank"},
-    {KEY(lora_alpha, REAL), RANGE(0, 1e6), RESULT, .commands = TRAIN, .default_text = "8",
+    {KEY(lora_alpha, REAL), RANGE(0, 1e6), RESULT, .commands = TRAIN | ADAPTER, .default_text = "8",
      .help = "the LoRA term is scaled by lora_alpha / lora_r"},
-    {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN, .default_text = "0",
-     .help = "dropout probability of the LoRA input"},
-    {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN, .default_text = "all-linear",
+    {KEY(lora_dropout, REAL), RANGE(0, 0.99), RESULT, .commands = TRAIN | ADAPTER,
+     .default_text = "0", .help = "dropout probability of the LoRA input"},
+    {KEY(lora_target_modules, LIST), RESULT, .commands = TRAIN | ADAPTER,
+     .default_text = "all-linear",
      .help = "modules with a LoRA term: all-linear (all projections), some of q_proj, k_proj, "
              "v_proj, o_proj, gate_proj, up_proj, down_proj and, on CPUs, embed_tokens and "
              "lm_head, their paths in every layer, or a regular expression without comma"},
@@ -149,7 +154,7 @@ const bl_option bl_train_options[] = {
          "modules to train whole in addition to LoRA and to write into the adapter, as in PEFT: "
          "norms, embedding or head, named by the ends of their paths (norm, embed_tokens, "
          "lm_head)"},
-    {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN, .default_text = "false",
+    {KEY(use_rslora, BOOL), RESULT, .commands = TRAIN | ADAPTER, .default_text = "false",
      .help = "scale by lora_alpha / sqrt(lora_r) instead"},
 #undef GROUP
 
@@ -194,13 +199,13 @@ const bl_option bl_train_options[] = {
      .default_text = "short_step",
      .help = "rows that do not fill the last step of an epoch: short_step trains on them alone, as "
              "transformers' Trainer; continue fills the step with rows of the next epoch"},
-    {KEY(per_device_train_batch_size, INT), RANGE(1, 65536), RESULT, .commands = TRAIN,
+    {KEY(per_device_train_batch_size, INT), RANGE(1, 65536), RESULT, .commands = TRAIN | BASE,
      .default_text = "8", .help = "sequences per rank per micro-batch"},
     {KEY(per_device_eval_batch_size, INT), RANGE(1, 65536), .commands = BOTH, .default_text = "8",
      .help = "sequences per rank per evaluation micro-batch"},
     {KEY(gradient_accumulation_steps, INT), RANGE(1, 1048576), RESULT, .commands = TRAIN,
      .default_text = "1", .help = "micro-batches per rank per optimizer step"},
-    {KEY(seed, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN, .default_text = "42",
+    {KEY(seed, INT), RANGE(0, NO_MAX), RESULT, .commands = TRAIN | ADAPTER, .default_text = "42",
      .help = "random seed: LoRA initialization, sample order, dropout"},
 #undef GROUP
 
@@ -261,9 +266,10 @@ const bl_option bl_train_options[] = {
 #undef GROUP
 
 #define GROUP "Execution"
-    {KEY(device, ENUM), RESULT, .commands = BOTH, .names = "auto|cpu|cuda", .default_text = "auto",
+    {KEY(device, ENUM), RESULT, .commands = BOTH | BASE, .names = "auto|cpu|cuda",
+     .default_text = "auto",
      .help = "device of the ranks; auto: the GPU, if this build and machine have one"},
-    {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH, .names = "auto|fp32|bf16|fp8",
+    {KEY(compute_dtype, ENUM), RESULT, .commands = BOTH | BASE, .names = "auto|fp32|bf16|fp8",
      .default_text = "auto",
      .help = "arithmetic of products: fp32 or, with AVX512-BF16, bf16 on the CPU; bf16, or fp8 for "
              "products with the frozen projections, on a GPU; auto: fp32 or bf16"},
@@ -275,15 +281,15 @@ const bl_option bl_train_options[] = {
      .default_text = "none",
      .help = "with compute_dtype fp8: products that sum in Hopper's accumulator, which keeps about "
              "14 bits; forward: also recomputation, not gradients"},
-    {KEY(base_format, ENUM), RESULT, .commands = BOTH,
+    {KEY(base_format, ENUM), RESULT, .commands = BOTH | BASE,
      .names = "auto|fp8_row|fp8_block|mxfp4|int4_g32|int4_g128|nf4|stored", .default_text = "auto",
      .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "
              "fp8_row; 4-bit formats on CPUs only"},
-    {KEY(base_format_scales, ENUM), RESULT, .commands = BOTH, .names = "least_squares|largest",
-     .default_text = "least_squares",
+    {KEY(base_format_scales, ENUM), RESULT, .commands = BOTH | BASE,
+     .names = "least_squares|largest", .default_text = "least_squares",
      .help = "scales of mxfp4 and int4: those with the least squared error per group, or those of "
              "the largest weight"},
-    {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH,
+    {KEY(ranks, INT), RANGE(1, 4096), .has_auto = true, RESULT, .commands = BOTH | BASE,
      .default_text = "auto",
      .help =
          "number of ranks; auto: the visible GPUs of all hosts; on CPUs one, or one per process "
@@ -292,7 +298,8 @@ const bl_option bl_train_options[] = {
      .default_text = "auto",
      .help = "start a process per rank; false: ranks are threads of one process; auto: processes "
              "if each rank has a separate GPU"},
-    {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH, .default_text = "auto",
+    {KEY(threads, INT), RANGE(1, 4096), .has_auto = true, .commands = BOTH | BASE,
+     .default_text = "auto",
      .help =
          "CPU threads per rank; auto: usable cores, within the CPU limit of a container, divided "
          "by the ranks of this host, unless each is bound to its own"},
@@ -303,14 +310,14 @@ const bl_option bl_train_options[] = {
      .help = "ranks per block of a sum over ranks: gradients are added in rank order within each "
              "block, then over the blocks; on several hosts use the number of ranks per host or a "
              "divisor of it"},
-    {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH,
+    {KEY(offload_ratio, REAL), RANGE(0, 1), .has_auto = true, .commands = BOTH | BASE,
      .default_text = "auto",
      .help = "fraction of the base outside device memory, prefetched before use; auto: in training "
              "on GPUs the fastest that fits; in full fine-tuning on CPUs 0; otherwise as little as "
              "memory requires"},
-    {KEY(offload_tier, ENUM), .commands = BOTH, .names = "host|disk", .default_text = "host",
+    {KEY(offload_tier, ENUM), .commands = BOTH | BASE, .names = "host|disk", .default_text = "host",
      .help = "tier of that fraction: pinned host memory, or page files in offload_dir"},
-    {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH, .default_text = "0",
+    {KEY(offload_host_part, REAL), RANGE(0, 1), .commands = BOTH | BASE, .default_text = "0",
      .help = "with offload_tier disk: the part of that fraction in pinned host memory; the rest is "
              "in page files"},
     {KEY(offload_compute_copy, ENUM), .commands = TRAIN, .names = "auto|true|false",
@@ -318,7 +325,7 @@ const bl_option bl_train_options[] = {
      .help = "with finetuning_type full, bf16 products and offload_ratio above 0, store the bf16 "
              "copy of the weights in the tiers of the fp32 weights; false: in device memory; auto: "
              "on GPUs the faster choice that fits, on CPUs false"},
-    {KEY(offload_dir, PATH), .commands = BOTH,
+    {KEY(offload_dir, PATH), .commands = BOTH | BASE,
      .help = "directory of the disk tier, on a fast local disk; created if missing; page "
              "files of the same model are reused"},
     {KEY(optimizer_tier, ENUM), .commands = TRAIN, .names = "auto|device|host|disk",
@@ -331,26 +338,27 @@ const bl_option bl_train_options[] = {
      .help = "fraction of moments and gradients in optimizer_tier, in whole layers; the rest is in "
              "device memory; auto: offload_ratio if that is above 0 and optimizer_tier is auto, "
              "otherwise 1"},
-    {KEY(verify_base, ENUM), .commands = BOTH, .names = "first|save|always",
+    {KEY(verify_base, ENUM), .commands = BOTH | BASE, .names = "first|save|always",
      .default_text = "first",
      .help = "when to verify base checksums: at the first read of each page from disk; also "
              "all pages before each checkpoint; also every page at every read"},
-    {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH, .default_text = "2",
+    {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH | BASE, .default_text = "2",
      .help = "gathered layers held, current one included"},
-    {KEY(io_engine, ENUM), .commands = BOTH, .names = "auto|uring|pread", .default_text = "auto",
+    {KEY(io_engine, ENUM), .commands = BOTH | BASE, .names = "auto|uring|pread",
+     .default_text = "auto",
      .help = "engine for reading the model's files; auto: io_uring, or pread where it is "
              "refused"},
-    {KEY(activation_checkpointing, ENUM), .commands = TRAIN,
+    {KEY(activation_checkpointing, ENUM), .commands = TRAIN | BASE,
      .names = "none|mlp|selective|full|auto", .default_text = "auto", .true_name = "full",
      .help = "what backward recomputes: nothing; gate and up projections; also q, k and v; also "
              "attention and o; true: full"},
     {KEY(activation_checkpointing_layers, INT), RANGE(0, NO_MAX), .has_auto = true,
-     .commands = TRAIN, .default_text = "auto",
+     .commands = TRAIN | BASE, .default_text = "auto",
      .help = "layers that activation_checkpointing applies to, spread evenly; the others recompute "
              "nothing; auto: all, or chosen with activation_checkpointing auto"},
-    {KEY(activation_offload, BOOL), .commands = TRAIN, .default_text = "false",
+    {KEY(activation_offload, BOOL), .commands = TRAIN | BASE, .default_text = "false",
      .help = "keep saved activations in host memory"},
-    {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH,
+    {KEY(visit_tokens, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH | BASE,
      .default_text = "auto",
      .help = "tokens per rank per gather of a layer; whole micro-batches, at least one"},
     {KEY(grace_s, REAL), RANGE(0, 86400), .commands = TRAIN, .default_text = "20",

@@ -114,42 +114,79 @@ static void mark(bl_batches *b, int index, const bl_sample *s, int64_t t, int64_
     b->n_labels++;
 }
 
+static bl_status check_room(const bl_batches *batches, int index, int64_t n)
+{
+    int64_t T = batches->micro[index].T;
+
+    if (T + n <= batches->T_max) return BL_OK;
+    return BL_FAIL(BL_EINTERNAL, "a micro-batch of %lld tokens has no room for %lld more",
+                   (long long)T, (long long)n);
+}
+
+/* The token after those of the micro-batch, `position` of its row. */
+static void put_token(bl_batches *batches, int index, int64_t position, int32_t id, int32_t target,
+                      float weight, int64_t sample)
+{
+    bl_micro_batch *b = &batches->micro[index];
+    int64_t at = b->T++;
+
+    ((int32_t *)on_host(batches, b->ids))[at] = id;
+    ((int32_t *)on_host(batches, b->targets))[at] = weight != 0.0f ? target : 0;
+    ((float *)on_host(batches, b->weights))[at] = weight;
+    ((int32_t *)on_host(batches, b->position))[at] = (int32_t)position;
+    ((int64_t *)on_host(batches, b->sample))[at] = sample;
+    batches->n_labels += weight != 0.0f;
+    batches->n_tokens++;
+}
+
+static void end_row(bl_batches *batches, int index)
+{
+    bl_micro_batch *b = &batches->micro[index];
+    ((int32_t *)on_host(batches, b->cu_seqlens))[++b->n_documents] = (int32_t)b->T;
+}
+
+static void append_sample(bl_batches *batches, int index, const bl_sample *s, int64_t sample)
+{
+    bl_micro_batch *b = &batches->micro[index];
+    int64_t n = (int64_t)s->n_tokens;
+
+    for (int64_t t = 0; t < n; t++) {
+        bool last = t + 1 == n;
+        float weight = last || s->labels[t + 1] == BL_LABEL_MASKED ? 0.0f
+                       : s->weights                                ? s->weights[t + 1]
+                                                                   : 1.0f;
+        if (t > 0 && s->document_ids && s->document_ids[t] != s->document_ids[t - 1])
+            end_row(batches, index);
+        put_token(batches, index, t, s->ids[t], last ? 0 : s->labels[t + 1], weight, sample);
+        if (batches->marks) mark(batches, index, s, t, b->T - 1);
+    }
+    if (n > 0) end_row(batches, index);
+}
+
 bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
                             int64_t sample)
 {
-    bl_micro_batch *b = &batches->micro[index];
-    int32_t *ids = on_host(batches, b->ids), *targets = on_host(batches, b->targets),
-            *position = on_host(batches, b->position), *ends = on_host(batches, b->cu_seqlens);
-    float *weights = on_host(batches, b->weights);
-    int64_t *samples = on_host(batches, b->sample);
     bl_sample s;
 
     BL_TRY(bl_dataset_get(dataset, row, &s));
-    int64_t n = (int64_t)s.n_tokens, T = b->T;
-    if (T + n > batches->T_max) {
-        bl_sample_free(&s);
-        return BL_FAIL(BL_EINTERNAL, "a micro-batch of %lld tokens has no room for %lld more",
-                       (long long)T, (long long)n);
-    }
-    for (int64_t t = 0; t < n; t++) {
-        bool last = t + 1 == n;
-        float weight = last || s.labels[t + 1] == BL_LABEL_MASKED ? 0.0f
-                       : s.weights                                ? s.weights[t + 1]
-                                                                  : 1.0f;
-        if (t > 0 && s.document_ids && s.document_ids[t] != s.document_ids[t - 1])
-            ends[++b->n_documents] = (int32_t)(T + t);
-        ids[T + t] = s.ids[t];
-        targets[T + t] = weight != 0.0f ? s.labels[t + 1] : 0;
-        weights[T + t] = weight;
-        position[T + t] = (int32_t)t;
-        samples[T + t] = sample;
-        batches->n_labels += weight != 0.0f;
-        if (batches->marks) mark(batches, index, &s, t, T + t);
-    }
-    b->T += n;
-    if (n > 0) ends[++b->n_documents] = (int32_t)b->T;
-    batches->n_tokens += n;
+    bl_status st = check_room(batches, index, (int64_t)s.n_tokens);
+    if (st == BL_OK) append_sample(batches, index, &s, sample);
     bl_sample_free(&s);
+    return st;
+}
+
+bl_status bl_batches_append_row(bl_batches *batches, int index, const bl_batch_row *row,
+                                int64_t sample)
+{
+    BL_TRY(check_room(batches, index, row->n));
+    for (int64_t t = 0; t < row->n; t++) {
+        float weight = row->targets[t] == BL_LABEL_MASKED ? 0.0f
+                       : row->weights                     ? row->weights[t]
+                                                          : 1.0f;
+        if (row->is_marked && weight != 0.0f) weight = 1.0f;
+        put_token(batches, index, t, row->ids[t], row->targets[t], weight, sample);
+    }
+    if (row->n > 0) end_row(batches, index);
     return BL_OK;
 }
 

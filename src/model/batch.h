@@ -61,6 +61,17 @@ void bl_batches_clear(bl_batches *batches); /* all micro-batches get T = 0 */
  * BL_EINPUT: the row is bad; BL_EINTERNAL: no room. */
 bl_status bl_batches_append(bl_batches *batches, int index, const bl_dataset *dataset, int64_t row,
                             int64_t sample);
+/* A row whose targets are given: targets[t] is predicted by token t, or BL_LABEL_MASKED. All
+ * borrowed, [n]. */
+typedef struct bl_batch_row {
+    int64_t n;
+    const int32_t *ids, *targets;
+    const float *weights; /* NULL: 1 each */
+    bool is_marked;       /* weights other than 0 become 1 */
+} bl_batch_row;
+/* As append, of a row in memory: one document. BL_EINTERNAL: no room. */
+bl_status bl_batches_append_row(bl_batches *batches, int index, const bl_batch_row *row,
+                                int64_t sample);
 /* Micro-batch `index` of `out` gets the documents of `from`'s, each with the answer of the one
  * before it, the first one with that of the last: the mismatched answers from which KTO estimates
  * its KL (TRL's KTOTrainer). A document has at most max_tokens. Answers follow their prompts; both

@@ -84,6 +84,9 @@ typedef struct bl_pass_micro {
     double *loss_sum; /* one double of device memory, added to: -sum_t weight_t log p(target_t) */
     const bl_gradient_sink *gradients; /* NULL: forward and loss only */
     double loss_scale;                 /* of the gradient: 1 / number of labels of the step */
+    /* (T) of device memory, overwritten: log p(target_t), 0 where the weight is 0; NULL: not
+     * wanted. On a CPU, of micro-batches that are not weighed. */
+    float *logp;
     /* Without gradients: it accompanies the others, with two layer inputs at a time instead of all
      * (bl_pass_options.max_companions). */
     bool is_companion;

@@ -56,7 +56,7 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                                              .scale = micro->loss_scale,
                                              .logits = pass->logits,
                                              .dx = d,
-                                             .logp = logp,
+                                             .logp = logp ? logp : micro->logp,
                                              .loss_sum = micro->loss_sum,
                                              .d_head = gradients.weights.matrix[0][0],
                                              .term = term ? &pass->head_terms[m] : NULL}));

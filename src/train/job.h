@@ -65,6 +65,9 @@ bl_plan_input bl_job_plan_input(const bl_job *job);
 /* Makes offload_dir for the disk tier and chooses job->plan. BL_EUSAGE: it is not a directory, or
  * compute_bf16_modules names a layer that the model does not have. */
 bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input);
+/* Of a base whose runs come later: chooses job->plan so that a run with its keys and rows of
+ * max_seq_length fits, by the memory available now; sets job->lora and *input. */
+bl_status bl_job_place_base(bl_job *job, bl_plan_input *input);
 /* Chooses job->plan for a base that is already placed, by the offload_ratio of the input. */
 bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input);
 void bl_job_close(bl_job *job);

@@ -63,6 +63,15 @@ const bl_pass_adapter *bl_rank_adapter(const bl_rank *rank);
 bl_status bl_rank_create_pass(bl_rank *rank);
 /* The objects of the loss and, with validation data, of evaluations; after fill_adapter. */
 bl_status bl_rank_create_evaluation(bl_rank *rank);
+/* Instead of the pass, one of job->plan.pass, which has changed; the streams are idle. */
+bl_status bl_rank_replace_pass(bl_rank *rank);
+/* A micro-batch whose gradients go to the rank's state: -sum_t w_t log p_t is added to *loss_sum,
+ * its gradient is multiplied by loss_scale. */
+bl_pass_micro bl_rank_train_micro(const bl_rank *rank, const bl_micro_batch *batch,
+                                  double *loss_sum, double loss_scale);
+/* Compares all of the base with its checksums where verify_base asks for that before a
+ * checkpoint. */
+bl_status bl_rank_verify_base(bl_rank *rank);
 /* Another run's rank over the base of `lead`, which has its pass and outlives it: needs a separate
  * adapter and evaluation. bl_rank_close_run ends it. */
 void bl_rank_borrow(bl_rank *rank, const bl_rank *lead, const bl_job *job);

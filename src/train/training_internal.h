@@ -144,6 +144,8 @@ bl_status bl_training_find_start(bl_training *training, bl_output *output);
 bl_status bl_training_start_over(const bl_training *training, const bl_output *output);
 /* save.c: bytes of one checkpoint, at most. */
 int64_t bl_job_checkpoint_bytes(const bl_job *job);
+/* save.c: adds the adapter to a checkpoint whose shards are complete; needs no rank. */
+bl_status bl_job_add_adapter(const bl_job *job, bl_checkpoint *saving);
 /* save.c: trained weights of a layer's projections, or over them: a checkpoint's must be as
  * many. */
 int64_t bl_job_layer_floats(const bl_job *job);

@@ -370,6 +370,18 @@ bl_status bl_trained_state_update(bl_trained_state *s, int64_t step, double lr, 
     return bl_trained_state_publish(s);
 }
 
+bl_status bl_trained_state_clear(bl_trained_state *s)
+{
+    BL_TRY(bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard));
+    BL_TRY(trained_replicated_clear(s->replicated, s->compute));
+    return bl_stream_zero(s->compute, s->sums, 2 * sizeof(double));
+}
+
+bl_tensor bl_trained_state_weights(const bl_trained_state *s)
+{
+    return s->compute_copy;
+}
+
 /* Runs the ops of an update on zeros, in the memory of whole gradients. */
 static bl_status warm_up_optimizer(bl_trained_state *s)
 {

@@ -101,6 +101,13 @@ bl_status bl_trained_state_update(bl_trained_state *state, int64_t step, double 
                                   double beta2, double eps, double weight_decay,
                                   double max_grad_norm);
 
+/* Queues: gradients, their sums and the loss sum of the current step are zero, as after update.
+ * LoRA's state. */
+bl_status bl_trained_state_clear(bl_trained_state *state);
+/* The weights as passes compute with them: all layers' flat vectors one after the other, device
+ * memory, the state's. LoRA's state of one rank. */
+bl_tensor bl_trained_state_weights(const bl_trained_state *state);
+
 /* In the metadata of a file of gradients: only such a file is replaced by another one. */
 #define BL_GRADIENTS_MARK "ballast-gradients"
 

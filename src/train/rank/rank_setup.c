@@ -185,6 +185,35 @@ bl_status bl_rank_create_pass(bl_rank *r)
     return bl_pass_create(r->device, r->weights, r->base, r->compute, &options, &r->pass);
 }
 
+bl_status bl_rank_replace_pass(bl_rank *r)
+{
+    bl_pass_destroy(r->pass);
+    bl_group_destroy(r->group);
+    r->pass = NULL;
+    r->group = NULL;
+    return bl_rank_create_pass(r);
+}
+
+bl_pass_micro bl_rank_train_micro(const bl_rank *r, const bl_micro_batch *batch, double *loss_sum,
+                                  double loss_scale)
+{
+    return (bl_pass_micro){.batch = batch,
+                           .adapter = bl_rank_adapter(r),
+                           .loss_sum = loss_sum,
+                           .gradients = bl_trained_state_sink(r->state),
+                           .loss_scale = loss_scale};
+}
+
+/* A base that has changed has spoilt the steps since the last checkpoint: none is made of them.
+ * Prefetches for the next step end first. */
+bl_status bl_rank_verify_base(bl_rank *r)
+{
+    if (r->job->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
+    BL_TRY(bl_stream_synchronize(r->copy));
+    BL_TRY(bl_stream_synchronize(r->gather));
+    return bl_base_verify(r->base);
+}
+
 bl_status bl_rank_create_evaluation(bl_rank *r)
 {
     BL_TRY(bl_preference_create(r, &r->preference));

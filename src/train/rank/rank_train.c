@@ -94,11 +94,8 @@ bl_status bl_trainer_begin_step(bl_trainer *t, const bl_round_totals *totals, bl
                                                  .seed = (uint64_t)t->config->seed,
                                                  .step = (uint64_t)t->steps_done};
     for (int m = 0; m < batches->n_micro; m++)
-        micro[m] = (bl_pass_micro){.batch = batches->micro + m,
-                                   .adapter = bl_rank_adapter(t->rank),
-                                   .loss_sum = bl_trained_state_loss_sum(t->rank->state),
-                                   .gradients = bl_trained_state_sink(t->rank->state),
-                                   .loss_scale = 1.0 / n_means};
+        micro[m] = bl_rank_train_micro(t->rank, batches->micro + m,
+                                       bl_trained_state_loss_sum(t->rank->state), 1.0 / n_means);
     if (preference)
         bl_preference_begin(preference, BL_PREFERENCE_STEP,
                             bl_train_position(t->config, t->job->data.train.n, t->steps_done));
@@ -344,16 +341,6 @@ static bl_status end_evaluation(bl_trainer *t)
     return BL_OK;
 }
 
-/* A base that has changed has spoilt the steps since the last checkpoint: none is made of them.
- * Prefetches for the next step end first. */
-static bl_status verify_base(bl_trainer *t)
-{
-    if (t->config->verify_base == BL_VERIFY_FIRST) return BL_OK;
-    BL_TRY(bl_stream_synchronize(t->rank->copy));
-    BL_TRY(bl_stream_synchronize(t->rank->gather));
-    return bl_base_verify(t->rank->base);
-}
-
 /* At the run's start the best step needs a checkpoint that has its loss: one that was made before
  * the evaluation, or is in another output_dir, is not that. */
 static bl_status save_start(bl_trainer *t)
@@ -371,7 +358,7 @@ static bl_status save_if_due(bl_trainer *t)
 
     if (step == t->training->start.step) return save_start(t);
     if (!save_is_due(t, step)) return BL_OK;
-    BL_TRY(verify_base(t));
+    BL_TRY(bl_rank_verify_base(t->rank));
     return bl_trainer_save(t, step);
 }
 
@@ -452,7 +439,7 @@ bl_status bl_trainer_start(bl_trainer *t)
 bl_status bl_trainer_stop(bl_trainer *t)
 {
     atomic_store(&t->is_saving, true);
-    BL_TRY(verify_base(t));
+    BL_TRY(bl_rank_verify_base(t->rank));
     BL_TRY(bl_trainer_save(t, t->steps_done));
     BL_TRY(bl_trainer_end_save(t));
     return BL_FAIL(BL_ESTOPPED,

@@ -180,8 +180,7 @@ static bl_status start_save(bl_trainer *t, int64_t step)
     return t->output ? bl_output_failure(t->output, begin_save(t, step)) : BL_OK;
 }
 
-/* From the shards, which are complete: needs no rank. */
-static bl_status add_adapter(const bl_job *job, bl_checkpoint *saving)
+bl_status bl_job_add_adapter(const bl_job *job, bl_checkpoint *saving)
 {
     static const char *const names[] = {BL_OUTPUT_ADAPTER, BL_OUTPUT_ADAPTER_CONFIG};
     const char *dir = bl_checkpoint_path(saving);
@@ -208,7 +207,7 @@ static bl_status commit_save(const bl_trainer *t)
         bl_trained_shard_name(i, job->topology.n_ranks, name);
         BL_TRY(bl_checkpoint_add_described(output->saving, name, &t->files[i]));
     }
-    if (!job->model->is_trained) BL_TRY(add_adapter(job, output->saving));
+    if (!job->model->is_trained) BL_TRY(bl_job_add_adapter(job, output->saving));
     bl_status st = bl_checkpoint_commit(output->saving, save->state);
     output->saving = NULL;
     if (st != BL_OK) return st;

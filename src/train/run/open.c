@@ -5,6 +5,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "base/sizes.h"
 #include "trained/choose.h"
 #include "train/job.h"
@@ -213,6 +214,21 @@ bl_status bl_job_choose_plan(bl_job *job, const bl_plan_input *input)
     BL_TRY(choose_bf16_matrices(job));
     BL_TRY(make_offload_dir(job->config));
     return bl_job_choose_pass(job, input);
+}
+
+bl_status bl_job_place_base(bl_job *job, bl_plan_input *input)
+{
+    const bl_train_config *c = job->config;
+
+    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
+    *input = bl_job_plan_input(job);
+    input->is_training = true;
+    input->longest_train_row = input->longest_validation_row = c->max_seq_length;
+    input->available_bytes = bl_memory_available_bytes();
+    if (job->gpu.n_gpus > 0) input->gpu_available_bytes = bl_plan_gpu_available_bytes(input);
+    BL_TRY(bl_job_choose_plan(job, input));
+    job->expected = job->plan.memory;
+    return BL_OK;
 }
 
 bl_status bl_job_choose_pass(bl_job *job, const bl_plan_input *input)

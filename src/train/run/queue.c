@@ -235,17 +235,13 @@ static bl_status come_to_rest(bl_rank *rank)
     return bl_host_comm_barrier(&rank->host_comm);
 }
 
-/* Destroys the pass, then creates the one of the new plan. */
+/* The pass of the new plan. */
 static bl_status replace_pass(bl_trainer **trainers, int n)
 {
     bl_rank *lead = trainers[0]->rank;
     int64_t n_micro = 0;
 
-    bl_pass_destroy(lead->pass);
-    bl_group_destroy(lead->group);
-    lead->pass = NULL;
-    lead->group = NULL;
-    BL_TRY(bl_rank_create_pass(lead));
+    BL_TRY(bl_rank_replace_pass(lead));
     for (int i = 1; i < n; i++) {
         trainers[i]->rank->pass = lead->pass;
         trainers[i]->rank->group = lead->group;

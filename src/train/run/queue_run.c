@@ -4,9 +4,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/memory.h"
-#include "base/sizes.h"
-#include "trained/choose.h"
 #include "ops/gemm.h"
 #include "train/run/queue.h"
 
@@ -14,17 +11,11 @@
 static bl_status place_base(bl_queue *q)
 {
     bl_job *job = &q->runs[0].training.job;
-    const bl_train_config *c = job->config;
+    bl_plan_input input;
 
-    BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
-    bl_plan_input input = bl_job_plan_input(job);
-    input.is_training = true;
-    input.longest_train_row = input.longest_validation_row = c->max_seq_length;
-    q->available_bytes = input.available_bytes = bl_memory_available_bytes();
-    if (job->gpu.n_gpus > 0)
-        q->gpu_available_bytes = input.gpu_available_bytes = bl_plan_gpu_available_bytes(&input);
-    BL_TRY(bl_job_choose_plan(job, &input));
-    job->expected = job->plan.memory;
+    BL_TRY(bl_job_place_base(job, &input));
+    q->available_bytes = input.available_bytes;
+    q->gpu_available_bytes = input.gpu_available_bytes;
     BL_TRY(bl_job_print_model(job, false));
     bl_log_info("memory predicted for the base and one run of the queue's keys, with full rows:");
     bl_plan_print(&input, &job->plan);
