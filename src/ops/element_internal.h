@@ -77,6 +77,30 @@ BL_HOST_DEVICE bl_swiglu_gradient bl_swiglu_gradient_of(float g, float u, float 
     return d;
 }
 
+/* x clamped from above; NaN stays NaN. */
+BL_HOST_DEVICE float bl_clamp_above(float x, float limit)
+{
+    return x > limit ? limit : x;
+}
+
+/* (u' + 1) g' sigma(alpha g'), clamped (ops/experts.h) */
+BL_HOST_DEVICE float bl_swiglu_clamped(float g, float u, float alpha, float limit)
+{
+    float gate = bl_clamp_above(g, limit), up = -bl_clamp_above(-bl_clamp_above(u, limit), limit);
+    return gate / (1.0f + bl_exp(-alpha * gate)) * (up + 1.0f);
+}
+
+BL_HOST_DEVICE bl_swiglu_gradient bl_swiglu_clamped_gradient_of(float g, float u, float alpha,
+                                                                float limit, float dh)
+{
+    float gate = bl_clamp_above(g, limit), up = -bl_clamp_above(-bl_clamp_above(u, limit), limit),
+          sigma = 1.0f / (1.0f + bl_exp(-alpha * gate)),
+          dg = dh * (up + 1.0f) * (sigma * (1.0f + alpha * gate * (1.0f - sigma))),
+          du = dh * (gate * sigma);
+    bl_swiglu_gradient d = {g > limit ? 0.0f : dg, u > limit || u < -limit ? 0.0f : du};
+    return d;
+}
+
 typedef struct bl_normal {
     float density, below; /* phi(u), Phi(u) */
 } bl_normal;

@@ -3,7 +3,7 @@
  * router scores highest.
  *
  * Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961:
- *   p = softmax(x W^T)              W (n_experts, H): the router, frozen
+ *   p = softmax(x W^T + b)          W (n_experts, H), b (n_experts): the router, frozen
  *   w_j = p_j, or p_j / sum of the chosen p (is_normed), of the top_k largest p; of equal ones the
  *   lower index
  *   y = sum_j w_j expert_j(x), in the order of the experts
@@ -44,6 +44,7 @@ typedef struct bl_route_args {
     int64_t H;
     bool is_normed;
     const float *router; /* (n_experts, H) */
+    const float *bias;   /* (n_experts); NULL: 0 */
     bl_tensor x;
 } bl_route_args;
 bl_status bl_route(bl_stream *stream, const bl_route_args *args);
@@ -77,12 +78,23 @@ typedef struct bl_combine_args {
 } bl_combine_args;
 bl_status bl_combine(bl_stream *stream, const bl_combine_args *args);
 
-/* Of y = sum w_j h_j W_j^T: h (n_rows, C), d (n_rows, C) = dy W of each row's expert.
- * routing.d_weight = h . d, a sum in double; d is replaced by w d, the gradient of h. */
+/* rows (n_rows, N) += bias (n_experts, N) of each row's expert. */
+typedef struct bl_add_expert_bias_args {
+    bl_routing routing;
+    int64_t N;
+    const float *bias;
+    bl_tensor rows;
+} bl_add_expert_bias_args;
+bl_status bl_add_expert_bias(bl_stream *stream, const bl_add_expert_bias_args *args);
+
+/* Of y = sum w_j (h_j W_j^T + b_j): h (n_rows, C), d (n_rows, C) = dy W of each row's expert.
+ * routing.d_weight = h . d + dy . b, a sum in double; d is replaced by w d, the gradient of h. bias
+ * (n_experts, N) and dy (n_rows, N), the row's; or NULL and none: b is 0. */
 typedef struct bl_weigh_backward_args {
     bl_routing routing;
-    int64_t C;
-    bl_tensor h, d;
+    int64_t C, N;
+    bl_tensor h, d, dy;
+    const float *bias;
 } bl_weigh_backward_args;
 bl_status bl_weigh_backward(bl_stream *stream, const bl_weigh_backward_args *args);
 
@@ -119,6 +131,26 @@ typedef struct bl_grouped_gradient_args {
     float *gradient;
 } bl_grouped_gradient_args;
 bl_status bl_grouped_gradient(bl_stream *stream, const bl_grouped_gradient_args *args);
+
+/* gpt-oss' gate, OpenAI 2025, arXiv:2508.10925, section 2.2:
+ *   h = (u' + 1) g' sigma(alpha g'),  g' = min(g, limit),  u' = u clamped to [-limit, limit]
+ * gate_up (T, 2I): g in even columns, u in odd ones; h (T, I) overwritten. */
+typedef struct bl_swiglu_clamped_forward_args {
+    int64_t T, I;
+    float alpha, limit;
+    bl_tensor gate_up, h;
+} bl_swiglu_clamped_forward_args;
+bl_status bl_swiglu_clamped_forward(bl_stream *stream, const bl_swiglu_clamped_forward_args *args);
+
+/* With s = sigma(alpha g'): dg = dh (u' + 1) s (1 + alpha g' (1 - s)), du = dh g' s, and 0 beyond
+ * the limits. d_gate_up (T, 2I) overwritten; may be gate_up itself. */
+typedef struct bl_swiglu_clamped_backward_args {
+    int64_t T, I;
+    float alpha, limit;
+    bl_tensor gate_up, dh, d_gate_up;
+} bl_swiglu_clamped_backward_args;
+bl_status bl_swiglu_clamped_backward(bl_stream *stream,
+                                     const bl_swiglu_clamped_backward_args *args);
 
 #ifdef __cplusplus
 }

@@ -42,7 +42,10 @@
     X(route_backward, check_nothing, acts, args->dx)                                               \
     X(permute, check_nothing, acts, args->x, args->rows)                                           \
     X(combine, check_nothing, acts, args->rows, args->z, args->y)                                  \
-    X(weigh_backward, check_nothing, acts, args->h, args->d)                                       \
+    X(add_expert_bias, check_nothing, acts, args->rows)                                            \
+    X(weigh_backward, check_nothing, acts, args->h, args->d, args->dy)                             \
+    X(swiglu_clamped_forward, check_nothing, acts, args->gate_up, args->h)                         \
+    X(swiglu_clamped_backward, check_nothing, acts, args->gate_up, args->dh, args->d_gate_up)      \
     X(grouped_matmul, check_grouped_matmul, acts, args->in, args->out)                             \
     X(weigh_rows, check_nothing, acts, args->x)                                                    \
     X(grouped_gradient, check_nothing, acts, args->left, args->right)

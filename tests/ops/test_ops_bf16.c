@@ -6,6 +6,7 @@
 #include "half_test.h"
 
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 
@@ -33,6 +34,32 @@ static bl_status run_swiglu_backward(bl_stream *s, const op_case *c, const bl_te
         s,
         &(bl_swiglu_backward_args){
             .T = c->T, .I = c->H, .gate_up = t[0], .dh = t[1], .d_gate_up = c->flag ? t[0] : t[2]});
+}
+
+static bl_status run_clamped(bl_stream *s, const op_case *c, const bl_tensor *t)
+{
+    return bl_swiglu_clamped_forward(
+        s, &(bl_swiglu_clamped_forward_args){c->T, c->H, 1.702f, 0.5f, t[0], t[2]});
+}
+
+static bl_status run_clamped_backward(bl_stream *s, const op_case *c, const bl_tensor *t)
+{
+    return bl_swiglu_clamped_backward(s, &(bl_swiglu_clamped_backward_args){c->T, c->H, 1.702f,
+                                                                            0.5f, t[0], t[1],
+                                                                            c->flag ? t[0] : t[2]});
+}
+
+/* One expert. */
+static bl_status run_expert_bias(bl_stream *s, const op_case *c, const bl_tensor *t)
+{
+    static int32_t first[2];
+    first[1] = (int32_t)c->T;
+    return bl_add_expert_bias(
+        s, &(bl_add_expert_bias_args){
+               .routing = {.T = c->T, .n_experts = 1, .top_k = 1, .first = first},
+               .N = c->H,
+               .bias = c->stats,
+               .rows = t[2]});
 }
 
 static bl_status run_gelu(bl_stream *s, const op_case *c, const bl_tensor *t)
@@ -191,6 +218,10 @@ static void ops_round_what_they_compute_in_fp32(void **state)
             {"swiglu", {2 * n, 0, n}, run_swiglu, T, H, 0, stats},
             {"swiglu backward", {2 * n, n, 2 * n}, run_swiglu_backward, T, H, 0, stats},
             {"swiglu backward in place", {2 * n, n, n}, run_swiglu_backward, T, H, 1, stats},
+            {"swiglu clamped", {2 * n, 0, n}, run_clamped, T, H, 0, stats},
+            {"swiglu clamped backward", {2 * n, n, 2 * n}, run_clamped_backward, T, H, 0, stats},
+            {"swiglu clamped in place", {2 * n, n, n}, run_clamped_backward, T, H, 1, stats},
+            {"expert bias", {0, 0, n}, run_expert_bias, T, H, 0, stats},
             {"gelu", {n, 0, n}, run_gelu, T, H, BL_GELU_ERF, stats},
             {"gelu tanh", {n, 0, n}, run_gelu, T, H, BL_GELU_TANH, stats},
             {"gelu backward", {n, n, n}, run_gelu_backward, T, H, BL_GELU_ERF, stats},

@@ -18,7 +18,7 @@ typedef struct layer {
     test_device d;
     int64_t n_tokens, top_k;
     bool is_normed;
-    float *router, *x, *d_weight;
+    float *router, *bias, *x, *d_weight;
     void *memory;
     bl_routing routing;
 } layer;
@@ -30,6 +30,7 @@ static layer make_layer(int64_t n_tokens, int64_t top_k, bool is_normed, int n_t
                .top_k = top_k,
                .is_normed = is_normed,
                .router = test_random_floats(E * H, 1),
+               .bias = test_random_floats(E, 12),
                .x = test_random_floats(n_tokens * H, 2),
                .d_weight = test_random_floats(n_tokens * top_k, 3),
                .memory = test_alloc((int64_t)bl_routing_bytes(n_tokens, E, top_k), 1),
@@ -42,6 +43,7 @@ static void free_layer(layer *l)
 {
     test_device_destroy(l->d);
     free(l->router);
+    free(l->bias);
     free(l->x);
     free(l->d_weight);
     free(l->memory);
@@ -53,6 +55,7 @@ static void route(layer *l, bl_tensor x)
                                                             .H = H,
                                                             .is_normed = l->is_normed,
                                                             .router = l->router,
+                                                            .bias = l->bias,
                                                             .x = x}),
                      BL_OK);
     test_finish(l->d);
@@ -64,7 +67,7 @@ static void weights_of(const layer *l, const double *x, const int32_t *chosen, d
     double p[E], sum = 0, of_chosen = 0;
 
     for (int e = 0; e < E; e++) {
-        p[e] = 0;
+        p[e] = (double)l->bias[e];
         for (int h = 0; h < H; h++) p[e] += x[h] * (double)l->router[e * H + h];
         p[e] = exp(p[e]);
         sum += p[e];
@@ -130,6 +133,8 @@ static void test_ties(void **state)
     (void)state;
 
     memset(l.router, 0, E * H * sizeof(float));
+    free(l.bias);
+    l.bias = NULL;
     route(&l, bl_tensor_f32(l.x));
     for (int64_t i = 0; i < T * K; i++) {
         assert_int_equal(l.routing.expert[i], i % K);
@@ -285,20 +290,53 @@ static void test_products(void **state)
     }
 }
 
-/* d_weight = h . d and d times w: the gradients of sum_j w_j h_j . d_j. */
-static void test_weigh_backward(void **state)
+/* Rows of more than an item's elements, and of less. */
+static void test_biases(void **state)
 {
+    static const int64_t widths[] = {1, H, 20000};
+    (void)state;
+
+    for (size_t k = 0; k < BL_COUNT(widths); k++) {
+        layer l = make_layer(T, K, true, 3);
+        int64_t N = widths[k];
+        float *rows = test_random_floats(T * K * N, 8), *before = test_random_floats(T * K * N, 8),
+              *bias = test_random_floats(E * N, 10);
+        route(&l, bl_tensor_f32(l.x));
+        assert_int_equal(
+            bl_add_expert_bias(l.d.stream, &(bl_add_expert_bias_args){.routing = l.routing,
+                                                                      .N = N,
+                                                                      .bias = bias,
+                                                                      .rows = bl_tensor_f32(rows)}),
+            BL_OK);
+        test_finish(l.d);
+        for (int64_t i = 0; i < T * K; i++)
+            for (int64_t c = 0; c < N; c++) {
+                int64_t at = l.routing.row[i] * N + c;
+                assert_true(rows[at] == before[at] + bias[l.routing.expert[i] * N + c]);
+            }
+        free(rows), free(before), free(bias);
+        free_layer(&l);
+    }
+}
+
+/* d_weight = h . d + dy . b and d times w: the gradients of sum_j w_j (h_j . d_j + dy_j . b_j). */
+static void check_weigh_backward(bool has_bias)
+{
+    enum { N = 530 };
     layer l = make_layer(T, K, true, 2);
+    float *dy = test_random_floats(T * K * N, 11), *bias = test_random_floats(E * N, 10);
     float *h = test_random_floats(T * K * H, 8), *d = test_random_floats(T * K * H, 9),
           *before = test_random_floats(T * K * H, 9);
-    (void)state;
 
     route(&l, bl_tensor_f32(l.x));
     assert_int_equal(
         bl_weigh_backward(l.d.stream, &(bl_weigh_backward_args){.routing = l.routing,
                                                                 .C = H,
+                                                                .N = N,
                                                                 .h = bl_tensor_f32(h),
-                                                                .d = bl_tensor_f32(d)}),
+                                                                .d = bl_tensor_f32(d),
+                                                                .dy = bl_tensor_f32(dy),
+                                                                .bias = has_bias ? bias : NULL}),
         BL_OK);
     test_finish(l.d);
     for (int64_t i = 0; i < T * K; i++) {
@@ -309,10 +347,19 @@ static void test_weigh_backward(void **state)
             dot += (double)h[c] * (double)before[c];
             test_close("d", d + c, &want, 1, 0, 2 * U);
         }
+        const float *b = bias + l.routing.expert[i] * N, *row = dy + l.routing.row[i] * N;
+        for (int64_t c = 0; has_bias && c < N; c++) dot += (double)row[c] * (double)b[c];
         test_close("d_weight", l.routing.d_weight + i, &dot, 1, 1e-9, 2 * U);
     }
-    free(h), free(d), free(before);
+    free(h), free(d), free(before), free(dy), free(bias);
     free_layer(&l);
+}
+
+static void test_weigh_backward(void **state)
+{
+    (void)state;
+    check_weigh_backward(false);
+    check_weigh_backward(true);
 }
 
 static bl_tensor tensor_of(const float *values, int64_t n, bl_dtype dtype, void **memory)
@@ -508,9 +555,10 @@ static void test_what_is_rejected(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_route),          cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_route_backward), cmocka_unit_test(test_products),
-        cmocka_unit_test(test_weigh_backward), cmocka_unit_test(test_rows_are_apart),
-        cmocka_unit_test(test_factors),        cmocka_unit_test(test_what_is_rejected)};
+        cmocka_unit_test(test_route),           cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_route_backward),  cmocka_unit_test(test_products),
+        cmocka_unit_test(test_weigh_backward),  cmocka_unit_test(test_rows_are_apart),
+        cmocka_unit_test(test_factors),         cmocka_unit_test(test_biases),
+        cmocka_unit_test(test_what_is_rejected)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What families other than Llama need of the ops, bit by bit against the same work done plainly. */
+/* What families other than Llama need of the ops, bit by bit against the same work done plainly, or
+ * against the formula. */
 #include "ops_test.h"
 
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 
@@ -125,11 +127,57 @@ static void biases_add_to_every_row(void **state)
     test_device_destroy(d);
 }
 
+static double clamped(double g, double u)
+{
+    double gate = fmin(g, 2), up = fmax(-2, fmin(u, 2));
+    return (up + 1) * gate / (1 + exp(-1.702 * gate));
+}
+
+/* h against the formula, its gradients against central differences: off by the step's square times
+ * a third derivative below 5, and by 1e-16 / 1e-4; a place is at least a step from a limit. */
+static void clamped_swiglu_matches_the_formula(void **state)
+{
+    enum { N = 5, I = 600, BOTH = 2 * N * I };
+    static const double STEP = 1e-4;
+    test_device d = test_device_create(3);
+    float *x = test_random_floats(BOTH, 20), *dh = test_random_floats(N * I, 21),
+          *h = test_floats(N * I), *dx = test_floats(BOTH);
+    bl_swiglu_clamped_forward_args forward = {N, I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(h)};
+    bl_swiglu_clamped_backward_args backward = {
+        N, I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(dh), bl_tensor_f32(dx)};
+    (void)state;
+
+    for (int i = 0; i < BOTH; i++) x[i] = roundf(x[i] * 4096) / 1024 + 1.0f / 2048;
+    assert_int_equal(bl_swiglu_clamped_forward(d.stream, &forward), BL_OK);
+    assert_int_equal(bl_swiglu_clamped_backward(d.stream, &backward), BL_OK);
+    test_finish(d);
+    for (int i = 0; i < N * I; i++) {
+        double g = (double)x[2 * i], u = (double)x[2 * i + 1], dy = (double)dh[i],
+               want = clamped(g, u),
+               dg = dy * (clamped(g + STEP, u) - clamped(g - STEP, u)) / (2 * STEP),
+               du = dy * (clamped(g, u + STEP) - clamped(g, u - STEP)) / (2 * STEP);
+        test_close("h", h + i, &want, 1, 1e-6, 16 * U);
+        test_close("dg", dx + 2 * i, &dg, 1, 1e-6, 16 * U);
+        test_close("du", dx + 2 * i + 1, &du, 1, 1e-6, 16 * U);
+    }
+    /* NaN stays NaN, on both sides */
+    x[0] = x[3] = NAN;
+    backward.d_gate_up = bl_tensor_f32(x); /* in place */
+    assert_int_equal(bl_swiglu_clamped_forward(d.stream, &forward), BL_OK);
+    assert_int_equal(bl_swiglu_clamped_backward(d.stream, &backward), BL_OK);
+    test_finish(d);
+    assert_true(isnan(h[0]) && isnan(h[1]) && isnan(x[0]));
+    test_same_bits("in place", x + 4, dx + 4, BOTH - 4);
+    test_device_destroy(d);
+    free(x), free(dh), free(h), free(dx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(norms_of_heads_are_norms_of_rows),
         cmocka_unit_test(biases_add_to_every_row),
+        cmocka_unit_test(clamped_swiglu_matches_the_formula),
         cmocka_unit_test(scaling_scales),
         cmocka_unit_test(rope_of_long_documents_has_tables_of_its_own),
     };

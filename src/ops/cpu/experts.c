@@ -77,13 +77,24 @@ static void route_token(const bl_route_args *a, int64_t t)
     for (int64_t j = 0; j < r->top_k && a->is_normed; j++) weight[j] /= sum;
 }
 
+/* What the products are added to. */
+static void begin_scores(const bl_route_args *a, int64_t t)
+{
+    size_t n_bytes = (size_t)a->routing.n_experts * sizeof(float);
+    float *score = a->routing.score + t * a->routing.n_experts;
+
+    if (a->bias)
+        memcpy(score, a->bias, n_bytes);
+    else
+        memset(score, 0, n_bytes);
+}
+
 static void route_item(void *arg, int64_t index, void *scratch)
 {
     const bl_route_args *a = arg;
     int64_t begin = index * ROUTE_TOKENS, end = bl_min_i64(a->routing.T, begin + ROUTE_TOKENS);
 
-    memset(a->routing.score + begin * a->routing.n_experts, 0,
-           (size_t)((end - begin) * a->routing.n_experts) * sizeof(float));
+    for (int64_t t = begin; t < end; t++) begin_scores(a, t);
     for (int64_t at = 0; at < a->H; at += OPS_BLOCK)
         for (int64_t t = begin; t < end; t++)
             add_logits(a, t, at, bl_min_i64(OPS_BLOCK, a->H - at), scratch);
@@ -224,11 +235,51 @@ bl_status ops_cpu_combine(bl_stream *stream, const bl_combine_args *args)
     return BL_OK;
 }
 
+static void bias_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_add_expert_bias_args *a = arg;
+    const int32_t *first = a->routing.first;
+    int64_t n_rows = a->routing.T * a->routing.top_k, rows = ops_rows_per_item(a->N), e = 0;
+
+    for (int64_t row = index * rows; row < bl_min_i64(n_rows, (index + 1) * rows); row++) {
+        while (row >= first[e + 1]) e++;
+        for (int64_t at = 0; at < a->N; at += OPS_BLOCK) {
+            int64_t n = bl_min_i64(OPS_BLOCK, a->N - at), here = row * a->N + at;
+            float *y = ops_place(a->rows, here, scratch);
+            (void)ops_read(a->rows, here, n, y);
+            add_scaled_row(n, 1, a->bias + e * a->N + at, y);
+            ops_write(a->rows, here, n, y);
+        }
+    }
+}
+
+bl_status ops_cpu_add_expert_bias(bl_stream *stream, const bl_add_expert_bias_args *args)
+{
+    bl_add_expert_bias_args a = *args;
+    bl_pool_run(ops_pool(stream),
+                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.N)), bias_item, &a);
+    return BL_OK;
+}
+
+/* dy . b of place i of (T, top_k). */
+static double along_bias(const bl_weigh_backward_args *a, int64_t i, float *copy)
+{
+    int64_t first = a->routing.row[i] * a->N;
+    const float *bias = a->bias + a->routing.expert[i] * a->N;
+    double sum = 0;
+
+    for (int64_t at = 0; at < a->N; at += OPS_BLOCK) {
+        int64_t n = bl_min_i64(OPS_BLOCK, a->N - at);
+        sum += ops_dot(ops_read(a->dy, first + at, n, copy), bias + at, n);
+    }
+    return sum;
+}
+
 /* The row of place i of (T, top_k). */
 static void weigh_row(const bl_weigh_backward_args *a, int64_t i, combine_copies *c)
 {
     int64_t first = a->routing.row[i] * a->C;
-    double sum = 0;
+    double sum = a->bias ? along_bias(a, i, c->row) : 0;
 
     for (int64_t at = 0; at < a->C; at += OPS_BLOCK) {
         int64_t n = bl_min_i64(OPS_BLOCK, a->C - at);

@@ -321,11 +321,32 @@ bl_cost bl_cost_combine(const bl_cost_setting *s, const bl_combine_args *a)
         (rows_of(&a->routing) + (bl_tensor_is_there(a->z) ? 2 : 1) * T) * (double)a->C, a->rows);
 }
 
-/* h and d read, d written */
+bl_cost bl_cost_add_expert_bias(const bl_cost_setting *s, const bl_add_expert_bias_args *a)
+{
+    (void)s;
+    return elementwise(2 * rows_of(&a->routing) * (double)a->N, a->rows);
+}
+
+/* h and d read, d written; dy read */
 bl_cost bl_cost_weigh_backward(const bl_cost_setting *s, const bl_weigh_backward_args *a)
 {
     (void)s;
-    return elementwise(3 * rows_of(&a->routing) * (double)a->C, a->h);
+    return elementwise(rows_of(&a->routing) * (3 * (double)a->C + (a->bias ? (double)a->N : 0)),
+                       a->h);
+}
+
+bl_cost bl_cost_swiglu_clamped_forward(const bl_cost_setting *s,
+                                       const bl_swiglu_clamped_forward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 3 * (double)a->I, a->h);
+}
+
+bl_cost bl_cost_swiglu_clamped_backward(const bl_cost_setting *s,
+                                        const bl_swiglu_clamped_backward_args *a)
+{
+    (void)s;
+    return elementwise((double)a->T * 5 * (double)a->I, a->dh);
 }
 
 /* The matrices of all experts are read, or of as many as there are rows. */
