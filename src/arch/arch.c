@@ -16,6 +16,10 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         return c->n_heads * c->head_dim;
     case BL_EXTENT_HEAD:
         return c->head_dim;
+    case BL_EXTENT_HEADS:
+        return c->n_heads;
+    case BL_EXTENT_EXPERTS:
+        return c->n_experts;
     case BL_EXTENT_KV:
         return c->n_kv_heads * c->head_dim;
     case BL_EXTENT_GATE_UP:
@@ -282,10 +286,11 @@ static bl_arch_tensor stored_tensor(const bl_model_config *c, int64_t layer, int
         snprintf(t.name, sizeof t.name, "%s.%lld.%s.%lld.%s.weight", arch->layers, (long long)layer,
                  names->experts, (long long)(k / n_pieces), names->piece[k % n_pieces]);
     } else if (bl_arch_is_routed(arch, projection)) {
+        int64_t rows = t.shape[0] / c->n_experts, cols = t.shape[1];
         t.n_dims = 3;
-        t.shape[2] = t.shape[1];
-        t.shape[1] = t.shape[0] / c->n_experts;
         t.shape[0] = c->n_experts;
+        t.shape[1] = arch->is_transposed ? cols : rows;
+        t.shape[2] = arch->is_transposed ? rows : cols;
         snprintf(t.name, sizeof t.name, "%s.%lld.%s", arch->layers, (long long)layer, p->module);
     } else {
         bl_arch_projection_tensor(arch, layer, p, t.name);
@@ -336,8 +341,13 @@ static bl_arch_tensor bias_tensor(const bl_model_config *c, int64_t layer, int k
     while (!has_bias(c, p) || k-- > 0) p++;
     t.offset = layer * bl_arch_layer_floats(c) + bias_offset(c, p);
     t.shape[0] = extent_of(c, arch->projections[p].rows);
-    snprintf(t.name, sizeof t.name, "%s.%lld.%s.bias", arch->layers, (long long)layer,
-             arch->projections[p].module);
+    if (bl_arch_is_routed(arch, p)) {
+        t.n_dims = 2;
+        t.shape[1] = t.shape[0] / c->n_experts;
+        t.shape[0] = c->n_experts;
+    }
+    snprintf(t.name, sizeof t.name, "%s.%lld.%s%sbias", arch->layers, (long long)layer,
+             arch->projections[p].module, t.n_dims == 2 ? "_" : ".");
     return t;
 }
 

@@ -43,7 +43,8 @@ int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer);
 typedef enum bl_activation {
     BL_SWIGLU, /* W_gate_up has a gate's rows and as many others */
     BL_GELU,   /* no gate */
-    BL_GELU_BY_TANH
+    BL_GELU_BY_TANH,
+    BL_SWIGLU_CLAMPED /* rows of gate and others take turns (ops/experts.h) */
 } bl_activation;
 
 typedef struct bl_arch bl_arch;
@@ -81,6 +82,7 @@ typedef struct bl_model_config {
     int64_t n_experts; /* each token's MLP is top_k of so many, of expert_size; 0: one MLP */
     int64_t top_k, expert_size;
     bool is_top_k_normed; /* the chosen experts' weights sum to 1 */
+    double swiglu_alpha, swiglu_limit; /* of BL_SWIGLU_CLAMPED */
     unsigned biases;      /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
     double embedding_multiplier; /* of the first layer's input */
@@ -109,6 +111,8 @@ typedef enum bl_layer_vector {
     BL_Q_NORM, /* of each head of q, and of k, or of all heads as one row, before RoPE */
     BL_K_NORM,
     BL_ROUTER, /* (n_experts, hidden) */
+    BL_ROUTER_BIAS,
+    BL_SINKS, /* of each head, in attention's softmax */
     BL_LAYER_VECTORS
 } bl_layer_vector;
 
@@ -124,7 +128,9 @@ typedef enum bl_extent {
     BL_EXTENT_QKV,
     BL_EXTENT_GATE_UP, /* 2 intermediate_size */
     BL_EXTENT_HEAD,
+    BL_EXTENT_HEADS,           /* n_heads */
     BL_EXTENT_EXPERT,          /* expert_size */
+    BL_EXTENT_EXPERTS,         /* n_experts */
     BL_EXTENT_EXPERTS_GATE_UP, /* n_experts 2 expert_size */
     BL_EXTENT_EXPERTS_HIDDEN   /* n_experts hidden_size */
 } bl_extent;
@@ -190,9 +196,12 @@ struct bl_arch {
     int n_projections;
     /* The last ones are of routed experts, which are frozen. names[i]: of the tensors of the i-th
      * of these; NULL: each is one tensor "LAYERS.3.MODULE" of three dimensions, as transformers 5
-     * stacks experts. */
+     * stacks experts: (n_experts, output channels, input channels), or with is_transposed
+     * (n_experts, input channels, output channels). A bias is "LAYERS.3.MODULE_bias",
+     * (n_experts, output channels). */
     int n_routed;
     const bl_expert_names *names;
+    bool is_transposed;
     bl_vector vectors[BL_LAYER_VECTORS];
     const bl_arch *stacked; /* the entry of the same models with stacked experts; NULL: none */
     /* Beginnings of names of tensors that are not read, NULL-terminated: the model is part of a

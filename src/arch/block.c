@@ -263,6 +263,13 @@ static int64_t window_of(const block_call *c)
     return bl_windows_of_layer(&c->dims->windows, c->block->layer);
 }
 
+/* A group's sinks; NULL: there are none. */
+static const float *sinks_of(const block_call *c, const head_group *g)
+{
+    if (!c->dims->has_sinks) return NULL;
+    return c->block->vectors + c->dims->vector_offset[BL_SINKS] + g->out / c->dims->head_dim;
+}
+
 /* A group's rows of the log-sum-exps, or of another array (T, n_heads) that is kept by groups. */
 static float *rows_of(const block_call *c, float *lse, const head_group *g)
 {
@@ -287,7 +294,8 @@ static bl_attention_forward_args attention_of(const block_call *c, const head_gr
                                        .k = bl_tensor_at(qk, g->k),
                                        .v = bl_tensor_at(c->t.qkv, g->v),
                                        .o = bl_tensor_at(c->t.attention, g->out),
-                                       .lse = rows_of(c, c->t.lse, g)};
+                                       .lse = rows_of(c, c->t.lse, g),
+                                       .sinks = sinks_of(c, g)};
 }
 
 static bl_status compute_attention(const block_call *c)
@@ -373,10 +381,18 @@ static bl_gelu_form form_of(const bl_block_dims *dims)
     return dims->activation == BL_GELU ? BL_GELU_ERF : BL_GELU_TANH;
 }
 
-/* h = silu(g) u, also in E4M3 where `quantized` is, or gelu(gate_up) */
+/* h = silu(g) u, also in E4M3 where `quantized` is, clamped, or gelu(gate_up) */
 static bl_status activate(const block_call *c, bl_tensor gate_up, bl_tensor h,
                           bl_quantized quantized)
 {
+    if (c->dims->activation == BL_SWIGLU_CLAMPED)
+        return bl_swiglu_clamped_forward(
+            c->stream, &(bl_swiglu_clamped_forward_args){.T = mlp_rows(c),
+                                                         .I = c->dims->inter,
+                                                         .alpha = c->dims->swiglu_alpha,
+                                                         .limit = c->dims->swiglu_limit,
+                                                         .gate_up = gate_up,
+                                                         .h = h});
     if (c->dims->activation == BL_SWIGLU)
         return bl_swiglu_forward(c->stream, &(bl_swiglu_forward_args){.T = mlp_rows(c),
                                                                       .I = c->dims->inter,
@@ -392,6 +408,15 @@ static bl_status activate(const block_call *c, bl_tensor gate_up, bl_tensor h,
 /* gate_up = its gradient, dh being that of h */
 static bl_status activate_backward(const block_call *c, bl_tensor dh, bl_tensor gate_up)
 {
+    if (c->dims->activation == BL_SWIGLU_CLAMPED)
+        return bl_swiglu_clamped_backward(
+            c->stream, &(bl_swiglu_clamped_backward_args){.T = mlp_rows(c),
+                                                          .I = c->dims->inter,
+                                                          .alpha = c->dims->swiglu_alpha,
+                                                          .limit = c->dims->swiglu_limit,
+                                                          .gate_up = gate_up,
+                                                          .dh = dh,
+                                                          .d_gate_up = gate_up});
     if (c->dims->activation == BL_SWIGLU)
         return bl_swiglu_backward(c->stream, &(bl_swiglu_backward_args){.T = mlp_rows(c),
                                                                         .I = c->dims->inter,

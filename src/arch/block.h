@@ -8,7 +8,8 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h);
+ * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h), with a
+ * clamped gate, and sinks in attention (gpt-oss);
  * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
  * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon); or with norm1 of a W_o^T and norm2 of the MLP's
  * output in place of the inputs' norms, and q and k normed over their whole width (OLMo 2);
@@ -81,6 +82,8 @@ typedef struct bl_block_dims {
     bool has_layer_norm, is_parallel, has_post_norms; /* as of bl_arch */
     bl_layer_vector mlp_norm;                         /* the norm before W_gate_up */
     bl_activation activation;
+    float swiglu_alpha, swiglu_limit; /* of BL_SWIGLU_CLAMPED */
+    bool has_sinks, has_router_bias;
     int64_t n_groups; /* of heads in a row of qkv, each q|k|v; n_kv_heads or 1 */
     bl_windows windows;
     bl_device_kind kind; /* of the device it runs on: sizes of scratch */

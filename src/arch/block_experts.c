@@ -3,11 +3,12 @@
  * W_gate_up and W_down:
  *
  *   forward   route(n2);  g|u of each row = n2 of its token W_gate_up^T of its expert
- *             mid + sum of w (h W_down^T) over a token's rows
- *   backward  dh = d of the row's token W_down;  dw = h . dh;  dh *= w
+ *             mid + sum of w (h W_down^T + b) over a token's rows
+ *   backward  dh = d of the row's token W_down;  dw = h . dh + d . b;  dh *= w
  *             dn2 = sum of (dg|du W_gate_up) over a token's rows + the router's part, from dw
  *
- * The outputs h W_down^T are not needed again: dw = d . (h W_down^T) = h . (d W_down).
+ * Products have their expert's bias, if there is one. The outputs h W_down^T are not needed again:
+ * d . (h W_down^T) = h . (d W_down).
  *
  * With LoRA terms each W is W + s B A of its expert (Hu et al. 2021, arXiv:2106.09685, eq. 3), gate
  * and up with one A. Of rows x with output gradients dy:
@@ -31,6 +32,19 @@ static const float *router_of(const bl_block *block)
     return block->vectors + block->dims->vector_offset[BL_ROUTER];
 }
 
+static const float *router_bias_of(const bl_block *block)
+{
+    if (!block->dims->has_router_bias) return NULL;
+    return block->vectors + block->dims->vector_offset[BL_ROUTER_BIAS];
+}
+
+/* (n_experts, output channels); NULL: none. */
+static const float *bias_of(const bl_block *block, bl_layer_matrix matrix)
+{
+    int64_t offset = block->dims->bias_offset[matrix];
+    return offset < 0 ? NULL : block->vectors + offset;
+}
+
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,
                              const bl_block_workspace *ws, bl_tensor x)
 {
@@ -38,10 +52,11 @@ bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T
                                              .H = block->dims->hidden,
                                              .is_normed = block->dims->is_top_k_normed,
                                              .router = router_of(block),
+                                             .bias = router_bias_of(block),
                                              .x = x});
 }
 
-/* out = in times each row's matrix. */
+/* out = in times each row's matrix; forward with its bias. */
 static bl_status multiply(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
                           const bl_routing *routing, bool forward, bl_tensor in, bl_tensor out)
 {
@@ -49,7 +64,14 @@ static bl_status multiply(bl_stream *stream, const bl_block *block, bl_layer_mat
         .routing = *routing, .forward = forward, .in = in, .out = out};
 
     BL_TRY(bl_base_acquire(block->base, block->layer, (int)matrix, stream, &product.weight));
-    return bl_grouped_matmul(stream, &product);
+    BL_TRY(bl_grouped_matmul(stream, &product));
+    if (!forward || !bias_of(block, matrix)) return BL_OK;
+    return bl_add_expert_bias(
+        stream, &(bl_add_expert_bias_args){
+                    .routing = *routing,
+                    .N = block->dims->matrix[matrix].rows / block->dims->n_experts,
+                    .bias = bias_of(block, matrix),
+                    .rows = out});
 }
 
 /* ---- LoRA terms ---- */
@@ -235,8 +257,13 @@ bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_lay
     if (matrix == BL_MLP_DOWN) {
         BL_TRY(pull_back_down(stream, block, &routing, ws, lora, x, dy, dx));
         return bl_weigh_backward(stream,
-                                 &(bl_weigh_backward_args){
-                                     .routing = routing, .C = block->dims->inter, .h = x, .d = dx});
+                                 &(bl_weigh_backward_args){.routing = routing,
+                                                           .C = block->dims->inter,
+                                                           .N = block->dims->hidden,
+                                                           .h = x,
+                                                           .d = dx,
+                                                           .dy = ws->rows,
+                                                           .bias = bias_of(block, matrix)});
     }
     BL_TRY(pull_back_gate_up(stream, block, &routing, ws, lora, x, dy));
     BL_TRY(combine(stream, block, &routing, ws, false, (bl_tensor){0}, dx));

@@ -51,6 +51,10 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     dims.has_post_norms = config->arch->has_post_norms;
     dims.mlp_norm = config->arch->vectors[BL_MLP_NORM].name ? BL_MLP_NORM : BL_ATTENTION_NORM;
     dims.activation = config->activation;
+    dims.swiglu_alpha = (float)config->swiglu_alpha;
+    dims.swiglu_limit = (float)config->swiglu_limit;
+    dims.has_sinks = bl_arch_vector_width(config, BL_SINKS) > 0;
+    dims.has_router_bias = bl_arch_vector_width(config, BL_ROUTER_BIAS) > 0;
     dims.n_groups = config->arch->is_grouped ? dims.n_kv_heads : 1;
     return dims;
 }
@@ -68,8 +72,10 @@ static int64_t gate_up_width(const bl_block_dims *dims)
 
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
 {
+    bool has_bias = dims->bias_offset[matrix] >= 0 && !bl_block_is_routed(dims, matrix);
+
     return (matrix == BL_OUT || matrix == BL_MLP_DOWN) && !dims->has_post_norms &&
-           !(dims->residual_multiplier > 0) && dims->bias_offset[matrix] < 0;
+           !(dims->residual_multiplier > 0) && !has_bias;
 }
 
 bool bl_block_is_routed(const bl_block_dims *dims, bl_layer_matrix matrix)

@@ -19,7 +19,8 @@
     ENTRY(bl_arch_phi3)                                                                            \
     ENTRY(bl_arch_olmo2)                                                                           \
     ENTRY(bl_arch_qwen3_moe)                                                                       \
-    ENTRY(bl_arch_mixtral)
+    ENTRY(bl_arch_mixtral)                                                                         \
+    ENTRY(bl_arch_gpt_oss)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

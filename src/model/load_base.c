@@ -38,7 +38,7 @@ static bl_status find_source(const bl_model *model, const bl_base_job *job, int6
         bl_arch_tensor t =
             bl_arch_stored_at(&model->config, job->unit, (int)(p - arch->projections), row);
         *first = t.row;
-        return bl_hf_get_weight(model->files, t.name, out);
+        return bl_model_stored_weight(&model->config, model->files, &t, out);
     }
     if (job->unit > model->config.n_layers) {
         bl_arch_module_tensor(arch->embedding, name);

@@ -28,6 +28,8 @@ struct bl_row_loader {
     size_t bounce_bytes;
     void *decoded; /* rows of a step, to be quantized */
     size_t decoded_bytes;
+    void *turned; /* rows of a step, of a transposed matrix */
+    size_t turned_bytes;
     bool reports;
     bool hashes; /* the current job, into `sum` */
     atomic_uint_fast64_t sum;
@@ -83,13 +85,25 @@ static bl_base_rows step_at(const bl_row_job *job, int64_t row)
     int64_t bytes = is_coded ? source_bytes(w) : row_bytes(w);
     bl_base_rows step = {.row = row};
 
-    if (is_coded && bl_format_describe(job->format)->group_rows > 1)
+    if (w->n_transposed > 0)
+        step.stop = bl_min_i64(job->end, bl_row_matrix_of(w, row) + bl_row_matrix_rows(w));
+    else if (is_coded && bl_format_describe(job->format)->group_rows > 1)
         step = bl_base_rows_at(job->format, row, job->end, 1);
     else
         step.stop =
             bl_min_i64(job->end, row + bl_max_i64(1, BL_IO_CHUNK_BYTES / bl_max_i64(1, bytes)));
     step.dtype = w->codes->dtype;
     return step;
+}
+
+/* What a step reads of the tensor: its rows, or the whole matrix that has them as columns. */
+static void find_range(const bl_hf_weight *w, const bl_base_rows *s, int64_t *offset,
+                       int64_t *n_bytes)
+{
+    bool is_matrix = w->n_transposed > 0;
+
+    *offset = (is_matrix ? bl_row_matrix_of(w, s->row) : s->row) * row_bytes(w);
+    *n_bytes = (is_matrix ? bl_row_matrix_rows(w) : s->stop - s->row) * row_bytes(w);
 }
 
 static int file_index(const bl_hf_model *model, const bl_stored_tensor *tensor)
@@ -109,10 +123,11 @@ static void list_ranges(bl_row_loader *loader, const bl_hf_model *model)
         int file = loader->ranges ? file_index(model, w->codes) : 0;
         for (int64_t row = job->begin; row < job->end;) {
             bl_base_rows s = step_at(job, row);
+            int64_t offset, n_bytes;
+            find_range(w, &s, &offset, &n_bytes);
             if (loader->ranges)
                 loader->ranges[loader->n_ranges] =
-                    (bl_io_range){file, w->codes->offset_bytes + s.row * row_bytes(w),
-                                  (s.stop - s.row) * row_bytes(w)};
+                    (bl_io_range){file, w->codes->offset_bytes + offset, n_bytes};
             loader->n_ranges++;
             row = s.stop;
         }
@@ -168,8 +183,16 @@ static bl_status take_range(bl_row_loader *loader, int64_t n_bytes, const void *
 static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const bl_base_rows *s,
                            const void **bytes)
 {
-    return name_tensor(&job->weight,
-                       take_range(loader, (s->stop - s->row) * row_bytes(&job->weight), bytes));
+    const bl_hf_weight *w = &job->weight;
+    int64_t offset, n_bytes;
+
+    find_range(w, s, &offset, &n_bytes);
+    BL_TRY(name_tensor(w, take_range(loader, n_bytes, bytes)));
+    if (w->n_transposed == 0) return BL_OK;
+    BL_TRY(reserve(&loader->turned, &loader->turned_bytes, (s->stop - s->row) * row_bytes(w)));
+    bl_row_transpose(loader->pool, w, s->row, s->stop, *bytes, loader->turned);
+    *bytes = loader->turned;
+    return BL_OK;
 }
 
 /* ---- checksums: a sum over rows, whatever their order and their reader ---- */
@@ -291,6 +314,15 @@ static void place_piece(void *arg, int64_t index, void *scratch)
     }
 }
 
+/* Rows [begin, end) of a weight, one of which is not finite. */
+static bl_status fail_at(const bl_hf_weight *w, int64_t begin, int64_t end, const void *bytes)
+{
+    bl_stored_tensor rows = *w->codes;
+
+    rows.shape[rows.n_dims - 1] = w->cols;
+    return bl_model_check_finite(&rows, begin, end, bytes);
+}
+
 /* Weights kept as stored: their bytes, after a look at each. */
 static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
 {
@@ -312,7 +344,7 @@ static bl_status load_stored(bl_row_loader *loader, const bl_row_job *job)
         has_bad = has_bad || p.has_bad;
         row = s.stop;
     }
-    return has_bad ? bl_model_check_finite(tensor, job->begin, job->end, job->codes) : BL_OK;
+    return has_bad ? fail_at(&job->weight, job->begin, job->end, job->codes) : BL_OK;
 }
 
 /* All scales of a quantized weight, followed by the zero points of one with 4 bits. Those whose
@@ -362,7 +394,7 @@ static bl_status widen(const bl_hf_weight *w, const bl_base_rows *s, float *dst)
     bl_dtype_to_f32(w->codes->dtype, s->bytes, dst, n);
     return all_finite(BL_F32, (const unsigned char *)dst, n * sizeof *dst)
                ? BL_OK
-               : bl_model_check_finite(w->codes, s->row, s->stop, s->bytes);
+               : fail_at(w, s->row, s->stop, s->bytes);
 }
 
 /* scales NULL: the weight is not in FP8. */
@@ -489,6 +521,8 @@ bl_model_stored_size bl_model_measure_stored(const bl_model *model)
                 bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
         size.n_bytes += tensor->n_bytes;
         if (coded) tensor = coded;
+        if (model->config.arch->is_transposed && !coded && tensor->n_dims == 3)
+            size.matrix_bytes = bl_max_i64(size.matrix_bytes, tensor->n_bytes / tensor->shape[0]);
         int64_t n_rows = tensor->n_dims >= 2 ? tensor->shape[0] : 0;
         if (tensor->n_dims == 3) n_rows *= tensor->shape[1];
         if (n_rows > 0) size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / n_rows);
@@ -507,7 +541,7 @@ int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards)
             bl_max_i64(BL_IO_CHUNK_BYTES, decoded * (stored->is_in_blocks ? BL_FP8_BLOCK : 1));
 
     return bl_min_i64(buffers, bl_ceil_div(stored->n_bytes, n_shards)) + (bounces ? bounce : 0) +
-           decoded + staging;
+           decoded + 2 * stored->matrix_bytes + staging;
 }
 
 /* As deep a queue and as large requests as the ranges have a use for. */
@@ -579,5 +613,6 @@ void bl_row_loader_destroy(bl_row_loader *loader)
     free(loader->ranges);
     free(loader->bounce);
     free(loader->decoded);
+    free(loader->turned);
     free(loader);
 }

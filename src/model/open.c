@@ -52,6 +52,14 @@ bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *mo
     return st;
 }
 
+bl_status bl_model_stored_weight(const bl_model_config *c, const bl_hf_model *model,
+                                 const bl_arch_tensor *t, bl_hf_weight *out)
+{
+    BL_TRY(bl_hf_get_weight(model, t->name, out));
+    if (c->arch->is_transposed && t->n_dims == 3) bl_hf_transpose(out);
+    return BL_OK;
+}
+
 /* A projection's stored weight, which has format i of bl_model.formats: of routed experts the
  * first, once all are known to be stored alike. */
 static bl_status projection_weight(const bl_model_config *c, const bl_hf_model *files, int64_t i,
@@ -61,12 +69,12 @@ static bl_status projection_weight(const bl_model_config *c, const bl_hf_model *
     int p = (int)(i % c->arch->n_projections);
     bl_arch_tensor t = bl_arch_stored_at(c, layer, p, 0);
 
-    BL_TRY(bl_hf_get_weight(files, t.name, out));
+    BL_TRY(bl_model_stored_weight(c, files, &t, out));
     bl_projection_shape(c, p, &rows, &cols);
     for (int64_t row = out->rows; row < rows; row += out->rows) {
         bl_hf_weight other;
         t = bl_arch_stored_at(c, layer, p, row);
-        BL_TRY(bl_hf_get_weight(files, t.name, &other));
+        BL_TRY(bl_model_stored_weight(c, files, &t, &other));
         if (other.codes->dtype != out->codes->dtype || other.scale_kind != out->scale_kind)
             return BL_FAIL(BL_EINPUT,
                            "tensor %s is not stored as %s is: the experts of a layer need one "
@@ -81,7 +89,7 @@ static bl_status check_blocks(const bl_arch *arch, size_t i, const bl_hf_weight 
                               bl_format format)
 {
     int64_t group_rows = bl_format_describe(format)->group_rows,
-            rows = w->codes->n_dims == 3 ? w->codes->shape[1] : w->rows;
+            rows = w->codes->n_dims == 3 ? w->rows / w->codes->shape[0] : w->rows;
     int p = (int)(i % (size_t)arch->n_projections);
 
     if (!bl_arch_is_routed(arch, p) || rows % group_rows == 0) return BL_OK;

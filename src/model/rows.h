@@ -11,6 +11,10 @@
  * their shapes. */
 bl_status bl_model_check_tensors(const bl_model_config *config, const bl_hf_model *model);
 
+/* The weight of a projection's tensor, (rows of output channels, input channels). */
+bl_status bl_model_stored_weight(const bl_model_config *config, const bl_hf_model *model,
+                                 const bl_arch_tensor *tensor, bl_hf_weight *out);
+
 /* Makes weights->pages, of a model without files on a device made of rates. */
 bl_status bl_model_place_base(bl_model_weights *weights, int shard, const bl_placement *placement);
 /* Makes weights->pages, sealed, and fills this rank's part of weights->scales. */
@@ -26,6 +30,20 @@ typedef struct bl_row_job {
     void *scales;        /* of the whole projection; those of the rows are written */
     bool largest_scales; /* as bl_model's */
 } bl_row_job;
+
+/* transposed.c: of a weight with n_transposed, the rows of one of its matrices, and the first row of
+ * the one that has `row`. */
+static inline int64_t bl_row_matrix_rows(const bl_hf_weight *weight)
+{
+    return weight->rows / weight->n_transposed;
+}
+static inline int64_t bl_row_matrix_of(const bl_hf_weight *weight, int64_t row)
+{
+    return row / bl_row_matrix_rows(weight) * bl_row_matrix_rows(weight);
+}
+/* rows = rows [begin, end), of one matrix, whose stored bytes are `matrix` (cols, rows). */
+void bl_row_transpose(bl_pool *pool, const bl_hf_weight *weight, int64_t begin, int64_t end,
+                      const void *matrix, void *rows);
 
 /* packed.c: whether checkpoints of the kind may be held in the format as they are stored. */
 bool bl_model_format_is_of(bl_format format, bl_scale_kind kind);

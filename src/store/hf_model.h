@@ -107,6 +107,9 @@ typedef struct bl_hf_weight {
     const bl_stored_tensor *zero_point;
     bl_scale_kind scale_kind;
     int64_t rows, cols;
+    /* The rows are those of so many matrices, each stored with its columns as rows; 0: stored as
+     * they are. */
+    int64_t n_transposed;
     /* Scale [i][j] is that of rows [i block_rows, (i + 1) block_rows) and columns alike; where
      * packed is_flat with 1 x n scales, those of weight row * cols + col. All 0 without a scale. */
     int64_t scale_rows, scale_cols;
@@ -118,6 +121,10 @@ typedef struct bl_hf_weight {
  * FP8 without a scale or with two, a scale whose shape or dtype does not fit, or blocks of another
  * size than config.json's. */
 bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_weight *out);
+
+/* Of a stack that is stored as (n, cols, rows): the weight with its matrices transposed. Nothing
+ * where the weight is packed, whose rows are stored as rows. */
+void bl_hf_transpose(bl_hf_weight *weight);
 
 /* dst[scale_rows * scale_cols], row-major, as float: exact, or of several levels the fp32 result.
  * BL_EINPUT for a scale that is not finite and positive (of 4 bits: or 0; of NF4: any sign), and

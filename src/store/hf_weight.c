@@ -264,6 +264,16 @@ bl_status bl_hf_get_weight(const bl_hf_model *model, const char *name, bl_hf_wei
     return classify_scale(model, out);
 }
 
+void bl_hf_transpose(bl_hf_weight *weight)
+{
+    const int64_t *shape = weight->codes->shape;
+
+    if (weight->packed || weight->codes->n_dims != 3) return;
+    weight->n_transposed = shape[0];
+    weight->rows = shape[0] * shape[2];
+    weight->cols = shape[1];
+}
+
 /* dst[n], absmax of NF4: map[scale] * second[i / nested_group] + offset, each rounded to fp32. */
 static bl_status read_nested(const bl_hf_packed *p, int64_t n, float *dst)
 {

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* transposed.c -- matrices that are stored with their columns as rows, in blocks that fit a cache. */
+#include "base/sizes.h"
+#include "model/rows.h"
+
+enum { BLOCK = 64 }; /* rows of an item, and columns at a time */
+
+typedef struct transposition {
+    int64_t n_rows, n_cols, stride, width; /* stride: rows of the matrix; width: bytes */
+    const char *from;                      /* at the first row */
+    char *to;
+} transposition;
+
+#define COPY(type)                                                                                 \
+    for (int64_t c = at; c < bl_min_i64(t->n_cols, at + BLOCK); c++)                               \
+        for (int64_t r = begin; r < end; r++)                                                      \
+    ((type *)(void *)t->to)[r * t->n_cols + c] =                                                   \
+        ((const type *)(const void *)t->from)[c * t->stride + r]
+
+static void transpose_item(void *arg, int64_t index, void *scratch)
+{
+    const transposition *t = arg;
+    int64_t begin = index * BLOCK, end = bl_min_i64(t->n_rows, begin + BLOCK);
+
+    (void)scratch;
+    for (int64_t at = 0; at < t->n_cols; at += BLOCK)
+        if (t->width == 2)
+            COPY(uint16_t);
+        else
+            COPY(uint32_t);
+}
+
+void bl_row_transpose(bl_pool *pool, const bl_hf_weight *w, int64_t begin, int64_t end,
+                      const void *matrix, void *rows)
+{
+    int64_t width = (int64_t)bl_dtype_bytes(w->codes->dtype);
+    transposition t = {.n_rows = end - begin,
+                       .n_cols = w->cols,
+                       .stride = bl_row_matrix_rows(w),
+                       .width = width,
+                       .from = (const char *)matrix + (begin - bl_row_matrix_of(w, begin)) * width,
+                       .to = rows};
+
+    bl_pool_run(pool, bl_ceil_div(t.n_rows, BLOCK), transpose_item, &t);
+}
