@@ -81,9 +81,9 @@ typedef struct bl_model_config {
     bl_activation activation;
     int64_t n_experts; /* each token's MLP is top_k of so many, of expert_size; 0: one MLP */
     int64_t top_k, expert_size;
-    bool is_top_k_normed; /* the chosen experts' weights sum to 1 */
+    bool is_top_k_normed;              /* the chosen experts' weights sum to 1 */
     double swiglu_alpha, swiglu_limit; /* of BL_SWIGLU_CLAMPED */
-    unsigned biases;      /* bit m: the projections of bl_layer_matrix m have a bias each */
+    unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
     double embedding_multiplier; /* of the first layer's input */
     double residual_multiplier;  /* of a sub-layer's output */

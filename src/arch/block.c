@@ -376,66 +376,12 @@ static int64_t mlp_rows(const block_call *c)
     return c->batch->T * c->dims->top_k;
 }
 
-static bl_gelu_form form_of(const bl_block_dims *dims)
-{
-    return dims->activation == BL_GELU ? BL_GELU_ERF : BL_GELU_TANH;
-}
-
-/* h = silu(g) u, also in E4M3 where `quantized` is, clamped, or gelu(gate_up) */
-static bl_status activate(const block_call *c, bl_tensor gate_up, bl_tensor h,
-                          bl_quantized quantized)
-{
-    if (c->dims->activation == BL_SWIGLU_CLAMPED)
-        return bl_swiglu_clamped_forward(
-            c->stream, &(bl_swiglu_clamped_forward_args){.T = mlp_rows(c),
-                                                         .I = c->dims->inter,
-                                                         .alpha = c->dims->swiglu_alpha,
-                                                         .limit = c->dims->swiglu_limit,
-                                                         .gate_up = gate_up,
-                                                         .h = h});
-    if (c->dims->activation == BL_SWIGLU)
-        return bl_swiglu_forward(c->stream, &(bl_swiglu_forward_args){.T = mlp_rows(c),
-                                                                      .I = c->dims->inter,
-                                                                      .gate_up = gate_up,
-                                                                      .h = h,
-                                                                      .quantized = quantized});
-    return bl_gelu_forward(c->stream, &(bl_gelu_forward_args){.n = c->batch->T * c->dims->inter,
-                                                              .form = form_of(c->dims),
-                                                              .u = gate_up,
-                                                              .h = h});
-}
-
-/* gate_up = its gradient, dh being that of h */
-static bl_status activate_backward(const block_call *c, bl_tensor dh, bl_tensor gate_up)
-{
-    if (c->dims->activation == BL_SWIGLU_CLAMPED)
-        return bl_swiglu_clamped_backward(
-            c->stream, &(bl_swiglu_clamped_backward_args){.T = mlp_rows(c),
-                                                          .I = c->dims->inter,
-                                                          .alpha = c->dims->swiglu_alpha,
-                                                          .limit = c->dims->swiglu_limit,
-                                                          .gate_up = gate_up,
-                                                          .dh = dh,
-                                                          .d_gate_up = gate_up});
-    if (c->dims->activation == BL_SWIGLU)
-        return bl_swiglu_backward(c->stream, &(bl_swiglu_backward_args){.T = mlp_rows(c),
-                                                                        .I = c->dims->inter,
-                                                                        .gate_up = gate_up,
-                                                                        .dh = dh,
-                                                                        .d_gate_up = gate_up});
-    return bl_gelu_backward(c->stream, &(bl_gelu_backward_args){.n = c->batch->T * c->dims->inter,
-                                                                .form = form_of(c->dims),
-                                                                .u = gate_up,
-                                                                .dh = dh,
-                                                                .du = gate_up});
-}
-
 /* out = mid + down(h); out may be mid's memory only if mid is not read again */
 static bl_status compute_out(const block_call *c, bl_tensor out)
 {
     bl_quantized quantized = operand_of(c, BL_MLP_DOWN);
 
-    BL_TRY(activate(c, c->t.gate_up, c->ws->h, quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, mlp_rows(c), c->t.gate_up, c->ws->h, quantized));
     return add_branch(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, c->t.mid, out);
 }
 
@@ -472,10 +418,10 @@ static bl_status backward_mlp(const block_call *c, bl_tensor d)
 
     /* Only norms of outputs need the product with W_down again. */
     if (c->dims->has_post_norms) quantized = operand_of(c, BL_MLP_DOWN);
-    BL_TRY(activate(c, c->t.gate_up, c->ws->h, quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, mlp_rows(c), c->t.gate_up, c->ws->h, quantized));
     BL_TRY(branch_gradient(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, d, &dy));
     BL_TRY(linear_backward(c, BL_MLP_DOWN, c->ws->h, dy, c->ws->dh));
-    BL_TRY(activate_backward(c, c->ws->dh, c->t.gate_up));
+    BL_TRY(arch_activate_backward(c->stream, c->dims, mlp_rows(c), c->ws->dh, c->t.gate_up));
     BL_TRY(branch_input(c, c->dims->mlp_norm, mlp_input(c), none, &in));
     return linear_backward(c, BL_GATE_UP, in, c->t.gate_up, c->ws->d_norm);
 }

@@ -8,7 +8,7 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h), with a
+ * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h), a
  * clamped gate, and sinks in attention (gpt-oss);
  * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
  * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon); or with norm1 of a W_o^T and norm2 of the MLP's

@@ -67,11 +67,11 @@ static bl_status multiply(bl_stream *stream, const bl_block *block, bl_layer_mat
     BL_TRY(bl_grouped_matmul(stream, &product));
     if (!forward || !bias_of(block, matrix)) return BL_OK;
     return bl_add_expert_bias(
-        stream, &(bl_add_expert_bias_args){
-                    .routing = *routing,
-                    .N = block->dims->matrix[matrix].rows / block->dims->n_experts,
-                    .bias = bias_of(block, matrix),
-                    .rows = out});
+        stream,
+        &(bl_add_expert_bias_args){.routing = *routing,
+                                   .N = block->dims->matrix[matrix].rows / block->dims->n_experts,
+                                   .bias = bias_of(block, matrix),
+                                   .rows = out});
 }
 
 /* ---- LoRA terms ---- */
@@ -256,14 +256,13 @@ bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_lay
 
     if (matrix == BL_MLP_DOWN) {
         BL_TRY(pull_back_down(stream, block, &routing, ws, lora, x, dy, dx));
-        return bl_weigh_backward(stream,
-                                 &(bl_weigh_backward_args){.routing = routing,
-                                                           .C = block->dims->inter,
-                                                           .N = block->dims->hidden,
-                                                           .h = x,
-                                                           .d = dx,
-                                                           .dy = ws->rows,
-                                                           .bias = bias_of(block, matrix)});
+        return bl_weigh_backward(stream, &(bl_weigh_backward_args){.routing = routing,
+                                                                   .C = block->dims->inter,
+                                                                   .N = block->dims->hidden,
+                                                                   .h = x,
+                                                                   .d = dx,
+                                                                   .dy = ws->rows,
+                                                                   .bias = bias_of(block, matrix)});
     }
     BL_TRY(pull_back_gate_up(stream, block, &routing, ws, lora, x, dy));
     BL_TRY(combine(stream, block, &routing, ws, false, (bl_tensor){0}, dx));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_internal.h -- for block.c: the norms of q and k in block_norm.c, routed experts in
- * block_experts.c, and the gradients of a layer's own weights in block_weights.c. */
+/* block_internal.h -- for block.c: the norms of q and k in block_norm.c, the MLP's activation
+ * function in block_activation.c, routed experts in block_experts.c, and the gradients of a layer's
+ * own weights in block_weights.c. */
 #ifndef BALLAST_ARCH_BLOCK_INTERNAL_H
 #define BALLAST_ARCH_BLOCK_INTERNAL_H
 
@@ -16,6 +17,13 @@ bl_status arch_norm_heads(bl_stream *stream, const bl_block *block, int64_t T, b
 bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int64_t T,
                                    bl_layer_vector norm, bl_tensor qkv,
                                    const bl_block_workspace *ws, bl_tensor d);
+
+/* h (n_rows, I) = the MLP's activation function of gate_up, of SwiGLU also in E4M3 where
+ * `quantized` is. Backward: gate_up = its gradient, dh being that of h. */
+bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
+                        bl_tensor gate_up, bl_tensor h, bl_quantized quantized);
+bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
+                                 bl_tensor dh, bl_tensor gate_up);
 
 /* Makes ws->routing of T tokens from x, the MLP's input. */
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,

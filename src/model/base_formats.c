@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* base_formats.c -- in which formats a checkpoint stores the projections and in which they are
- * held, counted and put into words. */
+ * held, counted and put into words; the sizes of what is stored. */
 #include <stdio.h>
 
+#include "base/sizes.h"
 #include "model/rows.h"
 #include "model/weights.h"
 
@@ -37,11 +38,6 @@ bool bl_model_base_is_quantized(const bl_base_formats *f)
         for (int kind = 0; kind < BL_FORMAT_COUNT;
              kind++) /* quantized in the checkpoint, it stays as it is */
             if (f->n[kind][held] > 0 && bl_format_has_scales((bl_format)held)) return true;
-    return bl_base_formats_requantized(f);
-}
-
-bool bl_base_formats_requantized(const bl_base_formats *f)
-{
     return f->n_requantized > 0;
 }
 
@@ -133,4 +129,28 @@ bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *forma
     for (size_t i = 0; i < bl_model_format_count(config); i++)
         if (formats[i] != BL_FORMAT_BF16) return false;
     return true;
+}
+
+bl_model_stored_size bl_model_measure_stored(const bl_model *model)
+{
+    bl_model_stored_size size = {.is_in_blocks =
+                                     bl_format_describe(model->formats[0])->group_rows > 1};
+
+    bool is_decoded = model->base_formats.n_requantized > 0;
+
+    for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
+        const bl_stored_tensor *tensor = bl_hf_at(model->files, i),
+                               *coded = bl_hf_quantized_at(model->files, i);
+        if (is_decoded && coded)
+            size.decoded_row_bytes =
+                bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
+        size.n_bytes += tensor->n_bytes;
+        if (coded) tensor = coded;
+        if (model->config.arch->is_transposed && !coded && tensor->n_dims == 3)
+            size.matrix_bytes = bl_max_i64(size.matrix_bytes, tensor->n_bytes / tensor->shape[0]);
+        int64_t n_rows = tensor->n_dims >= 2 ? tensor->shape[0] : 0;
+        if (tensor->n_dims == 3) n_rows *= tensor->shape[1];
+        if (n_rows > 0) size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / n_rows);
+    }
+    return size;
 }

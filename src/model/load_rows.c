@@ -506,30 +506,6 @@ static int64_t queue_depth(int n_readers)
     return bl_max_i64(MIN_DEPTH, LOAD_DEPTH / n_readers);
 }
 
-bl_model_stored_size bl_model_measure_stored(const bl_model *model)
-{
-    bl_model_stored_size size = {.is_in_blocks =
-                                     bl_format_describe(model->formats[0])->group_rows > 1};
-
-    bool is_decoded = bl_base_formats_requantized(&model->base_formats);
-
-    for (size_t i = 0; model->files && i < bl_hf_count(model->files); i++) {
-        const bl_stored_tensor *tensor = bl_hf_at(model->files, i),
-                               *coded = bl_hf_quantized_at(model->files, i);
-        if (is_decoded && coded)
-            size.decoded_row_bytes =
-                bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
-        size.n_bytes += tensor->n_bytes;
-        if (coded) tensor = coded;
-        if (model->config.arch->is_transposed && !coded && tensor->n_dims == 3)
-            size.matrix_bytes = bl_max_i64(size.matrix_bytes, tensor->n_bytes / tensor->shape[0]);
-        int64_t n_rows = tensor->n_dims >= 2 ? tensor->shape[0] : 0;
-        if (tensor->n_dims == 3) n_rows *= tensor->shape[1];
-        if (n_rows > 0) size.row_bytes = bl_max_i64(size.row_bytes, tensor->n_bytes / n_rows);
-    }
-    return size;
-}
-
 int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards)
 {
     int64_t bounce = stored->row_bytes * BL_FP8_BLOCK, decoded = stored->decoded_row_bytes,

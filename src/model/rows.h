@@ -31,8 +31,8 @@ typedef struct bl_row_job {
     bool largest_scales; /* as bl_model's */
 } bl_row_job;
 
-/* transposed.c: of a weight with n_transposed, the rows of one of its matrices, and the first row of
- * the one that has `row`. */
+/* transposed.c: of a weight with n_transposed, the rows of one of its matrices, and the first row
+ * of the one that has `row`. */
 static inline int64_t bl_row_matrix_rows(const bl_hf_weight *weight)
 {
     return weight->rows / weight->n_transposed;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transposed.c -- matrices that are stored with their columns as rows, in blocks that fit a cache. */
+/* transposed.c -- matrices that are stored with their columns as rows. */
 #include "base/sizes.h"
 #include "model/rows.h"
 
-enum { BLOCK = 64 }; /* rows of an item, and columns at a time */
+enum { BLOCK = 64 }; /* rows of an item, and columns at a time, to fit a cache */
 
 typedef struct transposition {
     int64_t n_rows, n_cols, stride, width; /* stride: rows of the matrix; width: bytes */

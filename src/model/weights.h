@@ -126,8 +126,6 @@ size_t bl_model_format_count(const bl_model_config *config);
 bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats);
 /* Some matrix has lost bits: FP8 here, in the checkpoint not, or with other blocks. */
 bool bl_model_base_is_quantized(const bl_base_formats *f);
-/* Some matrix is quantized in the checkpoint, and was quantized again. */
-bool bl_base_formats_requantized(const bl_base_formats *f);
 /* BL_EUSAGE: the device has no products of one of the formats held. */
 bl_status bl_base_formats_check_device(const bl_base_formats *f, bl_device_kind kind);
 

@@ -17,7 +17,8 @@
 typedef enum storage {
     ALL_BF16,
     FP8_MLP, /* gate, up and down in FP8 with row scales, except the first and the last layer */
-    FP8_ALL  /* all projections in FP8, a scale each */
+    FP8_ALL, /* all projections in FP8, a scale each */
+    MXFP4_EXPERTS
 } storage;
 
 /* shape: a name of bl_model_config_preset. */
@@ -52,6 +53,8 @@ static const struct {
     {.name = "qwen3-235b-a22b", .shape = "qwen3-235b-a22b"},
     {.name = "mixtral-8x7b", .shape = "mixtral-8x7b"},
     {.name = "mixtral-8x22b", .shape = "mixtral-8x22b"},
+    {.name = "gpt-oss-20b", .shape = "gpt-oss-20b", .storage = MXFP4_EXPERTS},
+    {.name = "gpt-oss-120b", .shape = "gpt-oss-120b", .storage = MXFP4_EXPERTS},
     {.name = "seed-oss-36b", .shape = "seed-oss-36b"},
     {.name = "granite-3.1-2b", .shape = "granite-3.1-2b"},
     {.name = "granite-3.1-8b", .shape = "granite-3.1-8b"},
@@ -104,8 +107,27 @@ static bl_scale_kind stored_scale(storage how, int64_t layer, int64_t n_layers,
 {
     bool is_mlp = projection->matrix == BL_GATE_UP || projection->matrix == BL_MLP_DOWN;
     if (how == FP8_ALL) return BL_SCALE_TENSOR;
+    if (how == MXFP4_EXPERTS) return is_mlp ? BL_SCALE_MXFP4 : BL_SCALE_NONE;
     return how == FP8_MLP && is_mlp && layer > 0 && layer < n_layers - 1 ? BL_SCALE_ROW
                                                                          : BL_SCALE_NONE;
+}
+
+/* 4 bits stay as they are, unless another format is asked for. */
+static bl_status choose_format(bl_base_format choice, bl_scale_kind scale, const char *what,
+                               bl_format *out)
+{
+    bl_format made;
+
+    *out = BL_FORMAT_MXFP4;
+    if (scale == BL_SCALE_MXFP4 && !bl_format_parse(bl_base_format_name(choice), &made))
+        return BL_OK;
+    return bl_base_format_choose(choice, scale, BL_BF16, what, out);
+}
+
+/* Bytes of 32 stored weights. */
+static int64_t stored_bytes(bl_scale_kind scale)
+{
+    return scale == BL_SCALE_MXFP4 ? 17 : scale == BL_SCALE_NONE ? 64 : 32;
 }
 
 static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model *out)
@@ -122,10 +144,9 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
         const bl_projection *projection = &c->arch->projections[i % n];
         bl_scale_kind scale = stored_scale(presets[idx].storage, i / n, c->n_layers, projection);
         bl_projection_shape(c, (int)(i % n), &rows, &cols);
-        BL_TRY(bl_base_format_choose(choice, scale, BL_BF16, bl_projection_name(projection),
-                                     &out->formats[i]));
+        BL_TRY(choose_format(choice, scale, bl_projection_name(projection), &out->formats[i]));
         bl_base_formats_count(&out->base_formats, scale, BL_BF16, out->formats[i]);
-        int64_t row_bytes = cols * (scale == BL_SCALE_NONE ? 2 : 1);
+        int64_t row_bytes = cols * stored_bytes(scale) / 32;
         out->stored.n_bytes += rows * row_bytes;
         out->stored.row_bytes = bl_max_i64(out->stored.row_bytes, row_bytes);
     }

@@ -191,6 +191,55 @@ static void test_experts(void **state)
     assert_true(bl_arch_active_weights(&c) == 4096.0 * (2 * 4096 + 2 * 1024 + 2 * 3 * 14336 + 8));
 }
 
+/* Stacks of matrices with input channels first, and their biases. */
+static void test_transposed_experts(void **state)
+{
+    static const char *const names[] = {"model.layers.0.mlp.experts.gate_up_proj",
+                                        "model.layers.0.mlp.experts.down_proj",
+                                        "model.layers.0.input_layernorm.weight",
+                                        "model.layers.0.post_attention_layernorm.weight",
+                                        "model.layers.0.mlp.router.weight",
+                                        "model.layers.0.mlp.router.bias",
+                                        "model.layers.0.self_attn.sinks",
+                                        "model.layers.0.self_attn.q_proj.bias",
+                                        "model.layers.0.self_attn.k_proj.bias",
+                                        "model.layers.0.self_attn.v_proj.bias",
+                                        "model.layers.0.self_attn.o_proj.bias",
+                                        "model.layers.0.mlp.experts.gate_up_proj_bias",
+                                        "model.layers.0.mlp.experts.down_proj_bias"};
+    static const int64_t shapes[][3] = {{32, 2880, 5760},
+                                        {32, 2880, 2880},
+                                        {2880},
+                                        {2880},
+                                        {32, 2880},
+                                        {32},
+                                        {64},
+                                        {4096},
+                                        {512},
+                                        {512},
+                                        {2880},
+                                        {32, 5760},
+                                        {32, 2880}};
+    bl_model_config c;
+    int64_t layer;
+    (void)state;
+
+    assert_int_equal(bl_model_config_preset("gpt-oss-20b", &c), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(names); i++) {
+        bl_arch_tensor t = bl_arch_tensor_at(&c, 4 + (int64_t)i);
+        assert_string_equal(t.name, names[i]);
+        for (int d = 0; d < t.n_dims; d++) assert_int_equal(t.shape[d], shapes[i][d]);
+        assert_true(t.n_dims == 3 || shapes[i][t.n_dims] == 0);
+        assert_int_equal(bl_arch_is_bias(&c, &t), i >= 7);
+    }
+    assert_string_equal(bl_arch_tensor_at(&c, 4 + BL_COUNT(names)).name,
+                        "model.layers.1.self_attn.q_proj.weight");
+    assert_int_equal(bl_arch_find_projection(c.arch, names[0], &layer), 4);
+    assert_int_equal(bl_arch_find_projection(c.arch, names[11], &layer), -1);
+    assert_int_equal(bl_arch_bias_offset(&c, BL_MLP_DOWN) - bl_arch_bias_offset(&c, BL_GATE_UP),
+                     32 * 5760);
+}
+
 /* LoRA's vector has the entry's projections and no others. */
 static void test_lora(void **state)
 {
@@ -247,9 +296,12 @@ static void test_table(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors),     cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_projections), cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_flops),       cmocka_unit_test(test_table)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tensors),
+                                       cmocka_unit_test(test_experts),
+                                       cmocka_unit_test(test_transposed_experts),
+                                       cmocka_unit_test(test_projections),
+                                       cmocka_unit_test(test_lora),
+                                       cmocka_unit_test(test_flops),
+                                       cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

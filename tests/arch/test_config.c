@@ -361,6 +361,7 @@ static void test_families(void **state)
          "000"},
         {"\"model_type\":\"mixtral\",\"num_key_value_heads\":2,\"sliding_window\":5", 0, 5, 2, 8,
          "111"},
+        {"\"model_type\":\"gpt_oss\",\"num_key_value_heads\":2", 15, 128, 2, 64, "101"},
         {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"head_dim\":null", 1u << BL_QKV, 0,
          2, 8, "000"},
         {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"attention_bias\":false,"
@@ -452,6 +453,8 @@ static void test_presets(void **state)
         {"qwen3-235b-a22b", 235093634560},
         {"mixtral-8x7b", 46702792704},
         {"mixtral-8x22b", 140630071296},
+        {"gpt-oss-20b", 20914757184},
+        {"gpt-oss-120b", 116829156672},
         {"seed-oss-36b", 36151104512},
         {"falcon-7b", 6921720704},
         {"falcon-40b", 41303293952},

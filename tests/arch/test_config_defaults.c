@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Keys of config.json that are absent, or that act in training only. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -211,6 +212,53 @@ static void test_default_rope(void **state)
 #define MIXTRAL   "\"model_type\":\"mixtral\",\"num_key_value_heads\":2"
 #define MOE_SIZES ",\"moe_intermediate_size\":20,\"num_experts_per_tok\":3"
 
+#define GPT_OSS "\"model_type\":\"gpt_oss\",\"num_key_value_heads\":2"
+#define YARN                                                                                       \
+    ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":8,\"truncate\":false,"                   \
+    "\"original_max_position_embeddings\":64}"
+
+/* Defaults, second spellings in published files, theta without RoPE's keys and beside them. */
+static void test_gpt_oss(void **state)
+{
+    static const char *const rejected[][2] = {
+        {",\"experts_per_token\":3", "key experts_per_token: expected the value of num_experts"},
+        {YARN ",\"initial_context_length\":32", "key initial_context_length: expected the value"},
+        {",\"swiglu_limit\":0", "key swiglu_limit"},
+        {",\"swiglu_beta\":1.0", "swiglu_beta"},
+        {",\"norm_topk_prob\":\"x\",\"router_jitter_noise\":0.1", "router_jitter_noise"}};
+    bl_model_config c;
+    (void)state;
+
+    assert_int_equal(load(GPT_OSS, &c), BL_OK);
+    assert_true(c.n_experts == 128 && c.top_k == 4 && c.expert_size == c.intermediate_size);
+    assert_true(c.is_top_k_normed && c.activation == BL_SWIGLU_CLAMPED);
+    assert_true(c.swiglu_alpha == 1.702 && c.swiglu_limit == 7);
+    assert_true(c.rope_kind == BL_ROPE_YARN && c.rope_is_exact && c.rope_factor == 32);
+    assert_true(c.rope_theta == 150000 && c.rope_original_max_positions == 4096);
+    assert_true(fabs(c.rope_attention_factor - (0.1 * log(32) + 1)) < 1e-15);
+    assert_int_equal(load(GPT_OSS YARN ",\"experts_per_token\":2,\"num_experts_per_tok\":2,"
+                                       "\"initial_context_length\":64,\"swiglu_limit\":2.5",
+                          &c),
+                     BL_OK);
+    assert_true(c.rope_theta == 150000 && c.rope_is_exact && c.rope_factor == 8);
+    assert_true(c.top_k == 2 && c.swiglu_limit == 2.5);
+    assert_int_equal(load(GPT_OSS YARN ",\"rope_theta\":5e5", &c), BL_OK);
+    assert_true(c.rope_theta == 5e5);
+    assert_int_equal(load(GPT_OSS ",\"attention_bias\":false,\"sliding_window\":5,\"layer_types\":["
+                                  "\"full_attention\",\"sliding_attention\",\"full_attention\"]",
+                          &c),
+                     BL_OK);
+    assert_int_equal(c.biases, 1 << BL_GATE_UP | 1 << BL_MLP_DOWN);
+    for (int64_t l = 0; l < 3; l++)
+        assert_int_equal(bl_windows_of_layer(&c.windows, l), l == 1 ? 5 : 0);
+    for (size_t i = 0; i < BL_COUNT(rejected); i++) {
+        char text[512];
+        snprintf(text, sizeof text, GPT_OSS "%s", rejected[i][0]);
+        assert_int_equal(load(text, &c), BL_EINPUT);
+        if (!strstr(bl_error_text(), rejected[i][1])) fail_msg("%s: %s", text, bl_error_text());
+    }
+}
+
 /* Experts: both spellings of their number, defaults, and what is not computed. */
 static void test_experts(void **state)
 {
@@ -294,6 +342,7 @@ int main(void)
         cmocka_unit_test(test_default_rope),
         cmocka_unit_test(test_partial_rotary),
         cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_gpt_oss),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }

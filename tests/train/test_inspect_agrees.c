@@ -84,7 +84,7 @@ static void test_models(void **state)
     } cases[] = {
         {"model_type", "\"gpt2\"", "key model_type: expected \"llama\" or "},
         {"model_type", "\"qwen3\"", "key architectures: expected [\"Qwen3ForCausalLM\"]"},
-        {"model_type", "\"gpt_oss\"", "key model_type"},
+        {"model_type", "\"gpt_oss\"", "key architectures: expected [\"GptOssForCausalLM\"]"},
         {"architectures", "[\"MixtralForCausalLM\"]", "key architectures"},
         {"hidden_act", "\"gelu\"", "key hidden_act: expected \"silu\", got \"gelu\""},
         {"rope_scaling", "{\"rope_type\":\"axial\",\"factor\":4.0}", "got \"axial\""},
