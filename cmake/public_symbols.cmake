@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D HEADERS=a.h;b.h -D OUTPUT=file -D MAP=file -D VERSION=0.1 -P public_symbols.cmake: linker options that keep every function that
-# the headers mark BL_API, and a version script that exports them as BALLAST_0.1 and nothing else.
+# cmake -D HEADERS=a.h;b.h -D OUTPUT=file -D MAP=file -D VERSION=0.2 -P public_symbols.cmake: linker options that keep every function that
+# the headers mark BL_API, and a version script that exports them as BALLAST_0.2 and nothing else.
 foreach(header ${HEADERS})
   file(READ ${header} text)
   string(REGEX MATCHALL "\nBL_API [^;(]*\\(" declarations "${text}")

@@ -216,8 +216,8 @@ fn main() -> Result<(), String> {
     const COLS: usize = 64;
     const R: usize = 4;
     let version = unsafe { CStr::from_ptr(bl_version()) }.to_string_lossy();
-    if !version.starts_with("0.1.") {
-        return Err(format!("libballast has version {version}, this program needs 0.1"));
+    if !version.starts_with("0.2.") {
+        return Err(format!("libballast has version {version}, this program needs 0.2"));
     }
     let layer = Layer::new(&numbers(ROWS * COLS, 1, 0.5), ROWS, COLS, R, 2.0 * R as f64)?; // s = 2
     let x = numbers(TOKENS * COLS, 2, 1.0);

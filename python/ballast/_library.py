@@ -11,7 +11,7 @@ from pathlib import Path
 from ctypes import (POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64,
                     c_size_t, c_uint, c_uint16, c_uint64, c_void_p)
 
-ABI = "0.1"  # MAJOR.MINOR of the library: its SONAME
+ABI = "0.2"  # MAJOR.MINOR of the library: its SONAME
 
 DTYPES = {"float16": 8, "bfloat16": 9, "float32": 12}  # bl_dtype
 FORMATS = ("fp8_row", "fp8_block", "f32", "f16", "bf16")  # bl_format, in order

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* version.h -- which version of the library is loaded. docs/pytorch.md has the rule for its ABI. */
+/* version.h -- which version of the library is loaded. docs/stability.md has its ABI's rule. */
 #ifndef BALLAST_BASE_VERSION_H
 #define BALLAST_BASE_VERSION_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* "0.1.0". Static. Programs compiled with the headers of a version run with each library of the
+/* "0.2.0". Static. Programs compiled with the headers of a version run with each library of the
  * same SONAME. */
 BL_API const char *bl_version(void);
 
