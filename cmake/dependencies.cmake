@@ -8,7 +8,7 @@ set_property(GLOBAL PROPERTY BALLAST_COMPONENTS "")
 function(ballast_component name version license)
   string(REGEX REPLACE "[^A-Za-z0-9.-]" "-" id ${name})
   set_property(GLOBAL APPEND PROPERTY BALLAST_COMPONENTS
-    "{\"SPDXID\": \"SPDXRef-${id}\", \"name\": \"${name}\", \"versionInfo\": \"${version}\", \"licenseDeclared\": \"${license}\", \"downloadLocation\": \"NOASSERTION\"}")
+    "{\"SPDXID\": \"SPDXRef-${id}\", \"name\": \"${name}\", \"versionInfo\": \"${version}\", \"licenseDeclared\": \"${license}\", \"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false}")
   set_property(GLOBAL APPEND PROPERTY BALLAST_COMPONENT_LINKS
     "{\"spdxElementId\": \"SPDXRef-ballast\", \"relationshipType\": \"DYNAMIC_LINK\", \"relatedSpdxElement\": \"SPDXRef-${id}\"}")
 endfunction()
@@ -52,7 +52,7 @@ function(ballast_write_bill file)
   \"documentNamespace\": \"https://spdx.org/spdxdocs/ballast-${PROJECT_VERSION}-${hash}\",
   \"creationInfo\": {\"created\": \"${now}\", \"creators\": [\"Tool: ballast-cmake\"]},
   \"packages\": [
-    {\"SPDXID\": \"SPDXRef-ballast\", \"name\": \"ballast\", \"versionInfo\": \"${PROJECT_VERSION}\", \"licenseDeclared\": \"Apache-2.0\", \"downloadLocation\": \"NOASSERTION\"},
+    {\"SPDXID\": \"SPDXRef-ballast\", \"name\": \"ballast\", \"versionInfo\": \"${PROJECT_VERSION}\", \"licenseDeclared\": \"Apache-2.0\", \"downloadLocation\": \"NOASSERTION\", \"filesAnalyzed\": false},
     ${components}
   ],
   \"relationships\": [
