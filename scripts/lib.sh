@@ -52,6 +52,19 @@ install_packages() {
         fail "apt-get could not install: $missing"
 }
 
+# kill_at FILE COMMAND ...: sends SIGKILL to the command as soon as FILE exists. Fails if the command ended before.
+kill_at() {
+    file=$1
+    shift
+    "$@" &
+    child=$!
+    while [ ! -e "$file" ] && kill -0 "$child" 2>/dev/null; do sleep 0.02; done
+    kill -9 "$child" 2>/dev/null || true
+    status=0
+    wait "$child" 2>/dev/null || status=$?
+    [ "$status" -eq 137 ]
+}
+
 # The libraries of others that the files need, the C library's apart.
 needed_libraries() {
     ldd "$@" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""summarize.py DIR                          what examples/at-size/run left in DIR, as tables in Markdown
+summarize.py --step NAME FILE COMMAND ...    runs COMMAND; adds a line of JSON with its time and peak resident memory to FILE"""
+import hashlib
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+
+def run_step(name, path, command):
+    begin = time.monotonic()
+    code = subprocess.run(command).returncode
+    line = {'step': name, 'seconds': time.monotonic() - begin, 'peak_bytes': 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}
+    with open(path, 'a') as file:
+        file.write(json.dumps(line) + '\n')
+    return code
+
+
+def lines(*path):
+    with open(os.path.join(*path)) as file:
+        return [json.loads(line) for line in file]
+
+
+def training(directory, name):
+    """The lines of steps, and (peak, predicted) of anonymous memory in GB."""
+    steps = [line for line in lines(directory, name, 'metrics.jsonl') if 'loss' in line]
+    with open(os.path.join(directory, {'whole': 'train'}.get(name, name) + '.log')) as file:
+        memory = re.findall(r'memory measured: peak (\S+) GB anonymous, predicted (\S+) GB', file.read())[-1]
+    return steps, memory
+
+
+def md5(directory, name):
+    with open(os.path.join(directory, name, 'adapter_model.safetensors'), 'rb') as file:
+        return hashlib.md5(file.read()).hexdigest()
+
+
+def print_table(head, rows):
+    print('| %s |\n|%s' % (' | '.join(head), '---|' * len(head)))
+    for row in rows:
+        print('| %s |' % ' | '.join(row))
+    print()
+
+
+def main(directory):
+    small, _ = training(directory, 'small')
+    grown, memory = training(directory, 'whole')
+    with open(os.path.join(directory, 'plan.json')) as file:
+        plan = json.load(file)
+    differences = [abs(b['loss'] / a['loss'] - 1) for a, b in zip(small, grown)]
+    print_table(['optimizer step', 'loss, small model', 'loss, grown model', 'relative difference'],
+                [[str(a['step']), '%.6f' % a['loss'], '%.6f' % b['loss'], '%.1e' % d] for a, b, d in zip(small, grown, differences)])
+    step_s = statistics.median(s['step_s'] for s in grown)
+    planned_s = plan.get('expected', {}).get('step_s', plan['time']['step_seconds'])
+    print_table(['training', 'measured', 'planned'], [
+        ['parameters', '%.2f B' % (plan['model']['parameters'] / 1e9), ''],
+        ['tokens/s, all steps', '%.1f' % (sum(s['tokens'] for s in grown) / sum(s['step_s'] for s in grown)), ''],
+        ['seconds per step, median', '%.2f' % step_s, '%.2f' % planned_s],
+        ['peak of anonymous memory, GB', *memory],
+        ['read from disk per step, GB', '%.3f' % (statistics.median(s['disk_bytes'] for s in grown) / 1e9), ''],
+        ['adapter, MD5', '`%s`' % md5(directory, 'whole'), ''],
+        ['adapter after SIGKILL and resume, MD5', '`%s`' % md5(directory, 'killed'), '']])
+    evals = {name: lines(directory, 'eval-%s.json' % name)[0]['eval_loss'] for name in ('small', 'grown', 'quantized', 'stored', 'merged')}
+    print_table(['validation loss', ''], [[text, '%.8g' % evals[name]] for name, text in (
+        ('small', 'small model and adapter, fp8_row'), ('grown', 'grown model and adapter, fp8_row'),
+        ('quantized', 'quantized directory and adapter'), ('stored', 'grown model and adapter, as stored'), ('merged', 'merged model'))])
+    print_table(['command', 'seconds', 'peak resident, GB'],
+                [[s['step'], '%.1f' % s['seconds'], '%.2f' % (s['peak_bytes'] / 1e9)] for s in lines(directory, 'steps.jsonl')])
+
+
+if __name__ == '__main__':
+    if sys.argv[1] == '--step':
+        sys.exit(run_step(sys.argv[2], sys.argv[3], sys.argv[4:]))
+    main(sys.argv[1])
