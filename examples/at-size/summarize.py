@@ -1,24 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""summarize.py DIR                          what examples/at-size/run left in DIR, as tables in Markdown
-summarize.py --step NAME FILE COMMAND ...    runs COMMAND; adds a line of JSON with its time and peak resident memory to FILE"""
+"""summarize.py DIR: what examples/at-size/run left in DIR, as tables in Markdown."""
 import hashlib
 import json
 import os
 import re
-import resource
 import statistics
-import subprocess
 import sys
-import time
-
-
-def run_step(name, path, command):
-    begin = time.monotonic()
-    code = subprocess.run(command).returncode
-    line = {'step': name, 'seconds': time.monotonic() - begin, 'peak_bytes': 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss}
-    with open(path, 'a') as file:
-        file.write(json.dumps(line) + '\n')
-    return code
 
 
 def lines(*path):
@@ -68,11 +55,7 @@ def main(directory):
     print_table(['validation loss', ''], [[text, '%.8g' % evals[name]] for name, text in (
         ('small', 'small model and adapter, fp8_row'), ('grown', 'grown model and adapter, fp8_row'),
         ('quantized', 'quantized directory and adapter'), ('stored', 'grown model and adapter, as stored'), ('merged', 'merged model'))])
-    print_table(['command', 'seconds', 'peak resident, GB'],
-                [[s['step'], '%.1f' % s['seconds'], '%.2f' % (s['peak_bytes'] / 1e9)] for s in lines(directory, 'steps.jsonl')])
 
 
 if __name__ == '__main__':
-    if sys.argv[1] == '--step':
-        sys.exit(run_step(sys.argv[2], sys.argv[3], sys.argv[4:]))
     main(sys.argv[1])
