@@ -37,14 +37,15 @@ static const bl_option table[] = {
      .help = "a factor for each adapter, separated by commas; default 1"},
     {OPTION(output_dir, PATH), .required_by = BL_CLI_ANY,
      .help = "the merged model: a new or empty directory, or that of an interrupted merge"},
-    {OPTION(base_format, ENUM), .names = "auto|bf16|f16|f32|fp8_row|fp8_block",
+    {OPTION(base_format, ENUM), .names = "auto|bf16|f16|f32|" BL_FORMATS_MADE,
      .default_text = "auto",
      .help =
          "format of the merged projections; auto: the checkpoint's, bf16 for one in FP8 or 4 bits"},
     {OPTION(rounding, ENUM), .names = "auto|nearest|stochastic", .default_text = "auto",
-     .help = "rounding to FP8; auto: stochastic for a checkpoint in that FP8 format, else nearest"},
+     .help = "rounding to FP8 and 4 bits; auto: stochastic for a checkpoint in that format, else "
+             "nearest"},
     {OPTION(fp8_scales, ENUM), .names = "new|base", .default_text = "new",
-     .help = "FP8 scales: of the merged weights, or those of the base"},
+     .help = "scales of FP8 and 4 bits: of the merged weights, or those of the base"},
     {OPTION(seed, INT), .default_text = "42", .min = 0, .max = 9007199254740992.0,
      .help = "random seed: stochastic rounding"},
     {OPTION(validation_file, PATH),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ballast quantize: a Hugging Face directory in, an FP8 one out. ballast dequantize: an FP8 one in,
- * one without FP8 out. */
+/* ballast quantize: a Hugging Face directory in, one in FP8 or 4 bits out. ballast dequantize: a
+ * quantized one in, one that is not out. */
 #include "base/cores.h"
 #include "base/log.h"
 #include "base/sizes.h"
@@ -9,7 +9,8 @@
 #include "convert/quantize.h"
 
 typedef struct convert_options {
-    int base_format; /* an index of the names below */
+    int base_format;        /* an index of the names below */
+    int base_format_scales; /* 1: largest; of quantize */
     bl_io_engine io_engine;
     int64_t threads;
 } convert_options;
@@ -26,33 +27,54 @@ typedef struct convert_options {
     }
 
 static const bl_option quantize_table[] = {
-    {OPTION(base_format, ENUM), .names = "fp8_row|fp8_block", .default_text = "fp8_row",
-     .help = "scales: one per row, or one per block of 128 x 128"},
+    {OPTION(base_format, ENUM), .names = BL_FORMATS_MADE, .default_text = "fp8_row",
+     .help = "format of the projections"},
+    {OPTION(base_format_scales, ENUM), .names = "least_squares|largest",
+     .default_text = "least_squares", .help = "as of `ballast train`"},
     IO_ENGINE_AND_THREADS};
-static const bl_format quantize_formats[] = {BL_FORMAT_FP8_ROW, BL_FORMAT_FP8_BLOCK};
 
+#define DEQUANTIZED "bf16|f16|f32"
 static const bl_option dequantize_table[] = {
-    {OPTION(base_format, ENUM), .names = "bf16|f16|f32", .default_text = "bf16",
+    {OPTION(base_format, ENUM), .names = DEQUANTIZED, .default_text = "bf16",
      .help = "format of the projections; f32 is exact, the others are rounded once"},
     IO_ENGINE_AND_THREADS};
-static const bl_format dequantize_formats[] = {BL_FORMAT_BF16, BL_FORMAT_F16, BL_FORMAT_F32};
 
-_Static_assert(BL_COUNT(quantize_table) == BL_COUNT(dequantize_table), "one array of origins");
+/* One of the two commands. */
+typedef struct conversion {
+    const char *name;
+    const bl_option *table;
+    size_t n_options;
+    const char *formats;
+    bl_status (*run)(const bl_quantize_options *, bl_quantize_result *);
+} conversion;
 
-static bl_status convert(const char *source, const char *target, const convert_options *values,
-                         const bl_format *formats,
-                         bl_status (*run)(const bl_quantize_options *, bl_quantize_result *))
+/* {"q_proj":{"matrices":30,"error":0.0267},...,"all":{...}} on stdout. error: root mean square,
+ * relative to the weights'. */
+static void print_errors(const bl_quantize_result *r)
+{
+    for (int i = 0; i < r->n_kinds; i++)
+        printf("%s\"%s\":{\"matrices\":%lld,\"error\":%.6g}", i == 0 ? "{" : ",",
+               r->kinds[i].name[0] ? r->kinds[i].name : "all", (long long)r->kinds[i].n_matrices,
+               r->kinds[i].error);
+    if (r->n_kinds > 0) printf("}\n");
+    fflush(stdout);
+}
+
+static bl_status convert(const conversion *c, const char *source, const char *target,
+                         const convert_options *values)
 {
     bl_quantize_options options = {.source = source,
                                    .target = target,
-                                   .format = formats[values->base_format],
+                                   .format = bl_format_in(c->formats, values->base_format),
+                                   .largest_scales = values->base_format_scales == 1,
                                    .io_engine = values->io_engine};
     bl_quantize_result result;
     int64_t threads = values->threads == BL_OPTION_AUTO ? bl_cores_usable() : values->threads;
 
     BL_TRY(bl_pool_create((int)threads, &options.pool));
-    bl_status st = run(&options, &result);
+    bl_status st = c->run(&options, &result);
     bl_pool_destroy(options.pool);
+    if (st == BL_OK) print_errors(&result);
     if (st == BL_OK)
         bl_log_info("%s: %lld files, %lld of them finished before; %.1f MB became %.1f MB", target,
                     (long long)result.n_files, (long long)result.n_kept,
@@ -60,25 +82,23 @@ static bl_status convert(const char *source, const char *target, const convert_o
     return st;
 }
 
-static bl_status run_command(const char *name, const bl_option *table, const bl_format *formats,
-                             bl_status (*run)(const bl_quantize_options *, bl_quantize_result *),
-                             int argc, char *const *argv)
+static bl_status run_command(const conversion *c, int argc, char *const *argv)
 {
     bl_status st;
-    convert_options values;
+    convert_options values = {0};
     uint8_t origins[BL_COUNT(quantize_table)];
     const char *folders[2];
     int n_words;
-    const bl_options options = {.table = table,
-                                .n_options = BL_COUNT(quantize_table),
+    const bl_options options = {.table = c->table,
+                                .n_options = c->n_options,
                                 .command = BL_CLI_ANY,
                                 .values = &values,
                                 .origins = origins};
 
     BL_TRY_GOTO(st, done, bl_cli_read(&options, argc, argv, 2, folders, &n_words));
-    st = n_words == 2
-             ? convert(folders[0], folders[1], &values, formats, run)
-             : BL_FAIL(BL_EUSAGE, "%s: missing directory; usage: ballast %s SRC DST", name, name);
+    st = n_words == 2 ? convert(c, folders[0], folders[1], &values)
+                      : BL_FAIL(BL_EUSAGE, "%s: missing directory; usage: ballast %s SRC DST",
+                                c->name, c->name);
 done:
     bl_options_clear(&options);
     return st;
@@ -91,23 +111,23 @@ static void print_quantize_options(FILE *out, bl_options_style style)
 
 static bl_status run_quantize(int argc, char *const *argv)
 {
-    return run_command("quantize", quantize_table, quantize_formats, bl_model_quantize, argc, argv);
+    return run_command(&(conversion){"quantize", quantize_table, BL_COUNT(quantize_table),
+                                     BL_FORMATS_MADE, bl_model_quantize},
+                       argc, argv);
 }
 
 const bl_command bl_command_quantize = {
     .name = "quantize",
-    .arguments = "SRC DST [--base_format fp8_row|fp8_block]",
-    .summary = "write a model with FP8 projections",
+    .arguments = "SRC DST [--base_format " BL_FORMATS_MADE "]",
+    .summary = "write a model with FP8 or 4-bit projections",
     .details =
-        "Reads the Hugging Face directory SRC and writes DST, in the format of compressed-tensors "
-        "with "
-        "F32 scales,\n"
-        "which vLLM serves and `ballast train` takes as it is. Training from DST gives the same "
-        "bits "
-        "as training\n"
-        "from SRC with that base_format. An interrupted run is resumed: finished files are "
-        "verified and\n"
-        "kept. DST must be new, empty, or begun from the same SRC.\n",
+        "Reads the Hugging Face directory SRC and writes DST in the format of compressed-tensors\n"
+        "(nf4: of bitsandbytes), which `ballast train` takes as it is. Training from DST gives "
+        "the\n"
+        "same bits as training from SRC with that base_format. Prints the error of each kind of\n"
+        "projection as JSON: root mean square, relative to the weights'. An interrupted run is\n"
+        "resumed: finished files are verified and kept. DST must be new, empty, or begun from the\n"
+        "same SRC.\n",
     .print_options = print_quantize_options,
     .is_job = true,
     .run = run_quantize,
@@ -120,7 +140,8 @@ static void print_dequantize_options(FILE *out, bl_options_style style)
 
 static bl_status run_dequantize(int argc, char *const *argv)
 {
-    return run_command("dequantize", dequantize_table, dequantize_formats, bl_model_dequantize,
+    return run_command(&(conversion){"dequantize", dequantize_table, BL_COUNT(dequantize_table),
+                                     DEQUANTIZED, bl_model_dequantize},
                        argc, argv);
 }
 

@@ -282,7 +282,7 @@ const bl_option bl_train_options[] = {
      .help = "with compute_dtype fp8: products that sum in Hopper's accumulator, which keeps about "
              "14 bits; forward: also recomputation, not gradients"},
     {KEY(base_format, ENUM), RESULT, .commands = BOTH | BASE,
-     .names = "auto|fp8_row|fp8_block|mxfp4|int4_g32|int4_g128|nf4|stored", .default_text = "auto",
+     .names = "auto|" BL_FORMATS_MADE "|stored", .default_text = "auto",
      .help = "format of the frozen projections; auto keeps FP8 and quantizes others to "
              "fp8_row; 4-bit formats on CPUs only"},
     {KEY(base_format_scales, ENUM), RESULT, .commands = BOTH | BASE,

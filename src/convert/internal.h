@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* internal.h -- what all conversions use: the work on a directory (directory.c) and on the shards
- * of its model (quantize_shard.c). */
+/* internal.h -- what all conversions use: the work on a directory (directory.c), on the shards of
+ * its model (shard.c), and the tensors of a projection in a format with scales (layout.c). */
 #ifndef BALLAST_CONVERT_INTERNAL_H
 #define BALLAST_CONVERT_INTERNAL_H
 
@@ -16,12 +16,28 @@
 #define BL_DEQUANTIZE_MANIFEST "ballast_dequantize.json"
 #define BL_TRAIN_MANIFEST      "ballast_train.json"
 
-/* The target of one shard of the source: one spec for each tensor, two for a projection that gets
- * FP8 codes (its codes, its scales). */
+typedef enum bl_shard_role {
+    BL_SHARD_VALUES, /* a tensor as it is stored, or the values of a matrix */
+    BL_SHARD_CODES,  /* the next spec is BL_SHARD_SCALES, constants follow */
+    BL_SHARD_SCALES,
+    BL_SHARD_CONSTANT
+} bl_shard_role;
+
+/* Specs of one tensor of the source at most: NF4's. */
+enum { BL_SHARD_PARTS = 4 };
+
+typedef struct bl_shard_part {
+    bl_shard_role role;
+    const bl_stored_tensor *tensor; /* of the source; of a packed weight its codes */
+    char *name;                     /* the spec's; NULL: the source's */
+} bl_shard_part;
+
+/* The target of one shard of the source: one spec for each tensor, several for a projection in a
+ * format with scales. */
 typedef struct bl_shard_plan {
     const bl_safetensors *source;
     bl_stored_tensor_spec *specs;
-    char **scale_names; /* of the specs, NULL where the name is the source's */
+    bl_shard_part *parts; /* of the specs */
     size_t n_specs;
     int64_t n_bytes; /* of the data */
 } bl_shard_plan;
@@ -59,18 +75,14 @@ bl_status bl_conversion_open(bl_conversion *c, bl_shard_plan_fn plan);
 bl_status bl_conversion_run(bl_conversion *c);
 void bl_conversion_close(bl_conversion *c);
 
-/* ---- quantize_shard.c ---- */
+/* ---- shard.c ---- */
 
 bl_status bl_shard_plan_begin(const bl_safetensors *source, bl_shard_plan *out);
-/* Adds a tensor as it is stored; as a matrix in `format`. */
+/* Adds a tensor as it is stored. */
 bl_stored_tensor_spec *bl_shard_plan_copy(bl_shard_plan *plan, const bl_stored_tensor *tensor);
-bl_status bl_shard_plan_fp8(bl_shard_plan *plan, const bl_stored_tensor *tensor, bl_format format);
 /* BL_EINPUT: the experts of a layer in one tensor, which is copied but never converted. */
 bl_status bl_shard_check_matrix(const bl_stored_tensor *tensor);
 void bl_shard_plan_free(bl_shard_plan *plan);
-
-bl_status bl_shard_plan_make(const bl_arch *arch, const bl_safetensors *source, bl_format format,
-                             bl_shard_plan *out);
 
 /* Rows of a matrix that are worked on at a time: whole blocks. */
 int64_t bl_shard_piece_rows(int64_t cols, int64_t piece_elements);
@@ -78,11 +90,17 @@ int64_t bl_shard_piece_rows(int64_t cols, int64_t piece_elements);
 bl_status bl_shard_copy_tensor(const bl_stored_tensor *tensor, size_t spec,
                                bl_safetensors_writer *writer);
 
-/* Writes the shard. */
-bl_status bl_shard_quantize(const bl_quantize_options *options, const bl_conversion *c,
-                            const bl_shard_plan *plan, const char *path);
+/* ---- layout.c: of formats with scales ---- */
 
-/* quantize.c: config.json of compressed-tensors. */
+/* Adds a matrix in `format`. BL_EUSAGE: its rows are not whole groups. */
+bl_status bl_shard_plan_format(bl_shard_plan *plan, const bl_stored_tensor *tensor,
+                               bl_format format);
+/* Writes the constants of the matrix whose codes are the plan's spec `codes`. */
+bl_status bl_shard_write_constants(const bl_shard_plan *plan, size_t codes, bl_format format,
+                                   bl_safetensors_writer *writer);
+/* quantization_config of config.json; NULL: out of memory. */
 json_t *bl_quantization_config(bl_format format, const bl_arch *arch);
+/* "bfloat16" */
+const char *bl_torch_dtype_name(bl_dtype dtype);
 
 #endif

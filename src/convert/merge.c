@@ -107,17 +107,17 @@ static bl_status describe_settings(bl_merge *m)
 {
     const bl_merge_options *o = m->options;
     json_t *adapters = json_array();
-    bool is_fp8 = writes_scales(m);
+    bool has_scales = writes_scales(m);
     bl_status st = BL_OK;
 
     json_object_set_new(m->conversion.settings, "base_format", json_string(format_name(m)));
-    if (is_fp8) {
+    if (has_scales) {
         json_object_set_new(m->conversion.settings, "rounding",
                             json_string(m->is_stochastic ? "stochastic" : "nearest"));
         json_object_set_new(m->conversion.settings, "fp8_scales",
                             json_string(o->scales == BL_MERGE_SCALES_BASE ? "base" : "new"));
     }
-    if (is_fp8 && m->is_stochastic)
+    if (has_scales && m->is_stochastic)
         json_object_set_new(m->conversion.settings, "seed", json_integer((json_int_t)o->seed));
     json_object_set_new(m->conversion.settings, "adapters", adapters);
     for (size_t i = 0; st == BL_OK && i < o->n_adapters; i++)
@@ -133,22 +133,18 @@ static void close_term(bl_merge_term *term)
 
 /* ---- what is written besides the shards ---- */
 
-static const char *dtype_name(bl_format format)
-{
-    return format == BL_FORMAT_F32 ? "float32" : format == BL_FORMAT_F16 ? "float16" : "bfloat16";
-}
-
-bl_status bl_merge_change_config(void *merge, const char *path, json_t *config)
+static bl_status change_config(void *merge, const char *path, json_t *config)
 {
     const bl_merge *m = merge;
-    bool is_fp8 = writes_scales(m);
+    bool has_scales = writes_scales(m);
 
-    if (!is_fp8 && m->is_quantized_source) json_object_del(config, "quantization_config");
-    if (!is_fp8 && m->format != BL_FORMAT_COUNT) {
+    if (!has_scales && m->is_quantized_source) json_object_del(config, "quantization_config");
+    if (!has_scales && m->format != BL_FORMAT_COUNT) {
         const char *key = json_object_get(config, "dtype") ? "dtype" : "torch_dtype";
-        json_object_set_new(config, key, json_string(dtype_name(m->format)));
+        json_object_set_new(config, key,
+                            json_string(bl_torch_dtype_name(bl_format_describe(m->format)->dtype)));
     }
-    if (!is_fp8) return BL_OK;
+    if (!has_scales) return BL_OK;
     json_t *added = bl_quantization_config(m->format, m->conversion.config.arch);
     return added && json_object_set_new(config, "quantization_config", added) == 0
                ? BL_OK
@@ -160,20 +156,20 @@ static double real_of(const json_t *object, const char *key)
     return json_number_value(json_object_get(object, key));
 }
 
-/* Of the matrices of all shards whose name ends as a projection's does; module NULL: of all. */
-static int64_t add_matrices(const json_t *manifest, const char *module, bl_merge_sums *sums)
+/* Of the matrices of all shards that are a projection of the architecture; -1: of all. */
+static int64_t add_matrices(const bl_arch *arch, const json_t *manifest, int projection,
+                            bl_merge_sums *sums)
 {
     const char *shard, *name;
     json_t *entry, *note;
-    char ending[BL_TENSOR_NAME_BYTES];
-    int64_t n = 0;
+    int64_t n = 0, layer;
 
-    snprintf(ending, sizeof ending, ".%s.weight", module ? module : "");
     json_object_foreach(json_object_get(manifest, "finished"), shard, entry)
     {
         json_object_foreach(json_object_get(entry, "matrices"), name, note)
         {
-            if (module && !bl_text_ends_with(name, ending)) continue;
+            if (projection >= 0 && bl_arch_find_projection(arch, name, &layer) != projection)
+                continue;
             bl_merge_sums_add(sums,
                               &(bl_merge_sums){real_of(note, "dot"), real_of(note, "delta"),
                                                real_of(note, "error"), real_of(note, "base")});
@@ -210,12 +206,11 @@ static void print_readme(FILE *out, const bl_merge *m, const json_t *manifest)
                  "| matrices | number | size of d, of W | kept | error |\n|---|---|---|---|---|\n");
     for (int p = 0; p < arch->n_projections; p++) {
         bl_merge_sums sums = {0};
-        const char *module = arch->projections[p].module;
-        int64_t n = add_matrices(manifest, module, &sums);
+        int64_t n = add_matrices(arch, manifest, p, &sums);
         print_row(out, bl_projection_name(&arch->projections[p]), n, &sums);
     }
     bl_merge_sums all = {0};
-    int64_t n = add_matrices(manifest, NULL, &all);
+    int64_t n = add_matrices(arch, manifest, -1, &all);
     print_row(out, "all", n, &all);
     fprintf(out, "\n`%s` has the figures of each matrix.\n", BL_MERGE_MANIFEST);
 }
@@ -238,11 +233,12 @@ static void fill_result(const bl_merge *m, bl_merge_result *out)
     const bl_quantize_result *r = &m->conversion.result;
     bl_merge_sums sums = {0};
 
-    *out = (bl_merge_result){.n_files = r->n_files,
-                             .n_kept = r->n_kept,
-                             .n_bytes_read = r->n_bytes_read,
-                             .n_bytes_written = r->n_bytes_written,
-                             .n_matrices = add_matrices(m->conversion.manifest, NULL, &sums)};
+    *out = (bl_merge_result){
+        .n_files = r->n_files,
+        .n_kept = r->n_kept,
+        .n_bytes_read = r->n_bytes_read,
+        .n_bytes_written = r->n_bytes_written,
+        .n_matrices = add_matrices(m->conversion.config.arch, m->conversion.manifest, -1, &sums)};
     out->kept = sums.dot / sums.delta;
     out->error = sqrt(sums.error / sums.delta);
     out->delta = sqrt(sums.delta / sums.base);
@@ -281,11 +277,16 @@ static bl_status merge(bl_merge *m)
 bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
 {
     static const bl_format formats[] = {
-        [BL_MERGE_AUTO] = BL_FORMAT_COUNT,      [BL_MERGE_BF16] = BL_FORMAT_BF16,
-        [BL_MERGE_F16] = BL_FORMAT_F16,         [BL_MERGE_F32] = BL_FORMAT_F32,
-        [BL_MERGE_FP8_ROW] = BL_FORMAT_FP8_ROW, [BL_MERGE_FP8_BLOCK] = BL_FORMAT_FP8_BLOCK,
+        [BL_MERGE_AUTO] = BL_FORMAT_COUNT,
+        [BL_MERGE_BF16] = BL_FORMAT_BF16,
+        [BL_MERGE_F16] = BL_FORMAT_F16,
+        [BL_MERGE_F32] = BL_FORMAT_F32,
     };
-    bl_merge m = {.options = options, .format = formats[options->format]};
+    bl_merge m = {.options = options,
+                  .format =
+                      options->format < BL_MERGE_FP8_ROW
+                          ? formats[options->format]
+                          : bl_format_in(BL_FORMATS_MADE, (int)options->format - BL_MERGE_FP8_ROW)};
 
     *out = (bl_merge_result){0};
     m.conversion = (bl_conversion){
@@ -296,7 +297,7 @@ bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
         .settings = json_object(),
         .user = &m,
         .write_shard = bl_merge_write_shard,
-        .change_config = bl_merge_change_config,
+        .change_config = change_config,
         .write_readme = write_readme,
     };
     m.terms = calloc(options->n_adapters + 1, sizeof *m.terms);
@@ -304,6 +305,63 @@ bl_status bl_model_merge(const bl_merge_options *options, bl_merge_result *out)
     if (st == BL_OK) fill_result(&m, out);
     for (size_t i = 0; m.terms && i < options->n_adapters; i++) close_term(&m.terms[i]);
     free(m.terms);
+    bl_conversion_close(&m.conversion);
+    return st;
+}
+
+/* ---- without adapters ---- */
+
+static void add_kind(const bl_merge *m, int projection, const char *name, bl_quantize_result *out)
+{
+    bl_merge_sums sums = {0};
+    int64_t n = add_matrices(m->conversion.config.arch, m->conversion.manifest, projection, &sums);
+
+    if (n == 0 || out->n_kinds == BL_QUANTIZE_KINDS) return;
+    snprintf(out->kinds[out->n_kinds].name, BL_QUANTIZE_KIND_BYTES, "%s", name);
+    out->kinds[out->n_kinds].n_matrices = n;
+    out->kinds[out->n_kinds++].error = sqrt(sums.error / sums.base);
+}
+
+static bl_status convert(bl_merge *m, bl_status (*check)(bl_merge *), bl_quantize_result *out)
+{
+    BL_TRY(bl_conversion_open(&m->conversion, bl_merge_plan_shard));
+    BL_TRY(check(m));
+    BL_TRY(bl_conversion_run(&m->conversion));
+    *out = m->conversion.result;
+    const bl_arch *arch = m->conversion.config.arch;
+    for (int p = 0; p < arch->n_projections; p++)
+        add_kind(m, p, bl_projection_name(&arch->projections[p]), out);
+    add_kind(m, -1, "", out);
+    return BL_OK;
+}
+
+bl_status bl_merge_without_adapters(const bl_quantize_options *options, const char *manifest,
+                                    const char *done, bl_status (*check)(bl_merge *),
+                                    bl_quantize_result *out)
+{
+    const bl_merge_options merge = {.source = options->source,
+                                    .target = options->target,
+                                    .io_engine = options->io_engine,
+                                    .pool = options->pool};
+    bl_merge m = {
+        .options = &merge, .format = options->format, .largest_scales = options->largest_scales};
+
+    m.conversion = (bl_conversion){
+        .source = options->source,
+        .target = options->target,
+        .manifest_name = manifest,
+        .done = done,
+        .settings = json_pack("{s:s}", "base_format", bl_format_name(options->format)),
+        .hashes_source = true,
+        .user = &m,
+        .write_shard = bl_merge_write_shard,
+        .change_config = change_config,
+    };
+    if (bl_format_is_packed(options->format))
+        json_object_set_new(m.conversion.settings, "base_format_scales",
+                            json_string(options->largest_scales ? "largest" : "least_squares"));
+    *out = (bl_quantize_result){0};
+    bl_status st = convert(&m, check, out);
     bl_conversion_close(&m.conversion);
     return st;
 }

@@ -4,13 +4,13 @@
  *   merged = round(W + sum_i w_i s_i B_i A_i)      s = alpha / r, or alpha / sqrt(r)
  *
  * for every projection that an adapter targets; the sum is fp32 and is rounded once. W is the
- * stored weight, or code * scale of an FP8 checkpoint. Everything else is copied, except that with
- * an FP8 format all projections are quantized, and that with another one none is.
+ * stored weight, or code * scale of a quantized checkpoint. Everything else is copied, except that
+ * with a format with scales all projections are quantized, and that with another one none is.
  *
- * FP8 codes are rounded to nearest, or stochastically: up with the probability that the distance
- * to the lower code is of the gap, from Philox (ops/philox.h) with counter {column / 4, row, hash
- * of the tensor's name}, word column % 4, and the seed as key: no thread and no shard changes a
- * bit.
+ * FP8 and 4-bit codes are rounded to nearest, or stochastically: up with the probability that the
+ * distance to the lower code is of the gap, from Philox (ops/philox.h) with counter {column / 4,
+ * row, hash of the tensor's name}, word column % 4, and the seed as key: no thread and no shard
+ * changes a bit.
  *
  * The directory is written as convert/quantize.h says; ballast_merge.json is its manifest and has,
  * for each matrix, how much of the delta d arrived: kept = <merged - W, d> / <d, d>, and error =
@@ -27,19 +27,23 @@ typedef enum bl_merge_format {
     BL_MERGE_BF16,
     BL_MERGE_F16,
     BL_MERGE_F32,
-    BL_MERGE_FP8_ROW,
-    BL_MERGE_FP8_BLOCK
+    BL_MERGE_FP8_ROW, /* from here on as BL_FORMATS_MADE */
+    BL_MERGE_FP8_BLOCK,
+    BL_MERGE_MXFP4,
+    BL_MERGE_INT4_G32,
+    BL_MERGE_INT4_G128,
+    BL_MERGE_NF4
 } bl_merge_format;
 
 typedef enum bl_merge_rounding {
-    BL_MERGE_ROUNDING_AUTO, /* stochastic where an FP8 checkpoint has scales of that format */
+    BL_MERGE_ROUNDING_AUTO, /* stochastic where the checkpoint is in that format */
     BL_MERGE_NEAREST,
     BL_MERGE_STOCHASTIC
 } bl_merge_rounding;
 
 typedef enum bl_merge_scales {
     BL_MERGE_SCALES_NEW, /* of the sum */
-    BL_MERGE_SCALES_BASE /* of W: an FP8 checkpoint's own where it has them in that format */
+    BL_MERGE_SCALES_BASE /* of W: the checkpoint's own where it is in that format */
 } bl_merge_scales;
 
 typedef struct bl_merge_adapter {

@@ -15,7 +15,7 @@ typedef struct bl_merge_sums {
     double dot, delta, error, base; /* <merged - W, d>, <d, d>, <e, e>, <W, W> */
 } bl_merge_sums;
 
-/* Adds n elements to *sums. */
+/* Adds n elements to *sums. delta NULL: zeros. */
 void bl_merge_sums_of(const float *base, const float *delta, const float *merged, int64_t n,
                       bl_merge_sums *sums);
 void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
@@ -35,31 +35,35 @@ typedef struct bl_merge {
     bl_format format;
     bool is_quantized_source;
     bool is_stochastic;
+    bool largest_scales; /* of bl_packed_quantize */
 } bl_merge;
 
-/* The format in which the loader returns rows: FP8 with scales per row or block, other values as
- * they are. */
+/* The format in which the loader returns rows: FP8 with scales per row or block, a packed one that
+ * has the stored codes and scales, other values as they are. */
 bl_format bl_merge_loaded_format(const bl_hf_weight *weight);
 
 bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out);
 bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry);
 
-/* config.json of a model whose projections have the merge's format. */
-bl_status bl_merge_change_config(void *merge, const char *path, json_t *config);
+/* merge.c: a directory in another format, without adapters and with the source's README. `check`
+ * rejects sources. */
+bl_status bl_merge_without_adapters(const bl_quantize_options *options, const char *manifest,
+                                    const char *done, bl_status (*check)(bl_merge *),
+                                    bl_quantize_result *out);
 
 /* Rows [row_begin, row_begin + rows) of a matrix; whole blocks unless they are its last. */
 typedef struct bl_merge_piece {
     bl_format stored, format; /* of the source, of the target */
     const void *codes;        /* of the source: these rows */
-    const float *scales;      /* of these rows */
+    const void *scales;       /* of these rows */
     int64_t row_begin, rows, cols;
     const float *delta; /* [rows, cols]; NULL: none */
-    bool is_stochastic, keeps_scales;
+    bool is_stochastic, keeps_scales, largest_scales;
     bl_philox_key key;
     uint64_t tensor_hash;
     float *base;         /* [rows, cols], scratch */
     void *out;           /* of these rows */
-    float *out_scales;   /* of these rows */
+    void *out_scales;    /* of these rows */
     bl_merge_sums *sums; /* [bl_merge_strips], scratch */
 } bl_merge_piece;
 

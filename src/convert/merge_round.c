@@ -7,7 +7,7 @@
 
 #include "base/sizes.h"
 #include "convert/merge_internal.h"
-#include "fp8/codec.h"
+#include "fp8/packed.h"
 
 /* Rows of a strip; elements that are rounded at a time. */
 enum { STRIP_ROWS = 16, RUN = 4096, LANES = 8 };
@@ -32,7 +32,8 @@ void bl_merge_sums_of(const float *base, const float *delta, const float *merged
     for (int64_t i = 0; i < n; i += LANES) {
         int64_t lanes = bl_min_i64(LANES, n - i);
         for (int64_t l = 0; l < lanes; l++) {
-            double w = base[i + l], d = delta[i + l], change = (double)merged[i + l] - w;
+            double w = base[i + l], d = delta ? delta[i + l] : 0,
+                   change = (double)merged[i + l] - w;
             dot[l] += change * d;
             norm[l] += d * d;
             error[l] += (change - d) * (change - d);
@@ -69,28 +70,35 @@ static uint8_t round_stochastic(float q, uint32_t random)
     return (uint8_t)(sign | (code > 0x7eu ? 0x7eu : code));
 }
 
-/* Columns [col, col + n) of a row; values: W + d. */
-static void encode(const bl_merge_piece *p, int64_t row, int64_t col, int64_t n, float scale,
-                   const float *values, uint8_t *codes)
+/* Random numbers of columns [col, col + n) of a row. */
+static void draw(const bl_merge_piece *p, int64_t row, int64_t col, int64_t n, uint32_t *random)
 {
-    uint32_t random[4];
+    uint32_t words[4];
     int64_t group = -1, at = p->row_begin + row;
 
+    for (int64_t i = 0; i < n; i++) {
+        if ((col + i) / 4 != group) {
+            group = (col + i) / 4;
+            words[0] = (uint32_t)group;
+            words[1] = (uint32_t)at;
+            words[2] = (uint32_t)p->tensor_hash;
+            words[3] = (uint32_t)(p->tensor_hash >> 32);
+            bl_philox_4x32_10(words, p->key);
+        }
+        random[i] = words[(col + i) % 4];
+    }
+}
+
+/* Columns [col, col + n) of a row; values: W + d. */
+static void encode(const bl_merge_piece *p, int64_t row, int64_t col, int64_t n, float scale,
+                   const float *values, uint32_t *random, uint8_t *codes)
+{
     if (!p->is_stochastic) {
         for (int64_t i = 0; i < n; i++) codes[i] = bl_f32_to_e4m3(values[i] / scale);
         return;
     }
-    for (int64_t i = 0; i < n; i++) {
-        if ((col + i) / 4 != group) {
-            group = (col + i) / 4;
-            random[0] = (uint32_t)group;
-            random[1] = (uint32_t)at;
-            random[2] = (uint32_t)p->tensor_hash;
-            random[3] = (uint32_t)(p->tensor_hash >> 32);
-            bl_philox_4x32_10(random, p->key);
-        }
-        codes[i] = round_stochastic(values[i] / scale, random[(col + i) % 4]);
-    }
+    draw(p, row, col, n, random);
+    for (int64_t i = 0; i < n; i++) codes[i] = round_stochastic(values[i] / scale, random[i]);
 }
 
 static float absmax_of(const bl_merge_piece *p, int64_t row_begin, int64_t row_end,
@@ -123,10 +131,9 @@ static void round_block(const bl_merge_piece *p, int64_t row_begin, int64_t row_
             uint8_t *codes = (uint8_t *)p->out + at;
             for (int64_t i = 0; i < n; i++)
                 scratch[i] = p->delta ? base[i] + p->delta[at + i] : base[i];
-            encode(p, row, col, n, scale, scratch, codes);
-            if (!p->delta) continue;
+            encode(p, row, col, n, scale, scratch, (uint32_t *)(scratch + RUN), codes);
             for (int64_t i = 0; i < n; i++) scratch[i] = bl_e4m3_to_f32(codes[i]) * scale;
-            bl_merge_sums_of(base, p->delta + at, scratch, n, sums);
+            bl_merge_sums_of(base, p->delta ? p->delta + at : NULL, scratch, n, sums);
         }
     }
 }
@@ -137,17 +144,95 @@ static void round_fp8(const bl_merge_piece *p, int64_t row_begin, int64_t row_en
     const bl_format_descriptor *f = bl_format_describe(p->format);
     int64_t height = f->group_rows, width = f->group_cols ? f->group_cols : p->cols,
             n_across = bl_ceil_div(p->cols, bl_max_i64(width, 1));
+    const float *scales = p->scales;
+    float *out_scales = p->out_scales;
 
     for (int64_t row = row_begin; row < row_end; row += height) {
         int64_t stop = bl_min_i64(row + height, row_end);
         for (int64_t j = 0; j < n_across; j++) {
             int64_t col = j * width, end = bl_min_i64(col + width, p->cols);
             int64_t at = row / height * n_across + j;
-            p->out_scales[at] = p->keeps_scales && p->stored == p->format
-                                    ? p->scales[at]
-                                    : bl_fp8_scale(absmax_of(p, row, stop, col, end));
-            round_block(p, row, stop, col, end, p->out_scales[at], scratch, sums);
+            out_scales[at] = p->keeps_scales && p->stored == p->format
+                                 ? scales[at]
+                                 : bl_fp8_scale(absmax_of(p, row, stop, col, end));
+            round_block(p, row, stop, col, end, out_scales[at], scratch, sums);
         }
+    }
+}
+
+/* ---- 4 bits ---- */
+
+/* The code below or above q, the one above with the probability of the distance to the lower one in
+ * their gap. order: of the codes by value. */
+static uint8_t round_between(const float *values, const uint8_t order[16], float q, uint32_t random)
+{
+    int i = 15;
+
+    while (i > 0 && !(values[order[i]] <= q)) i--;
+    if (i == 15 || q <= values[order[i]]) return order[i];
+    float gap = values[order[i + 1]] - values[order[i]];
+    return order[i + (0x1p-24f * (float)(random >> 8) < (q - values[order[i]]) / gap)];
+}
+
+static void sort_codes(const float *values, uint8_t order[16])
+{
+    for (int code = 0; code < 16; code++) {
+        int at = code;
+        for (; at > 0 && values[order[at - 1]] > values[code]; at--) order[at] = order[at - 1];
+        order[at] = (uint8_t)code;
+    }
+}
+
+/* Codes of columns [col, col + n) of a row, whole groups, for the scales that they have. */
+static void encode_packed(const bl_merge_piece *p, int64_t row, int64_t col, int64_t n,
+                          const float *values, const void *scales, uint32_t *random, uint8_t *codes)
+{
+    const bl_format_descriptor *f = bl_format_describe(p->format);
+    uint8_t one[RUN], order[16];
+    float scale;
+
+    sort_codes(f->values, order);
+    if (p->is_stochastic) draw(p, row, col, n, random);
+    for (int64_t at = 0; at < n; at += f->group_cols) {
+        bl_packed_scales(p->format, scales, n, at / f->group_cols, 1, &scale);
+        if (!p->is_stochastic)
+            bl_packed_encode(p->format, scale, values + at, (int)f->group_cols, one + at);
+        for (int64_t i = at; p->is_stochastic && i < at + f->group_cols; i++)
+            one[i] = round_between(f->values, order, values[i] / scale, random[i]);
+    }
+    bl_packed_put(f->layout, one, n, codes);
+}
+
+static void round_packed(const bl_merge_piece *p, int64_t row_begin, int64_t row_end,
+                         float *scratch, bl_merge_sums *sums)
+{
+    const bl_format_descriptor *f = bl_format_describe(p->format);
+    bool keeps = p->keeps_scales && p->stored == p->format;
+    float *merged = scratch + RUN;
+    bl_format_bytes bytes, before;
+
+    (void)bl_format_measure(f, 1, p->cols, &bytes);
+    for (int64_t k = 0, n; k < (row_end - row_begin) * p->cols; k += n) {
+        int64_t row = row_begin + k / p->cols, col = k % p->cols, at = row * p->cols + col;
+        n = bl_min_i64(RUN, p->cols - col);
+        (void)bl_format_measure(f, 1, col, &before);
+        int64_t code_at = row * bytes.row + before.row,
+                scale_at = row * bytes.scale_row + before.scale_row;
+        uint8_t *codes = (uint8_t *)p->out + code_at;
+        char *scales = (char *)p->out_scales + scale_at;
+        const float *delta = p->delta ? p->delta + at : NULL;
+        for (int64_t i = 0; i < n; i++) scratch[i] = p->base[at + i] + (delta ? delta[i] : 0.0f);
+        (void)bl_format_measure(f, 1, n, &before);
+        if (keeps) memcpy(scales, (const char *)p->scales + scale_at, (size_t)before.scale_row);
+        if (keeps && !delta)
+            memcpy(codes, (const uint8_t *)p->codes + code_at, (size_t)before.row);
+        else if (!keeps &&
+                 !bl_packed_quantize_run(p->format, !p->largest_scales, scratch, n, codes, scales))
+            sums->error = INFINITY;
+        if (delta && (keeps || p->is_stochastic))
+            encode_packed(p, row, col, n, scratch, scales, (uint32_t *)merged, codes);
+        bl_fp8_dequantize_tile(p->format, codes, scales, n, 0, 1, 0, n, merged, n);
+        bl_merge_sums_of(p->base + at, delta, merged, n, sums);
     }
 }
 
@@ -183,11 +268,7 @@ static void round_rows(const bl_merge_piece *p, int64_t row_begin, int64_t row_e
         for (int64_t i = 0; i < n; i++)
             scratch[i] = p->delta ? p->base[at + i] + p->delta[at + i] : p->base[at + i];
         round_run(p->format, scratch, n, (char *)p->out + at * width, rounded);
-        if (p->delta)
-            bl_merge_sums_of(p->base + at, p->delta + at, rounded, n, sums);
-        else
-            for (int64_t i = 0; i < n; i++)
-                if (!isfinite(rounded[i])) sums->error = INFINITY;
+        bl_merge_sums_of(p->base + at, p->delta ? p->delta + at : NULL, rounded, n, sums);
     }
 }
 
@@ -202,7 +283,9 @@ static void round_strip(void *arg, int64_t index, void *scratch)
     *sums = (bl_merge_sums){0};
     bl_fp8_dequantize_tile(p->stored, p->codes, p->scales, p->cols, begin, end, 0, p->cols,
                            p->base + begin * p->cols, p->cols);
-    if (bl_format_has_scales(p->format))
+    if (bl_format_is_packed(p->format))
+        round_packed(p, begin, end, scratch, sums);
+    else if (bl_format_has_scales(p->format))
         round_fp8(p, begin, end, scratch, sums);
     else
         round_rows(p, begin, end, scratch, sums);

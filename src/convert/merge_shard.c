@@ -63,7 +63,7 @@ bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shar
         if (is_projection && bl_format_describe(format)->dtype != tensor->dtype)
             BL_TRY(bl_shard_check_matrix(tensor));
         if (is_projection && bl_format_has_scales(format)) {
-            BL_TRY(bl_shard_plan_fp8(out, tensor, format));
+            BL_TRY(bl_shard_plan_format(out, tensor, format));
             continue;
         }
         bl_stored_tensor_spec *spec = bl_shard_plan_copy(out, tensor);
@@ -79,7 +79,7 @@ bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shar
 /* ---- the matrices of a shard ---- */
 
 typedef struct matrix {
-    size_t spec; /* of its values or codes; the scales are the next */
+    size_t spec; /* of its values or codes */
     bl_hf_weight weight;
     bl_format stored, format;
     int64_t layer;
@@ -101,7 +101,8 @@ typedef struct shard {
     float *base, *delta;
     bl_merge_sums *strips;
     /* Of one matrix. */
-    float *scales, *out_scales, *a, *b, *scratch;
+    char *scales, *out_scales;
+    float *a, *b, *scratch;
 } shard;
 
 /* The projection, embedding or head of which the tensor is the weight. */
@@ -136,6 +137,7 @@ bl_format bl_merge_loaded_format(const bl_hf_weight *w)
 {
     bl_format format = BL_FORMAT_F32;
 
+    if (bl_model_packed_format(w, &format)) return format;
     if (w->scale_kind == BL_SCALE_NONE)
         bl_format_from_dtype(w->codes->dtype, &format);
     else if (w->scale_kind == BL_SCALE_TENSOR || w->scale_kind == BL_SCALE_ROW)
@@ -154,9 +156,12 @@ static bl_status list_matrices(shard *s)
     if (!s->matrices) return BL_FAIL(BL_ENOMEM, "a list of %zu tensors", s->plan->n_specs);
     for (size_t i = 0; i < s->plan->n_specs; i++) {
         const bl_stored_tensor_spec *spec = &s->plan->specs[i];
+        const bl_shard_part *part = &s->plan->parts[i];
         matrix x = {.spec = i};
-        if (s->plan->scale_names[i] || !find_module(m, spec->name, &x.layer, &x.module)) continue;
-        BL_TRY(bl_hf_get_weight(m->conversion.model, spec->name, &x.weight));
+        if (part->role == BL_SHARD_SCALES || part->role == BL_SHARD_CONSTANT ||
+            !find_module(m, part->tensor->name, &x.layer, &x.module))
+            continue;
+        BL_TRY(bl_hf_get_weight(m->conversion.model, part->tensor->name, &x.weight));
         x.stored = bl_merge_loaded_format(&x.weight);
         x.format = target_format(m, x.weight.codes->dtype);
         x.r = rank_of(m, x.module);
@@ -174,26 +179,29 @@ static int64_t rows_of_piece(const matrix *x)
     return bl_min_i64(bl_shard_piece_rows(x->weight.cols, PIECE_ELEMENTS), x->weight.rows);
 }
 
-static int64_t count_scales(const matrix *x, bl_format format)
+/* Of the scales before row `row`, a whole group's. */
+static int64_t scale_bytes(const matrix *x, bl_format format, int64_t row)
 {
-    size_t n_bytes, n_scales = 0;
+    bl_format_bytes n;
 
-    (void)bl_format_sizes(format, x->weight.rows, x->weight.cols, &n_bytes, &n_scales);
-    return (int64_t)n_scales;
+    return bl_format_measure(bl_format_describe(format), row, x->weight.cols, &n)
+               ? (int64_t)n.scales
+               : INT64_MAX;
 }
 
 static bl_status allocate(shard *s)
 {
-    int64_t n_piece = 1, n_scales = 1, n_a = 1, n_b = 1, n_strips = 1;
+    int64_t n_piece = 1, n_delta = 1, n_scales = 1, n_a = 1, n_b = 1, n_strips = 1;
 
     for (size_t i = 0; i < s->n_matrices; i++) {
         const matrix *x = &s->matrices[i];
         int64_t rows = rows_of_piece(x);
         s->n_jobs += (size_t)bl_ceil_div(x->weight.rows, bl_max_i64(rows, 1));
         n_piece = bl_max_i64(n_piece, rows * x->weight.cols);
+        if (x->r > 0) n_delta = bl_max_i64(n_delta, rows * x->weight.cols);
         n_strips = bl_max_i64(n_strips, bl_merge_strips(x->format, rows));
-        n_scales = bl_max_i64(n_scales, count_scales(x, x->stored));
-        n_scales = bl_max_i64(n_scales, count_scales(x, x->format));
+        n_scales = bl_max_i64(n_scales, scale_bytes(x, x->stored, x->weight.rows));
+        n_scales = bl_max_i64(n_scales, scale_bytes(x, x->format, x->weight.rows));
         n_a = bl_max_i64(n_a, x->r * x->weight.cols);
         n_b = bl_max_i64(n_b, x->r * bl_max_i64(x->weight.rows, x->weight.cols));
     }
@@ -202,10 +210,10 @@ static bl_status allocate(shard *s)
     s->codes = malloc((size_t)n_piece * sizeof(float));
     s->out = malloc((size_t)n_piece * sizeof(float));
     s->base = malloc((size_t)n_piece * sizeof(float));
-    s->delta = malloc((size_t)n_piece * sizeof(float));
+    s->delta = malloc((size_t)n_delta * sizeof(float));
     s->strips = malloc((size_t)n_strips * sizeof *s->strips);
-    s->scales = malloc((size_t)n_scales * sizeof(float));
-    s->out_scales = malloc((size_t)n_scales * sizeof(float));
+    s->scales = malloc((size_t)n_scales);
+    s->out_scales = malloc((size_t)n_scales);
     s->a = malloc((size_t)n_a * sizeof(float));
     s->b = malloc((size_t)n_b * 2 * sizeof(float));
     s->scratch = malloc((size_t)n_b * sizeof(float));
@@ -312,9 +320,9 @@ static bl_status put_piece(shard *s, const matrix *x, const bl_row_job *job)
     BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * row_bytes, s->out,
                                      (size_t)((job->end - job->begin) * row_bytes)));
     if (job->end < x->weight.rows || !bl_format_has_scales(x->format)) return BL_OK;
-    const int64_t *grid = s->plan->specs[x->spec + 1].shape;
-    return bl_safetensors_writer_put(s->writer, x->spec + 1, 0, s->out_scales,
-                                     (size_t)(grid[0] * grid[1]) * sizeof(float));
+    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec + 1, 0, s->out_scales,
+                                     (size_t)scale_bytes(x, x->format, x->weight.rows)));
+    return bl_shard_write_constants(s->plan, x->spec, x->format, s->writer);
 }
 
 static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
@@ -327,18 +335,19 @@ static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
         .stored = x->stored,
         .format = x->format,
         .codes = s->codes,
-        .scales = s->scales + bl_format_scale_index(x->stored, job->begin, cols),
+        .scales = s->scales + scale_bytes(x, x->stored, job->begin),
         .row_begin = job->begin,
         .rows = rows,
         .cols = cols,
         .delta = x->r > 0 ? s->delta : NULL,
         .is_stochastic = s->m->is_stochastic && x->r > 0,
         .keeps_scales = o->scales == BL_MERGE_SCALES_BASE || x->r == 0,
+        .largest_scales = s->m->largest_scales,
         .key = {{(uint32_t)o->seed, (uint32_t)(o->seed >> 32)}},
         .tensor_hash = bl_model_tensor_seed(x->weight.codes->name),
         .base = s->base,
         .out = s->out,
-        .out_scales = s->out_scales + bl_format_scale_index(x->format, job->begin, cols),
+        .out_scales = s->out_scales + scale_bytes(x, x->format, job->begin),
         .sums = s->strips,
     };
 
@@ -359,6 +368,9 @@ static bl_status note_matrix(const matrix *x, const bl_merge_sums *sums, json_t 
     json_t *note = json_pack("{s:f, s:f, s:f, s:f}", "dot", sums->dot, "delta", sums->delta,
                              "error", sums->error, "base", sums->base);
 
+    if (note && x->r == 0)
+        json_object_set_new(note, "relative_error",
+                            json_real(sums->base > 0 ? sqrt(sums->error / sums->base) : 0));
     if (note && sums->delta > 0) {
         json_object_set_new(note, "kept", json_real(sums->dot / sums->delta));
         json_object_set_new(note, "relative_error", json_real(sqrt(sums->error) / norm));
@@ -387,7 +399,10 @@ static bl_status merge_matrices(shard *s, json_t *matrices)
         if (s->jobs[j].begin == 0) sums = (bl_merge_sums){0};
         BL_TRY_GOTO(st, done, bl_row_loader_next(loader, NULL));
         BL_TRY_GOTO(st, done, merge_piece(s, j, &sums));
-        if (x->r > 0 && s->jobs[j].end == x->weight.rows)
+        /* of a quantized model all are noted */
+        bool is_noted =
+            x->r > 0 || (s->m->options->n_adapters == 0 && bl_format_has_scales(x->format));
+        if (is_noted && s->jobs[j].end == x->weight.rows)
             BL_TRY_GOTO(st, done, note_matrix(x, &sums, matrices));
     }
 done:
@@ -457,7 +472,8 @@ bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json
     BL_TRY(bl_safetensors_create(path, s.plan->specs, s.plan->n_specs, metadata, 1, &s.writer));
     BL_TRY_GOTO(st, done, merge_matrices(&s, matrices));
     for (size_t i = 0; i < s.plan->n_specs; i++)
-        if (!s.plan->scale_names[i] && !is_merged(&s, i)) BL_TRY_GOTO(st, done, write_other(&s, i));
+        if (s.plan->parts[i].role == BL_SHARD_VALUES && !is_merged(&s, i))
+            BL_TRY_GOTO(st, done, write_other(&s, i));
     st = bl_safetensors_writer_commit(s.writer);
     s.writer = NULL;
 done:

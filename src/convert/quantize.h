@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* quantize.h -- a Hugging Face directory in, the same model with FP8 projections out.
+/* quantize.h -- a Hugging Face directory in, the same model with FP8 or 4-bit projections out.
  *
- * The seven projections of each layer become E4M3 codes with separate F32 scales
- * (X.weight_scale: [rows, 1], or the grid of 128 x 128 blocks), with the bits that training from
- * the source with that base_format uses; everything else is copied. config.json gets a
- * quantization_config of compressed-tensors ("float-quantized", activations quantized as they come,
- * lm_head ignored), as vLLM and store/hf_model.h read it.
+ * The projections of each layer become codes and scales, with the bits that training from the
+ * source with that base_format uses, stored as convert/layout.c says; everything else is copied.
+ * config.json gets a quantization_config of compressed-tensors or bitsandbytes (lm_head ignored),
+ * as other programs and store/hf_model.h read it. The manifest has for each projection the sums
+ * `error` = |Q - W|^2 and `base` = |W|^2, Q dequantized.
  *
  * A shard of the source becomes a shard of the same name, written piece by piece and put in place
  * whole; ballast_quantize.json in the target names the finished ones with their checksums. Run
@@ -18,9 +18,12 @@
 #include "fp8/fp8.h"
 #include "io/reader.h"
 
+enum { BL_QUANTIZE_KINDS = 16, BL_QUANTIZE_KIND_BYTES = 48 };
+
 typedef struct bl_quantize_options {
     const char *source, *target; /* directories; the target is made */
-    bl_format format;            /* FP8_ROW or FP8_BLOCK; convert/dequantize.h: others */
+    bl_format format;            /* of BL_FORMATS_MADE; convert/dequantize.h: others */
+    bool largest_scales;         /* as bl_row_job's */
     bl_io_engine io_engine;
     bl_pool *pool;
 } bl_quantize_options;
@@ -28,6 +31,14 @@ typedef struct bl_quantize_options {
 typedef struct bl_quantize_result {
     int64_t n_files, n_kept;               /* shards; those found finished */
     int64_t n_bytes_read, n_bytes_written; /* of the shards made now */
+    /* Projections of one kind ("q_proj"), in the architecture's order, then all together (""): of
+     * bl_model_quantize. error: |Q - W| / |W| */
+    int n_kinds;
+    struct {
+        char name[BL_QUANTIZE_KIND_BYTES];
+        int64_t n_matrices;
+        double error;
+    } kinds[BL_QUANTIZE_KINDS];
 } bl_quantize_result;
 
 /* BL_EINPUT: the source is of an unsupported family, is FP8, or has a weight that is not finite.

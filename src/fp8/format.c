@@ -132,6 +132,16 @@ bool bl_format_parse(const char *name, bl_format *out)
     return false;
 }
 
+bl_format bl_format_in(const char *names, int index)
+{
+    for (; index > 0; index--) names += strcspn(names, "|") + 1;
+    for (int i = 0; i < BL_FORMAT_COUNT; i++)
+        if (strlen(formats[i].name) == strcspn(names, "|") &&
+            !strncmp(names, formats[i].name, strcspn(names, "|")))
+            return (bl_format)i;
+    return BL_FORMAT_COUNT;
+}
+
 bool bl_format_from_dtype(bl_dtype dtype, bl_format *out)
 {
     for (int i = 0; i < BL_FORMAT_COUNT; i++)

@@ -34,6 +34,9 @@ typedef enum bl_format {
     BL_FORMAT_COUNT
 } bl_format;
 
+/* The formats that weights are quantized to, in the enum's order. */
+#define BL_FORMATS_MADE "fp8_row|fp8_block|mxfp4|int4_g32|int4_g128|nf4"
+
 /* Rows and columns of a block of fp8_block. */
 enum { BL_FP8_BLOCK = 128 };
 
@@ -85,6 +88,9 @@ BL_API const bl_format_descriptor *bl_format_describe(bl_format format); /* stat
 
 BL_API const char *bl_format_name(bl_format format);           /* "fp8_row" */
 BL_API bool bl_format_parse(const char *name, bl_format *out); /* false: unknown name */
+/* The format with name `index` of a list such as BL_FORMATS_MADE; BL_FORMAT_COUNT: the name is not
+ * a format's. */
+BL_API bl_format bl_format_in(const char *names, int index);
 /* The format without scales whose values have `dtype`; false: there is none. */
 BL_API bool bl_format_from_dtype(bl_dtype dtype, bl_format *out);
 BL_API bool bl_format_has_scales(bl_format format);

@@ -35,6 +35,16 @@ static inline unsigned bl_packed_code(const uint8_t *codes, bl_code_layout layou
     return is_low ? codes[i / 2] & 0xfu : codes[i / 2] >> 4;
 }
 
+/* n codes, one a byte, to `codes`; n is even. */
+static inline void bl_packed_put(bl_code_layout layout, const uint8_t *one, int64_t n,
+                                 uint8_t *codes)
+{
+    int low = layout == BL_CODES_LOW_FIRST ? 0 : 1;
+
+    for (int64_t i = 0; i < n; i += 2)
+        codes[i / 2] = (uint8_t)(one[i + low] | one[i + 1 - low] << 4);
+}
+
 /* The code of the E2M1 value next to x, ties to the even code; values beyond 6 saturate. Not
  * NaN. */
 static inline unsigned bl_e2m1_from_f32(float x)
@@ -79,6 +89,13 @@ bool bl_packed_fits(bl_format format, int64_t cols);
 BL_API bl_status bl_packed_quantize(bl_pool *pool, bl_format format, bool least_squares,
                                     bl_dtype dtype, const void *src, int64_t row_begin,
                                     int64_t row_end, int64_t cols, uint8_t *codes, void *scales);
+
+/* bl_packed_quantize of n weights of a row, whole groups. False: one is not finite. */
+bool bl_packed_quantize_run(bl_format format, bool least_squares, const float *src, int64_t n,
+                            uint8_t *codes, void *scales);
+
+/* The codes next to n weights of a group with this scale, one a byte. n: at most a group. */
+void bl_packed_encode(bl_format format, float scale, const float *src, int n, uint8_t *one);
 
 #ifdef __cplusplus
 }

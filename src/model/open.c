@@ -168,18 +168,6 @@ static bool is_kept(bl_base_format choice, const bl_hf_weight *w, bl_format *out
     return !bl_format_parse(bl_base_format_name(choice), &made) || made == *out;
 }
 
-/* A row is whole groups, so that neither a shard nor a segment ends inside one. */
-static bl_status check_groups(bl_format format, const bl_hf_weight *w)
-{
-    if (bl_packed_fits(format, w->cols)) return BL_OK;
-    return BL_FAIL(BL_EUSAGE,
-                   "base_format %s: the rows of %s have %lld weights, which are not whole groups "
-                   "of %lld; use %s",
-                   bl_format_name(format), w->codes->name, (long long)w->cols,
-                   (long long)bl_format_describe(format)->group_cols,
-                   w->cols % 32 == 0 ? "mxfp4 or int4_g32" : "fp8_row");
-}
-
 bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
 {
     size_t n = bl_model_format_count(&model->config);
@@ -194,7 +182,7 @@ bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
         if (!keeps)
             BL_TRY(bl_base_format_choose(choice, w.scale_kind, w.codes->dtype, w.codes->name,
                                          &model->formats[i]));
-        BL_TRY(check_groups(model->formats[i], &w));
+        BL_TRY(bl_model_check_groups(model->formats[i], w.codes->name, w.cols));
         BL_TRY(check_blocks(model->config.arch, i, &w, model->formats[i]));
         bl_base_formats_count(&model->base_formats, w.scale_kind, w.codes->dtype,
                               model->formats[i]);

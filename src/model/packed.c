@@ -49,6 +49,17 @@ bool bl_model_packed_format(const bl_hf_weight *w, bl_format *out)
     return false;
 }
 
+bl_status bl_model_check_groups(bl_format format, const char *name, int64_t cols)
+{
+    if (bl_packed_fits(format, cols)) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "base_format %s: the rows of %s have %lld weights, which are not whole groups "
+                   "of %lld; use %s",
+                   bl_format_name(format), name, (long long)cols,
+                   (long long)bl_format_describe(format)->group_cols,
+                   cols % 32 == 0 ? "mxfp4 or int4_g32" : "fp8_row");
+}
+
 bl_status bl_row_job_place_scales(const bl_row_job *job, const float *values)
 {
     const bl_hf_weight *w = &job->weight;

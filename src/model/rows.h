@@ -50,6 +50,9 @@ bool bl_model_format_is_of(bl_format format, bl_scale_kind kind);
 /* The format that has a weight's codes, groups and scales as they are stored; false: none has them
  * (zero points, other groups, scales of another dtype). */
 bool bl_model_packed_format(const bl_hf_weight *weight, bl_format *out);
+/* BL_EUSAGE: the rows of a weight are not whole groups of the format; neither a shard nor a segment
+ * may end inside one. */
+bl_status bl_model_check_groups(bl_format format, const char *name, int64_t cols);
 /* The scales of a job in the format of bl_model_packed_format. values: all, of
  * bl_hf_read_scales. BL_EIO, BL_ENOMEM. */
 bl_status bl_row_job_place_scales(const bl_row_job *job, const float *values);

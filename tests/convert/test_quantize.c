@@ -2,6 +2,7 @@
 /* bl_model_quantize writes the weights that loading the source in that format gives, bit for bit,
  * whatever the engine; interrupted, it resumes; and it rejects invalid requests. */
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,6 +17,7 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "convert/dequantize.h"
 #include "convert/quantize.h"
 #include "arch/llama.h"
 #include "model/rows.h"
@@ -140,6 +142,122 @@ static void test_golden_models(void **state)
     (void)state;
     for (size_t i = 0; i < BL_COUNT(golden); i++)
         check_model(join("tests/golden/train/models", golden[i]));
+}
+
+/* ---- 4 bits ---- */
+
+/* A model whose rows are whole groups of every format, in bf16. */
+static const char *wide_model(void)
+{
+    const char *dir = join(folder, "wide");
+    bl_quantize_result unused;
+
+    if (!bl_file_exists(dir) &&
+        bl_model_dequantize(
+            &(bl_quantize_options){.source = "tests/golden/bits4/models/int4-g128-zero",
+                                   .target = dir,
+                                   .format = BL_FORMAT_BF16,
+                                   .pool = pool},
+            &unused) != BL_OK)
+        fail_msg("%s", bl_error_text());
+    return dir;
+}
+
+static float *read_weight(const bl_hf_model *model, const char *name, int64_t *n)
+{
+    const bl_stored_tensor *t = bl_hf_find(model, name);
+
+    assert_non_null(t);
+    *n = t->n_bytes / (int64_t)bl_dtype_bytes(t->dtype);
+    float *values = malloc((size_t)*n * sizeof *values);
+    assert_non_null(values);
+    assert_int_equal(bl_stored_tensor_read_f32(t, values), BL_OK);
+    return values;
+}
+
+/* The error of q_proj that was reported is that of the dequantized weights. */
+static void check_error(const char *source, const char *target, const bl_quantize_result *result)
+{
+    static const char name[] = "model.layers.0.self_attn.q_proj.weight";
+    const char *wide = join(folder, "dequantized");
+    bl_quantize_result unused;
+    bl_hf_model *models[2];
+    int64_t n[2];
+    double error = 0, base = 0;
+
+    assert_int_equal(bl_model_dequantize(&(bl_quantize_options){.source = target,
+                                                                .target = wide,
+                                                                .format = BL_FORMAT_F32,
+                                                                .pool = pool},
+                                         &unused),
+                     BL_OK);
+    assert_int_equal(bl_hf_open(source, &models[0]), BL_OK);
+    assert_int_equal(bl_hf_open(wide, &models[1]), BL_OK);
+    float *w = read_weight(models[0], name, &n[0]), *q = read_weight(models[1], name, &n[1]);
+    assert_int_equal(n[0], n[1]);
+    for (int64_t i = 0; i < n[0]; i++) {
+        error += ((double)q[i] - w[i]) * ((double)q[i] - w[i]);
+        base += (double)w[i] * w[i];
+    }
+    assert_string_equal(result->kinds[0].name, "q_proj");
+    assert_int_equal(result->kinds[0].n_matrices, 1);
+    assert_true(error > 0);
+    assert_true(fabs(result->kinds[0].error / sqrt(error / base) - 1) < 1e-12);
+    assert_int_equal(result->n_kinds, BL_PROJECTIONS + 1);
+    free(w);
+    free(q);
+    bl_hf_close(models[0]);
+    bl_hf_close(models[1]);
+    assert_int_equal(bl_tree_remove(wide), BL_OK);
+}
+
+static void check_packed(const char *source, bl_base_format choice, bool largest)
+{
+    const char *target = join(folder, "packed");
+    bl_quantize_result result, again;
+    bl_quantize_options options = {
+        .source = source, .target = target, .largest_scales = largest, .pool = pool};
+
+    assert_true(bl_format_parse(bl_base_format_name(choice), &options.format));
+    if (bl_model_quantize(&options, &result) != BL_OK) fail_msg("%s", bl_error_text());
+    check_error(source, target, &result);
+    loaded expected = {0}, quantized = load(target, BL_BASE_AUTO, BL_IO_AUTO);
+    assert_int_equal(bl_model_open(source, choice, 16, &expected.model), BL_OK);
+    expected.model->largest_scales = largest;
+    assert_int_equal(
+        bl_model_weights_load(expected.model, device, comm, stream, NULL, &expected.weights),
+        BL_OK);
+    for (size_t i = 0; i < (size_t)expected.model->config.n_layers * BL_PROJECTIONS; i++)
+        assert_int_equal(quantized.model->formats[i], options.format);
+    assert_same(&expected, &quantized);
+    unload(&expected);
+    unload(&quantized);
+    /* A finished one is kept, with its errors. */
+    assert_int_equal(bl_model_quantize(&options, &again), BL_OK);
+    assert_int_equal(again.n_kept, 1);
+    assert_true(again.kinds[0].error == result.kinds[0].error);
+    options.largest_scales = !largest;
+    assert_int_equal(bl_model_quantize(&options, &again), BL_EUSAGE);
+    assert_int_equal(bl_tree_remove(target), BL_OK);
+}
+
+static void test_packed(void **state)
+{
+    (void)state;
+    for (bl_base_format choice = BL_BASE_MXFP4; choice <= BL_BASE_NF4; choice++)
+        for (int largest = 0; largest < 2; largest++) check_packed(wide_model(), choice, largest);
+}
+
+static void test_packed_rows(void **state)
+{
+    bl_quantize_result result;
+
+    (void)state;
+    assert_int_equal(quantize(join("tests/golden/train/models", golden[0]), join(folder, "cut"),
+                              BL_FORMAT_MXFP4, &result),
+                     BL_EUSAGE);
+    assert_non_null(strstr(bl_error_text(), "down_proj.weight have 132 weights, which are not "
+                                            "whole groups of 32; use fp8_row"));
 }
 
 static void test_real_models(void **state)
@@ -443,6 +561,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_golden_models),  cmocka_unit_test(test_real_models),
+        cmocka_unit_test(test_packed),         cmocka_unit_test(test_packed_rows),
         cmocka_unit_test(test_resume),         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_changed_source), cmocka_unit_test(test_edited_files_stay),
         cmocka_unit_test(test_target_removed), cmocka_unit_test(test_index_removed),

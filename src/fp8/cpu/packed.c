@@ -186,9 +186,7 @@ static void quantize_group(group *g, float absmax, bool least_squares, uint8_t *
         else
             row_scales[index] = (unsigned char)bits;
     }
-    int low = f->layout == BL_CODES_LOW_FIRST ? 0 : 1;
-    for (int i = 0; i < g->n; i += 2)
-        codes[i / 2] = (uint8_t)(g->code[i + low] | g->code[i + 1 - low] << 4);
+    bl_packed_put(f->layout, g->code, g->n, codes);
 }
 
 /* ---- rows ---- */
@@ -222,6 +220,32 @@ static bool quantize_row(packed_task *t, int64_t row)
                        t->scales + row * t->bytes.scale_row, col / g.n);
     }
     return true;
+}
+
+bool bl_packed_quantize_run(bl_format format, bool least_squares, const float *src, int64_t n,
+                            uint8_t *codes, void *scales)
+{
+    packed_task t = {.format = format,
+                     .least_squares = least_squares,
+                     .dtype = BL_F32,
+                     .src = (const unsigned char *)src,
+                     .cols = n,
+                     .codes = codes,
+                     .scales = scales};
+
+    return quantize_row(&t, 0);
+}
+
+void bl_packed_encode(bl_format format, float scale, const float *src, int n, uint8_t *one)
+{
+    group g = {.format = format, .n = n};
+
+    memcpy(g.weight, src, (size_t)n * sizeof *src);
+    if (format == BL_FORMAT_NF4)
+        encode_nf4(&g, scale);
+    else
+        encode_group(&g, scale);
+    memcpy(one, g.code, (size_t)n);
 }
 
 static void quantize_item(void *arg, int64_t index, void *scratch)
