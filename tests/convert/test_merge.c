@@ -17,6 +17,7 @@
 #include "arch/config.h"
 #include "base/files.h"
 #include "base/sizes.h"
+#include "convert/dequantize.h"
 #include "convert/merge.h"
 #include "convert/quantize.h"
 #include "store/hf_model.h"
@@ -242,6 +243,86 @@ static void test_stochastic(void **state)
     bl_pool_destroy(alone);
 }
 
+/* ---- 4 bits ---- */
+
+#define BITS4 "tests/golden/bits4/"
+
+/* The model of 128 columns, quantized to `format` in the folder `name`. */
+static const char *quantized_model(bl_format format, const char *name, char path[512])
+{
+    char plain[512];
+    bl_quantize_options options = {.source = BITS4 "models/int4-g128-zero",
+                                   .target = plain,
+                                   .format = BL_FORMAT_BF16,
+                                   .pool = pool};
+    bl_quantize_result unused;
+
+    path_in("plain", plain);
+    path_in(name, path);
+    check(bl_model_dequantize(&options, &unused)); /* once: a finished one is kept */
+    options.source = plain;
+    options.target = path;
+    options.format = format;
+    check(bl_tree_remove(path));
+    check(bl_model_quantize(&options, &unused));
+    return path;
+}
+
+/* Without a delta: in another format what bl_model_quantize writes, in its own the checkpoint's
+ * codes and scales. A small delta on its own grid: nearest rounding returns most weights to where
+ * they were, stochastic rounding keeps it, whichever scales are used, for any number of threads.
+ * Of 64 Ki weights the share's standard error is about error / 256. */
+static void check_packed(bl_merge_format target, bl_format format, bl_pool *alone)
+{
+    bl_merge_adapter adapter = {BITS4 "adapters/int4-g128-zero", 0.0};
+    bl_merge_options options = {.format = target, .rounding = BL_MERGE_NEAREST, .seed = 1};
+    static const char *const made[] = {"p-new",  "p-base",  "p-near",
+                                       "p-some", "p-alone", "p-redone"};
+    char source[512], plain[512], path[512];
+    bl_merge_result near, some, redone;
+
+    quantized_model(format, "p-source", source);
+    path_in("plain", plain);
+    check(merge("p-new", plain, &adapter, 1, options, NULL));
+    assert_same_weights("p-source", "p-new", true);
+    options.scales = BL_MERGE_SCALES_BASE;
+    check(merge("p-base", source, &adapter, 1, options, NULL));
+    assert_same_weights("p-source", "p-base", true);
+    adapter.weight = 0.1;
+    check(merge("p-near", source, &adapter, 1, options, &near));
+    options.rounding = BL_MERGE_ROUNDING_AUTO; /* stochastic on the checkpoint's own grid */
+    check(merge("p-some", source, &adapter, 1, options, &some));
+    options.pool = alone;
+    check(merge("p-alone", source, &adapter, 1, options, NULL));
+    assert_same_weights("p-some", "p-alone", true);
+    options.scales = BL_MERGE_SCALES_NEW;
+    check(merge("p-redone", source, &adapter, 1, options, &redone));
+    print_message("%s: delta %.4f, nearest keeps %.3f, stochastic %.3f (error %.2f), with new "
+                  "scales %.3f (error %.2f)\n",
+                  bl_format_name(format), some.delta, near.kept, some.kept, some.error, redone.kept,
+                  redone.error);
+    assert_true(near.kept < 0.8);
+    assert_true(fabs(some.kept - 1) < 0.02 + 4 * some.error / 256);
+    assert_true(fabs(redone.kept - 1) < 0.02 + 4 * redone.error / 256);
+    for (size_t i = 0; i < BL_COUNT(made); i++) {
+        path_in(made[i], path);
+        check(bl_tree_remove(path));
+    }
+}
+
+static void test_packed(void **state)
+{
+    bl_pool *alone;
+
+    (void)state;
+    check(bl_pool_create(1, &alone));
+    check_packed(BL_MERGE_MXFP4, BL_FORMAT_MXFP4, alone);
+    check_packed(BL_MERGE_INT4_G32, BL_FORMAT_INT4_G32, alone);
+    check_packed(BL_MERGE_INT4_G128, BL_FORMAT_INT4_G128, alone);
+    check_packed(BL_MERGE_NF4, BL_FORMAT_NF4, alone);
+    bl_pool_destroy(alone);
+}
+
 /* An FP8 checkpoint becomes one without codes, scales and quantization_config. */
 static void test_from_fp8(void **state)
 {
@@ -312,7 +393,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sum),        cmocka_unit_test(test_no_delta),
         cmocka_unit_test(test_stochastic), cmocka_unit_test(test_from_fp8),
-        cmocka_unit_test(test_rejected),
+        cmocka_unit_test(test_rejected),   cmocka_unit_test(test_packed),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
