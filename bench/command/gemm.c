@@ -29,8 +29,7 @@ static const bl_option table[] = {
     {OPTION(shapes, LIST), .default_text = "4096x4096x512,14336x4096x512",
      .help = "rows and columns of W, and tokens: 4096x4096x512, ..."},
     {OPTION(products, LIST), .default_text = "f32,bf16,fp8_row,fp8_block",
-     .help =
-         "f32; bf16; bf16 times a frozen fp8_row, fp8_block, mxfp4, int4_g32, int4_g128 or nf4"},
+     .help = "f32; bf16; bf16 times a frozen " BL_FORMATS_MADE},
     {OPTION(directions, LIST), .default_text = "y,dx",
      .help = "y = x W^T, dx = dy W, dw = dy^T x (f32 and bf16 only)"},
     {OPTION(threads, INT), .default_text = "auto", .has_auto = true, .min = 1, .max = 1024,

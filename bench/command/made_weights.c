@@ -19,13 +19,19 @@ enum { BLOCK_BYTES = 16 << 20 };
 static const float WEIGHT_STD = 0.02f;
 static const float CODE_STD = 64.0f; /* of codes: a row's largest weight is some seven times that */
 
-/* Two normal deviates (Box and Muller) of counter `i` (SplitMix64's mixer). */
-static void normals(uint64_t i, float out[2])
+/* SplitMix64's mixer. */
+static uint64_t mix(uint64_t i)
 {
     uint64_t z = (i + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
+    return z ^ z >> 31;
+}
+
+/* Two normal deviates (Box and Muller) of counter `i`. */
+static void normals(uint64_t i, float out[2])
+{
+    uint64_t z = mix(i);
     float u = ((float)(uint32_t)(z >> 40) + 0.5f) * 0x1p-24f,
           angle = (float)(uint32_t)z * (float)(2 * 3.14159265358979 * 0x1p-32),
           radius = sqrtf(-2 * logf(u));
@@ -33,23 +39,49 @@ static void normals(uint64_t i, float out[2])
     out[1] = radius * sinf(angle);
 }
 
-/* What pages hold. */
-typedef enum block_kind { HALVES, CODES, SCALES, BLOCK_KINDS } block_kind;
-
-static void fill_block(char *block, block_kind kind)
+/* The scale that gives weights their size: all 4-bit codes are equally likely. */
+static float scale_of(const bl_format_descriptor *f)
 {
-    float pair[2], *scales = (float *)(void *)block;
-    uint16_t *halves = (uint16_t *)(void *)block;
+    float squares = 0;
 
-    for (size_t i = 0; kind == SCALES && i < BLOCK_BYTES / sizeof *scales; i++)
-        scales[i] = WEIGHT_STD / CODE_STD;
-    for (size_t i = 0; kind == CODES && i < BLOCK_BYTES; i += 2) {
-        normals(i, pair);
-        for (int k = 0; k < 2; k++) block[i + (size_t)k] = (char)bl_f32_to_e4m3(pair[k] * CODE_STD);
+    if (!f->values) return WEIGHT_STD / CODE_STD;
+    for (int code = 0; code < 16; code++) squares += f->values[code] * f->values[code];
+    return WEIGHT_STD / sqrtf(squares / 16);
+}
+
+static void fill_scales(char *block, const bl_format_descriptor *f)
+{
+    float value = scale_of(f);
+    uint16_t half = bl_f32_to_bf16(value);
+    uint8_t exponent = (uint8_t)(127 + ilogbf(value));
+    const void *scale = f->scale_dtype == BL_F32    ? (const void *)&value
+                        : f->scale_dtype == BL_BF16 ? (const void *)&half
+                                                    : &exponent;
+    size_t n = bl_dtype_bytes(f->scale_dtype);
+
+    for (size_t i = 0; i < BLOCK_BYTES; i += n) memcpy(block + i, scale, n);
+}
+
+/* Codes or values of a format, bf16 of one without scales. */
+static void fill_codes(char *block, bl_format format)
+{
+    float pair[2];
+    uint16_t halves[2];
+
+    for (size_t i = 0; bl_format_is_packed(format) && i < BLOCK_BYTES; i += sizeof(uint64_t)) {
+        uint64_t codes = mix(i);
+        memcpy(block + i, &codes, sizeof codes);
     }
-    for (size_t i = 0; kind == HALVES && i < BLOCK_BYTES / sizeof *halves; i += 2) {
+    if (bl_format_is_packed(format)) return;
+    bool is_half = !bl_format_has_scales(format);
+    size_t width = is_half ? sizeof *halves : 1;
+    for (size_t i = 0; i < BLOCK_BYTES / width; i += 2) {
         normals(i, pair);
-        for (int k = 0; k < 2; k++) halves[i + (size_t)k] = bl_f32_to_bf16(pair[k] * WEIGHT_STD);
+        for (size_t k = 0; k < 2; k++) {
+            halves[k] = bl_f32_to_bf16(pair[k] * WEIGHT_STD);
+            if (!is_half) block[i + k] = (char)bl_f32_to_e4m3(pair[k] * CODE_STD);
+        }
+        if (is_half) memcpy(block + i * width, halves, sizeof halves);
     }
 }
 
@@ -77,7 +109,7 @@ static bl_status map_repeatedly(size_t n_bytes, void **out)
         if (memory != MAP_FAILED) munmap(memory, n_mapped);
         return bl_fail_errno(BL_ENOMEM, "an embedding of %zu bytes", n_bytes);
     }
-    fill_block(memory, HALVES);
+    fill_codes(memory, BL_FORMAT_BF16);
     *out = memory;
     return BL_OK;
 }
@@ -89,9 +121,10 @@ static size_t embedding_bytes(const bl_model_config *c)
 
 static bl_format format_of(bl_base_format format)
 {
-    return format == BL_BASE_STORED      ? BL_FORMAT_BF16
-           : format == BL_BASE_FP8_BLOCK ? BL_FORMAT_FP8_BLOCK
-                                         : BL_FORMAT_FP8_ROW;
+    bl_format made = BL_FORMAT_FP8_ROW;
+
+    (void)bl_format_parse(bl_base_format_name(format), &made); /* not of auto */
+    return format == BL_BASE_STORED ? BL_FORMAT_BF16 : made;
 }
 
 bl_status bl_made_model_open(const bl_model_config *config, bl_base_format format,
@@ -173,21 +206,25 @@ static bl_status create_pages(bl_model_weights *w, int shard, const bl_placement
 
 static bl_status fill_pages(bl_model_weights *w)
 {
-    char *blocks[BLOCK_KINDS] = {NULL}; /* pinned: pages are copied from there */
+    char *blocks[BL_FORMAT_COUNT][2] = {{NULL}}; /* pinned: pages are copied from there */
     bl_status st = BL_OK;
 
     for (bl_base_walk at = {.layout = &w->layout}; st == BL_OK && bl_base_next(&at);) {
         const bl_weight *weight = &at.matrix->weight;
-        bool is_coded = bl_format_has_scales(weight->segment[at.part->first_segment].format);
-        block_kind kind = at.part->is_scales ? SCALES : is_coded ? CODES : HALVES;
-        if (!blocks[kind]) {
+        bl_format format = weight->segment[at.part->first_segment].format;
+        char **block = &blocks[format][at.part->is_scales];
+        if (!*block) {
             st = bl_device_alloc(w->device, BL_SPACE_HOST, BLOCK_BYTES, "a block of weights",
-                                 (void **)&blocks[kind]);
-            if (st == BL_OK) fill_block(blocks[kind], kind);
+                                 (void **)block);
+            if (st == BL_OK && at.part->is_scales)
+                fill_scales(*block, bl_format_describe(format));
+            else if (st == BL_OK)
+                fill_codes(*block, format);
         }
-        if (st == BL_OK) st = write_page(w->pages, at.index, blocks[kind]);
+        if (st == BL_OK) st = write_page(w->pages, at.index, *block);
     }
-    for (int i = 0; i < BLOCK_KINDS; i++) bl_device_free(w->device, BL_SPACE_HOST, blocks[i]);
+    for (int i = 0; i < BL_FORMAT_COUNT; i++)
+        for (int k = 0; k < 2; k++) bl_device_free(w->device, BL_SPACE_HOST, blocks[i][k]);
     return st == BL_OK ? bl_pages_seal(w->pages) : st;
 }
 

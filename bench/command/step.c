@@ -44,8 +44,9 @@ static const bl_option table[] = {
     {OPTION(visit_tokens, INT), .default_text = "0", .min = 0, .max = INT64_C(1) << 30,
      .help = "tokens per gather of a layer; 0: the step's"},
     {OPTION(lora_r, INT), .default_text = "16", .min = 1, .max = 4096, .help = "LoRA rank"},
-    {OPTION(base_format, ENUM), .names = "auto|fp8_row|fp8_block|stored", .default_text = "fp8_row",
-     .help = "format of the frozen base; stored: bf16"},
+    {OPTION(base_format, ENUM), .names = "auto|" BL_FORMATS_MADE "|stored",
+     .default_text = "fp8_row",
+     .help = "format of the frozen base; stored: bf16; 4-bit formats on CPUs only"},
     {OPTION(device, STRING), .default_text = "auto", .help = "auto, cpu or cuda"},
     {OPTION(compute_dtype, STRING), .default_text = "auto", .help = "auto, fp32, bf16 or fp8"},
     {OPTION(offload_ratio, REAL), .default_text = "0", .min = 0, .max = 1,
@@ -152,6 +153,15 @@ static bl_status make_models(step_bench *b)
     if (o->distinct_layers == 0 || o->distinct_layers >= shape.n_layers) return BL_OK;
     shape.n_layers = o->distinct_layers;
     return bl_made_model_open(&shape, o->base_format, o->tokens, &b->small);
+}
+
+/* 4 bits on a GPU, as in a training. */
+static bl_status check_format(const step_bench *b)
+{
+    bl_base_formats formats = {0};
+
+    bl_base_formats_count(&formats, BL_SCALE_NONE, BL_BF16, b->model->formats[0]);
+    return bl_base_formats_check_device(&formats, bl_train_config_device_kind(b->config));
 }
 
 static bl_status open_job(step_bench *b)
@@ -352,6 +362,7 @@ static bl_status run_in_scratch(step_bench *b)
 {
     BL_TRY(configure(b));
     BL_TRY(make_models(b));
+    BL_TRY(check_format(b));
     BL_TRY(open_job(b));
     bl_status st = open_rank(b);
     if (st == BL_OK) st = measure(b);

@@ -45,6 +45,8 @@ static const bl_option table[] = {
      .help = "sampling seed"},
     {OPTION(base_format, ENUM), .default_text = "auto", .names = "auto|" BL_FORMATS_MADE "|stored",
      .help = "how the frozen weights are held"},
+    {OPTION(base_format_scales, ENUM), .default_text = "least_squares",
+     .names = "least_squares|largest", .help = "as of `ballast train`"},
     {OPTION(device, ENUM), .default_text = "auto", .names = "auto|cpu|cuda",
      .help = "auto: the GPU, if this build and machine have one"},
     {OPTION(compute_dtype, ENUM), .default_text = "auto", .names = "auto|fp32|bf16",

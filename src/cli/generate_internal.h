@@ -19,6 +19,7 @@ typedef struct bl_generate_options {
     int64_t max_new_tokens, context, threads, seed, top_k;
     double temperature, top_p, min_p, repetition_penalty;
     bl_base_format base_format;
+    bl_base_scales base_format_scales;
     bl_config_device device;
     bl_compute_dtype compute_dtype;
     bool chat, parse_special_tokens, json;

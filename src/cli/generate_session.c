@@ -248,6 +248,7 @@ bl_status bl_generate_session_open(bl_generate_session *s, int64_t capacity)
 
     s->capacity = is_auto ? MOST_OF_AUTO : capacity;
     BL_TRY(bl_model_open(o->model, o->base_format, s->capacity, &s->model));
+    s->model->largest_scales = o->base_format_scales == BL_SCALES_LARGEST;
     if (is_auto) s->capacity = bl_min_i64(s->capacity, s->model->config.max_position_embeddings);
     warn_of_positions(s);
     BL_TRY(check_ids(s));
