@@ -4,5 +4,7 @@
 if(TARGET libballast_shared)
   install(PROGRAMS $<TARGET_FILE:libballast_shared> DESTINATION ballast/lib RENAME libballast.so.${BALLAST_SOVERSION}
     COMPONENT python EXCLUDE_FROM_ALL)
+  install(PROGRAMS $<TARGET_FILE:libballast_session_shared> DESTINATION ballast/lib RENAME libballast_session.so.${BALLAST_SOVERSION}
+    COMPONENT python EXCLUDE_FROM_ALL)
   install(PROGRAMS $<TARGET_FILE:ballast> DESTINATION ballast/bin COMPONENT python EXCLUDE_FROM_ALL)
 endif()

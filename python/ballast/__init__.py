@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ballast: LoRA over a quantized, sharded, paged base.
 
-`import ballast` needs no torch: quantize, inspect and plan. `import ballast.torch` is the layer for
-PyTorch.
+`import ballast` needs no torch: quantize, inspect, plan, and sessions, which train adapters under
+the caller's loop. `import ballast.torch` is the layer for PyTorch.
 """
 from . import _library
 from ._program import inspect, plan, program, quantize
+from .session import Adapter, Output, Session
 
-__all__ = ["inspect", "plan", "program", "quantize"]
+__all__ = ["Adapter", "Output", "Session", "inspect", "plan", "program", "quantize"]
 
 
 def __getattr__(name: str) -> str:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library, through ctypes: its structs, its functions and its errors.
+"""The shared libraries, through ctypes: their structs, their functions and their errors.
 
-The library is the file that the environment variable BALLAST_LIBRARY names, else the package's own
-(a wheel), else that of a build in the source tree (build/release). Structs mirror linear/layer.h,
-job/processes.h and device/tensor.h; tests/python compares their sizes and offsets with C's.
+libballast is the file that the environment variable BALLAST_LIBRARY names, else the package's own
+(a wheel), else that of a build in the source tree (build/release); libballast_session is beside it.
+Structs mirror linear/layer.h, job/processes.h, device/tensor.h and train/session.h; tests/python
+compares their sizes and offsets with C's.
 """
 import ctypes
 import os
 from pathlib import Path
+from typing import Any, Dict, Optional
 from ctypes import (POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64,
                     c_size_t, c_uint, c_uint16, c_uint64, c_void_p)
 
@@ -69,6 +71,37 @@ class Processes(Structure):
                 ("deadline_s", c_double)]
 
 
+SESSION_FN = ctypes.CFUNCTYPE(c_int, c_void_p, POINTER(c_void_p), POINTER(c_void_p),
+                              POINTER(c_double))  # bl_session_loss_fn
+
+
+class SessionRow(Structure):
+    _fields_ = [("n", c_int64), ("input_ids", c_void_p), ("targets", c_void_p),
+                ("weights", c_void_p), ("logprobs", c_void_p), ("advantages", c_void_p)]
+
+
+class SessionLoss(Structure):
+    _fields_ = [("kind", c_int), ("is_sum", c_bool), ("fn", SESSION_FN), ("user", c_void_p)]
+
+
+class SessionResult(Structure):
+    _fields_ = [("loss", c_double), ("weight_sum", c_double), ("n_targets", c_int64)]
+
+
+class SessionStep(Structure):
+    _fields_ = [(name, c_double)
+                for name in ("lr", "beta1", "beta2", "eps", "weight_decay", "max_grad_norm")]
+
+
+class SessionSampling(Structure):
+    _fields_ = [("temperature", c_double), ("top_k", c_int64), ("top_p", c_double),
+                ("seed", c_uint64)]
+
+
+class SessionStats(Structure):
+    _fields_ = [("n_passes", c_int64), ("n_waiting", c_int64)]
+
+
 # name: (result, arguments); a result of int is a bl_status
 _STATUS = c_int
 _FUNCTIONS = {
@@ -103,8 +136,30 @@ _FUNCTIONS = {
     "bl_stored_tensor_read_rows": (_STATUS, [c_void_p, c_int64, c_int64, c_void_p]),
 }
 
+_COMMON = ("bl_version", "bl_error_text", "bl_status_name")
+_KEYS = POINTER(c_char_p)
+_SESSION_FUNCTIONS = {
+    **{name: _FUNCTIONS[name] for name in _COMMON},
+    "bl_session_open": (_STATUS, [_KEYS, c_int, POINTER(c_void_p)]),
+    "bl_session_close": (None, [c_void_p]),
+    "bl_session_create_lora": (_STATUS, [c_void_p, _KEYS, c_int, POINTER(c_void_p)]),
+    "bl_session_load": (_STATUS, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "bl_session_drop": (None, [c_void_p]),
+    "bl_session_forward_backward": (_STATUS, [c_void_p, POINTER(SessionRow), c_int64,
+                                              POINTER(SessionLoss), POINTER(c_void_p),
+                                              POINTER(SessionResult)]),
+    "bl_session_forward": (_STATUS, [c_void_p, POINTER(SessionRow), c_int64, POINTER(c_void_p)]),
+    "bl_session_optim_step": (_STATUS, [c_void_p, POINTER(SessionStep), POINTER(c_double)]),
+    "bl_session_sample": (_STATUS, [c_void_p, c_void_p, c_int64, POINTER(SessionSampling), c_int64,
+                                    POINTER(c_int32), POINTER(c_int64)]),
+    "bl_session_save_weights": (_STATUS, [c_void_p, c_char_p]),
+    "bl_session_save_state": (_STATUS, [c_void_p, c_char_p]),
+    "bl_session_get_stats": (_STATUS, [c_void_p, POINTER(SessionStats)]),
+}
+
 _EUSAGE, _EINPUT, _ENOMEM = 1, 2, 4
-_library = None
+_library: Optional[ctypes.CDLL] = None
+_session_library: Optional[ctypes.CDLL] = None
 
 
 def path() -> Path:
@@ -120,27 +175,44 @@ def path() -> Path:
     raise RuntimeError(f"libballast.so.{ABI} is not in the package: set BALLAST_LIBRARY to it")
 
 
-def load() -> ctypes.CDLL:
+def _open(file: Path, functions: Dict[str, Any]) -> ctypes.CDLL:
     """The library with its functions declared. RuntimeError: none, or of another version."""
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise RuntimeError(f"{file}: {error}") from None
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    version = library.bl_version().decode()
+    if not version.startswith(ABI + "."):
+        raise RuntimeError(f"{file} has version {version}, this package needs {ABI}")
+    return library
+
+
+def load() -> ctypes.CDLL:
+    """libballast. RuntimeError: none, or of another version."""
     global _library
     if _library is None:
-        library = ctypes.CDLL(str(path()))
-        for name, (result, arguments) in _FUNCTIONS.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
-        version = library.bl_version().decode()
-        if not version.startswith(ABI + "."):
-            raise RuntimeError(f"{path()} has version {version}, this package needs {ABI}")
-        _library = library
+        _library = _open(path(), _FUNCTIONS)
     return _library
 
 
-def check(status: int) -> None:
-    """Raises the library's error: its one-line text as ValueError (usage, input), MemoryError or
-    RuntimeError."""
+def load_session() -> ctypes.CDLL:
+    """libballast_session, which is beside it. RuntimeError: none, or of another version."""
+    global _session_library
+    if _session_library is None:
+        _session_library = _open(path().with_name(f"libballast_session.so.{ABI}"),
+                                 _SESSION_FUNCTIONS)
+    return _session_library
+
+
+def check(status: int, library: Optional[ctypes.CDLL] = None) -> None:
+    """Raises the library's error (of libballast, if none is given): its one-line text as ValueError
+    (usage, input), MemoryError or RuntimeError."""
     if status == 0:
         return
-    text = load().bl_error_text().decode(errors="replace")
+    text = (library or load()).bl_error_text().decode(errors="replace")
     if status in (_EUSAGE, _EINPUT):
         raise ValueError(text)
     raise MemoryError(text) if status == _ENOMEM else RuntimeError(text)

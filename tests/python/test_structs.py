@@ -16,12 +16,16 @@ SOURCE = Path(__file__).resolve().parents[2]
 STRUCTS = {"bl_tensor": lib.Tensor, "bl_linear_lora": lib.Lora, "bl_linear_spec": lib.Spec,
            "bl_linear_options": lib.Options, "bl_linear_call": lib.Call,
            "bl_linear_memory": lib.Memory, "bl_linear_stats": lib.Stats,
-           "bl_comm_processes": lib.Processes}
+           "bl_comm_processes": lib.Processes, "bl_session_row": lib.SessionRow,
+           "bl_session_loss": lib.SessionLoss, "bl_session_result": lib.SessionResult,
+           "bl_session_step": lib.SessionStep, "bl_session_sampling": lib.SessionSampling,
+           "bl_session_stats": lib.SessionStats}
 
 
 class Structs(unittest.TestCase):
     def test_layouts(self):
         lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "ballast.h"',
+                 '#include "ballast_session.h"',
                  "int main(void) {"]
         want = []
         for name, mirror in STRUCTS.items():

@@ -41,6 +41,7 @@ static bl_status choose(bl_session_adapter *a)
 
     job->config = c;
     bl_job_borrow(job, &a->session->job);
+    job->identity.model = a->session->job.identity.model;
     BL_TRY(bl_adapter_choose_lora(c, &job->model->config, true, &job->lora));
     BL_TRY(bl_adapter_choose_modules(c, &job->model->config, true, &job->modules));
     if (job->modules.names.n == 0) return check_memory(a->session, job);

@@ -249,7 +249,7 @@ void bl_session_close(bl_session *s)
     s->is_closing = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->mutex);
-    (void)bl_ranks_join(&s->ranks, BL_OK);
+    if (s->ranks.thread) (void)bl_ranks_join(&s->ranks, BL_OK);
     bl_ranks_free(&s->ranks);
     bl_job_close(&s->job);
     free(s->micro);
