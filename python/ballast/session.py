@@ -385,21 +385,25 @@ class Adapter:
         return list(ids[:n.value])
 
     def _sampling(self, prompt: Any, max_tokens: int, temperature: float, top_k: int, top_p: float,
-                  seed: int) -> Callable[[], List[int]]:
-        ids, n_most = _values("prompt", prompt, False), _number("max_tokens", max_tokens, int)
+                  seed: int) -> Callable[[], Any]:
+        is_text, n_most = isinstance(prompt, str), _number("max_tokens", max_tokens, int)
+        ids = _values("prompt", self._session.encode(prompt) if is_text else prompt, False)
         if _number("seed", seed, int) < 0:
             raise ValueError(f"seed: {seed} is negative")
         options = SessionSampling(_number("temperature", temperature), _number("top_k", top_k, int),
                                   _number("top_p", top_p), seed)
+        if is_text:
+            return lambda: self._session.decode(self._sample(ids, options, n_most))
         return lambda: self._sample(ids, options, n_most)
 
     def sample(self, prompt: Any, max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0,
-               top_p: float = 1.0, seed: int = 0) -> List[int]:
-        """The token ids that continue those of the prompt, without the end-of-text id."""
+               top_p: float = 1.0, seed: int = 0) -> Any:
+        """The text that continues a text; of token ids, a list of those that continue them, without the end-of-text
+        id."""
         return self._now(self._sampling(prompt, max_tokens, temperature, top_k, top_p, seed))
 
     def sample_async(self, prompt: Any, max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0,
-                     top_p: float = 1.0, seed: int = 0) -> "Future[List[int]]":
+                     top_p: float = 1.0, seed: int = 0) -> "Future[Any]":
         return self._later(self._sampling(prompt, max_tokens, temperature, top_k, top_p, seed))
 
     # ---- files ----
@@ -466,6 +470,29 @@ class Session:
     def load(self, dir: PathLike) -> Adapter:
         """The newest state that Adapter.save_state has written there."""
         return self._make("bl_session_load", _path("dir", dir))
+
+    def encode(self, text: str) -> List[int]:
+        """Token ids of a text, with those that the tokenizer puts before one."""
+        if not isinstance(text, str):
+            raise TypeError(f"text is {type(text).__name__}: a str is needed")
+        data, n, library = text.encode(), c_int64(), _library.load_session()
+        ids = (c_int32 * (len(data) + 64))()
+        with self._handle as session:
+            _library.check(library.bl_session_encode(session, data, len(data), ids, len(ids), byref(n)), library)
+        return list(ids[:n.value])
+
+    def decode(self, ids: Any) -> str:
+        """The text of token ids, without special tokens."""
+        values, n, library = _values("ids", ids, False), c_int64(), _library.load_session()
+        pointer = values.buffer_info()[0] if values else None
+        text = ctypes.create_string_buffer(1)
+        with self._handle as session:
+            while True:
+                _library.check(library.bl_session_decode(session, pointer, len(values), text, len(text), byref(n)),
+                               library)
+                if n.value <= len(text):
+                    return text.raw[:n.value].decode(errors="replace")
+                text = ctypes.create_string_buffer(n.value)
 
     def stats(self) -> Dict[str, int]:
         """n_passes: passes over the layers so far; n_waiting: requests that wait for one."""

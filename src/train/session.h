@@ -122,8 +122,8 @@ BL_API bl_status bl_session_optim_step(bl_session_adapter *adapter, const bl_ses
                                        double *grad_norm);
 
 /* Continues the n_prompt ids by at most n_most, which it writes to ids; *n: how many. Ends before
- * one of the model's end-of-text ids. temperature 0: the likeliest id; else drawn by (seed, place).
- * Together at most max_seq_length. Each token is a visit of all layers. */
+ * an end-of-text id of the model or of its tokenizer. temperature 0: the likeliest id; else drawn
+ * by (seed, place). Together at most max_seq_length. Each token is a visit of all layers. */
 typedef struct bl_session_sampling {
     double temperature; /* >= 0 */
     int64_t top_k;      /* 0: all */
@@ -133,6 +133,14 @@ typedef struct bl_session_sampling {
 BL_API bl_status bl_session_sample(bl_session_adapter *adapter, const int32_t *prompt,
                                    int64_t n_prompt, const bl_session_sampling *sampling,
                                    int64_t n_most, int32_t *ids, int64_t *n);
+
+/* Token ids of n_bytes of UTF-8, with those that the tokenizer puts around a text, and the text of
+ * ids, without special tokens and without a NUL. *n, *n_bytes: all that there are, of which the
+ * first `room` are written. BL_EUSAGE: the model has no tokenizer.json. */
+BL_API bl_status bl_session_encode(bl_session *session, const char *text, size_t n_bytes,
+                                   int32_t *ids, int64_t room, int64_t *n);
+BL_API bl_status bl_session_decode(bl_session *session, const int32_t *ids, int64_t n_ids,
+                                   char *text, int64_t room, int64_t *n_bytes);
 
 /* Writes a PEFT adapter into dir, which is created; its files are replaced. */
 BL_API bl_status bl_session_save_weights(bl_session_adapter *adapter, const char *dir);

@@ -16,10 +16,16 @@ typedef struct sampling {
     bl_token_sampler *sampler;
 } sampling;
 
-static bool is_end(const bl_model_config *c, int32_t id)
+/* As `ballast generate`. */
+static bool is_end(const bl_model_config *c, const bl_tokenizer *tokenizer, int32_t id)
 {
+    size_t n = 0;
+
     for (int i = 0; i < c->n_eos_token_ids; i++)
         if (c->eos_token_ids[i] == id) return true;
+    const int32_t *ends = tokenizer ? bl_tokenizer_eos(tokenizer, &n) : NULL;
+    for (size_t i = 0; i < n; i++)
+        if (ends[i] == id) return true;
     return false;
 }
 
@@ -42,14 +48,16 @@ static bl_status open_sampling(bl_session_adapter *a, sampling *g)
 
 static bl_status choose_tokens(bl_session_adapter *a, sampling *g)
 {
+    const bl_tokenizer *tokenizer;
     const float *logits;
 
+    BL_TRY(train_session_tokenizer(a->session, &tokenizer));
     BL_TRY(open_sampling(a, g));
     BL_TRY(bl_generator_extend(g->generator, g->ids, g->n_prompt, &logits));
     for (;;) {
         int64_t n = g->n_prompt + g->n;
         int32_t id = bl_token_sampler_choose(g->sampler, logits, g->ids, n);
-        if (is_end(&a->job.model->config, id)) return BL_OK;
+        if (is_end(&a->job.model->config, tokenizer, id)) return BL_OK;
         g->ids[n] = id;
         if (++g->n == g->n_most) return BL_OK;
         BL_TRY(bl_generator_extend(g->generator, &id, 1, &logits));

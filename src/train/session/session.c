@@ -14,7 +14,7 @@ static _Thread_local bool is_in_call;
 
 /* ---- requests, on the threads of callers ---- */
 
-static bl_status check_caller(const bl_session *s)
+bl_status train_session_check_caller(const bl_session *s)
 {
     if (s->pid != getpid())
         return BL_FAIL(BL_EUSAGE,
@@ -58,7 +58,7 @@ bl_status train_session_submit(bl_session *s, session_request *r)
 {
     session_request **last;
 
-    BL_TRY(check_caller(s));
+    BL_TRY(train_session_check_caller(s));
     r->session = s;
     pthread_mutex_lock(&s->mutex);
     for (last = &s->waiting; *last; last = &(*last)->next) continue;
@@ -251,6 +251,7 @@ void bl_session_close(bl_session *s)
     pthread_mutex_unlock(&s->mutex);
     if (s->ranks.thread) (void)bl_ranks_join(&s->ranks, BL_OK);
     bl_ranks_free(&s->ranks);
+    bl_tokenizer_destroy(s->tokenizer);
     bl_job_close(&s->job);
     free(s->micro);
     free(s->part);
@@ -262,7 +263,7 @@ void bl_session_close(bl_session *s)
 
 bl_status bl_session_get_stats(bl_session *s, bl_session_stats *out)
 {
-    if (s->pid != getpid()) return check_caller(s);
+    if (s->pid != getpid()) return train_session_check_caller(s);
     pthread_mutex_lock(&s->mutex);
     *out = (bl_session_stats){.n_passes = s->n_passes};
     for (const session_request *r = s->waiting; r; r = r->next) out->n_waiting++;

@@ -76,11 +76,16 @@ struct bl_session {
     pthread_cond_t changed;
     session_request *waiting; /* in their order */
     bool is_ready, is_closing;
-    bl_error broken; /* of the base; BL_OK: none */
+    bl_error broken;         /* of the base; BL_OK: none */
+    bl_tokenizer *tokenizer; /* NULL: not read yet, or there is none */
 };
 
 /* session.c: gives the request to the session's thread and waits. */
 bl_status train_session_submit(bl_session *session, session_request *request);
+/* session.c. BL_EUSAGE: of a forked process, or the function of a custom loss. */
+bl_status train_session_check_caller(const bl_session *session);
+/* text.c: *out NULL: the model has none. Any thread. */
+bl_status train_session_tokenizer(bl_session *session, const bl_tokenizer **out);
 /* On the session's thread, in a visit: runs fn of the request's custom loss on the thread that
  * waits. */
 bl_status train_session_call(session_request *request);
