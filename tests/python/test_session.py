@@ -274,6 +274,20 @@ os.kill(os.getpid(), signal.SIGKILL)
         self.assertEqual([list(x) for x in again.forward(self.rows[:2])], [list(x) for x in one.forward(self.rows[:2])])
 
 
+    def test_text(self):
+        session = ballast.Session(SOURCE / "demo" / "base", device="cpu", threads=1, max_seq_length=32)
+        self.addCleanup(session.close)
+        adapter = session.create_lora()
+        ids = session.encode("The cat")
+        self.assertIn("The cat", session.decode(ids))
+        text = adapter.sample("The cat", max_tokens=6, seed=2)
+        self.assertEqual(text, session.decode(adapter.sample(ids, max_tokens=6, seed=2)))
+        with self.assertRaisesRegex(ValueError, r"ids\[1\]"):
+            session.decode([1, 10**6])
+        with self.assertRaisesRegex(TypeError, "text"):
+            session.encode(5)
+
+
 class Dpo(Case):
     def test_equals_loss_type_sigmoid(self):
         beta, n_pairs, n_steps = 0.2, 4, 3
@@ -416,8 +430,9 @@ class Misuses(Case):
                               ({"temperature": -1}, "temperature"), ({"temperature": math.nan}, "temperature"),
                               ({"top_k": -1}, "top_k"), ({"top_p": 2}, "top_p"), ({"seed": -1}, "seed")):
             self.expect(ValueError, pattern, adapter.sample, **{"prompt": [1, 2], "max_tokens": 4, **keys})
-        for keys in ({"prompt": "text"}, {"prompt": [0.5]}, {"max_tokens": 1.5}, {"temperature": "hot"}, {"top_k": "x"}):
+        for keys in ({"prompt": b"text"}, {"prompt": [0.5]}, {"max_tokens": 1.5}, {"temperature": "hot"}, {"top_k": "x"}):
             self.expect(TypeError, next(iter(keys)), adapter.sample, **{"prompt": [1, 2], "max_tokens": 4, **keys})
+        self.expect(ValueError, "tokenizer.json", adapter.sample, "text")
         self.expect(TypeError, "dir", adapter.save_weights, None)
         self.expect(ValueError, "dir", adapter.save_state, "")
         (self.work / "file").write_text("")
@@ -513,6 +528,17 @@ adapter.forward(rows)
             with self.subTest(code=code):
                 done = self.child(code)
                 self.assertEqual(done.returncode, 0, done.stderr.decode())
+
+
+class Example(unittest.TestCase):
+    def test_grpo(self):
+        """The reward of the example rises: from 0.4, that of the base, to more than 0.7 in 12 steps."""
+        done = subprocess.run([sys.executable, str(SOURCE / "examples" / "python" / "grpo.py"),
+                               str(SOURCE / "demo" / "base"), "12"], check=True, stdout=subprocess.PIPE)
+        rewards = [float(line.split()[-1]) for line in done.stdout.decode().splitlines()]
+        self.assertEqual(len(rewards), 12)
+        self.assertLess(rewards[0], 0.6)
+        self.assertGreater(sum(rewards[-3:]) / 3, 0.7)
 
 
 class Types(unittest.TestCase):
