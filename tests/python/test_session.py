@@ -318,6 +318,70 @@ class Dpo(Case):
             self.assertAlmostEqual(out.loss, losses[i], delta=1e-6)
 
 
+class Trl(Case):
+    def test_grpo_gradients(self):
+        """The gradient of importance_sampling is that of TRL's GRPOTrainer (loss_type bnpo: a mean over tokens) on the
+        same samples; each tensor within 1e-5 of its norm (fp32 against fp32)."""
+        try:
+            import torch
+            from datasets import Dataset
+            from peft import PeftModel
+            from safetensors.torch import load_file
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+            from trl import GRPOConfig, GRPOTrainer
+        except ImportError as error:
+            self.skipTest(str(error))
+        model, prompt, length, scale = SOURCE / "demo" / "base", [5, 11, 23], 8, 1e3
+        session = ballast.Session(model, device="cpu", threads=1, max_seq_length=32, base_format="stored",
+                                  per_device_train_batch_size=4)
+        self.addCleanup(session.close)
+        policy = session.create_lora(r=4, alpha=8, seed=1)
+        policy.forward_backward([{"input_ids": [1, 2, 3], "targets": [2, 3, 4]}])
+        policy.optim_step(lr=0.05)  # B is not 0 any more
+        policy.save_weights(self.work / "before")
+        answers = [policy.sample(prompt, max_tokens=length, seed=i) for i in range(4)]
+        advantages = [1.5, -0.5, -1.25, 0.25]
+        rows = [{"input_ids": (prompt + answer)[:-1], "targets": [-100] * (len(prompt) - 1) + answer}
+                for answer in answers]
+        for row, q, advantage in zip(rows, policy.forward(rows), advantages):
+            row.update(logprobs=q, advantages=[advantage] * len(q))
+        out = policy.forward_backward(rows, loss="importance_sampling")
+        # w - scale g: AdamW without moments, with an eps far above |g|.
+        policy.optim_step(lr=scale * 1e18, betas=(0, 0), eps=1e18, max_grad_norm=0)
+        policy.save_weights(self.work / "after")
+
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        peft = PeftModel.from_pretrained(base, self.work / "before", is_trainable=True)
+        config = GRPOConfig(output_dir=str(self.work / "trl"), loss_type="bnpo", beta=0.0, use_cpu=True, bf16=False,
+                            report_to=[], per_device_train_batch_size=4, num_generations=4,
+                            max_completion_length=length, gradient_checkpointing=False, disable_dropout=True)
+        trainer = GRPOTrainer(model=peft, reward_funcs=[lambda completions, **_: [0.0] * len(completions)], args=config,
+                              train_dataset=Dataset.from_dict({"prompt": ["a"] * 4}), processing_class=tokenizer)
+        trainer.current_gradient_accumulation_steps = 1
+        padded = torch.zeros(4, length, dtype=torch.long)
+        mask = torch.zeros(4, length, dtype=torch.long)
+        for i, answer in enumerate(answers):
+            padded[i, :len(answer)] = torch.tensor(answer)
+            mask[i, :len(answer)] = 1
+        prompts = torch.tensor([prompt] * 4)
+        loss = trainer._compute_loss(trainer.model, {
+            "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts), "completion_ids": padded,
+            "completion_mask": mask, "advantages": torch.tensor(advantages), "num_items_in_batch": mask.sum()})
+        loss.backward()
+        self.assertAlmostEqual(out.loss, loss.item(), delta=1e-5)
+        before, after = (load_file(self.work / name / "adapter_model.safetensors") for name in ("before", "after"))
+        wanted = {name.replace(".default", ""): p.grad for name, p in trainer.model.named_parameters()
+                  if p.requires_grad}
+        worst = 0.0
+        for name, tensor in before.items():
+            gradient = (tensor - after[name]) / scale
+            worst = max(worst, float((gradient - wanted[name]).norm() / wanted[name].norm()))
+        self.assertEqual(len(before), len(wanted))
+        self.assertLess(worst, 1e-5)
+
+
 class Misuses(Case):
     """Each is an exception that names the argument; the session works afterwards."""
 
