@@ -51,10 +51,17 @@ def main(directory):
         ['read from disk per step, GB', '%.3f' % (statistics.median(s['disk_bytes'] for s in grown) / 1e9), ''],
         ['adapter, MD5', '`%s`' % md5(directory, 'whole'), ''],
         ['adapter after SIGKILL and resume, MD5', '`%s`' % md5(directory, 'killed'), '']])
+    if os.path.exists(os.path.join(directory, 'peft.json')):
+        peft = lines(directory, 'peft.json')[0]
+        print_table(['transformers and PEFT, bf16, base in memory', ''], [
+            ['tokens/s, median step', '%.1f' % peft['tokens_per_s']], ['peak resident, GB', '%.2f' % (peft['peak_rss_mib'] * 2 ** 20 / 1e9)],
+            ['versions', ', '.join('%s %s' % v for v in peft['versions'].items())]])
+    with open(os.path.join(directory, 'merge.log')) as file:
+        kept = re.search(r'(\S+) % of it kept', file.read()).group(1)
     evals = {name: lines(directory, 'eval-%s.json' % name)[0]['eval_loss'] for name in ('small', 'grown', 'quantized', 'stored', 'merged')}
     print_table(['validation loss', ''], [[text, '%.8g' % evals[name]] for name, text in (
         ('small', 'small model and adapter, fp8_row'), ('grown', 'grown model and adapter, fp8_row'),
-        ('quantized', 'quantized directory and adapter'), ('stored', 'grown model and adapter, as stored'), ('merged', 'merged model'))])
+        ('quantized', 'quantized directory and adapter'), ('stored', 'grown model and adapter, as stored'), ('merged', 'merged model, f16; %s %% of the adapter kept' % kept))])
 
 
 if __name__ == '__main__':
