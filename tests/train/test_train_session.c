@@ -311,6 +311,35 @@ static void test_memory_of_an_adapter(void **state)
     close_fixture(&f);
 }
 
+/* A page of the base that has changed ends the session for all adapters, and closing still works. */
+static void test_base_changes(void **state)
+{
+    char dir[GOLDEN_PATH_BYTES + 32];
+    const char *const keys[] = {"offload_tier=disk", "offload_ratio=1", dir, "verify_base=always"};
+    golden_args args = {0};
+    bl_session_adapter *other = NULL;
+    float logp[SESSION_MAX_TOKENS];
+    float *const out[] = {logp};
+    bl_status st = BL_OK;
+
+    (void)state;
+    snprintf(dir, sizeof dir, "offload_dir=%s", runs_path("changed-pages"));
+    runs_standard(&args, runs_path("unused"), 1);
+    session_run *run = session_run_open(&args);
+    bl_session *session = session_open_for(run, keys, 4);
+    session_run_create(session, run);
+    assert_int_equal(session_run_step(run), BL_OK);
+    assert_int_equal(bl_session_create_lora(session, NULL, 0, &other), BL_OK);
+    runs_flip_in_files(runs_path("changed-pages"), ".pages", 100);
+    for (int i = 0; i < 3 && st == BL_OK; i++) st = session_run_step(run); /* past prefetches */
+    expect(st, BL_EINPUT, "changed-pages");
+    expect(bl_session_forward(other, run->row, 1, out), BL_EINPUT, "changed-pages");
+    expect(bl_session_create_lora(session, NULL, 0, &other), BL_EINPUT, "changed-pages");
+    bl_session_close(session);
+    session_run_free(run);
+    golden_args_free(&args);
+}
+
 /* A state continues with the bits of its adapter; samples are drawn from (seed, place). */
 static void test_states_and_samples(void **state)
 {
@@ -351,6 +380,7 @@ int main(void)
         cmocka_unit_test(test_losses_agree),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_memory_of_an_adapter),
+        cmocka_unit_test(test_base_changes),
         cmocka_unit_test(test_states_and_samples),
     };
     return cmocka_run_group_tests(tests, runs_set_up, runs_tear_down);
