@@ -311,7 +311,7 @@ static void test_memory_of_an_adapter(void **state)
     close_fixture(&f);
 }
 
-/* A page of the base that has changed ends the session for all adapters, and closing still works. */
+/* A page of the base that has changed ends the session for all adapters; closing still works. */
 static void test_base_changes(void **state)
 {
     char dir[GOLDEN_PATH_BYTES + 32];

@@ -2,9 +2,12 @@
 /* session.c -- a session from open to close, and its thread, which is a job's only rank: it takes
  * the requests that wait, and runs those of different adapters that go through the layers
  * together. */
+#include <math.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "ops/gemm.h"
 #include "train/rank/group.h"
 #include "train/session/session_internal.h"
@@ -125,9 +128,53 @@ static void run_taken(bl_session *s, session_request **taken, int n)
         bl_status st = taken[0]->run(taken[0]);
         bl_error_save(&taken[0]->error, st);
     } else {
+        double begun_s = bl_now_s();
+        s->n_visits++;
+        for (int i = 0; i < n; i++) taken[i]->adapter->last_visit = s->n_visits;
         bl_status st = train_session_run_visits(s, taken, n);
+        s->visit_s = bl_now_s() - begun_s;
         if (st != BL_OK) bl_error_save(&s->broken, st);
     }
+}
+
+static bool has_waiting(const bl_session *s, const bl_session_adapter *a)
+{
+    for (const session_request *r = s->waiting; r; r = r->next)
+        if (r->adapter == a) return true;
+    return false;
+}
+
+/* Adapters of the last two visits without a request: their loops are about to make one. */
+static bool expects_more(const bl_session *s)
+{
+    for (const bl_session_adapter *a = s->adapters; a; a = a->next)
+        if (a->last_visit > 0 && a->last_visit >= s->n_visits - 1 && !has_waiting(s, a))
+            return true;
+    return false;
+}
+
+static bool has_alone(const bl_session *s)
+{
+    for (const session_request *r = s->waiting; r; r = r->next)
+        if (r->run) return true;
+    return false;
+}
+
+/* The mutex is held. Adapters whose loops have one rhythm would take turns in visits of their own:
+ * a visit waits for those that took part in the last two, at most VISIT_PART of a visit's time.
+ * *until: when that ends; 0: it has not begun. Bits do not depend on it. */
+static bool wait_for_more(bl_session *s, double *until)
+{
+    static const double VISIT_PART = 0.1;
+    double now = bl_now_s();
+
+    if (s->is_closing || s->broken.status != BL_OK || has_alone(s) || !expects_more(s))
+        return false;
+    if (*until == 0) *until = now + VISIT_PART * s->visit_s;
+    if (now >= *until) return false;
+    struct timespec at = {(time_t)*until, (long)((*until - floor(*until)) * 1e9)};
+    pthread_cond_timedwait(&s->changed, &s->mutex, &at);
+    return true;
 }
 
 enum { MOST_AT_ONCE = 64 };
@@ -135,6 +182,7 @@ enum { MOST_AT_ONCE = 64 };
 static void serve(bl_session *s)
 {
     session_request *taken[MOST_AT_ONCE];
+    double until = 0;
     int n;
 
     pthread_mutex_lock(&s->mutex);
@@ -143,7 +191,9 @@ static void serve(bl_session *s)
             pthread_cond_wait(&s->changed, &s->mutex);
             continue;
         }
+        if (wait_for_more(s, &until)) continue;
         take(s, taken, MOST_AT_ONCE, &n);
+        if (!taken[0]->run) until = 0;
         pthread_mutex_unlock(&s->mutex);
         run_taken(s, taken, n);
         pthread_mutex_lock(&s->mutex);
@@ -223,13 +273,17 @@ static bl_status start(bl_session *s)
 bl_status bl_session_open(const char *const *keys, int n, bl_session **out)
 {
     bl_session *s = calloc(1, sizeof *s);
+    pthread_condattr_t attributes;
     bl_error error;
 
     *out = NULL;
     if (!s) return BL_FAIL(BL_ENOMEM, "a session");
     s->pid = getpid();
     pthread_mutex_init(&s->mutex, NULL);
-    pthread_cond_init(&s->changed, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* bl_now_s's */
+    pthread_cond_init(&s->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     bl_status st = bl_train_config_load_session(keys, n, &s->config);
     s->job.config = s->config;
     if (st == BL_OK) st = start(s);

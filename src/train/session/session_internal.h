@@ -16,8 +16,9 @@ struct bl_session_adapter {
     bl_job job;
     bl_rank rank; /* borrows the session's */
     int64_t n_updates;
-    int64_t n_samples; /* rows since the last update: dropout's sample numbers */
-    int64_t n_calls;   /* with gradients since then */
+    int64_t n_samples;  /* rows since the last update: dropout's sample numbers */
+    int64_t n_calls;    /* with gradients since then */
+    int64_t last_visit; /* bl_session.n_visits at its last one; 0: none */
     bl_session_adapter *next;
 };
 
@@ -71,6 +72,8 @@ struct bl_session {
     int n_micro, n_parts;
     bl_session_adapter *adapters;
     int64_t n_passes;
+    int64_t n_visits; /* calls of train_session_run_visits */
+    double visit_s;   /* time of the last one */
 
     pthread_mutex_t mutex; /* of what follows; `changed` is broadcast */
     pthread_cond_t changed;
