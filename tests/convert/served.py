@@ -21,7 +21,7 @@ def run(*command, **options):
 
 
 class Case:
-    """Files in `work`: tuned (adapter), merged (f32), quantized (fp8_row), rows.jsonl (texts)."""
+    """Files in `work`: tuned (adapter), merged (f32), quantized-FORMAT, rows.jsonl (texts)."""
 
     def __init__(self, program, root, model, engine, python, work):
         self.program, self.model, self.engine, self.python, self.work = program, model, engine, python, work
@@ -30,11 +30,14 @@ class Case:
         rows = [json.loads(line) for line in open(os.path.join(root, 'demo/validation.jsonl'))][:N_ROWS]
         with open(self.rows, 'w') as file:
             file.writelines(json.dumps({'text': r['prompt'] + r['completion']}) + '\n' for r in rows)
-        self.tuned, self.merged, self.quantized = (self.path(n) for n in ('tuned', 'merged', 'quantized'))
+        self.tuned, self.merged = (self.path(n) for n in ('tuned', 'merged'))
         run(program, 'train', os.path.join(root, 'examples/real-model/train.yaml'), '--model_name_or_path', model, '--train_file',
             os.path.join(root, 'demo/train.jsonl'), '--output_dir', self.tuned, '--max_steps', 8, '--warmup_steps', 0, '--eval_strategy', 'no')
         run(program, 'merge', '--model', model, '--adapter', self.tuned, '--output_dir', self.merged, '--base_format', 'f32')
-        run(program, 'quantize', model, self.quantized)
+
+    def quantized(self, base_format):
+        run(self.program, 'quantize', self.model, self.path('quantized-' + base_format), '--base_format', base_format)
+        return self.path('quantized-' + base_format)
 
     def path(self, name):
         return os.path.join(self.work, name)
