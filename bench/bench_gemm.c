@@ -65,6 +65,8 @@ static void run_case(bench *b, const char *name, int n_runs)
             double seconds = bl_now_s() - start;
             if (run >= 0 && seconds < best[way]) best[way] = seconds;
         }
+    char library[BL_CPU_GEMM_TEXT_BYTES];
+    bl_cpu_gemm_describe(library);
     for (int way = 0; way < N_WAYS; way++)
         printf("{\"bench\":\"gemm\",\"matrix\":\"%s\",\"direction\":\"%s\",\"format\":\"%s\","
                "\"library\":\"%"
@@ -73,7 +75,7 @@ static void run_case(bench *b, const char *name, int n_runs)
                "\"percent_of_"
                "plain\":%.1f}\n",
                name, b->forward ? "nt" : "nn",
-               way == PLAIN ? "plain" : bl_format_name((bl_format)way), bl_cpu_gemm_library(),
+               way == PLAIN ? "plain" : bl_format_name((bl_format)way), library,
                bl_pool_threads(b->pool), (long long)b->T, (long long)b->N, (long long)b->K,
                best[way], 1e-9 * flops / best[way], 100 * best[PLAIN] / best[way]);
 }

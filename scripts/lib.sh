@@ -3,7 +3,7 @@
 
 # The one list of packages (Debian 12 names): needed to build and test on a bare system.
 packages="gcc g++ libc6-dev cmake ninja-build pkg-config
-    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libopenblas-dev libdnnl-dev libcmocka-dev liburing-dev
+    libjansson-dev libyaml-dev libpcre2-dev libutf8proc-dev libxxhash-dev zlib1g-dev libzstd-dev libcmocka-dev liburing-dev
     libhwloc-dev libmimalloc-dev libsodium-dev
     openmpi-bin libopenmpi-dev iproute2 strace python3"
 # Needed only by `scripts/test --full`.

@@ -3,10 +3,10 @@
  *
  * Row-major fp32, host memory; leading dimensions are strides between stored rows, in elements.
  * Outputs overlap no input. With beta 0 the output is overwritten, whatever it held. Any size may
- * be zero; with an inner size of zero the product is zero. The output is cut into tiles by shape,
- * and each tile's arithmetic has one order: the bits are the same for any number of threads.
- * Errors: BL_EINTERNAL for sizes that make no sense, BL_ELIMIT for a dimension past INT_MAX,
- * BL_ENOMEM. */
+ * be zero; with an inner size of zero the product is zero. Each element is summed in one order: the
+ * bits of a row of the output depend on that row of the left side, on the right side and on the
+ * inner size alone (ops/cpu/f32_kernels.h). Products allocate nothing.
+ * Errors: BL_EINTERNAL for sizes that make no sense, BL_ELIMIT for a dimension past INT_MAX. */
 #ifndef BALLAST_OPS_GEMM_H
 #define BALLAST_OPS_GEMM_H
 
@@ -82,16 +82,9 @@ bool bl_cpu_gemm_has_bf16(void);
 enum { BL_CPU_GEMM_TEXT_BYTES = 64 };
 void bl_cpu_gemm_describe_bf16(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
-/* The library underneath: "onednn" or "openblas". */
-const char *bl_cpu_gemm_library(void);
-
-/* Allocates the library's permanent memory, which its first products allocate otherwise. Call it
- * while memory is free: before threads and buffers. BL_ENOMEM; BL_ELIMIT where the system lets no
- * memory be executed. */
-bl_status bl_cpu_gemm_prepare(void);
-
-/* Name, version and instruction set of the library, as "onednn 2.6.3 avx512_core": two machines
- * where they differ may round products differently. */
+/* "ballast fp32 fma", or "ballast fp32 no fma" on processors without fused multiply-adds, whose
+ * products have other bits: checkpoints store it. The environment variable BALLAST_CPU_F32, read
+ * once, selects "avx512", "avx2" or "portable"; an unsupported one is replaced, with a warning. */
 void bl_cpu_gemm_describe(char text[BL_CPU_GEMM_TEXT_BYTES]);
 
 /* The same of GPU number `gpu`: "cuBLASLt 13.1.0 on NVIDIA H200 (9.0)". Errors: those of

@@ -219,7 +219,6 @@ bl_status bl_plan_measure(const bl_plan_input *in, bool again, bl_plan_measured 
     bl_status st;
 
     *out = (bl_plan_measured){0};
-    BL_TRY(bl_cpu_gemm_prepare());
     describe(&options, key);
     BL_TRY_GOTO(st, done, cache_path(key, &dir, &path));
     if (path && !again && load_cache(path, key, out)) {

@@ -9,12 +9,9 @@
 #include "comm/nccl/nccl.h"
 #include "model/batch.h"
 
-/* Measured, docs/internals/plan.md: what no function of ours allocates. */
-enum {
-    PROCESS_BYTES =
-        4 << 20,          /* data and heap of program and libraries, stacks, streams, open files */
-    BLAS_BYTES = 5 << 19, /* a thread's packing buffers and generated code */
-};
+/* Measured, docs/internals/plan.md: what no function of ours allocates: data and heap of program
+ * and libraries, stacks, streams, open files. */
+enum { PROCESS_BYTES = 4 << 20 };
 
 /* A GPU's own, on top of what Ballast allocates there; assumed, docs/internals/plan.md. */
 static const int64_t CONTEXT_BYTES = (int64_t)1 << 30, /* context, kernels, cuBLASLt */
@@ -474,9 +471,7 @@ static int64_t sums_bytes(const bl_plan_input *in)
 
 static void add_machine(const bl_plan_input *in, bl_device_kind kind, bl_memory_ledger *out)
 {
-    int64_t thread_bytes = BL_POOL_SCRATCH_BYTES + (kind == BL_DEVICE_CPU ? BLAS_BYTES : 0);
-
-    out->item[BL_MEMORY_WORKERS].host = in->config->threads * thread_bytes;
+    out->item[BL_MEMORY_WORKERS].host = in->config->threads * (int64_t)BL_POOL_SCRATCH_BYTES;
     if (kind == BL_DEVICE_CPU) return;
     out->item[BL_MEMORY_CONTEXT].device = CONTEXT_BYTES;
     out->item[BL_MEMORY_COMMUNICATION].device =

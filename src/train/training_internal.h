@@ -174,7 +174,7 @@ void bl_differences_add(bl_differences *d, const char *name, const char *format,
 bl_status bl_job_list_identity(const bl_job *job, const json_t *state, bl_start *start,
                                bl_differences *d);
 
-/* products.c: the BLAS library or GPU, and the build; others when `checkpoint` is resumed are a
+/* products.c: the kind of products or GPU, and the build; others when `checkpoint` is resumed are a
  * warning. Errors: those of bl_device_find_cuda. */
 bl_status bl_products_describe(const bl_job *job, char text[BL_CUDA_GEMM_TEXT_BYTES]);
 bl_status bl_products_record(const bl_job *job, json_t *state);

@@ -18,7 +18,6 @@
 #include "base/clock.h"
 #include "base/files.h"
 #include "base/sizes.h"
-#include "ops/gemm.h"
 #include "store/checkpoint.h"
 
 /* A training here takes a tenth of a second; with a sanitizer, strace and a loaded machine more
@@ -154,12 +153,7 @@ static _Noreturn void child_main(faults_job job, const char *folder, const fault
     for (size_t i = 0; i < BL_COUNT(crashes); i++)
         signal(crashes[i], SIG_DFL); /* cmocka's handlers end in exit() */
     job_keys(job, folder, &args);
-    if (hooks && hooks->attach) {
-        /* oneDNN's mappings are taken before: it looks for memory, but a single one that fails is
-         * beyond it. */
-        if (bl_cpu_gemm_prepare() != BL_OK) _exit(126);
-        wait_for_parent();
-    }
+    if (hooks && hooks->attach) wait_for_parent();
     if (hooks && hooks->before) hooks->before(hooks->arg);
     bl_status st = golden_train(&args);
     golden_args_free(&args);

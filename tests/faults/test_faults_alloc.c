@@ -4,7 +4,7 @@
  *
  * The linker's --wrap puts this file between our code and the allocating functions of libc; jansson
  * allocates through our code (base/json.c). What other libraries allocate inside (YAML, PCRE2,
- * oneDNN, OpenBLAS, libc's streams) is not reached.
+ * libc's streams) is not reached.
  *
  *   test_faults_alloc [POINTS]            how many points in all (100), spread over the allocations
  *                                         of each job

@@ -5,11 +5,8 @@
  *   test_faults_syscalls [POINTS]      how many points in all (60), spread over kinds, errors and
  *                                      calls
  *
- * mmap and mprotect fail after bl_cpu_gemm_prepare: oneDNN writes its code into a mapping that it
- * did not get, or takes other kernels, which round differently, so it makes the code once, behind a
- * probe (test_gemm_memory, test_train_address_space). Left out: errors of write that the program's
- * only writes, to the log and to eventfds, never see. Skipped where strace is missing or may not
- * trace. */
+ * Left out: errors of write that the program's only writes, to the log and to eventfds, never see.
+ * Skipped where strace is missing or may not trace. */
 #include "faults.h"
 
 #include <errno.h>

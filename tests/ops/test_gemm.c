@@ -270,15 +270,40 @@ static void test_refusing_bad_shapes(void **state)
                      BL_EINTERNAL);
 }
 
+/* A row has the bits that it has alone, however many others there are. */
+static void test_rows_alone(void **state)
+{
+    enum { T = 37, N = 75, K = 700 };
+    const pool_set *pools = *state;
+    float *x = random_floats(T * K, 3), *W = random_floats(N * K, 4),
+          *y = malloc(T * N * sizeof *y), alone[N];
+    bl_weight w = {N, K, 1, {{BL_FORMAT_F32, W, NULL, N}}};
+
+    assert_non_null(y);
+    assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[2], T, x, K, &w, 0, y, N), BL_OK);
+    for (int64_t t = 0; t < T; t++) {
+        assert_int_equal(bl_cpu_gemm_weight_nt(pools->of[1], 1, x + t * K, K, &w, 0, alone, N),
+                         BL_OK);
+        assert_memory_equal(alone, y + t * N, sizeof alone);
+        assert_int_equal(
+            bl_cpu_gemm_f32(pools->of[1], false, true, 1, N, K, 1, x + t * K, K, W, K, 0, alone, N),
+            BL_OK);
+        assert_memory_equal(alone, y + t * N, sizeof alone);
+    }
+    free(y);
+    free(W);
+    free(x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm_f32),
-        cmocka_unit_test(test_every_format),
-        cmocka_unit_test(test_fused_matrices),
-        cmocka_unit_test(test_long_inner_dimensions),
-        cmocka_unit_test(test_refusing_bad_shapes),
+        cmocka_unit_test(test_gemm_f32),       cmocka_unit_test(test_every_format),
+        cmocka_unit_test(test_fused_matrices), cmocka_unit_test(test_long_inner_dimensions),
+        cmocka_unit_test(test_rows_alone),     cmocka_unit_test(test_refusing_bad_shapes),
     };
-    print_message("GEMM library: %s\n", bl_cpu_gemm_library());
+    char text[BL_CPU_GEMM_TEXT_BYTES];
+    bl_cpu_gemm_describe(text);
+    print_message("fp32 products: %s\n", text);
     return cmocka_run_group_tests(tests, create_pools, destroy_pools);
 }

@@ -52,6 +52,16 @@ const char *runs_path(const char *format, ...)
     return slot;
 }
 
+bool runs_has_other_products(const char *products)
+{
+#if defined(__x86_64__) && !defined(__FMA__)
+    return strcmp(products, "ballast fp32 fma") == 0;
+#else
+    (void)products;
+    return false;
+#endif
+}
+
 void runs_standard(golden_args *args, const char *output, int ranks)
 {
     golden_args_add(args, "model_name_or_path", GOLDEN_DIR "/models/tiny-gqa");

@@ -28,6 +28,10 @@ const char *runs_path(const char *format, ...) BL_PRINTF(1, 2);
 /* The keys of the standard run: 8 steps, a checkpoint after each. */
 void runs_standard(golden_args *args, const char *output, int ranks);
 
+/* Whether BALLAST_CPU_F32=portable changes the bits of `products` (bl_cpu_gemm_describe): where the
+ * compiler's baseline has no fused multiply-adds, and the processor has. */
+bool runs_has_other_products(const char *products);
+
 /* Changes a key, or adds it; takes it out. */
 void runs_set(golden_args *args, const char *key, const char *format, ...) BL_PRINTF(3, 4);
 void runs_unset(golden_args *args, const char *key);

@@ -6,7 +6,7 @@
  * evaluations share the visits.
  *
  * Why 5 %: what Ballast allocates is counted exactly and touched to the last page by full rows; the
- * rest (the BLAS's buffers, libraries, stacks) is 5 MiB a thread and 4 MiB, measured, against
+ * rest (libraries, stacks) is 4 MiB, measured, against
  * totals of at least 150 MiB. Leaving out the ring, LoRA's state or the saved tensors is more than
  * 20 % in at least one case. */
 #include <math.h>

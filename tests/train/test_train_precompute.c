@@ -163,8 +163,8 @@ static void test_same_bits(void **state)
         }
 }
 
-/* In fp32 the BLAS rounds a row otherwise in a micro-batch of another size. Rewards are differences
- * of sums of up to 24 log-probabilities of about 4: 24 x 4 x 2^-23 is 1.1e-5, times beta 0.1. */
+/* Rewards are differences of sums of up to 24 log-probabilities of about 4: 24 x 4 x 2^-23 is
+ * 1.1e-5, times beta 0.1. */
 static void test_later_epochs(void **state)
 {
     json_t *metrics[2];

@@ -12,7 +12,7 @@
 
 #include <math.h>
 
-#include "ops/cpu/blas.h"
+#include "ops/cpu/f32_kernels.h"
 #include "ops/cpu/ops_cpu.h"
 
 enum { QUERY_BLOCK = 128, KEY_BLOCK = 128 };
@@ -20,6 +20,7 @@ enum { QUERY_BLOCK = 128, KEY_BLOCK = 128 };
 typedef struct backward_scratch {
     float p[QUERY_BLOCK * KEY_BLOCK];
     float ds[QUERY_BLOCK * KEY_BLOCK];
+    ops_f32_scratch product;
 } backward_scratch;
 _Static_assert(sizeof(backward_scratch) <= BL_POOL_SCRATCH_BYTES,
                "the tiles must fit a worker's scratch");
@@ -48,10 +49,10 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
                               backward_scratch *s)
 {
     float scale = (float)(1.0 / sqrt((double)a->d));
-    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k,
-                   a->kv_stride, 0.0f, s->p, t->n_keys);
-    ops_blas_sgemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v,
-                   a->kv_stride, 0.0f, s->ds, t->n_keys);
+    ops_f32_gemm(false, true, t->n_rows, t->n_keys, a->d, scale, t->q, a->q_stride, t->k,
+                 a->kv_stride, 0.0f, s->p, t->n_keys, &s->product);
+    ops_f32_gemm(false, true, t->n_rows, t->n_keys, a->d, 1.0f, t->do_, a->o_stride, t->v,
+                 a->kv_stride, 0.0f, s->ds, t->n_keys, &s->product);
     for (int64_t r = 0; r < t->n_rows; r++) {
         float *p = s->p + r * t->n_keys, *ds = s->ds + r * t->n_keys;
         int64_t end = bl_min_i64(t->n_visible + r, t->n_keys),
@@ -64,12 +65,12 @@ static void backward_one_tile(const bl_attention_backward_args *a, const backwar
         memset(ds + end, 0, (size_t)(t->n_keys - end) * sizeof *ds);
     }
     float keep_rows = t->first_keys ? 0.0f : 1.0f, keep_keys = t->first_rows ? 0.0f : 1.0f;
-    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_,
-                   a->o_stride, keep_keys, t->dv, a->kv_stride);
-    ops_blas_sgemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q,
-                   a->q_stride, keep_keys, t->dk, a->kv_stride);
-    ops_blas_sgemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k,
-                   a->kv_stride, keep_rows, t->dq, a->q_stride);
+    ops_f32_gemm(true, false, t->n_keys, a->d, t->n_rows, 1.0f, s->p, t->n_keys, t->do_,
+                 a->o_stride, keep_keys, t->dv, a->kv_stride, &s->product);
+    ops_f32_gemm(true, false, t->n_keys, a->d, t->n_rows, scale, s->ds, t->n_keys, t->q,
+                 a->q_stride, keep_keys, t->dk, a->kv_stride, &s->product);
+    ops_f32_gemm(false, false, t->n_rows, a->d, t->n_keys, scale, s->ds, t->n_keys, t->k,
+                 a->kv_stride, keep_rows, t->dq, a->q_stride, &s->product);
 }
 
 static void fill_delta(const bl_attention_backward_args *a, int64_t begin, int64_t end,

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "ops/cpu/bf16_kernels.h"
-#include "ops/cpu/blas.h"
+#include "ops/cpu/f32_kernels.h"
 #include "ops/cpu/ops_cpu.h"
 
 enum { QUERY_BLOCK = 128, KEY_BLOCK = 512, KEY_BLOCK_BF16 = 256, STRIP = 16, HEAD_MAX = 256 };
@@ -35,6 +35,7 @@ static softmax_rows rows_from(softmax_state *state, int64_t row)
 typedef struct forward_scratch {
     softmax_state state;
     float scores[QUERY_BLOCK * KEY_BLOCK];
+    ops_f32_scratch product;
 } forward_scratch;
 
 typedef struct forward_scratch_bf16 {
@@ -127,13 +128,13 @@ static void gather_f32(const bl_attention_forward_args *a, const forward_block *
 
     for (int64_t key = b->first_key; key < b->n_keys; key += KEY_BLOCK) {
         int64_t n_keys = bl_min_i64(KEY_BLOCK, b->n_keys - key);
-        ops_blas_sgemm(false, true, b->n_rows, n_keys, a->d, b->scale, q, a->q_stride,
-                       k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys);
+        ops_f32_gemm(false, true, b->n_rows, n_keys, a->d, b->scale, q, a->q_stride,
+                     k + key * a->kv_stride, a->kv_stride, 0.0f, s->scores, n_keys, &s->product);
         online_softmax(rows_from(&s->state, 0), s->scores, n_keys, b->n_rows, n_keys,
                        visible_from(a, b, key), b->window, o, a->o_stride, a->d);
-        ops_blas_sgemm(false, false, b->n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
-                       v + key * a->kv_stride, a->kv_stride, key == b->first_key ? 0.0f : 1.0f, o,
-                       a->o_stride);
+        ops_f32_gemm(false, false, b->n_rows, a->d, n_keys, 1.0f, s->scores, n_keys,
+                     v + key * a->kv_stride, a->kv_stride, key == b->first_key ? 0.0f : 1.0f, o,
+                     a->o_stride, &s->product);
     }
     add_sink(a, b, &s->state);
     for (int64_t r = 0; r < b->n_rows; r++)

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "ops/cpu/bf16_avx512.h"
+#include "ops/cpu/transpose_avx512.h"
 
 enum { PAIR = 2, ROWS = 14, SQUARE = 4, STRIDE = OPS_BF16_A_STRIDE };
 
@@ -160,37 +161,6 @@ TARGET static void copy_rows(const uint16_t *src, int64_t ld, int64_t n_rows, in
             memcpy(dst, src, (size_t)depth * sizeof *dst);
         if (depth % PAIR) dst[depth] = 0;
     }
-}
-
-/* v[i] holds row i: afterwards, column i; elements of 32 bits. */
-INLINE void transpose_16(__m512i v[LANES])
-{
-    __m512i w[LANES];
-    UNROLL for (int i = 0; i < LANES; i += 2)
-    {
-        w[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
-        w[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
-    }
-    UNROLL for (int i = 0; i < LANES; i += 4)
-    {
-        v[i] = _mm512_unpacklo_epi64(w[i], w[i + 2]);
-        v[i + 1] = _mm512_unpackhi_epi64(w[i], w[i + 2]);
-        v[i + 2] = _mm512_unpacklo_epi64(w[i + 1], w[i + 3]);
-        v[i + 3] = _mm512_unpackhi_epi64(w[i + 1], w[i + 3]);
-    }
-    /* Rows 4 r + c hold column 4 lane + c of rows 4 r to 4 r + 3 in each 128-bit lane. */
-    UNROLL for (int c = 0; c < 4; c++)
-    {
-        __m512i even_0 = _mm512_shuffle_i32x4(v[c], v[c + 4], 0x88),
-                odd_0 = _mm512_shuffle_i32x4(v[c], v[c + 4], 0xdd),
-                even_1 = _mm512_shuffle_i32x4(v[c + 8], v[c + 12], 0x88),
-                odd_1 = _mm512_shuffle_i32x4(v[c + 8], v[c + 12], 0xdd);
-        w[c] = _mm512_shuffle_i32x4(even_0, even_1, 0x88);
-        w[c + 8] = _mm512_shuffle_i32x4(even_0, even_1, 0xdd);
-        w[c + 4] = _mm512_shuffle_i32x4(odd_0, odd_1, 0x88);
-        w[c + 12] = _mm512_shuffle_i32x4(odd_0, odd_1, 0xdd);
-    }
-    UNROLL for (int i = 0; i < LANES; i++) v[i] = w[i];
 }
 
 /* Elements 0 to 15 of rows k and k + 1, as pairs. */

@@ -11,19 +11,17 @@
  * number of threads, nor on the other rows. */
 #include "ops/gemm.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "ops/cpu/bf16_kernels.h"
 #include "ops/cpu/ops_cpu.h"
+#include "ops/cpu/tiles.h"
 
 enum {
     TILE_M = 518, /* whole blocks of 14 rows; 512 is whole ones of 32 */
     TILE_N = 8 * OPS_BF16_PANEL,
-    STEP_UNIT = 32, /* of the depth of steps; even, as pairs are */
-    TRIES_M = 12,   /* ways to cut either side */
-    TRIES_N = 24,
+    STEP_UNIT = 32,  /* of the depth of steps; even, as pairs are */
     STRIP_ROWS = 32, /* of W decoded at a time, then packed: they stay in the first-level cache */
     CACHE_LINE_BYTES = 64
 };
@@ -364,48 +362,19 @@ static void bf16_tile(void *arg, int64_t index, void *scratch)
     ops_bf16_end(t->kernels);
 }
 
-/* The side of `n` tiles of equal size, in whole units. */
-static int64_t tile_side(int64_t size, int64_t n, int64_t unit)
-{
-    return bl_max_i64(bl_ceil_div(bl_ceil_div(size, n), unit), 1) * unit;
-}
-
-/* About how many cycles n_m x n_n tiles take per element of the inner dimension: what a thread
- * computes, and a part of a tile more for waiting. Measured on a Zen 4: 0.2 cycles to copy an
- * element of A, 0.45 to decode and pack one of B. */
-static double cost_of_tiles(const bf16_task *t, int64_t n_m, int64_t n_n, int n_threads)
-{
-    int64_t rows = tile_side(t->M, n_m, t->kernels->rows),
-            cols = tile_side(t->N, n_n, OPS_BF16_PANEL),
-            n_tiles = bl_ceil_div(t->M, rows) * bl_ceil_div(t->N, cols);
-    double height = (double)bl_min_i64(rows, t->M), width = (double)bl_min_i64(cols, t->N);
-    double n_rounds = (double)bl_ceil_div(n_tiles, n_threads) + (n_threads > 1 ? 0.15 : 0);
-
-    return n_rounds * (height * width / t->kernels->multiply_adds + 0.2 * height + 0.45 * width);
-}
-
 /* The tiles change no bit of the output: they may be chosen by the number of threads. */
 static void run_tiles(bl_pool *pool, bf16_task *t)
 {
     t->kernels = ops_bf16_kernels_best();
-    int64_t most_m = TILE_M / t->kernels->rows * t->kernels->rows,
-            least_m = bl_max_i64(bl_ceil_div(t->M, most_m), 1),
-            least_n = bl_max_i64(bl_ceil_div(t->N, TILE_N), 1), best_m = least_m, best_n = least_n;
-    double least = INFINITY;
-
-    for (int64_t n_m = least_m; n_m < least_m + TRIES_M; n_m++)
-        for (int64_t n_n = least_n; n_n < least_n + TRIES_N; n_n++) {
-            double cost = cost_of_tiles(t, n_m, n_n, bl_pool_threads(pool));
-            if (cost >= least) continue;
-            least = cost;
-            best_m = n_m;
-            best_n = n_n;
-        }
+    ops_tiles tiles = ops_choose_tiles(t->M, t->N,
+                                       (ops_tile_limits){TILE_M, TILE_N, t->kernels->rows,
+                                                         OPS_BF16_PANEL, t->kernels->multiply_adds},
+                                       bl_pool_threads(pool));
     int64_t n_steps = bl_max_i64(bl_ceil_div(t->K, OPS_BF16_DEPTH), 1);
-    t->depth = tile_side(t->K, n_steps, STEP_UNIT);
-    t->tile_m = tile_side(t->M, best_m, t->kernels->rows);
-    t->tile_n = tile_side(t->N, best_n, OPS_BF16_PANEL);
-    bl_pool_run(pool, bl_ceil_div(t->M, t->tile_m) * bl_ceil_div(t->N, t->tile_n), bf16_tile, t);
+    t->depth = ops_tile_side(t->K, n_steps, STEP_UNIT);
+    t->tile_m = tiles.m;
+    t->tile_n = tiles.n;
+    bl_pool_run(pool, tiles.count, bf16_tile, t);
 }
 
 /* ---- gemm.h ---- */

@@ -220,8 +220,7 @@ bl_status ops_cpu_loss_head(bl_stream *stream, const bl_loss_head_args *a)
     c.du = bl_tensor_at(c.u, n_max * r);
     if (r > 0 && has_dx) memset(a->term->du.data, 0, bl_tensor_bytes(a->term->du, a->T * r));
     if (a->logp) memset(a->logp, 0, (size_t)a->T * sizeof *a->logp);
-    /* A library's fp32 product may depend on the number of rows. */
-    int64_t n_chunk = a->x.dtype == BL_F32 ? n_max : size_of_chunks(a, n_max);
+    int64_t n_chunk = size_of_chunks(a, n_max);
     for (int64_t next_token = 0; next_token < a->T;) {
         bl_tensor packed = has_dx ? bl_tensor_at(a->dx, n_packed * a->H)
                                   : bl_tensor_of((float *)a->logits + n_max * a->V, a->x.dtype);

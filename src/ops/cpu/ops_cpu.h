@@ -5,7 +5,7 @@
  * Bits. No kernel here contracts or reorders by the CPU's vector width: element-wise loops have one
  * order anyway, and sums run in a fixed number of lanes (vf16, vd8) that wide machines hold in one
  * register and narrow ones in several. So a clone for AVX-512 and the baseline give the same bits;
- * only the BLAS under the GEMMs and AMX may differ from CPU to CPU. */
+ * only fp32 products without fused multiply-adds and AMX differ from CPU to CPU. */
 #ifndef BALLAST_OPS_CPU_OPS_CPU_H
 #define BALLAST_OPS_CPU_OPS_CPU_H
 
@@ -50,7 +50,7 @@ bl_status ops_cpu_matmul_end_warm_up(bl_device *device);
 bl_status ops_cpu_matmul_spare_multiprocessors(bl_device *device, int n);
 bl_status ops_cpu_matmul_count_fallbacks(bl_device *device, int64_t counts[BL_FALLBACK_COUNT]);
 
-/* A matrix of a product: sizes >= 0, rows at least n_cols apart, both within the BLAS's 32 bits. */
+/* A matrix of a product: sizes >= 0, rows at least n_cols apart, both within 32 bits. */
 bl_status ops_gemm_check_matrix(const char *name, int64_t n_rows, int64_t n_cols, int64_t ld);
 bl_status ops_gemm_check_weight(const bl_weight *w);
 

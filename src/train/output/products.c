@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* products.c -- what changes the bits of a run besides its configuration, data and model: the
- * library of its products, with the instruction set that the library uses on this machine (bf16:
- * Ballast's own products), or the GPU (src/ops/README.md: all else rounds alike everywhere); and
- * the build of Ballast. */
+ * kind of its products on this machine, or the GPU (src/ops/README.md: all else rounds alike
+ * everywhere); and the build of Ballast. */
 #include <string.h>
 
 #include "base/build_id.h"

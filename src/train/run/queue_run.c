@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "ops/gemm.h"
 #include "train/run/queue.h"
 
 /* Places the base so that a run with its keys and rows of full length fits. */
@@ -58,7 +57,6 @@ static bl_status serve(bl_queue *q)
     bl_job *job = &q->runs[0].training.job;
     bl_peak_memory peak = {0};
 
-    BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(open_base(q));
     BL_TRY(bl_job_open_trace(job));
     if (q->spool) bl_log_info("queue %s: jobs are YAML files moved there", job->config->queue);

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/sizes.h"
 #include "trained/choose.h"
-#include "ops/gemm.h"
 #include "train/run/runs.h"
 
 /* What follows in the log is of that run, if there are several. */
@@ -266,7 +265,6 @@ static bl_status train(bl_train_run_state *runs, int n)
     bl_peak_memory peak = {0};
     bl_error error;
 
-    BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(open_runs(runs, n));
     BL_TRY(prepare_runs(runs, n));
     bl_status st = bl_training_run_ranks(runs, n, NULL, &peak);

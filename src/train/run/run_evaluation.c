@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* run_evaluation.c -- an evaluation, from its configuration to its result. */
-#include "ops/gemm.h"
 #include "trained/choose.h"
 #include "train/rank/ranks.h"
 
@@ -56,7 +55,6 @@ static bl_status open_job(bl_job *job)
 
 static bl_status evaluate(bl_job *job, bl_eval_result *out)
 {
-    BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(bl_job_place_ranks(job));
     BL_TRY(open_job(job));
     bl_plan_input input = bl_job_plan_input(job);

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "ops/gemm.h"
 #include "train/rank/group.h"
 #include "train/session/session_internal.h"
 
@@ -245,7 +244,6 @@ static bl_status open_job(bl_session *s)
 {
     bl_job *job = &s->job;
 
-    BL_TRY(bl_cpu_gemm_prepare());
     BL_TRY(bl_job_place_ranks(job));
     BL_TRY(bl_job_open_model(job));
     job->model->n_positions = s->config->max_seq_length;
