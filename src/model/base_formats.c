@@ -145,6 +145,11 @@ bl_model_stored_size bl_model_measure_stored(const bl_model *model)
             size.decoded_row_bytes =
                 bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
         size.n_bytes += tensor->n_bytes;
+        bl_hf_weight w;
+        if (coded && bl_hf_get_weight(model->files, coded->name, &w) == BL_OK)
+            size.scale_bytes = bl_max_i64(size.scale_bytes, w.scale_rows * w.scale_cols *
+                                                                (w.packed && w.zero_point ? 2 : 1) *
+                                                                (int64_t)sizeof(float));
         if (coded) tensor = coded;
         if (model->config.arch->is_transposed && !coded && tensor->n_dims == 3)
             size.matrix_bytes = bl_max_i64(size.matrix_bytes, tensor->n_bytes / tensor->shape[0]);

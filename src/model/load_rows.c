@@ -517,7 +517,7 @@ int64_t bl_model_load_bytes(const bl_model_stored_size *stored, int n_shards)
             bl_max_i64(BL_IO_CHUNK_BYTES, decoded * (stored->is_in_blocks ? BL_FP8_BLOCK : 1));
 
     return bl_min_i64(buffers, bl_ceil_div(stored->n_bytes, n_shards)) + (bounces ? bounce : 0) +
-           decoded + 2 * stored->matrix_bytes + staging;
+           decoded + 2 * stored->matrix_bytes + stored->scale_bytes + staging;
 }
 
 /* As deep a queue and as large requests as the ranges have a use for. */

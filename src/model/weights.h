@@ -213,6 +213,7 @@ typedef struct bl_model_stored_size {
     /* Of FP8 weights that are decoded to be quantized: the longest row in fp32. 0: none. */
     int64_t decoded_row_bytes;
     int64_t matrix_bytes; /* the largest matrix that is stored transposed; 0: none */
+    int64_t scale_bytes;  /* the most scales and zero points of a weight, in fp32; 0: none */
 } bl_model_stored_size;
 bl_model_stored_size bl_model_measure_stored(const bl_model *model);
 /* About the most memory that a rank takes while it loads, besides the loaded data; freed at the

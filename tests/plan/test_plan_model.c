@@ -140,6 +140,31 @@ static void test_fp8_folders(void **state)
     }
 }
 
+/* A loader holds the scales of one weight whole, in fp32, and its zero points. */
+static void test_scales(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t scale_bytes;
+    } cases[] = {{"bits4/models/int4-g32", 96 * 2 * 4},
+                 {"bits4/models/int4-g128-zero", 128 * 1 * 2 * 4},
+                 {"bits4/models/nf4", 96 * 1 * 4},
+                 {"train/models/tiny-gqa", 0}};
+
+    (void)state;
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        char dir[512];
+        bl_plan_model m;
+        snprintf(dir, sizeof dir, "tests/golden/%s", cases[i].name);
+        assert_int_equal(bl_plan_model_open(dir, BL_BASE_AUTO, &m), BL_OK);
+        assert_int_equal(m.stored.scale_bytes, cases[i].scale_bytes);
+        int64_t all = bl_model_load_bytes(&m.stored, 1);
+        m.stored.scale_bytes = 0;
+        assert_int_equal(all - bl_model_load_bytes(&m.stored, 1), cases[i].scale_bytes);
+        bl_plan_model_close(&m);
+    }
+}
+
 static bl_status load(const bl_config_machine *machine, const char *key, const char *value,
                       bl_train_config **out)
 {
@@ -219,6 +244,7 @@ int main(void)
         cmocka_unit_test(test_published_fp8),
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_fp8_folders),
+        cmocka_unit_test(test_scales),
         cmocka_unit_test(test_described_machine),
         cmocka_unit_test(test_fp8_by_capability),
     };
