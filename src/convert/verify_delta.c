@@ -7,14 +7,14 @@
 
 #include "base/sizes.h"
 #include "convert/verify_internal.h"
-#include "fp8/codec.h"
+#include "fp8/packed.h"
 #include "ops/gemm.h"
 
 enum { PIECE_ELEMENTS = 4 << 20, RUN = 4096 };
 
 struct bl_delta {
     bl_pool *pool;
-    /* [capacity]; unit: the scale of FP8 codes; merged and bytes: of 8 bytes each */
+    /* [capacity]; unit: the scale of codes; merged and bytes: of 8 bytes each */
     float *base, *merged, *delta, *unit;
     void *bytes;
     bl_delta_sums *runs;
@@ -93,11 +93,11 @@ static bl_status allocate(bl_delta *d, const bl_slice *slice)
 
 /* ---- stored values ---- */
 
-/* A matrix whose rows are read; scales of FP8 codes. */
+/* A matrix whose rows are read; scales of FP8 and 4-bit codes, followed by zero points. */
 typedef struct source {
     bl_slice slice;
     bl_hf_weight weight;
-    float *scales; /* NULL: none */
+    float *scales, *zero_points; /* NULL: none */
 } source;
 
 static bl_status open_source(const bl_hf_model *model, const bl_slice *slice, source *out)
@@ -105,16 +105,42 @@ static bl_status open_source(const bl_hf_model *model, const bl_slice *slice, so
     const bl_stored_tensor *t = slice->tensor;
 
     *out = (source){.slice = *slice};
-    if (t->dtype != BL_F8_E4M3) return BL_OK;
+    if (t->dtype != BL_F8_E4M3 && !bl_verify_is_packed(model, t)) return BL_OK;
     BL_TRY(bl_hf_get_weight(model, t->name, &out->weight));
-    out->scales =
-        malloc((size_t)(out->weight.scale_rows * out->weight.scale_cols + 1) * sizeof *out->scales);
+    int64_t n = out->weight.scale_rows * out->weight.scale_cols;
+    out->scales = malloc((size_t)(2 * n + 1) * sizeof *out->scales);
     if (!out->scales) return BL_FAIL(BL_ENOMEM, "the scales of %s", t->name);
     bl_status st = bl_hf_read_scales(&out->weight, out->scales);
+    if (st == BL_OK && out->weight.packed && out->weight.zero_point) {
+        out->zero_points = out->scales + n;
+        st = bl_hf_read_zero_points(&out->weight, out->zero_points);
+    }
     if (st == BL_OK) return BL_OK;
     free(out->scales);
     out->scales = NULL;
     return st;
+}
+
+static bl_status read_packed(bl_delta *d, const source *s, int64_t begin, int64_t rows,
+                             float *values, float *unit)
+{
+    const bl_hf_weight *w = &s->weight;
+    const bl_hf_packed *p = w->packed;
+    int64_t cols = w->cols, row_bytes = w->codes->n_bytes / w->rows;
+    bl_code_layout layout = p->is_high_first ? BL_CODES_HIGH_FIRST : BL_CODES_LOW_FIRST;
+
+    BL_TRY(
+        bl_stored_tensor_read(w->codes, begin * row_bytes, (size_t)(rows * row_bytes), d->bytes));
+    for (int64_t i = 0; i < rows * cols; i++) {
+        int64_t row = begin + i / cols, col = i % cols,
+                at = p->is_flat ? (row * cols + col) / w->block_cols
+                                : row / w->block_rows * w->scale_cols + col / w->block_cols;
+        const uint8_t *codes = (const uint8_t *)d->bytes + i / cols * row_bytes;
+        float zero = s->zero_points ? s->zero_points[at] : 0;
+        values[i] = (p->book[bl_packed_code(codes, layout, col)] - zero) * s->scales[at];
+        if (unit) unit[i] = s->scales[at];
+    }
+    return BL_OK;
 }
 
 /* Rows [begin, begin + rows), and the scale of each code (else 1). */
@@ -125,6 +151,7 @@ static bl_status read_rows(bl_delta *d, const source *s, int64_t begin, int64_t 
     int64_t cols = s->slice.cols, width = (int64_t)bl_dtype_bytes(t->dtype), n = rows * cols;
     const uint8_t *codes = d->bytes;
 
+    if (s->weight.packed) return read_packed(d, s, begin, rows, values, unit);
     BL_TRY(bl_stored_tensor_read(t, (s->slice.first_row + begin) * cols * width,
                                  (size_t)(n * width), d->bytes));
     if (!s->scales) {
@@ -197,12 +224,33 @@ static bl_status read_factors(bl_delta *d, const bl_factors *f, int64_t rows, in
 
 /* ---- sums ---- */
 
-/* Half the distance of the neighbors of x in the dtype; unit: the scale of FP8 codes. */
-static float half_gap(bl_dtype dtype, float x, float unit)
+/* The value of the book next to q, and half the larger distance to its neighbors there. */
+static float nearest_value(const float book[16], float q, float *half)
 {
-    float size = fabsf(x), q = size / unit;
+    float nearest = book[0], below = -INFINITY, above = INFINITY;
+
+    for (int i = 1; i < 16; i++)
+        if (fabsf(book[i] - q) < fabsf(nearest - q)) nearest = book[i];
+    for (int i = 0; i < 16; i++) {
+        if (book[i] < nearest) below = fmaxf(below, book[i]);
+        if (book[i] > nearest) above = fminf(above, book[i]);
+    }
+    *half =
+        0.5f * fmaxf(isfinite(below) ? nearest - below : 0, isfinite(above) ? above - nearest : 0);
+    return nearest;
+}
+
+/* Half the distance of the neighbors of x in the dtype, or in the book of 4-bit codes; unit: the
+ * scale of codes. Beyond the largest code also what is cut off. */
+static float half_gap(bl_dtype dtype, const float *book, float x, float unit)
+{
+    float size = fabsf(x), q = size / unit, half;
     int exponent;
 
+    if (book) {
+        float cut = fabsf(x / unit - nearest_value(book, x / unit, &half));
+        return fabsf(unit) * fmaxf(half, cut);
+    }
     switch (dtype) {
     case BL_BF16:
         return size * 0x1p-8f;
@@ -216,8 +264,11 @@ static float half_gap(bl_dtype dtype, float x, float unit)
     }
 }
 
-static float round_to(bl_dtype dtype, float x, float unit)
+static float round_to(bl_dtype dtype, const float *book, float x, float unit)
 {
+    float half;
+
+    if (book) return nearest_value(book, x / unit, &half) * unit;
     switch (dtype) {
     case BL_BF16:
         return bl_bf16_to_f32(bl_f32_to_bf16(x));
@@ -232,7 +283,8 @@ static float round_to(bl_dtype dtype, float x, float unit)
 
 typedef struct run_argument {
     bl_delta *d;
-    bl_dtype dtype; /* of merged */
+    bl_dtype dtype;    /* of merged */
+    const float *book; /* of its 4-bit codes; NULL: whole bytes */
     bool has_delta;
     int64_t n;
 } run_argument;
@@ -252,8 +304,9 @@ static void add_run(void *argument, int64_t index, void *scratch)
         float w = p->base[i], m = p->merged[i], unit = p->unit[i];
         double d = a->has_delta ? p->delta[i] : 0;
         float sum = a->has_delta ? w + p->delta[i] : w;
-        double nearest = round_to(a->dtype, sum, unit), without = round_to(a->dtype, w, unit);
-        double gap = half_gap(a->dtype, fmaxf(fabsf(sum), fabsf(m)), unit);
+        double nearest = round_to(a->dtype, a->book, sum, unit),
+               without = round_to(a->dtype, a->book, w, unit);
+        double gap = half_gap(a->dtype, a->book, fabsf(m) > fabsf(sum) ? m : sum, unit);
         double off = (double)m - nearest, change = (double)m - without, error = (double)m - w - d;
         s.n_bad_base += !isfinite(w);
         s.n_bad_merged += !isfinite(m);
@@ -295,7 +348,14 @@ static bl_status compare_piece(bl_delta *d, const source *base, const source *me
                                int64_t rows, const bl_factors *f, bl_delta_sums *out)
 {
     int64_t cols = base->slice.cols, n = rows * cols;
-    run_argument a = {d, merged->slice.tensor->dtype, f != NULL, n};
+    const bl_hf_packed *packed = merged->weight.packed;
+    run_argument a = {d, merged->slice.tensor->dtype, packed ? packed->book : NULL, f != NULL, n};
+
+    if (merged->zero_points)
+        return BL_FAIL(BL_EINPUT,
+                       "tensor %s: a merged model with zero points is not compared; use the output "
+                       "of ballast dequantize",
+                       merged->slice.tensor->name);
 
     BL_TRY(read_rows(d, base, begin, rows, d->base, NULL));
     BL_TRY(read_rows(d, merged, begin, rows, d->merged, d->unit));

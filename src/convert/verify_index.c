@@ -38,6 +38,11 @@ static bool begins_with_number(const char *text, size_t *n)
     return *n > 0 && text[*n] == '.';
 }
 
+bool bl_verify_is_packed(const bl_hf_model *model, const bl_stored_tensor *tensor)
+{
+    return model && bl_hf_find(model, tensor->name) != tensor;
+}
+
 bool bl_verify_key(const char *name, char key[BL_VERIFY_NAME_BYTES])
 {
     static const renaming beginnings[] = {{"language_model.model.", "model."},

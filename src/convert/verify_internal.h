@@ -44,6 +44,9 @@ void bl_verify_index_close(bl_verify_index *index);
 const bl_verify_block *bl_verify_find(const bl_verify_index *index,
                                       const char *key); /* NULL: none */
 
+/* Whether a block's tensor has 4-bit codes (bl_hf_packed). */
+bool bl_verify_is_packed(const bl_hf_model *model, const bl_stored_tensor *tensor);
+
 /* A tensor's or module's name as transformers 5 has it in a text model: without "language_model.",
  * and block_sparse_moe.experts.0.w1 as mlp.experts.0.gate_proj. False: too long. */
 bool bl_verify_key(const char *name, char key[BL_VERIFY_NAME_BYTES]);
@@ -149,7 +152,7 @@ typedef struct bl_delta_sums {
 } bl_delta_sums;
 
 typedef struct bl_delta_sides {
-    const bl_hf_model *base_model, *merged_model; /* base_model: of FP8 codes; else NULL is fine */
+    const bl_hf_model *base_model, *merged_model; /* base_model: of codes; else NULL is fine */
     bl_slice base, merged;                        /* of the same rows and cols */
 } bl_delta_sides;
 
