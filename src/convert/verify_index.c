@@ -126,9 +126,16 @@ static bool ends_in(const char *text, const char *end)
 /* Scales describe stored codes, which are compared by value; frequencies of RoPE are computed. */
 static bool is_skipped(const char *name)
 {
-    static const char *const ends[] = {".weight_scale", ".weight_scale_inv", ".weight_zero_point",
-                                       ".input_scale",  ".output_scale",     ".activation_scale",
-                                       ".k_scale",      ".v_scale",          ".q_scale",
+    static const char *const ends[] = {".weight_scale",
+                                       ".weight_scale_inv",
+                                       ".weight_zero_point",
+                                       ".input_scale",
+                                       ".input_global_scale",
+                                       ".output_scale",
+                                       ".activation_scale",
+                                       ".k_scale",
+                                       ".v_scale",
+                                       ".q_scale",
                                        ".inv_freq"};
 
     for (size_t i = 0; i < BL_COUNT(ends); i++)
