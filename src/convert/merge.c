@@ -251,11 +251,11 @@ static bl_status choose_rounding(bl_merge *m)
     const bl_hf_model *model = m->conversion.model;
     bl_merge_rounding rounding = m->options->rounding;
     bl_hf_weight weight;
-    bool is_on_grid = false;
+    bool is_on_grid = false, keeps_experts = bl_merge_keeps_experts(m);
 
     for (size_t i = 0; i < bl_hf_count(model); i++) {
         const bl_stored_tensor *tensor = bl_hf_quantized_at(model, i);
-        if (!tensor) continue;
+        if (!tensor || keeps_experts) continue;
         m->is_quantized_source = true;
         BL_TRY(bl_hf_get_weight(model, tensor->name, &weight));
         is_on_grid = is_on_grid || bl_merge_loaded_format(&weight) == m->format;

@@ -42,6 +42,10 @@ typedef struct bl_merge {
  * has the stored codes and scales, other values as they are. */
 bl_format bl_merge_loaded_format(const bl_hf_weight *weight);
 
+/* Whether quantized weights are copied as they are stored: those of a merge in the checkpoint's own
+ * formats, where all of them are of routed experts in 4 bits. */
+bool bl_merge_keeps_experts(const bl_merge *merge);
+
 bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out);
 bl_status bl_merge_write_shard(void *merge, size_t index, const char *path, json_t *entry);
 

@@ -41,25 +41,64 @@ static bl_format target_format(const bl_merge *m, bl_dtype stored)
     return format;
 }
 
+bool bl_merge_keeps_experts(const bl_merge *m)
+{
+    const bl_arch *arch = m->conversion.config.arch;
+    int64_t layer;
+
+    for (size_t i = 0; i < bl_hf_count(m->conversion.model); i++) {
+        const bl_stored_tensor *t = bl_hf_quantized_at(m->conversion.model, i);
+        int p = t ? bl_arch_find_projection(arch, t->name, &layer) : -1;
+        if (t && (p < 0 || !bl_arch_is_routed(arch, p) || t->dtype != BL_U8)) return false;
+    }
+    return m->format == BL_FORMAT_COUNT;
+}
+
+/* A stack of matrices in 4 bits, which another format has as one tensor, too. */
+static bl_status plan_stack(bl_shard_plan *plan, const bl_arch *arch,
+                            const bl_stored_tensor *tensor, bl_format format)
+{
+    if (bl_format_has_scales(format)) BL_TRY(bl_shard_check_matrix(tensor));
+    bl_stored_tensor_spec *spec = bl_shard_plan_copy(plan, tensor);
+    spec->dtype = bl_format_describe(format)->dtype;
+    if (arch->is_transposed) {
+        spec->shape[1] = tensor->shape[2];
+        spec->shape[2] = tensor->shape[1];
+    }
+    plan->n_bytes += tensor->shape[0] * tensor->shape[1] * tensor->shape[2] *
+                         (int64_t)bl_dtype_bytes(spec->dtype) -
+                     tensor->n_bytes;
+    return BL_OK;
+}
+
 bl_status bl_merge_plan_shard(void *merge, const bl_safetensors *source, bl_shard_plan *out)
 {
     const bl_merge *m = merge;
     const bl_arch *arch = m->conversion.config.arch;
+    bool keeps_experts = bl_merge_keeps_experts(m);
 
     BL_TRY(bl_shard_plan_begin(source, out));
     for (size_t i = 0; i < bl_safetensors_count(source); i++) {
-        const bl_stored_tensor *tensor =
-            bl_hf_resolve(m->conversion.model, bl_safetensors_at(source, i));
+        const bl_stored_tensor *stored = bl_safetensors_at(source, i),
+                               *tensor = bl_hf_resolve(m->conversion.model, stored);
+        if (keeps_experts && bl_hf_weight_of_part(m->conversion.model, stored)) {
+            bl_shard_plan_copy(out, stored);
+            continue;
+        }
         if (!tensor || describes_codes(arch, tensor->name)) continue;
         int64_t layer;
         bool is_projection = bl_arch_find_projection(arch, tensor->name, &layer) >= 0;
-        bool is_packed = tensor != bl_safetensors_at(source, i);
+        bool is_packed = tensor != stored;
         if ((tensor->dtype == BL_F8_E4M3 || is_packed) && !is_projection)
             return BL_FAIL(BL_EINPUT,
                            "tensor %s is %s, but not a projection of a decoder layer: "
                            "use a checkpoint that has it in bf16",
                            tensor->name, is_packed ? "in 4 bits" : "FP8");
         bl_format format = target_format(m, tensor->dtype);
+        if (is_packed && tensor->n_dims == 3) {
+            BL_TRY(plan_stack(out, arch, tensor, format));
+            continue;
+        }
         if (is_projection && bl_format_describe(format)->dtype != tensor->dtype)
             BL_TRY(bl_shard_check_matrix(tensor));
         if (is_projection && bl_format_has_scales(format)) {
@@ -147,6 +186,21 @@ bl_format bl_merge_loaded_format(const bl_hf_weight *w)
     return format;
 }
 
+/* BL_EUSAGE: the tensor is a part of experts that are copied, and an adapter targets them. */
+static bl_status check_copied(const bl_merge *m, const bl_stored_tensor *tensor)
+{
+    const bl_stored_tensor *weight = bl_hf_weight_of_part(m->conversion.model, tensor);
+    int64_t layer;
+    int module;
+
+    if (!weight || !bl_merge_keeps_experts(m) || !find_module(m, weight->name, &layer, &module) ||
+        rank_of(m, module) == 0)
+        return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "base_format auto: an adapter changes %s, which is in 4 bits; use bf16",
+                   weight->name);
+}
+
 /* Those that are not copied. */
 static bl_status list_matrices(shard *s)
 {
@@ -158,9 +212,9 @@ static bl_status list_matrices(shard *s)
         const bl_stored_tensor_spec *spec = &s->plan->specs[i];
         const bl_shard_part *part = &s->plan->parts[i];
         matrix x = {.spec = i};
-        if (part->role == BL_SHARD_SCALES || part->role == BL_SHARD_CONSTANT ||
-            !find_module(m, part->tensor->name, &x.layer, &x.module))
-            continue;
+        if (part->role == BL_SHARD_SCALES || part->role == BL_SHARD_CONSTANT) continue;
+        BL_TRY(check_copied(m, part->tensor));
+        if (!find_module(m, part->tensor->name, &x.layer, &x.module)) continue;
         BL_TRY(bl_hf_get_weight(m->conversion.model, part->tensor->name, &x.weight));
         x.stored = bl_merge_loaded_format(&x.weight);
         x.format = target_format(m, x.weight.codes->dtype);
@@ -174,8 +228,10 @@ static bl_status list_matrices(shard *s)
     return BL_OK;
 }
 
+/* Of a stack, a matrix. */
 static int64_t rows_of_piece(const matrix *x)
 {
+    if (x->weight.codes->n_dims == 3) return x->weight.rows / x->weight.codes->shape[0];
     return bl_min_i64(bl_shard_piece_rows(x->weight.cols, PIECE_ELEMENTS), x->weight.rows);
 }
 
@@ -315,10 +371,17 @@ static bl_status read_factors(shard *s, const matrix *x)
 
 static bl_status put_piece(shard *s, const matrix *x, const bl_row_job *job)
 {
-    int64_t row_bytes = bl_format_row_bytes(x->format, x->weight.cols);
+    int64_t cols = x->weight.cols, rows = job->end - job->begin,
+            row_bytes = bl_format_row_bytes(x->format, cols);
+    const void *bytes = s->out;
 
-    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * row_bytes, s->out,
-                                     (size_t)((job->end - job->begin) * row_bytes)));
+    if (x->weight.codes->n_dims == 3 && s->m->conversion.config.arch->is_transposed) {
+        bl_rows_transpose(s->m->options->pool, (size_t)(row_bytes / cols), cols, rows, cols, s->out,
+                          s->codes);
+        bytes = s->codes;
+    }
+    BL_TRY(bl_safetensors_writer_put(s->writer, x->spec, job->begin * row_bytes, bytes,
+                                     (size_t)(rows * row_bytes)));
     if (job->end < x->weight.rows || !bl_format_has_scales(x->format)) return BL_OK;
     BL_TRY(bl_safetensors_writer_put(s->writer, x->spec + 1, 0, s->out_scales,
                                      (size_t)scale_bytes(x, x->format, x->weight.rows)));

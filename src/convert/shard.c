@@ -39,7 +39,8 @@ bl_status bl_shard_check_matrix(const bl_stored_tensor *tensor)
     return BL_FAIL(
         BL_EINPUT,
         "tensor %s has the stacked experts of a layer, which are not converted: save the "
-        "model with a tensor per expert (transformers: save_original_format=True)",
+        "model with a tensor per expert (transformers: save_original_format=True), or use "
+        "base_format of train, eval and generate",
         tensor->name);
 }
 

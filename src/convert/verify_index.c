@@ -12,7 +12,7 @@
 #include "base/sizes.h"
 #include "convert/verify_internal.h"
 
-enum { CONFIG_MAX_BYTES = 16 << 20, MAX_BLOCKS = 1 << 20, MX_GROUP = 32 };
+enum { CONFIG_MAX_BYTES = 16 << 20, MAX_BLOCKS = 1 << 20 };
 
 /* ---- keys ---- */
 
@@ -182,7 +182,7 @@ static bl_status add_stacked(bl_verify_index *index, const bl_stored_tensor *t, 
     return BL_OK;
 }
 
-/* gpt-oss' MXFP4: (E, out, in / 32, 16) with two weights per byte, of (E, in, out). */
+/* gpt-oss' MXFP4, (E, out, in), of (E, in, out). */
 static bl_status add_mxfp4(bl_verify_index *index, const bl_stored_tensor *t, const char *head,
                            const char *end)
 {
@@ -190,8 +190,7 @@ static bl_status add_mxfp4(bl_verify_index *index, const bl_stored_tensor *t, co
 
     for (int64_t e = 0; e < t->shape[0]; e++) {
         snprintf(key, sizeof key, "%s%" PRId64 ".%s", head, e, end);
-        BL_TRY(
-            add_block(index, key, e, true, (bl_slice){t, 0, MX_GROUP * t->shape[2], t->shape[1]}));
+        BL_TRY(add_block(index, key, e, true, (bl_slice){t, 0, t->shape[2], t->shape[1]}));
     }
     return BL_OK;
 }
@@ -229,9 +228,9 @@ static bl_status add_tensor(bl_verify_index *index, const bl_stored_tensor *t)
     if (!bl_verify_key(t->name, key))
         return BL_FAIL(BL_EINPUT, "%s: a tensor's name has more than %d bytes: %.60s...",
                        bl_safetensors_path(t->file), BL_VERIFY_NAME_BYTES - 1, t->name);
-    bool is_mxfp4 = t->n_dims == 4 && t->dtype == BL_U8;
-    for (size_t i = 0; i < BL_COUNT(stacked) && (is_mxfp4 || t->n_dims == 3); i++) {
-        snprintf(end, sizeof end, ".experts.%s%s", stacked[i], is_mxfp4 ? "_blocks" : "");
+    bool is_mxfp4 = t->n_dims == 3 && t->dtype == BL_U8;
+    for (size_t i = 0; i < BL_COUNT(stacked) && t->n_dims == 3; i++) {
+        snprintf(end, sizeof end, ".experts.%s", stacked[i]);
         if (!ends_in(key, end)) continue;
         key[strlen(key) - strlen(end) + strlen(".experts.")] = '\0';
         return is_mxfp4 ? add_mxfp4(index, t, key, stacked[i])

@@ -142,8 +142,8 @@ bl_model_stored_size bl_model_measure_stored(const bl_model *model)
         const bl_stored_tensor *tensor = bl_hf_at(model->files, i),
                                *coded = bl_hf_quantized_at(model->files, i);
         if (is_decoded && coded)
-            size.decoded_row_bytes =
-                bl_max_i64(size.decoded_row_bytes, coded->shape[1] * (int64_t)sizeof(float));
+            size.decoded_row_bytes = bl_max_i64(
+                size.decoded_row_bytes, coded->shape[coded->n_dims - 1] * (int64_t)sizeof(float));
         size.n_bytes += tensor->n_bytes;
         bl_hf_weight w;
         if (coded && bl_hf_get_weight(model->files, coded->name, &w) == BL_OK)

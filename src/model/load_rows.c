@@ -190,7 +190,10 @@ static bl_status take_step(bl_row_loader *loader, const bl_row_job *job, const b
     BL_TRY(name_tensor(w, take_range(loader, n_bytes, bytes)));
     if (w->n_transposed == 0) return BL_OK;
     BL_TRY(reserve(&loader->turned, &loader->turned_bytes, (s->stop - s->row) * row_bytes(w)));
-    bl_row_transpose(loader->pool, w, s->row, s->stop, *bytes, loader->turned);
+    size_t width = bl_dtype_bytes(w->codes->dtype);
+    bl_rows_transpose(loader->pool, width, s->stop - s->row, w->cols, bl_row_matrix_rows(w),
+                      (const char *)*bytes + (size_t)(s->row - bl_row_matrix_of(w, s->row)) * width,
+                      loader->turned);
     *bytes = loader->turned;
     return BL_OK;
 }

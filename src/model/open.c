@@ -15,6 +15,19 @@
 
 enum { FLOAT_DTYPES = BL_DTYPE_BIT(BL_F32) | BL_DTYPE_BIT(BL_F16) | BL_DTYPE_BIT(BL_BF16) };
 
+/* Stacks may have 4 bits, with output channels first. */
+static void expect_stack(const bl_model_config *c, const bl_hf_model *model, bl_hf_expected *e)
+{
+    const bl_stored_tensor *stored = bl_hf_find_weight(model, e->name);
+    int64_t cols = e->shape[1];
+
+    if (!stored || stored->dtype != BL_U8) return;
+    e->dtypes |= BL_DTYPE_BIT(BL_F8_E4M3);
+    if (!c->arch->is_transposed) return;
+    e->shape[1] = e->shape[2];
+    e->shape[2] = cols;
+}
+
 /* A tied head may be stored besides the embedding or in its place. */
 static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
                              const bl_arch_tensor *t)
@@ -26,6 +39,7 @@ static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
                         .dtypes = FLOAT_DTYPES};
 
     if (t->role == BL_ROLE_PROJECTION && t->n_dims == 2) e.dtypes |= BL_DTYPE_BIT(BL_F8_E4M3);
+    if (t->role == BL_ROLE_PROJECTION && t->n_dims == 3) expect_stack(c, model, &e);
     if (c->tie_word_embeddings && t->role == BL_ROLE_HEAD) e.optional = true;
     bl_arch_module_tensor(c->arch->head, head);
     if (c->tie_word_embeddings && t->role == BL_ROLE_EMBEDDING)

@@ -41,9 +41,10 @@ static inline int64_t bl_row_matrix_of(const bl_hf_weight *weight, int64_t row)
 {
     return row / bl_row_matrix_rows(weight) * bl_row_matrix_rows(weight);
 }
-/* rows = rows [begin, end), of one matrix, whose stored bytes are `matrix` (cols, rows). */
-void bl_row_transpose(bl_pool *pool, const bl_hf_weight *weight, int64_t begin, int64_t end,
-                      const void *matrix, void *rows);
+/* to (n_rows, n_cols) = the transpose of from (n_cols, n_rows), whose rows are `stride` elements
+ * apart; of `width` bytes, 2 or 4. */
+void bl_rows_transpose(bl_pool *pool, size_t width, int64_t n_rows, int64_t n_cols, int64_t stride,
+                       const void *from, void *to);
 
 /* packed.c: whether checkpoints of the kind may be held in the format as they are stored. */
 bool bl_model_format_is_of(bl_format format, bl_scale_kind kind);

@@ -6,16 +6,16 @@
 enum { BLOCK = 64 }; /* rows of an item, and columns at a time, to fit a cache */
 
 typedef struct transposition {
-    int64_t n_rows, n_cols, stride, width; /* stride: rows of the matrix; width: bytes */
-    const char *from;                      /* at the first row */
-    char *to;
+    int64_t n_rows, n_cols, stride;
+    size_t width;
+    const void *from;
+    void *to;
 } transposition;
 
 #define COPY(type)                                                                                 \
     for (int64_t c = at; c < bl_min_i64(t->n_cols, at + BLOCK); c++)                               \
         for (int64_t r = begin; r < end; r++)                                                      \
-    ((type *)(void *)t->to)[r * t->n_cols + c] =                                                   \
-        ((const type *)(const void *)t->from)[c * t->stride + r]
+    ((type *)t->to)[r * t->n_cols + c] = ((const type *)t->from)[c * t->stride + r]
 
 static void transpose_item(void *arg, int64_t index, void *scratch)
 {
@@ -30,16 +30,10 @@ static void transpose_item(void *arg, int64_t index, void *scratch)
             COPY(uint32_t);
 }
 
-void bl_row_transpose(bl_pool *pool, const bl_hf_weight *w, int64_t begin, int64_t end,
-                      const void *matrix, void *rows)
+void bl_rows_transpose(bl_pool *pool, size_t width, int64_t n_rows, int64_t n_cols, int64_t stride,
+                       const void *from, void *to)
 {
-    int64_t width = (int64_t)bl_dtype_bytes(w->codes->dtype);
-    transposition t = {.n_rows = end - begin,
-                       .n_cols = w->cols,
-                       .stride = bl_row_matrix_rows(w),
-                       .width = width,
-                       .from = (const char *)matrix + (begin - bl_row_matrix_of(w, begin)) * width,
-                       .to = rows};
+    transposition t = {n_rows, n_cols, stride, width, from, to};
 
-    bl_pool_run(pool, bl_ceil_div(t.n_rows, BLOCK), transpose_item, &t);
+    bl_pool_run(pool, bl_ceil_div(n_rows, BLOCK), transpose_item, &t);
 }

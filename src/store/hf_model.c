@@ -372,7 +372,9 @@ static bl_status check_excluded(const bl_hf_model *model, const char *name)
     const char *excluded;
     char *module = NULL;
 
-    BL_TRY(bl_text_format(&module, "%.*s", (int)strlen(name) - (int)strlen(".weight"), name));
+    size_t end = bl_text_ends_with(name, ".weight") ? strlen(".weight") : 0;
+
+    BL_TRY(bl_text_format(&module, "%.*s", (int)(strlen(name) - end), name));
     bl_status st = bl_hf_find_excluded(&model->declared, module, &excluded);
     if (st == BL_OK && excluded)
         st = BL_FAIL(BL_EINPUT, "%s is %s, but the quantization's %s has \"%.80s\"", name,

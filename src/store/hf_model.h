@@ -46,6 +46,7 @@ const bl_stored_tensor *bl_hf_find(const bl_hf_model *model, const char *name);
  *   compressed-tensors      X.weight_packed: I32, 8 codes each (INT4), X.weight_scale,
  *                           X.weight_shape, X.weight_zero_point; or U8 (MXFP4:
  *                           scales in E8M0; NVFP4: E4M3, divided by X.weight_global_scale)
+ *   gpt-oss                 X_blocks, X_scales (MXFP4) of n matrices: X [n, rows, cols]
  *   Model Optimizer         X.weight of U8 (NVFP4), X.weight_scale times X.weight_scale_2
  *   bitsandbytes            X.weight.quant_state.bitsandbytes__nf4 and the tensors beside it
  * X.weight names the matrix in all of them. The stored dtype decides whether a weight is FP8, the
@@ -81,7 +82,9 @@ enum { BL_SCALE_BLOCK_SIZE = 128 }; /* rows and columns of a block */
 
 /* Codes of 4 bits, and the stored tensors that make their scales. */
 typedef struct bl_hf_packed {
-    bl_stored_tensor codes; /* "X.weight", U8, [rows, cols]; n_bytes and offset as stored */
+    /* "X.weight", U8, [rows, cols]; of gpt-oss "X", [n, rows, cols]; n_bytes and offset as
+     * stored */
+    bl_stored_tensor codes;
     bl_scale_kind kind;
     float book[16];
     bool is_high_first; /* a byte's first code is in its high bits */
@@ -99,7 +102,7 @@ typedef struct bl_hf_packed {
 } bl_hf_packed;
 
 typedef struct bl_hf_weight {
-    const bl_stored_tensor *codes; /* F32, F16, BF16, F8_E4M3 or, packed, U8, [rows, cols] */
+    const bl_stored_tensor *codes; /* F32, F16, BF16, F8_E4M3 or, packed, U8 */
     const bl_hf_packed *packed;    /* the model's; NULL: codes of whole bytes */
     const bl_stored_tensor *scale; /* NULL unless quantized; of FP8: F32, BF16, F16, F8_E8M0 or U8
                                       (E8M0) */
@@ -138,6 +141,9 @@ const bl_stored_tensor *bl_hf_find_weight(const bl_hf_model *model, const char *
 /* `tensor` of this model as a model has it: the codes of 4 bits as a weight; NULL: the scale or
  * another part of one; else itself. */
 const bl_stored_tensor *bl_hf_resolve(const bl_hf_model *model, const bl_stored_tensor *tensor);
+/* The weight of 4 bits of which a stored tensor is a part; NULL: of none. */
+const bl_stored_tensor *bl_hf_weight_of_part(const bl_hf_model *model,
+                                             const bl_stored_tensor *tensor);
 /* The weight whose codes are tensor `index`, FP8 or 4 bits; NULL: it is none. */
 const bl_stored_tensor *bl_hf_quantized_at(const bl_hf_model *model, size_t index);
 

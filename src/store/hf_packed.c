@@ -16,7 +16,8 @@
 
 enum { INT4_PER_WORD = 8, MX_GROUP = 32, NV_GROUP = 16, MAX_STATE_BYTES = 4096 };
 
-static const char NF4_STATE[] = ".quant_state.bitsandbytes__nf4",
+static const char BLOCKS[] = "_blocks", SCALES[] = "_scales",
+                  NF4_STATE[] = ".quant_state.bitsandbytes__nf4",
                   OTHER_STATE[] = ".quant_state.bitsandbytes__";
 
 /* Of E2M1 ("OCP Microscaling Formats (MX)", revision 1.0, table 5), and of integers. */
@@ -182,6 +183,29 @@ static bl_status describe_fp4(const bl_hf_model *model, const bl_stored_tensor *
                                (double)value);
 }
 
+/* ---- gpt-oss ---- */
+
+/* Blocks (n, rows, groups, 16) and scales (n, rows, groups) of n matrices, in MXFP4. */
+static bl_status describe_blocks(const bl_hf_model *model, const bl_stored_tensor *stored,
+                                 bl_hf_packed *p)
+{
+    const int64_t *shape = stored->shape;
+
+    p->kind = BL_SCALE_MXFP4;
+    p->group = MX_GROUP;
+    memcpy(p->book, fp4_book, sizeof p->book);
+    if (stored->n_dims != 4 || stored->n_bytes == 0 || shape[3] != MX_GROUP / 2)
+        return fail_shape(stored, "expected [matrices, rows, groups, 16]");
+    BL_TRY(need_part(model, p->codes.name, SCALES, BL_DTYPE_BIT(BL_U8) | BL_DTYPE_BIT(BL_F8_E8M0),
+                     &p->scale));
+    if (p->scale->n_dims != 3 || memcmp(p->scale->shape, shape, 3 * sizeof *shape) != 0)
+        return fail_shape(p->scale, "expected the first three dimensions of its blocks");
+    set_codes(p, stored, shape[0], shape[1]);
+    p->codes.n_dims = 3;
+    p->codes.shape[2] = MX_GROUP * shape[2];
+    return BL_OK;
+}
+
 /* ---- bitsandbytes ---- */
 
 /* The JSON text of quant_state. */
@@ -278,7 +302,8 @@ static bl_status describe_nf4(const bl_hf_model *model, const bl_stored_tensor *
 
 /* ---- all of a model ---- */
 
-/* "X.weight" of the tensor that makes it one of 4 bits; 0 characters: it does not. */
+/* "X.weight" of the tensor that makes it one of 4 bits, X of "X_blocks"; 0 characters: it does
+ * not. */
 static size_t weight_of(const bl_hf_model *model, const bl_stored_tensor *t)
 {
     static const char packed[] = ".weight_packed", plain[] = ".weight";
@@ -287,6 +312,7 @@ static size_t weight_of(const bl_hf_model *model, const bl_stored_tensor *t)
     size_t n = strlen(t->name);
 
     if (state) return (size_t)(state - t->name);
+    if (t->dtype == BL_U8 && bl_text_ends_with(t->name, BLOCKS)) return n - strlen(BLOCKS);
     if (bl_text_ends_with(t->name, packed)) return n - strlen("_packed");
     if (t->dtype == BL_U8 && bl_text_ends_with(t->name, plain) &&
         find_part(model, t->name, "_scale_2", &second) == BL_OK && second)
@@ -307,6 +333,7 @@ static bl_status describe(const bl_hf_model *model, const bl_stored_tensor *t, b
     if (plain == t) return describe_fp4(model, t, "_scale_2", p);
     if (plain)
         return BL_FAIL(BL_EINPUT, "tensor %s is stored twice, also as %s", plain->name, t->name);
+    if (bl_text_ends_with(t->name, BLOCKS)) return describe_blocks(model, t, p);
     p->divides = true;
     if (t->dtype == BL_U8) return describe_fp4(model, t, "_global_scale", p);
     if (t->dtype == BL_I32) return describe_int4(model, t, p);
@@ -358,14 +385,25 @@ const bl_hf_packed *bl_hf_packed_weight(const bl_hf_model *model, const char *na
     return bsearch(&wanted, model->packed, model->n_packed, sizeof wanted, compare_packed);
 }
 
+/* The part of a name that is the weight's: up to its last ".weight", or before BLOCKS or SCALES; 0:
+ * there is none. */
+static size_t name_of_part(const char *name)
+{
+    const char *end = NULL;
+
+    if (bl_text_ends_with(name, BLOCKS) || bl_text_ends_with(name, SCALES))
+        return strlen(name) - strlen(BLOCKS);
+    for (const char *next = strstr(name, ".weight"); next; next = strstr(next + 1, ".weight"))
+        end = next + strlen(".weight");
+    return end ? (size_t)(end - name) : 0;
+}
+
 const bl_hf_packed *bl_hf_packed_of(const bl_hf_model *model, const bl_stored_tensor *t)
 {
-    const char *end = strstr(t->name, ".weight");
+    size_t n = name_of_part(t->name);
     char *name = NULL;
 
-    for (const char *next = end; next; next = strstr(next + 1, ".weight")) end = next;
-    if (!end || bl_text_format(&name, "%.*s.weight", (int)(end - t->name), t->name) != BL_OK)
-        return NULL;
+    if (n == 0 || bl_text_format(&name, "%.*s", (int)n, t->name) != BL_OK) return NULL;
     const bl_hf_packed *p = bl_hf_packed_weight(model, name);
     free(name);
     if (!p) return NULL;
@@ -381,6 +419,13 @@ const bl_stored_tensor *bl_hf_find_weight(const bl_hf_model *model, const char *
     const bl_hf_packed *p = bl_hf_packed_weight(model, name);
 
     return p ? &p->codes : bl_hf_find(model, name);
+}
+
+const bl_stored_tensor *bl_hf_weight_of_part(const bl_hf_model *model, const bl_stored_tensor *t)
+{
+    const bl_hf_packed *p = bl_hf_packed_of(model, t);
+
+    return p ? &p->codes : NULL;
 }
 
 const bl_stored_tensor *bl_hf_resolve(const bl_hf_model *model, const bl_stored_tensor *t)

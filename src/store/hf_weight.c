@@ -209,7 +209,15 @@ static bl_status describe_packed(const bl_hf_model *model, const bl_hf_packed *p
                         .zero_point = p->zero_point,
                         .scale_kind = p->kind,
                         .rows = p->codes.shape[0],
-                        .cols = p->codes.shape[1]};
+                        .cols = p->codes.shape[p->codes.n_dims - 1]};
+    if (p->codes.n_dims == 3) { /* whose scales have been compared with it */
+        w->rows *= p->codes.shape[1];
+        w->block_rows = 1;
+        w->block_cols = p->group;
+        w->scale_rows = w->rows;
+        w->scale_cols = w->cols / p->group;
+        return BL_OK;
+    }
     if (p->kind == BL_SCALE_NF4) {
         w->block_cols = p->group;
         w->block_rows = p->is_flat ? w->rows : 1;

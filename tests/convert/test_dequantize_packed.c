@@ -110,7 +110,7 @@ static void test_values(void **state)
 /* Models of the test data, with their libraries' float32 weights beside them. */
 static void test_published(void **state)
 {
-    static const char *const names[] = {"llama-nf4", "llama-nvfp4-ct"};
+    static const char *const names[] = {"llama-nf4", "llama-nvfp4-ct", "gpt_oss-mxfp4"};
     const char *data = getenv("BALLAST_TEST_DATA");
     char source[512], target[512], path[600];
 

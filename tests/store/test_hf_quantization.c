@@ -3,6 +3,7 @@
  * points. */
 #include "tmp_dir.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -368,9 +369,75 @@ static void test_scales_without_codes(void **state)
     }
 }
 
+#define PART(name, dtype, shape, begin, end)                                                       \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end   \
+    "]}"
+
+/* gpt-oss' stacks in MXFP4, and stacks whose matrices are stored transposed. */
+static void test_stacks(void **state)
+{
+    static const struct {
+        const char *header;
+        int64_t n_bytes;
+        const char *says;
+    } bad[] = {
+        {"{" PART("x_blocks", "U8", "[2,3,1,8]", "0", "48") "}", 48,
+         "tensor x_blocks has shape [2, 3, 1, 8], expected [matrices, rows, groups, 16]"},
+        {"{" PART("x_blocks", "U8", "[2,3,16]", "0", "96") "}", 96, "expected [matrices, rows,"},
+        {"{" PART("x_blocks", "U8", "[2,3,1,16]", "0", "96") "}", 96,
+         "tensor x has 4 bits and no x_scales"},
+        {"{" PART("x_blocks", "U8", "[2,3,1,16]", "0", "96") "," PART("x_scales", "U8", "[3,2,1]",
+                                                                      "96", "102") "}",
+         102, "tensor x_scales has shape [3, 2, 1], expected the first three dimensions"},
+        {"{" PART("x_blocks", "U8", "[2,3,1,16]", "0", "96") "," PART("x_scales", "I8", "[2,3,1]",
+                                                                      "96", "102") "}",
+         102, "tensor x_scales has dtype I8"},
+        {"{" PART("x_blocks", "U8", "[2,3,1,16]", "0", "96") "," PART("x", "U8", "[6]", "96",
+                                                                      "102") "}",
+         102, "tensor x is stored twice, also as x_blocks"},
+    };
+    bl_hf_model *model;
+    bl_hf_weight w;
+    float scales[6];
+    (void)state;
+
+    tmp_subdir("m");
+    put_safetensors("m/model.safetensors",
+                    "{" PART("x_blocks", "U8", "[2,3,1,16]", "0", "96") "," PART(
+                        "x_scales", "U8", "[2,3,1]", "96", "102") "," PART("y", "F32", "[2,3,4]",
+                                                                           "102", "198") "}",
+                    198);
+    assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_OK);
+    const bl_stored_tensor *blocks = bl_hf_find(model, "x_blocks"),
+                           *stored_scales = bl_hf_find(model, "x_scales");
+    assert_int_equal(bl_hf_get_weight(model, "x", &w), BL_OK);
+    bl_hf_transpose(&w); /* nothing: its rows are stored as rows */
+    assert_true(w.n_transposed == 0 && w.scale_kind == BL_SCALE_MXFP4);
+    assert_true(w.rows == 6 && w.cols == 32 && w.scale_rows == 6 && w.scale_cols == 1);
+    assert_true(w.block_rows == 1 && w.block_cols == 32);
+    assert_true(w.codes->n_dims == 3 && w.codes->shape[1] == 3 && w.codes->shape[2] == 32);
+    assert_ptr_equal(bl_hf_resolve(model, blocks), w.codes);
+    assert_null(bl_hf_resolve(model, stored_scales));
+    assert_ptr_equal(bl_hf_weight_of_part(model, stored_scales), w.codes);
+    assert_null(bl_hf_weight_of_part(model, bl_hf_find(model, "y")));
+    assert_int_equal(bl_hf_read_scales(&w, scales), BL_OK);
+    for (int i = 0; i < 6; i++) assert_true(scales[i] == ldexpf(1, 96 + i - 127));
+    assert_int_equal(bl_hf_get_weight(model, "y", &w), BL_OK);
+    assert_true(w.rows == 6 && w.cols == 4 && w.n_transposed == 0);
+    bl_hf_transpose(&w);
+    assert_true(w.rows == 8 && w.cols == 3 && w.n_transposed == 2);
+    bl_hf_close(model);
+    for (size_t i = 0; i < BL_COUNT(bad); i++) {
+        put_safetensors("m/model.safetensors", bad[i].header, (size_t)bad[i].n_bytes);
+        assert_int_equal(bl_hf_open(tmp_path("m"), &model), BL_EINPUT);
+        assert_error_has(bad[i].says);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stacks),
         cmocka_unit_test(test_every_key_is_used_without_effect_or_named),
         cmocka_unit_test(test_activations_and_caches_are_named),
         cmocka_unit_test(test_excluded_modules),

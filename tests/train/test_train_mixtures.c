@@ -32,12 +32,14 @@ enum { N_FUSED = 2 }; /* the first ones, which are stored in two ways */
 
 /* Paths of a case: those of the data, and of the run's outputs. */
 typedef struct mixture {
+    const char *base_format; /* of comparisons of bits */
     char model[GOLDEN_PATH_BYTES], train[GOLDEN_PATH_BYTES + 32], output[GOLDEN_PATH_BYTES],
         pages[GOLDEN_PATH_BYTES + 8];
 } mixture;
 
 static void name_paths(const char *data, const char *name, mixture *m)
 {
+    m->base_format = "fp8_row";
     snprintf(m->model, sizeof m->model, "%s/models-moe/%s", data, name);
     snprintf(m->train, sizeof m->train, "%s/train/a-attention", m->model);
     snprintf(m->output, sizeof m->output, "/tmp/ballast-test-mixtures-%d", (int)getpid());
@@ -195,7 +197,7 @@ static void train_on_ranks(const mixture *m, const char *act, const char *const 
                             "gradient_accumulation_steps",
                             "2",
                             "base_format",
-                            "fp8_row",
+                            m->base_format,
                             "compute_dtype",
                             act,
                             "max_steps",
@@ -357,6 +359,129 @@ static void test_conversions(void **state)
     bl_pool_destroy(pool);
 }
 
+/* ---- experts in 4 bits ---- */
+
+static void *read_file(const char *path, size_t *n_bytes)
+{
+    void *bytes;
+
+    assert_int_equal(bl_file_read_all(path, 1 << 26, &bytes, n_bytes), BL_OK);
+    return bytes;
+}
+
+/* The tensors of experts in `dir` are those of the source, byte by byte, and so is what config.json
+ * says of them. */
+static void check_same_experts(const mixture *m, const char *dir)
+{
+    char path[2][2 * GOLDEN_PATH_BYTES];
+    const char *const dirs[] = {m->model, dir};
+    bl_safetensors *file[2];
+    json_t *root[2], *config[2];
+    int n_compared = 0;
+
+    for (int i = 0; i < 2; i++) {
+        snprintf(path[i], sizeof path[i], "%s/model.safetensors", dirs[i]);
+        assert_int_equal(bl_safetensors_open(path[i], &file[i]), BL_OK);
+        snprintf(path[i], sizeof path[i], "%s/config.json", dirs[i]);
+        root[i] = json_load_file(path[i], 0, NULL);
+        config[i] = json_object_get(root[i], "quantization_config");
+    }
+    assert_true(config[0] && json_equal(config[0], config[1]));
+    for (size_t k = 0; k < bl_safetensors_count(file[0]); k++) {
+        const bl_stored_tensor *a = bl_safetensors_at(file[0], k),
+                               *b = bl_safetensors_find(file[1], a->name);
+        assert_non_null(b);
+        if (!strstr(a->name, ".experts.")) continue;
+        char *both = malloc(2 * (size_t)a->n_bytes);
+        assert_non_null(both);
+        assert_true(a->dtype == b->dtype && a->n_bytes == b->n_bytes);
+        assert_int_equal(bl_stored_tensor_read(a, 0, (size_t)a->n_bytes, both), BL_OK);
+        assert_int_equal(bl_stored_tensor_read(b, 0, (size_t)a->n_bytes, both + a->n_bytes), BL_OK);
+        assert_memory_equal(both, both + a->n_bytes, (size_t)a->n_bytes);
+        free(both);
+        n_compared++;
+    }
+    assert_int_equal(n_compared, 2 * 6); /* blocks, scales and biases of two matrices */
+    for (int i = 0; i < 2; i++) bl_safetensors_close(file[i]), json_decref(root[i]);
+}
+
+/* A merge into attention leaves the experts as they are; or in bf16, with the same values. */
+static void merge_beside_experts(const mixture *m, bl_pool *pool)
+{
+    char adapter[GOLDEN_PATH_BYTES + 64];
+    bl_merge_adapter list[] = {{adapter, 1}};
+    bl_merge_options options = {
+        .source = m->model, .target = m->output, .adapters = list, .n_adapters = 1, .pool = pool};
+    bl_merge_result result;
+
+    remove_outputs(m);
+    snprintf(adapter, sizeof adapter, "%s/adapter_final", m->train);
+    assert_int_equal(bl_model_merge(&options, &result), BL_OK);
+    assert_int_equal(result.n_matrices, 2 * 4);
+    check_same_experts(m, m->output);
+    options.target = m->pages;
+    options.format = BL_MERGE_BF16;
+    assert_int_equal(bl_model_merge(&options, &result), BL_OK);
+    for (size_t i = 0; i < 3; i++) {
+        double kept = evaluate(m, m->output, i);
+        assert_true(fabs(kept - evaluate(m, m->model, i)) > 1e-3);
+        assert_true(kept == evaluate(m, m->pages, i));
+    }
+}
+
+/* The adapter has the bytes of one that is trained over the experts' values in fp32. */
+static void train_beside_experts(mixture *m, bl_pool *pool)
+{
+    static const char *const steps[] = {"max_steps", "3", NULL};
+    bl_quantize_options options = {
+        .source = m->model, .target = m->pages, .format = BL_FORMAT_F32, .pool = pool};
+    bl_quantize_result unused;
+    char path[GOLDEN_PATH_BYTES + 32];
+    size_t n[2];
+
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", m->output);
+    train(m, steps);
+    void *packed = read_file(path, &n[0]);
+    assert_int_equal(bl_model_dequantize(&options, &unused), BL_OK);
+    mixture values = *m;
+    snprintf(values.model, sizeof values.model, "/tmp/ballast-test-mixtures-%d.f32", (int)getpid());
+    assert_int_equal(rename(m->pages, values.model), 0);
+    train(&values, steps);
+    void *wide = read_file(path, &n[1]);
+    assert_true(n[0] == n[1] && memcmp(packed, wide, n[0]) == 0);
+    free(packed), free(wide);
+    assert_int_equal(bl_tree_remove(values.model), BL_OK);
+}
+
+/* gpt-oss as published: losses of float64 over the library's values, bits, conversions. */
+static void test_mxfp4(void **state)
+{
+    const char *data = getenv("BALLAST_TEST_DATA");
+    char path[GOLDEN_PATH_BYTES + 16];
+    bl_pool *pool;
+    mixture m;
+    (void)state;
+    TEST_SKIP_WITHOUT_DATA(data);
+    name_paths(data, "gpt_oss", &m);
+    snprintf(m.model, sizeof m.model, "%s/models-4bit/gpt_oss-mxfp4", data);
+    snprintf(path, sizeof path, "%s/golden.json", m.model);
+    json_t *root = json_load_file(path, 0, NULL);
+    for (size_t i = 0; i < 3; i++) {
+        double want = json_number_value(
+            json_object_get(json_array_get(json_object_get(root, "cases"), i), "mean_nll"));
+        assert_true(fabs(evaluate(&m, m.model, i) / want - 1) <= 1e-6);
+    }
+    json_decref(root);
+    assert_int_equal(bl_pool_create(2, &pool), BL_OK);
+    train_beside_experts(&m, pool);
+    merge_beside_experts(&m, pool);
+    bl_pool_destroy(pool);
+    m.base_format = "auto"; /* the experts stay in 4 bits */
+    check_bits(&m, "fp32");
+    check_bits(&m, "bf16");
+    remove_outputs(&m);
+}
+
 /* ---- what is rejected ---- */
 
 static void check_rejected(const mixture *m, const char *key, const char *value, const char *text)
@@ -408,6 +533,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_steps), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_conversions), cmocka_unit_test(test_rejected)};
+        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mxfp4),
+        cmocka_unit_test(test_rejected)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
