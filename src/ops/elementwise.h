@@ -12,11 +12,12 @@ extern "C" {
 /* SwiGLU, Shazeer 2020, arXiv:2002.05202, eq. 6 (SiLU gate): h = silu(g) u, silu(g) = g / (1 +
  * exp(-g)). gate_up (T, 2I): g in columns [0, I), u in [I, 2I); h (T, I) overwritten. quantized: h,
  * rounded as it is stored, in E4M3, too; overwritten, or none. On a GPU alone: else
- * BL_EINTERNAL. */
+ * BL_EINTERNAL. range (bl_routing_range), on a CPU alone: of how many rows, T is an average. */
 typedef struct bl_swiglu_forward_args {
     int64_t T, I;
     bl_tensor gate_up, h;
     bl_quantized quantized;
+    bl_row_range range; /* none: T rows */
 } bl_swiglu_forward_args;
 BL_API bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args);
 
@@ -25,6 +26,7 @@ BL_API bl_status bl_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_ar
 typedef struct bl_swiglu_backward_args {
     int64_t T, I;
     bl_tensor gate_up, dh, d_gate_up;
+    bl_row_range range; /* as of forward */
 } bl_swiglu_backward_args;
 BL_API bl_status bl_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args);
 

@@ -9,8 +9,9 @@
  *   y = sum_j w_j expert_j(x), in the order of the experts
  *
  * The T top_k pairs of a token and an expert are rows, sorted by expert and then by token. Their
- * number does not depend on the routing, so buffers are sized before it; n_rows = T top_k. On GPUs
- * there are no kernels: BL_ELIMIT. */
+ * number does not depend on the routing, so buffers are sized before it; n_rows = T top_k. A group
+ * is some neighboring experts, computed apart from the others: its rows are neighbors, too, at most
+ * T min(top_k, its experts). On GPUs there are no kernels: BL_ELIMIT. */
 #ifndef BALLAST_OPS_EXPERTS_H
 #define BALLAST_OPS_EXPERTS_H
 
@@ -21,12 +22,14 @@
 extern "C" {
 #endif
 
-/* Where tokens go, in device memory: made by bl_route, read by the other ops. */
+/* Where tokens go, in device memory: made by bl_route, read by the other ops. Of a group
+ * (bl_routing_of_group) n_experts are the group's and rows are counted from its first. */
 typedef struct bl_routing {
     int64_t T, n_experts, top_k;
-    int32_t *expert; /* (T, top_k): a token's experts, ascending */
-    int32_t *row;    /* (T, top_k): the row of each */
-    int32_t *token;  /* (T top_k): the token of each row */
+    int32_t n_all, first_expert; /* the layer's experts; the first of these that is the group's */
+    int32_t *expert;             /* (T, top_k): a token's experts, ascending */
+    int32_t *row;                /* (T, top_k): the row of each */
+    int32_t *token;              /* (T top_k): the token of each row */
     int32_t *first;  /* (n_experts + 1): the rows of expert e are [first[e], first[e + 1]) */
     float *weight;   /* (T, top_k): w */
     float *d_weight; /* (T, top_k): its gradient; NULL: forward only */
@@ -36,6 +39,10 @@ typedef struct bl_routing {
 /* Bytes of a routing's arrays, each from a multiple of 256 on; and their places at `memory`. */
 size_t bl_routing_bytes(int64_t T, int64_t n_experts, int64_t top_k);
 void bl_routing_place(bl_routing *routing, void *memory);
+/* The routing of experts [first, first + n) of `all`, for the ops after bl_route. */
+bl_routing bl_routing_of_group(const bl_routing *all, int64_t first, int64_t n);
+/* Which of all rows are the group's. */
+bl_row_range bl_routing_range(const bl_routing *group);
 
 /* Overwrites the routing's arrays except d_weight. x (T,H). Logits are sums of products in fp32,
  * whatever x's dtype. */
@@ -69,12 +76,15 @@ typedef struct bl_permute_args {
 bl_status bl_permute(bl_stream *stream, const bl_permute_args *args);
 
 /* y (T,C) = z + sum over a token's experts, ascending, of its rows, each times its weight with
- * is_weighted. z (T,C): y itself or apart from it; none: 0. The sum is in fp32, z is added last. */
+ * is_weighted. z (T,C): y itself or apart from it; none: 0. The sum is in fp32, z is added last.
+ * With groups in ascending order, a call each, the sum is kept in `sum` in between and y gets a
+ * token in the call of the group of its last expert: the same bits. */
 typedef struct bl_combine_args {
     bl_routing routing;
     int64_t C;
     bool is_weighted;
     bl_tensor rows, z, y;
+    float *sum; /* (T,C); NULL: one call has all experts */
 } bl_combine_args;
 bl_status bl_combine(bl_stream *stream, const bl_combine_args *args);
 
@@ -139,6 +149,7 @@ typedef struct bl_swiglu_clamped_forward_args {
     int64_t T, I;
     float alpha, limit;
     bl_tensor gate_up, h;
+    bl_row_range range; /* as of bl_swiglu_forward */
 } bl_swiglu_clamped_forward_args;
 bl_status bl_swiglu_clamped_forward(bl_stream *stream, const bl_swiglu_clamped_forward_args *args);
 
@@ -148,9 +159,19 @@ typedef struct bl_swiglu_clamped_backward_args {
     int64_t T, I;
     float alpha, limit;
     bl_tensor gate_up, dh, d_gate_up;
+    bl_row_range range;
 } bl_swiglu_clamped_backward_args;
 bl_status bl_swiglu_clamped_backward(bl_stream *stream,
                                      const bl_swiglu_clamped_backward_args *args);
+
+/* all (T top_k, C): the group's rows there = rows (n_rows, C); else the reverse. */
+typedef struct bl_move_rows_args {
+    bl_routing routing;
+    int64_t C;
+    bool to_all;
+    bl_tensor rows, all;
+} bl_move_rows_args;
+bl_status bl_move_rows(bl_stream *stream, const bl_move_rows_args *args);
 
 #ifdef __cplusplus
 }

@@ -37,10 +37,10 @@ bl_status bl_cpu_gemm_weight_nt(bl_pool *pool, int64_t T, const float *x, int64_
 bl_status bl_cpu_gemm_weight_nn(bl_pool *pool, int64_t T, const float *dy, int64_t lddy,
                                 const bl_weight *w, float beta, float *dx, int64_t lddx);
 
-/* Rows [first[g], first[g + 1]) of `out` = those of `in` times matrix g of the n_groups of
- * equal size that are below one another in w: in W_g^T forward, else in W_g; with is_added they are
- * added to those of `out`. Dense rows. The bits of a row depend on it and its matrix alone. first:
- * n_groups + 1 ascending numbers from 0. */
+/* Rows [first[g], first[g + 1]) of `out`, counted from first[0], = those of `in` times matrix g of
+ * the n_groups of equal size that are below one another in w: in W_g^T forward, else in W_g; with
+ * is_added they are added to those of `out`. Dense rows. The bits of a row depend on it and its
+ * matrix alone. first: n_groups + 1 ascending numbers. */
 bl_status bl_cpu_gemm_grouped(bl_pool *pool, bool forward, bool is_added, int64_t n_groups,
                               const int32_t *first, const float *in, const bl_weight *w,
                               float *out);

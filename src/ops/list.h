@@ -48,6 +48,7 @@
     X(swiglu_clamped_backward, check_nothing, acts, args->gate_up, args->dh, args->d_gate_up)      \
     X(grouped_matmul, check_grouped_matmul, acts, args->in, args->out)                             \
     X(weigh_rows, check_nothing, acts, args->x)                                                    \
-    X(grouped_gradient, check_nothing, acts, args->left, args->right)
+    X(grouped_gradient, check_nothing, acts, args->left, args->right)                              \
+    X(move_rows, check_nothing, acts, args->rows, args->all)
 
 #endif

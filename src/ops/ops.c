@@ -265,6 +265,24 @@ size_t bl_routing_bytes(int64_t T, int64_t n_experts, int64_t top_k)
 void bl_routing_place(bl_routing *routing, void *memory)
 {
     (void)place_routing(routing, memory);
+    routing->n_all = (int32_t)routing->n_experts;
+    routing->first_expert = 0;
+}
+
+bl_routing bl_routing_of_group(const bl_routing *all, int64_t first, int64_t n)
+{
+    bl_routing group = *all;
+
+    group.n_experts = n;
+    group.first_expert = (int32_t)first;
+    if (group.first) group.first += first;
+    return group;
+}
+
+bl_row_range bl_routing_range(const bl_routing *group)
+{
+    if (!group->first) return (bl_row_range){0};
+    return (bl_row_range){group->first, group->first + group->n_experts};
 }
 
 size_t bl_loss_head_scratch_bytes(bl_device_kind kind, int64_t T, int64_t H, int64_t V)

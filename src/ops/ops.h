@@ -35,4 +35,9 @@ typedef struct bl_quantized {
     float *scales;  /* (T) */
 } bl_quantized;
 
+/* Rows [*begin, *end), numbers in device memory, known when the op runs; begin NULL: none. */
+typedef struct bl_row_range {
+    const int32_t *begin, *end;
+} bl_row_range;
+
 #endif

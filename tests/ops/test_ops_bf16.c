@@ -39,14 +39,14 @@ static bl_status run_swiglu_backward(bl_stream *s, const op_case *c, const bl_te
 static bl_status run_clamped(bl_stream *s, const op_case *c, const bl_tensor *t)
 {
     return bl_swiglu_clamped_forward(
-        s, &(bl_swiglu_clamped_forward_args){c->T, c->H, 1.702f, 0.5f, t[0], t[2]});
+        s, &(bl_swiglu_clamped_forward_args){c->T, c->H, 1.702f, 0.5f, t[0], t[2], {0}});
 }
 
 static bl_status run_clamped_backward(bl_stream *s, const op_case *c, const bl_tensor *t)
 {
-    return bl_swiglu_clamped_backward(s, &(bl_swiglu_clamped_backward_args){c->T, c->H, 1.702f,
-                                                                            0.5f, t[0], t[1],
-                                                                            c->flag ? t[0] : t[2]});
+    return bl_swiglu_clamped_backward(
+        s, &(bl_swiglu_clamped_backward_args){
+               c->T, c->H, 1.702f, 0.5f, t[0], t[1], c->flag ? t[0] : t[2], {0}});
 }
 
 /* One expert. */

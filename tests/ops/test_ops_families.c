@@ -142,9 +142,10 @@ static void clamped_swiglu_matches_the_formula(void **state)
     test_device d = test_device_create(3);
     float *x = test_random_floats(BOTH, 20), *dh = test_random_floats(N * I, 21),
           *h = test_floats(N * I), *dx = test_floats(BOTH);
-    bl_swiglu_clamped_forward_args forward = {N, I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(h)};
+    bl_swiglu_clamped_forward_args forward = {N,  I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(h),
+                                              {0}};
     bl_swiglu_clamped_backward_args backward = {
-        N, I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(dh), bl_tensor_f32(dx)};
+        N, I, 1.702f, 2, bl_tensor_f32(x), bl_tensor_f32(dh), bl_tensor_f32(dx), {0}};
     (void)state;
 
     for (int i = 0; i < BOTH; i++) x[i] = roundf(x[i] * 4096) / 1024 + 1.0f / 2048;

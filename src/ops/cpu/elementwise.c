@@ -34,6 +34,7 @@ static void swiglu_forward_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_swiglu_forward(bl_stream *stream, const bl_swiglu_forward_args *args)
 {
     bl_swiglu_forward_args a = *args;
+    a.T = ops_row_count(a.T, a.range);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_forward_item,
                 &a);
     return BL_OK;
@@ -71,6 +72,7 @@ static void swiglu_backward_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_swiglu_backward(bl_stream *stream, const bl_swiglu_backward_args *args)
 {
     bl_swiglu_backward_args a = *args;
+    a.T = ops_row_count(a.T, a.range);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), swiglu_backward_item,
                 &a);
     return BL_OK;

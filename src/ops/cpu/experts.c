@@ -174,26 +174,58 @@ bl_status ops_cpu_route_backward(bl_stream *stream, const bl_route_backward_args
     return BL_OK;
 }
 
-/* ---- rows ---- */
+/* ---- rows: of the call's experts ---- */
+
+static int64_t n_rows(const bl_routing *r)
+{
+    return r->first[r->n_experts] - r->first[0];
+}
+
+/* The row of place i of (T, top_k); -1: its expert is of another group. */
+static int64_t row_at(const bl_routing *r, int64_t i)
+{
+    int64_t e = r->expert[i] - r->first_expert;
+    return e >= 0 && e < r->n_experts ? r->row[i] - r->first[0] : -1;
+}
 
 static void permute_item(void *arg, int64_t index, void *scratch)
 {
     const bl_permute_args *a = arg;
-    int64_t n = ops_rows_per_item(a->C),
-            end = bl_min_i64(a->routing.T * a->routing.top_k, (index + 1) * n);
+    int64_t n = ops_rows_per_item(a->C), end = bl_min_i64(n_rows(&a->routing), (index + 1) * n);
+    const int32_t *token = a->routing.token + a->routing.first[0];
 
     (void)scratch;
     for (int64_t row = index * n; row < end; row++)
-        memcpy(bl_tensor_at(a->rows, row * a->C).data,
-               bl_tensor_at(a->x, a->routing.token[row] * a->C).data, bl_tensor_bytes(a->x, a->C));
+        memcpy(bl_tensor_at(a->rows, row * a->C).data, bl_tensor_at(a->x, token[row] * a->C).data,
+               bl_tensor_bytes(a->x, a->C));
 }
 
 bl_status ops_cpu_permute(bl_stream *stream, const bl_permute_args *args)
 {
     bl_permute_args a = *args;
-    bl_pool_run(ops_pool(stream),
-                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.C)), permute_item,
-                &a);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows(&a.routing), ops_rows_per_item(a.C)),
+                permute_item, &a);
+    return BL_OK;
+}
+
+static void move_item(void *arg, int64_t index, void *scratch)
+{
+    const bl_move_rows_args *a = arg;
+    int64_t n = ops_rows_per_item(a->C), begin = index * n,
+            end = bl_min_i64(n_rows(&a->routing), begin + n);
+    bl_tensor rows = bl_tensor_at(a->rows, begin * a->C),
+              all = bl_tensor_at(a->all, (a->routing.first[0] + begin) * a->C);
+
+    (void)scratch;
+    memcpy(a->to_all ? all.data : rows.data, a->to_all ? rows.data : all.data,
+           bl_tensor_bytes(rows, (end - begin) * a->C));
+}
+
+bl_status ops_cpu_move_rows(bl_stream *stream, const bl_move_rows_args *args)
+{
+    bl_move_rows_args a = *args;
+    bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows(&a.routing), ops_rows_per_item(a.C)),
+                move_item, &a);
     return BL_OK;
 }
 
@@ -205,11 +237,22 @@ static void combine_block(const bl_combine_args *a, int64_t t, int64_t at, int64
                           combine_copies *c)
 {
     const bl_routing *r = &a->routing;
+    int64_t first = t * r->top_k, end = first + r->top_k, i = first;
+    float *kept = a->sum ? a->sum + t * a->C + at : NULL;
 
-    memset(c->sum, 0, sizeof c->sum);
-    for (int64_t i = t * r->top_k; i < (t + 1) * r->top_k; i++)
+    while (i < end && row_at(r, i) < 0) i++;
+    if (i == end) return;
+    if (i == first)
+        memset(c->sum, 0, sizeof c->sum);
+    else
+        memcpy(c->sum, kept, (size_t)n * sizeof *kept);
+    for (int64_t row; i < end && (row = row_at(r, i)) >= 0; i++)
         add_scaled_row(n, a->is_weighted ? r->weight[i] : 1,
-                       ops_read(a->rows, r->row[i] * a->C + at, n, c->row), c->sum);
+                       ops_read(a->rows, row * a->C + at, n, c->row), c->sum);
+    if (i < end) {
+        memcpy(kept, c->sum, (size_t)n * sizeof *kept);
+        return;
+    }
     if (bl_tensor_is_there(a->z))
         add_scaled_row(n, 1, ops_read(a->z, t * a->C + at, n, c->z), c->sum);
     float *y = ops_place(a->y, t * a->C + at, c->sum);
@@ -239,10 +282,11 @@ static void bias_item(void *arg, int64_t index, void *scratch)
 {
     const bl_add_expert_bias_args *a = arg;
     const int32_t *first = a->routing.first;
-    int64_t n_rows = a->routing.T * a->routing.top_k, rows = ops_rows_per_item(a->N), e = 0;
+    int64_t rows = ops_rows_per_item(a->N), e = 0,
+            end = bl_min_i64(n_rows(&a->routing), (index + 1) * rows);
 
-    for (int64_t row = index * rows; row < bl_min_i64(n_rows, (index + 1) * rows); row++) {
-        while (row >= first[e + 1]) e++;
+    for (int64_t row = index * rows; row < end; row++) {
+        while (row >= first[e + 1] - first[0]) e++;
         for (int64_t at = 0; at < a->N; at += OPS_BLOCK) {
             int64_t n = bl_min_i64(OPS_BLOCK, a->N - at), here = row * a->N + at;
             float *y = ops_place(a->rows, here, scratch);
@@ -256,16 +300,16 @@ static void bias_item(void *arg, int64_t index, void *scratch)
 bl_status ops_cpu_add_expert_bias(bl_stream *stream, const bl_add_expert_bias_args *args)
 {
     bl_add_expert_bias_args a = *args;
-    bl_pool_run(ops_pool(stream),
-                bl_ceil_div(a.routing.T * a.routing.top_k, ops_rows_per_item(a.N)), bias_item, &a);
+    bl_pool_run(ops_pool(stream), bl_ceil_div(n_rows(&a.routing), ops_rows_per_item(a.N)),
+                bias_item, &a);
     return BL_OK;
 }
 
 /* dy . b of place i of (T, top_k). */
 static double along_bias(const bl_weigh_backward_args *a, int64_t i, float *copy)
 {
-    int64_t first = a->routing.row[i] * a->N;
-    const float *bias = a->bias + a->routing.expert[i] * a->N;
+    int64_t first = row_at(&a->routing, i) * a->N;
+    const float *bias = a->bias + (a->routing.expert[i] - a->routing.first_expert) * a->N;
     double sum = 0;
 
     for (int64_t at = 0; at < a->N; at += OPS_BLOCK) {
@@ -278,9 +322,11 @@ static double along_bias(const bl_weigh_backward_args *a, int64_t i, float *copy
 /* The row of place i of (T, top_k). */
 static void weigh_row(const bl_weigh_backward_args *a, int64_t i, combine_copies *c)
 {
-    int64_t first = a->routing.row[i] * a->C;
-    double sum = a->bias ? along_bias(a, i, c->row) : 0;
+    int64_t first = row_at(&a->routing, i) * a->C;
+    double sum = 0;
 
+    if (first < 0) return;
+    if (a->bias) sum = along_bias(a, i, c->row);
     for (int64_t at = 0; at < a->C; at += OPS_BLOCK) {
         int64_t n = bl_min_i64(OPS_BLOCK, a->C - at);
         const float *d = ops_read(a->d, first + at, n, c->row);
@@ -310,11 +356,12 @@ bl_status ops_cpu_weigh_backward(bl_stream *stream, const bl_weigh_backward_args
     return BL_OK;
 }
 
-/* The row of place i of (T, top_k). */
 static void scale_row(const bl_weigh_rows_args *a, int64_t i, float *copy)
 {
-    int64_t first = a->routing.row[i] * a->C;
+    int64_t first = row_at(&a->routing, i) * a->C;
     float factor = a->is_weighted ? a->scale * a->routing.weight[i] : a->scale;
+
+    if (first < 0) return;
 
     for (int64_t at = 0; at < a->C; at += OPS_BLOCK) {
         int64_t n = bl_min_i64(OPS_BLOCK, a->C - at);
@@ -374,8 +421,8 @@ bl_status ops_cpu_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args
             .forward = a->forward,
             .beta = a->is_added,
             .T = first[e + 1] - first[e],
-            .in = bl_tensor_at(a->in, first[e] * (a->forward ? w.cols : w.rows)),
-            .out = bl_tensor_at(a->out, first[e] * (a->forward ? w.rows : w.cols)),
+            .in = bl_tensor_at(a->in, (first[e] - first[0]) * (a->forward ? w.cols : w.rows)),
+            .out = bl_tensor_at(a->out, (first[e] - first[0]) * (a->forward ? w.rows : w.cols)),
             .weight = w};
         if (product.T > 0) BL_TRY(ops_cpu_matmul_weight(stream, &product));
     }
@@ -385,7 +432,8 @@ bl_status ops_cpu_grouped_matmul(bl_stream *stream, const bl_grouped_matmul_args
 bl_status ops_cpu_grouped_gradient(bl_stream *stream, const bl_grouped_gradient_args *a)
 {
     for (int64_t e = 0; e < a->routing.n_experts; e++) {
-        int64_t first = a->routing.first[e], n = a->routing.first[e + 1] - first;
+        const int32_t *range = a->routing.first + e;
+        int64_t first = range[0] - a->routing.first[0], n = range[1] - range[0];
         bl_matmul_args product = {.transpose_a = true,
                                   .M = a->M,
                                   .N = a->N,

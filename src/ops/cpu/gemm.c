@@ -291,7 +291,7 @@ static grouped_block block_at(const grouped_task *t, int64_t index)
         int64_t n_rows = t->first[b.group + 1] - t->first[b.group],
                 n_blocks = bl_ceil_div(n_rows, GROUP_ROWS_MAX);
         if (index < n_blocks) {
-            b.row = t->first[b.group] + index * GROUP_ROWS_MAX;
+            b.row = t->first[b.group] - t->first[0] + index * GROUP_ROWS_MAX;
             b.n_rows = bl_min_i64(GROUP_ROWS_MAX, n_rows - index * GROUP_ROWS_MAX);
             return b;
         }

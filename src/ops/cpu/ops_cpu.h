@@ -123,6 +123,12 @@ static inline int64_t ops_rows_per_item(int64_t n_columns)
     return bl_max_i64(1, OPS_ITEM_ELEMENTS / bl_max_i64(1, n_columns));
 }
 
+/* T, or what the range has. */
+static inline int64_t ops_row_count(int64_t T, bl_row_range range)
+{
+    return range.begin ? *range.end - *range.begin : T;
+}
+
 /* row_i = exp(row_i - shift) for i < n; returns the sum, in float over 16 lanes and 256 elements,
  * in double above. */
 double ops_exp_sum(float *row, int64_t n, float shift);

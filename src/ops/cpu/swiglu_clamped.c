@@ -37,6 +37,7 @@ bl_status ops_cpu_swiglu_clamped_forward(bl_stream *stream,
                                          const bl_swiglu_clamped_forward_args *args)
 {
     bl_swiglu_clamped_forward_args a = *args;
+    a.T = ops_row_count(a.T, a.range);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), forward_item, &a);
     return BL_OK;
 }
@@ -74,6 +75,7 @@ bl_status ops_cpu_swiglu_clamped_backward(bl_stream *stream,
                                           const bl_swiglu_clamped_backward_args *args)
 {
     bl_swiglu_clamped_backward_args a = *args;
+    a.T = ops_row_count(a.T, a.range);
     bl_pool_run(ops_pool(stream), bl_ceil_div(a.T, ops_rows_per_item(a.I)), backward_item, &a);
     return BL_OK;
 }

@@ -279,9 +279,11 @@ bl_cost bl_cost_loss_head(const bl_cost_setting *s, const bl_loss_head_args *a)
 
 /* ---- experts ---- */
 
+/* Of a group, on average. */
 static double rows_of(const bl_routing *r)
 {
-    return (double)r->T * (double)r->top_k;
+    double rows = (double)r->T * (double)r->top_k;
+    return r->n_all > 0 ? rows * (double)r->n_experts / (double)r->n_all : rows;
 }
 
 /* Logits; x is read, the router once. */
@@ -312,13 +314,22 @@ bl_cost bl_cost_permute(const bl_cost_setting *s, const bl_permute_args *a)
     return elementwise(2 * rows_of(&a->routing) * (double)a->C, a->x);
 }
 
+/* A token's y is written in one of the calls; sums in between are read and written, in fp32, with
+ * each row. */
 bl_cost bl_cost_combine(const bl_cost_setting *s, const bl_combine_args *a)
 {
-    double T = (double)a->routing.T;
+    double rows = rows_of(&a->routing), C = (double)a->C, tokens = rows / (double)a->routing.top_k;
 
     (void)s;
-    return elementwise(
-        (rows_of(&a->routing) + (bl_tensor_is_there(a->z) ? 2 : 1) * T) * (double)a->C, a->rows);
+    bl_cost cost = elementwise((rows + (bl_tensor_is_there(a->z) ? 2 : 1) * tokens) * C, a->rows);
+    if (a->sum) cost.kernel[0].bytes += 2 * rows * C * (double)sizeof *a->sum;
+    return cost;
+}
+
+bl_cost bl_cost_move_rows(const bl_cost_setting *s, const bl_move_rows_args *a)
+{
+    (void)s;
+    return elementwise(2 * rows_of(&a->routing) * (double)a->C, a->rows);
 }
 
 bl_cost bl_cost_add_expert_bias(const bl_cost_setting *s, const bl_add_expert_bias_args *a)
