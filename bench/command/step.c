@@ -57,6 +57,8 @@ static const bl_option table[] = {
      .help = "keep saved activations in host memory"},
     {OPTION(ring_depth, INT), .default_text = "2", .min = 1, .max = 64,
      .help = "layers of the base held at once"},
+    {OPTION(expert_group, INT), .default_text = "auto", .min = 1, .max = INT64_C(1) << 20,
+     .has_auto = true, .help = "experts gathered together in a mixture"},
     {OPTION(threads, INT), .default_text = "2", .min = 1, .max = 256, .help = "CPU threads"},
     {OPTION(steps, INT), .default_text = "3", .min = 1, .max = 10000,
      .help = "measured steps, after one that is not"},
@@ -102,6 +104,7 @@ void bl_bench_step_add_keys(const step_options *o, int n_ranks, bl_bench_argumen
     bl_bench_add(a, "compute_dtype", "%s", o->compute_dtype);
     bl_bench_add(a, "base_format", "%s", bl_base_format_name(o->base_format));
     bl_bench_add(a, "ring_depth", "%lld", (long long)o->ring_depth);
+    if (o->expert_group > 0) bl_bench_add(a, "expert_group", "%lld", (long long)o->expert_group);
     bl_bench_add(a, "lora_r", "%lld", (long long)o->lora_r);
     bl_bench_add(a, "activation_checkpointing", "%s", o->activation_checkpointing);
     bl_bench_add(a, "activation_offload", "%s", o->activation_offload ? "true" : "false");
@@ -134,6 +137,7 @@ static bl_status read_shape(const step_options *o, bl_model_config *shape)
         bl_plan_model_close(&model);
     }
     if (o->layers > 0) shape->n_layers = o->layers;
+    BL_TRY(bl_arch_set_expert_group(shape, o->expert_group));
     int64_t least = o->ring_depth + 2;
     if (o->distinct_layers == 0 || o->distinct_layers >= shape->n_layers ||
         o->distinct_layers >= least)

@@ -8,7 +8,7 @@
 typedef struct step_options {
     char *model, *as_rank, *dir, *plan_for;
     int64_t layers, distinct_layers, tokens, micro_batches, visit_tokens, lora_r, ring_depth,
-        threads, steps;
+        expert_group, threads, steps;
     bl_base_format base_format;
     char *device, *compute_dtype, *activation_checkpointing;
     bool activation_offload;

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/sizes.h"
+
 static int64_t extent_of(const bl_model_config *c, bl_extent extent)
 {
     switch (extent) {
@@ -127,6 +129,29 @@ int64_t bl_arch_layer_weights(const bl_model_config *config)
         weights += rows * cols;
     }
     return weights;
+}
+
+int64_t bl_arch_expert_group(const bl_model_config *c)
+{
+    int64_t weights[2] = {0, 0}; /* of the other matrices, of all experts */
+
+    if (c->n_experts == 0) return 0;
+    if (c->expert_group > 0) return bl_min_i64(c->expert_group, c->n_experts);
+    for (int p = 0; p < c->arch->n_projections; p++) {
+        int64_t rows, cols;
+        bl_projection_shape(c, p, &rows, &cols);
+        weights[bl_arch_is_routed(c->arch, p)] += rows * cols;
+    }
+    int64_t n = weights[0] / bl_max_i64(1, weights[1] / c->n_experts);
+    return bl_min_i64(bl_max_i64(n, 1), c->n_experts);
+}
+
+bl_status bl_arch_set_expert_group(bl_model_config *c, int64_t n)
+{
+    c->expert_group = bl_max_i64(n, 0);
+    if (n < 0 || c->n_experts > 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE, "expert_group %lld: %s has no routed experts", (long long)n,
+                   c->arch->title);
 }
 
 /* The part of a projection's rows that a token is multiplied with. */

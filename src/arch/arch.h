@@ -81,7 +81,8 @@ typedef struct bl_model_config {
     bl_activation activation;
     int64_t n_experts; /* each token's MLP is top_k of so many, of expert_size; 0: one MLP */
     int64_t top_k, expert_size;
-    bool is_top_k_normed;              /* the chosen experts' weights sum to 1 */
+    int64_t expert_group; /* not of config.json: bl_arch_expert_group's choice; 0: auto */
+    bool is_top_k_normed; /* the chosen experts' weights sum to 1 */
     double swiglu_alpha, swiglu_limit; /* of BL_SWIGLU_CLAMPED */
     unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
@@ -240,6 +241,12 @@ double bl_arch_active_weights(const bl_model_config *config);
 
 /* The projections for store/peft.h, without those of routed experts: module i is projection i. */
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
+
+/* Experts of a sub-unit of the base (linear/base.h): config->expert_group, at most all; auto: as
+ * many as have the weights of the layer's other matrices, at least one. 0: there are none. */
+int64_t bl_arch_expert_group(const bl_model_config *config);
+/* The key expert_group: n, or auto if n is negative. BL_EUSAGE: the model has no routed experts. */
+bl_status bl_arch_set_expert_group(bl_model_config *config, int64_t n);
 
 /* ---- tensors ---- */
 

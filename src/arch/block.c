@@ -58,6 +58,7 @@ typedef struct block_call {
     const bl_block_workspace *ws;
     bl_block_tensors t;      /* those that are not saved are in ws */
     int64_t position_offset; /* tokens before the batch's */
+    bl_tensor kept_gate_up;  /* of t, of experts: of all groups, or none; t has a group's */
     float *gradients;        /* of LoRA weights, of backward products; NULL: not computed */
 } block_call;
 
@@ -69,7 +70,8 @@ static block_call call_of(bl_stream *stream, const bl_block *block, const bl_mic
                         .dims = block->dims,
                         .batch = batch,
                         .ws = ws,
-                        .t = bl_block_effective_tensors(tensors, ws)};
+                        .t = bl_block_effective_tensors(tensors, ws),
+                        .kept_gate_up = tensors->gate_up};
 }
 
 /* One fused matrix with its adapters. */
@@ -107,9 +109,6 @@ static bl_status linear_forward(const block_call *c, bl_layer_matrix matrix, bl_
 {
     bl_linear_use use = use_matrix(c, matrix, NULL);
 
-    if (bl_block_is_routed(c->dims, matrix))
-        return arch_experts_forward(c->stream, c->block, matrix, c->batch->T, c->ws, &use.lora, x,
-                                    residual, y);
     use.lora.residual = residual;
     use.lora.is_quantized = operand_of(c, matrix).codes != NULL;
     BL_TRY(bl_linear_apply(c->stream, &use, c->batch->T, x, y));
@@ -126,9 +125,6 @@ static bl_status linear_backward(const block_call *c, bl_layer_matrix matrix, bl
 {
     bl_linear_use use = use_matrix(c, matrix, c->gradients);
 
-    if (bl_block_is_routed(c->dims, matrix))
-        return arch_experts_backward(c->stream, c->block, matrix, c->batch->T, c->ws, &use.lora, x,
-                                     dy, dx);
     BL_TRY(bl_linear_pull_back(c->stream, &use, c->batch->T, x, dy, dx));
     return arch_add_matrix_gradient(c->stream, c->block, matrix, c->batch->T, x, dy, c->ws);
 }
@@ -317,21 +313,27 @@ static bl_status scale_branch(const block_call *c, bl_tensor x, bl_tensor y)
                                                 .y = y});
 }
 
-/* y = x + the last matrix of the sub-layer times `input`; x + its norm with norms of outputs.
- * Where nothing comes between, the product adds x itself. */
-static bl_status add_branch(const block_call *c, bl_layer_matrix matrix, bl_layer_vector norm,
-                            bl_tensor input, bl_tensor x, bl_tensor y)
+/* y = x + y as the sub-layer's last product left it, or its norm with norms of outputs */
+static bl_status join_branch(const block_call *c, bl_layer_vector norm, bl_tensor x, bl_tensor y)
 {
     bool is_normed = c->dims->has_post_norms;
 
-    if (bl_block_adds_in_product(c->dims, matrix)) return linear_forward(c, matrix, input, x, y);
-    BL_TRY(linear_forward(c, matrix, input, (bl_tensor){0}, y));
     if (is_normed) BL_TRY(norm_forward(c, norm, y, (bl_quantized){0}));
     if (c->dims->residual_multiplier > 0) BL_TRY(scale_branch(c, y, y));
     return bl_add(c->stream, &(bl_add_args){.n = c->batch->T * c->dims->hidden,
                                             .a = x,
                                             .b = is_normed ? c->ws->norm : y,
                                             .y = y});
+}
+
+/* y = x + the last matrix of the sub-layer times `input`; x + its norm with norms of outputs.
+ * Where nothing comes between, the product adds x itself. */
+static bl_status add_branch(const block_call *c, bl_layer_matrix matrix, bl_layer_vector norm,
+                            bl_tensor input, bl_tensor x, bl_tensor y)
+{
+    if (bl_block_adds_in_product(c->dims, matrix)) return linear_forward(c, matrix, input, x, y);
+    BL_TRY(linear_forward(c, matrix, input, (bl_tensor){0}, y));
+    return join_branch(c, norm, x, y);
 }
 
 /* *dy = the gradient of matrix' output for its input, d being that of the sum: d, or in ws->norm.
@@ -370,19 +372,56 @@ static bl_status compute_gate_up(const block_call *c)
     return linear_forward(c, BL_GATE_UP, in, (bl_tensor){0}, c->t.gate_up);
 }
 
-/* A token has one, or one per expert. */
-static int64_t mlp_rows(const block_call *c)
-{
-    return c->batch->T * c->dims->top_k;
-}
-
 /* out = mid + down(h); out may be mid's memory only if mid is not read again */
 static bl_status compute_out(const block_call *c, bl_tensor out)
 {
     bl_quantized quantized = operand_of(c, BL_MLP_DOWN);
 
-    BL_TRY(arch_activate(c->stream, c->dims, mlp_rows(c), c->t.gate_up, c->ws->h, quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->t.gate_up, c->ws->h,
+                         quantized));
     return add_branch(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, c->t.mid, out);
+}
+
+/* ---- routed experts ---- */
+
+/* out = mid + the experts' sums */
+static bl_status forward_experts(const block_call *c, bl_tensor out)
+{
+    bool adds = bl_block_adds_in_product(c->dims, BL_MLP_DOWN);
+    bl_linear_use gate_up = use_matrix(c, BL_GATE_UP, NULL),
+                  down = use_matrix(c, BL_MLP_DOWN, NULL);
+    arch_expert_lora lora = {&gate_up.lora, &down.lora};
+
+    BL_TRY(arch_experts_route(c->stream, c->block, c->batch->T, c->ws, mlp_input(c)));
+    BL_TRY(arch_experts_forward(c->stream, c->block, c->batch->T, c->ws, &lora, c->kept_gate_up,
+                                adds ? c->t.mid : (bl_tensor){0}, out));
+    return adds ? BL_OK : join_branch(c, c->dims->mlp_norm, c->t.mid, out);
+}
+
+/* ws->d_norm = the gradient of the experts' normed input, whose routing is there */
+static bl_status backward_experts(const block_call *c, bl_tensor d)
+{
+    bl_linear_use gate_up = use_matrix(c, BL_GATE_UP, c->gradients),
+                  down = use_matrix(c, BL_MLP_DOWN, c->gradients);
+    arch_expert_lora lora = {&gate_up.lora, &down.lora};
+    bl_tensor dy = d;
+
+    if (c->dims->residual_multiplier > 0) {
+        dy = c->ws->norm;
+        BL_TRY(scale_branch(c, d, dy));
+    }
+    return arch_experts_backward(c->stream, c->block, c->batch->T, c->ws, &lora, c->kept_gate_up,
+                                 dy, c->ws->d_norm);
+}
+
+/* ---- the layer ---- */
+
+/* out, of what compute_mid left */
+static bl_status forward_mlp(const block_call *c, bl_tensor out)
+{
+    if (c->dims->n_experts > 0) return forward_experts(c, out);
+    BL_TRY(compute_gate_up(c));
+    return compute_out(c, out);
 }
 
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
@@ -396,18 +435,7 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
     BL_TRY(compute_qk(c));
     BL_TRY(compute_attention(c));
     BL_TRY(compute_mid(c));
-    BL_TRY(compute_gate_up(c));
-    return compute_out(c, out);
-}
-
-/* The routing of compute_gate_up, which is never kept. */
-static bl_status route_again(const block_call *c)
-{
-    bl_tensor in;
-
-    if (c->dims->n_experts == 0) return BL_OK;
-    BL_TRY(branch_input(c, c->dims->mlp_norm, mlp_input(c), (bl_quantized){0}, &in));
-    return arch_experts_route(c->stream, c->block, c->batch->T, c->ws, in);
+    return forward_mlp(c, out);
 }
 
 /* ws->d_norm = the gradient of the MLP's normed input */
@@ -416,12 +444,15 @@ static bl_status backward_mlp(const block_call *c, bl_tensor d)
     bl_quantized none = {0}, quantized = none;
     bl_tensor dy, in;
 
+    if (c->dims->n_experts > 0) return backward_experts(c, d);
     /* Only norms of outputs need the product with W_down again. */
     if (c->dims->has_post_norms) quantized = operand_of(c, BL_MLP_DOWN);
-    BL_TRY(arch_activate(c->stream, c->dims, mlp_rows(c), c->t.gate_up, c->ws->h, quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->t.gate_up, c->ws->h,
+                         quantized));
     BL_TRY(branch_gradient(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, d, &dy));
     BL_TRY(linear_backward(c, BL_MLP_DOWN, c->ws->h, dy, c->ws->dh));
-    BL_TRY(arch_activate_backward(c->stream, c->dims, mlp_rows(c), c->ws->dh, c->t.gate_up));
+    BL_TRY(arch_activate_backward(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->ws->dh,
+                                  c->t.gate_up));
     BL_TRY(branch_input(c, c->dims->mlp_norm, mlp_input(c), none, &in));
     return linear_backward(c, BL_GATE_UP, in, c->t.gate_up, c->ws->d_norm);
 }
@@ -503,7 +534,10 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
         BL_TRY(compute_attention(c));
         if (!is_parallel) BL_TRY(compute_mid(c));
     }
-    BL_TRY(bl_tensor_is_there(tensors->gate_up) ? route_again(c) : compute_gate_up(c));
+    if (block->dims->n_experts > 0)
+        BL_TRY(arch_experts_route(stream, block, batch->T, workspace, mlp_input(c)));
+    else if (!bl_tensor_is_there(tensors->gate_up))
+        BL_TRY(compute_gate_up(c));
     BL_TRY(backward_mlp(c, d));
     /* d is the gradient of attention's output as it is in a parallel layer, else with the MLP's. */
     if (!is_parallel) BL_TRY(branch_input_backward(c, mlp_norm, c->t.mid, d));
@@ -561,6 +595,5 @@ bl_status bl_block_extend(bl_stream *stream, const bl_block *block, const bl_mic
     BL_TRY(compute_qk(c));
     BL_TRY(extend_attention(c, k_cache, v_cache));
     BL_TRY(compute_mid(c));
-    BL_TRY(compute_gate_up(c));
-    return compute_out(c, x);
+    return forward_mlp(c, x);
 }

@@ -69,7 +69,8 @@ typedef struct bl_block_dims {
     int64_t hidden, inter, n_heads, n_kv_heads, head_dim, rotary_dim;
     int64_t n_experts, top_k; /* 0, 1: one MLP; else inter is an expert's */
     bool is_top_k_normed;
-    int64_t q_width, kv_width, qkv_width; /* n_heads d; n_kv_heads d; their sum q + 2 kv */
+    int64_t expert_group, n_expert_groups; /* experts of a group of the base; their number */
+    int64_t q_width, kv_width, qkv_width;  /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
     struct {
         int64_t rows, cols;
@@ -143,8 +144,10 @@ typedef struct bl_block_workspace {
     /* Of experts: where the call's tokens go, for the arrays of the largest T; an input or output
      * of all their rows (T top_k, H). */
     void *routing;
-    bl_tensor rows;
-    void *lora; /* of the LoRA linear layer */
+    bl_tensor mlp_input; /* (T,H): what the experts read */
+    float *sum;          /* (T,H): with several groups, of the tokens between two of them */
+    bl_tensor rows;      /* of a group, as are tensors.gate_up, h and dh then */
+    void *lora;          /* of the LoRA linear layer */
     size_t lora_bytes;
 } bl_block_workspace;
 
@@ -204,7 +207,8 @@ typedef struct bl_block {
     bool is_last;                       /* of backward: no gradient of x is needed */
 } bl_block;
 
-/* All three acquire the layer's matrices of `base` and leave the release to the visit. */
+/* All three acquire the layer's matrices of `base` and leave the release to the visit, except
+ * those of groups of experts, which they prefetch, acquire and release one after the other. */
 
 /* out (T,H) = the layer's output; it overlaps none of `tensors`. Tensors that `tensors` has go
  * there, the others to the workspace. */

@@ -9,7 +9,7 @@ static bl_gelu_form form_of(const bl_block_dims *dims)
 }
 
 bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
-                        bl_tensor gate_up, bl_tensor h, bl_quantized quantized)
+                        bl_row_range range, bl_tensor gate_up, bl_tensor h, bl_quantized quantized)
 {
     if (dims->activation == BL_SWIGLU_CLAMPED)
         return bl_swiglu_clamped_forward(
@@ -18,19 +18,22 @@ bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t n_
                                                       .alpha = dims->swiglu_alpha,
                                                       .limit = dims->swiglu_limit,
                                                       .gate_up = gate_up,
-                                                      .h = h});
+                                                      .h = h,
+                                                      .range = range});
     if (dims->activation == BL_SWIGLU)
-        return bl_swiglu_forward(
-            stream,
-            &(bl_swiglu_forward_args){
-                .T = n_rows, .I = dims->inter, .gate_up = gate_up, .h = h, .quantized = quantized});
+        return bl_swiglu_forward(stream, &(bl_swiglu_forward_args){.T = n_rows,
+                                                                   .I = dims->inter,
+                                                                   .gate_up = gate_up,
+                                                                   .h = h,
+                                                                   .quantized = quantized,
+                                                                   .range = range});
     return bl_gelu_forward(
         stream, &(bl_gelu_forward_args){
                     .n = n_rows * dims->inter, .form = form_of(dims), .u = gate_up, .h = h});
 }
 
 bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
-                                 bl_tensor dh, bl_tensor gate_up)
+                                 bl_row_range range, bl_tensor dh, bl_tensor gate_up)
 {
     if (dims->activation == BL_SWIGLU_CLAMPED)
         return bl_swiglu_clamped_backward(
@@ -40,12 +43,15 @@ bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, i
                                                        .limit = dims->swiglu_limit,
                                                        .gate_up = gate_up,
                                                        .dh = dh,
-                                                       .d_gate_up = gate_up});
+                                                       .d_gate_up = gate_up,
+                                                       .range = range});
     if (dims->activation == BL_SWIGLU)
-        return bl_swiglu_backward(
-            stream,
-            &(bl_swiglu_backward_args){
-                .T = n_rows, .I = dims->inter, .gate_up = gate_up, .dh = dh, .d_gate_up = gate_up});
+        return bl_swiglu_backward(stream, &(bl_swiglu_backward_args){.T = n_rows,
+                                                                     .I = dims->inter,
+                                                                     .gate_up = gate_up,
+                                                                     .dh = dh,
+                                                                     .d_gate_up = gate_up,
+                                                                     .range = range});
     return bl_gelu_backward(stream, &(bl_gelu_backward_args){.n = n_rows * dims->inter,
                                                              .form = form_of(dims),
                                                              .u = gate_up,

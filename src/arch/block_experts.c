@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* block_experts.c -- the products of a layer with its routed experts, in place of those with
- * W_gate_up and W_down:
+ * W_gate_up and W_down, group by group:
  *
  *   forward   route(n2);  g|u of each row = n2 of its token W_gate_up^T of its expert
  *             mid + sum of w (h W_down^T + b) over a token's rows
@@ -18,6 +18,7 @@
  * where of W_down dy is d, dB is of w u and dA of w du. In bf16 u, du and y are rounded when they
  * are stored. */
 #include "arch/block_internal.h"
+#include "base/sizes.h"
 
 static bl_routing routing_of(const bl_block *block, int64_t T, const bl_block_workspace *ws)
 {
@@ -38,40 +39,77 @@ static const float *router_bias_of(const bl_block *block)
     return block->vectors + block->dims->vector_offset[BL_ROUTER_BIAS];
 }
 
-/* (n_experts, output channels); NULL: none. */
-static const float *bias_of(const bl_block *block, bl_layer_matrix matrix)
+/* A group of the layer's experts: its rows of the call's tokens, its unit of the base. */
+typedef struct group_call {
+    bl_stream *stream;
+    const bl_block *block;
+    const bl_block_workspace *ws;
+    bl_routing routing;
+    int64_t unit;
+} group_call;
+
+static group_call call_of(bl_stream *stream, const bl_block *block, int64_t T,
+                          const bl_block_workspace *ws, int64_t group)
 {
-    int64_t offset = block->dims->bias_offset[matrix];
-    return offset < 0 ? NULL : block->vectors + offset;
+    const bl_block_dims *dims = block->dims;
+    bl_routing all = routing_of(block, T, ws);
+    int64_t first = group * dims->expert_group,
+            n = bl_min_i64(dims->expert_group, dims->n_experts - first);
+
+    return (group_call){.stream = stream,
+                        .block = block,
+                        .ws = ws,
+                        .routing = bl_routing_of_group(&all, first, n),
+                        .unit = bl_base_group(block->base, block->layer, group)};
+}
+
+/* Of an expert's matrix. */
+static int64_t rows_of(const group_call *c, bl_layer_matrix matrix)
+{
+    return c->block->dims->matrix[matrix].rows / c->block->dims->n_experts;
+}
+
+/* (experts of the group, output channels); NULL: none. */
+static const float *bias_of(const group_call *c, bl_layer_matrix matrix)
+{
+    int64_t offset = c->block->dims->bias_offset[matrix];
+    if (offset < 0) return NULL;
+    return c->block->vectors + offset + c->routing.first_expert * rows_of(c, matrix);
 }
 
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,
-                             const bl_block_workspace *ws, bl_tensor x)
+                             const bl_block_workspace *ws, bl_tensor mid)
 {
+    const bl_block_dims *dims = block->dims;
+    bl_block_norm norm = {.T = T,
+                          .w = block->vectors + dims->vector_offset[dims->mlp_norm],
+                          .x = mid,
+                          .rstd = ws->rstd,
+                          .mean = ws->mean};
+
+    BL_TRY(bl_block_norm_forward(stream, dims, &norm, ws->mlp_input));
     return bl_route(stream, &(bl_route_args){.routing = routing_of(block, T, ws),
-                                             .H = block->dims->hidden,
-                                             .is_normed = block->dims->is_top_k_normed,
+                                             .H = dims->hidden,
+                                             .is_normed = dims->is_top_k_normed,
                                              .router = router_of(block),
                                              .bias = router_bias_of(block),
-                                             .x = x});
+                                             .x = ws->mlp_input});
 }
 
 /* out = in times each row's matrix; forward with its bias. */
-static bl_status multiply(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                          const bl_routing *routing, bool forward, bl_tensor in, bl_tensor out)
+static bl_status multiply(const group_call *c, bl_layer_matrix matrix, bool forward, bl_tensor in,
+                          bl_tensor out)
 {
     bl_grouped_matmul_args product = {
-        .routing = *routing, .forward = forward, .in = in, .out = out};
+        .routing = c->routing, .forward = forward, .in = in, .out = out};
 
-    BL_TRY(bl_base_acquire(block->base, block->layer, (int)matrix, stream, &product.weight));
-    BL_TRY(bl_grouped_matmul(stream, &product));
-    if (!forward || !bias_of(block, matrix)) return BL_OK;
-    return bl_add_expert_bias(
-        stream,
-        &(bl_add_expert_bias_args){.routing = *routing,
-                                   .N = block->dims->matrix[matrix].rows / block->dims->n_experts,
-                                   .bias = bias_of(block, matrix),
-                                   .rows = out});
+    BL_TRY(bl_base_acquire(c->block->base, c->unit, (int)matrix, c->stream, &product.weight));
+    BL_TRY(bl_grouped_matmul(c->stream, &product));
+    if (!forward || !bias_of(c, matrix)) return BL_OK;
+    return bl_add_expert_bias(c->stream, &(bl_add_expert_bias_args){.routing = c->routing,
+                                                                    .N = rows_of(c, matrix),
+                                                                    .bias = bias_of(c, matrix),
+                                                                    .rows = out});
 }
 
 /* ---- LoRA terms ---- */
@@ -80,26 +118,32 @@ static bl_status multiply(bl_stream *stream, const bl_block *block, bl_layer_mat
 typedef struct terms {
     bl_stream *stream;
     const bl_routing *routing;
-    const bl_lora_part *part; /* its rows are those of all experts */
+    bl_lora_part part; /* its rows are those of the group */
     int64_t K;
     bl_tensor u, du;
 } terms;
 
 /* False: the matrix has none. */
-static bool find_terms(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                       const bl_routing *routing, const bl_lora_linear *lora,
-                       const bl_block_workspace *ws, terms *out)
+static bool find_terms(const group_call *c, bl_layer_matrix matrix, const bl_lora_linear *lora,
+                       terms *out)
 {
-    bl_dtype act = block->dims->act;
+    const bl_block_dims *dims = c->block->dims;
+    bl_lora_part part = lora->part[0];
+    int64_t K = dims->matrix[matrix].cols, before_a = c->routing.first_expert * part.r * K,
+            before_b = c->routing.first_expert * rows_of(c, matrix) * part.r;
 
     if (lora->n_parts == 0) return false;
-    size_t n_bytes = arch_experts_term_bytes(block->dims, routing->T, lora->part[0].r) / 2;
-    *out = (terms){.stream = stream,
-                   .routing = routing,
-                   .part = &lora->part[0],
-                   .K = block->dims->matrix[matrix].cols,
-                   .u = bl_tensor_of(ws->lora, act),
-                   .du = bl_tensor_of((char *)ws->lora + n_bytes, act)};
+    part.rows = c->routing.n_experts * rows_of(c, matrix);
+    part.A = bl_tensor_at(part.A, before_a);
+    part.B = bl_tensor_at(part.B, before_b);
+    if (part.dA) part.dA += before_a, part.dB += before_b;
+    size_t n_bytes = arch_experts_term_bytes(dims, c->routing.T, part.r) / 2;
+    *out = (terms){.stream = c->stream,
+                   .routing = &c->routing,
+                   .part = part,
+                   .K = K,
+                   .u = bl_tensor_of(c->ws->lora, dims->act),
+                   .du = bl_tensor_of((char *)c->ws->lora + n_bytes, dims->act)};
     return true;
 }
 
@@ -108,11 +152,11 @@ static bl_status multiply_factor(const terms *t, bl_peft_factor factor, bool for
                                  bl_tensor in, bl_tensor out)
 {
     bool is_a = factor == BL_PEFT_A;
-    bl_tensor values = is_a ? t->part->A : t->part->B;
-    int64_t rows = is_a ? t->routing->n_experts * t->part->r : t->part->rows;
+    bl_tensor values = is_a ? t->part.A : t->part.B;
+    int64_t rows = is_a ? t->routing->n_experts * t->part.r : t->part.rows;
     bl_format format = values.dtype == BL_F32 ? BL_FORMAT_F32 : BL_FORMAT_BF16;
     bl_weight weight = {.rows = rows,
-                        .cols = is_a ? t->K : t->part->r,
+                        .cols = is_a ? t->K : t->part.r,
                         .n_segments = 1,
                         .segment = {{.format = format, .codes = values.data, .rows = rows}}};
 
@@ -127,7 +171,7 @@ static bl_status multiply_factor(const terms *t, bl_peft_factor factor, bool for
 static bl_status weigh(const terms *t, float scale, bool is_weighted, bl_tensor x)
 {
     return bl_weigh_rows(t->stream, &(bl_weigh_rows_args){.routing = *t->routing,
-                                                          .C = t->part->r,
+                                                          .C = t->part.r,
                                                           .scale = scale,
                                                           .is_weighted = is_weighted,
                                                           .x = x});
@@ -137,7 +181,7 @@ static bl_status weigh(const terms *t, float scale, bool is_weighted, bl_tensor 
 static bl_status add_terms(const terms *t, bl_tensor x, bl_tensor y)
 {
     BL_TRY(multiply_factor(t, BL_PEFT_A, true, false, x, t->u));
-    BL_TRY(weigh(t, t->part->scale, false, t->u));
+    BL_TRY(weigh(t, t->part.scale, false, t->u));
     return multiply_factor(t, BL_PEFT_B, true, true, t->u, y);
 }
 
@@ -145,27 +189,27 @@ static bl_status add_terms(const terms *t, bl_tensor x, bl_tensor y)
 static bl_status pull_up(const terms *t, bool is_weighted, bl_tensor x, bl_tensor dy)
 {
     BL_TRY(multiply_factor(t, BL_PEFT_A, true, false, x, t->u));
-    BL_TRY(weigh(t, t->part->scale, is_weighted, t->u));
+    BL_TRY(weigh(t, t->part.scale, is_weighted, t->u));
     BL_TRY(bl_grouped_gradient(
         t->stream, &(bl_grouped_gradient_args){.routing = *t->routing,
-                                               .M = t->part->rows / t->routing->n_experts,
-                                               .N = t->part->r,
+                                               .M = t->part.rows / t->routing->n_experts,
+                                               .N = t->part.r,
                                                .left = dy,
                                                .right = t->u,
-                                               .gradient = t->part->dB}));
+                                               .gradient = t->part.dB}));
     BL_TRY(multiply_factor(t, BL_PEFT_B, false, false, dy, t->du));
-    return weigh(t, t->part->scale, false, t->du);
+    return weigh(t, t->part.scale, false, t->du);
 }
 
 /* dA, of du and x */
 static bl_status pull_down(const terms *t, bl_tensor x)
 {
     return bl_grouped_gradient(t->stream, &(bl_grouped_gradient_args){.routing = *t->routing,
-                                                                      .M = t->part->r,
+                                                                      .M = t->part.r,
                                                                       .N = t->K,
                                                                       .left = t->du,
                                                                       .right = x,
-                                                                      .gradient = t->part->dA});
+                                                                      .gradient = t->part.dA});
 }
 
 /* dx += du A */
@@ -174,100 +218,166 @@ static bl_status pull_back(const terms *t, bl_tensor dx)
     return multiply_factor(t, BL_PEFT_A, false, true, t->du, dx);
 }
 
-/* ---- a matrix ---- */
+/* ---- a group ---- */
 
 /* ws->rows = the rows of x (T,H) */
-static bl_status permute(bl_stream *stream, const bl_block *block, const bl_routing *routing,
-                         const bl_block_workspace *ws, bl_tensor x)
+static bl_status permute(const group_call *c, bl_tensor x)
 {
-    return bl_permute(stream,
-                      &(bl_permute_args){
-                          .routing = *routing, .C = block->dims->hidden, .x = x, .rows = ws->rows});
+    return bl_permute(c->stream, &(bl_permute_args){.routing = c->routing,
+                                                    .C = c->block->dims->hidden,
+                                                    .x = x,
+                                                    .rows = c->ws->rows});
 }
 
-/* y (T,H) = z + the sums of ws->rows */
-static bl_status combine(bl_stream *stream, const bl_block *block, const bl_routing *routing,
-                         const bl_block_workspace *ws, bool is_weighted, bl_tensor z, bl_tensor y)
+/* y (T,H) = z + the sums of ws->rows, of tokens whose last group it is */
+static bl_status combine(const group_call *c, bool is_weighted, bl_tensor z, bl_tensor y)
 {
-    return bl_combine(stream, &(bl_combine_args){.routing = *routing,
-                                                 .C = block->dims->hidden,
-                                                 .is_weighted = is_weighted,
-                                                 .rows = ws->rows,
-                                                 .z = z,
-                                                 .y = y});
+    return bl_combine(c->stream, &(bl_combine_args){.routing = c->routing,
+                                                    .C = c->block->dims->hidden,
+                                                    .is_weighted = is_weighted,
+                                                    .rows = c->ws->rows,
+                                                    .z = z,
+                                                    .y = y,
+                                                    .sum = c->ws->sum});
 }
 
-bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                               int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
-                               bl_tensor x, bl_tensor residual, bl_tensor y)
+/* ws->tensors.gate_up = the group's rows, from or to those of all groups */
+static bl_status move_gate_up(const group_call *c, bool to_all, bl_tensor all)
 {
-    bl_routing routing = routing_of(block, T, ws);
-    bool is_first = matrix == BL_GATE_UP;
-    bl_tensor in = is_first ? ws->rows : x, out = is_first ? y : ws->rows;
+    return bl_move_rows(c->stream, &(bl_move_rows_args){.routing = c->routing,
+                                                        .C = 2 * c->block->dims->inter,
+                                                        .to_all = to_all,
+                                                        .rows = c->ws->tensors.gate_up,
+                                                        .all = all});
+}
+
+/* ws->tensors.gate_up of x (T,H) */
+static bl_status compute_gate_up(const group_call *c, const bl_lora_linear *lora, bl_tensor x)
+{
+    bl_tensor gate_up = c->ws->tensors.gate_up;
     terms t;
 
-    if (is_first) {
-        BL_TRY(arch_experts_route(stream, block, T, ws, x));
-        BL_TRY(permute(stream, block, &routing, ws, x));
+    BL_TRY(permute(c, x));
+    BL_TRY(multiply(c, BL_GATE_UP, true, c->ws->rows, gate_up));
+    return find_terms(c, BL_GATE_UP, lora, &t) ? add_terms(&t, c->ws->rows, gate_up) : BL_OK;
+}
+
+/* On average: how many there are is known on the device. */
+static int64_t mean_rows(const group_call *c)
+{
+    return bl_ceil_div(c->routing.T * c->routing.top_k * c->routing.n_experts, c->routing.n_all);
+}
+
+/* ws->h of ws->tensors.gate_up */
+static bl_status activate(const group_call *c)
+{
+    return arch_activate(c->stream, c->block->dims, mean_rows(c), bl_routing_range(&c->routing),
+                         c->ws->tensors.gate_up, c->ws->h, (bl_quantized){0});
+}
+
+static bl_status forward_group(const group_call *c, const arch_expert_lora *lora, bl_tensor kept,
+                               bl_tensor z, bl_tensor y)
+{
+    const bl_block_workspace *ws = c->ws;
+    terms t;
+
+    BL_TRY(compute_gate_up(c, lora->gate_up, ws->mlp_input));
+    if (bl_tensor_is_there(kept)) BL_TRY(move_gate_up(c, true, kept));
+    BL_TRY(activate(c));
+    BL_TRY(multiply(c, BL_MLP_DOWN, true, ws->h, ws->rows));
+    if (find_terms(c, BL_MLP_DOWN, lora->down, &t)) BL_TRY(add_terms(&t, ws->h, ws->rows));
+    return combine(c, true, z, y);
+}
+
+/* ws->dh, of ws->h and weighted, and the gradients of the weights; dy (T,H) */
+static bl_status pull_back_down(const group_call *c, const bl_lora_linear *lora, bl_tensor dy)
+{
+    const bl_block_workspace *ws = c->ws;
+    terms t;
+
+    BL_TRY(permute(c, dy));
+    BL_TRY(multiply(c, BL_MLP_DOWN, false, ws->rows, ws->dh));
+    if (find_terms(c, BL_MLP_DOWN, lora, &t)) {
+        BL_TRY(pull_up(&t, true, ws->h, ws->rows));
+        BL_TRY(pull_back(&t, ws->dh));
+        BL_TRY(weigh(&t, 1, true, t.du));
+        BL_TRY(pull_down(&t, ws->h));
     }
-    BL_TRY(multiply(stream, block, matrix, &routing, true, in, out));
-    if (find_terms(stream, block, matrix, &routing, lora, ws, &t)) BL_TRY(add_terms(&t, in, out));
-    return is_first ? BL_OK : combine(stream, block, &routing, ws, true, residual, y);
+    return bl_weigh_backward(c->stream, &(bl_weigh_backward_args){.routing = c->routing,
+                                                                  .C = c->block->dims->inter,
+                                                                  .N = c->block->dims->hidden,
+                                                                  .h = ws->h,
+                                                                  .d = ws->dh,
+                                                                  .dy = ws->rows,
+                                                                  .bias = bias_of(c, BL_MLP_DOWN)});
 }
 
-/* dx (n_rows, I), of x before it is weighted; dy (T,H) */
-static bl_status pull_back_down(bl_stream *stream, const bl_block *block, const bl_routing *routing,
-                                const bl_block_workspace *ws, const bl_lora_linear *lora,
-                                bl_tensor x, bl_tensor dy, bl_tensor dx)
+/* ws->rows = the gradient of the rows of x (T,H), ws->tensors.gate_up being that of the products */
+static bl_status pull_back_gate_up(const group_call *c, const bl_lora_linear *lora, bl_tensor x)
 {
+    bl_tensor dy = c->ws->tensors.gate_up;
     terms t;
-
-    BL_TRY(permute(stream, block, routing, ws, dy));
-    BL_TRY(multiply(stream, block, BL_MLP_DOWN, routing, false, ws->rows, dx));
-    if (!find_terms(stream, block, BL_MLP_DOWN, routing, lora, ws, &t)) return BL_OK;
-    BL_TRY(pull_up(&t, true, x, ws->rows));
-    BL_TRY(pull_back(&t, dx));
-    BL_TRY(weigh(&t, 1, true, t.du));
-    return pull_down(&t, x);
-}
-
-/* ws->rows = the gradient of the rows of x (T,H); dy (n_rows, 2I) */
-static bl_status pull_back_gate_up(bl_stream *stream, const bl_block *block,
-                                   const bl_routing *routing, const bl_block_workspace *ws,
-                                   const bl_lora_linear *lora, bl_tensor x, bl_tensor dy)
-{
-    terms t;
-    bool has_terms = find_terms(stream, block, BL_GATE_UP, routing, lora, ws, &t);
+    bool has_terms = find_terms(c, BL_GATE_UP, lora, &t);
 
     if (has_terms) {
-        BL_TRY(permute(stream, block, routing, ws, x));
-        BL_TRY(pull_up(&t, false, ws->rows, dy));
-        BL_TRY(pull_down(&t, ws->rows));
+        BL_TRY(permute(c, x));
+        BL_TRY(pull_up(&t, false, c->ws->rows, dy));
+        BL_TRY(pull_down(&t, c->ws->rows));
     }
-    BL_TRY(multiply(stream, block, BL_GATE_UP, routing, false, dy, ws->rows));
-    return has_terms ? pull_back(&t, ws->rows) : BL_OK;
+    BL_TRY(multiply(c, BL_GATE_UP, false, dy, c->ws->rows));
+    return has_terms ? pull_back(&t, c->ws->rows) : BL_OK;
 }
 
-bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                                int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
-                                bl_tensor x, bl_tensor dy, bl_tensor dx)
+static bl_status backward_group(const group_call *c, const arch_expert_lora *lora, bl_tensor kept,
+                                bl_tensor dy, bl_tensor dx)
 {
-    bl_routing routing = routing_of(block, T, ws);
+    const bl_block_workspace *ws = c->ws;
 
-    if (matrix == BL_MLP_DOWN) {
-        BL_TRY(pull_back_down(stream, block, &routing, ws, lora, x, dy, dx));
-        return bl_weigh_backward(stream, &(bl_weigh_backward_args){.routing = routing,
-                                                                   .C = block->dims->inter,
-                                                                   .N = block->dims->hidden,
-                                                                   .h = x,
-                                                                   .d = dx,
-                                                                   .dy = ws->rows,
-                                                                   .bias = bias_of(block, matrix)});
+    BL_TRY(bl_tensor_is_there(kept) ? move_gate_up(c, false, kept)
+                                    : compute_gate_up(c, lora->gate_up, ws->mlp_input));
+    BL_TRY(activate(c));
+    BL_TRY(pull_back_down(c, lora->down, dy));
+    BL_TRY(arch_activate_backward(c->stream, c->block->dims, mean_rows(c),
+                                  bl_routing_range(&c->routing), ws->dh, ws->tensors.gate_up));
+    BL_TRY(pull_back_gate_up(c, lora->gate_up, ws->mlp_input));
+    return combine(c, false, (bl_tensor){0}, dx);
+}
+
+/* ---- all groups ---- */
+
+/* Groups to come begin their way into the ring: what has no room there yet has no effect. */
+static bl_status prefetch_groups(const bl_block *block, int64_t group)
+{
+    for (int64_t g = group; g < block->dims->n_expert_groups; g++)
+        BL_TRY(bl_base_prefetch(block->base, bl_base_group(block->base, block->layer, g)));
+    return BL_OK;
+}
+
+bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, int64_t T,
+                               const bl_block_workspace *ws, const arch_expert_lora *lora,
+                               bl_tensor kept, bl_tensor z, bl_tensor y)
+{
+    for (int64_t g = 0; g < block->dims->n_expert_groups; g++) {
+        group_call c = call_of(stream, block, T, ws, g);
+        BL_TRY(prefetch_groups(block, g));
+        BL_TRY(forward_group(&c, lora, kept, z, y));
+        BL_TRY(bl_base_release(block->base, c.unit, stream));
     }
-    BL_TRY(pull_back_gate_up(stream, block, &routing, ws, lora, x, dy));
-    BL_TRY(combine(stream, block, &routing, ws, false, (bl_tensor){0}, dx));
+    return BL_OK;
+}
+
+bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                const bl_block_workspace *ws, const arch_expert_lora *lora,
+                                bl_tensor kept, bl_tensor dy, bl_tensor dx)
+{
+    for (int64_t g = 0; g < block->dims->n_expert_groups; g++) {
+        group_call c = call_of(stream, block, T, ws, g);
+        BL_TRY(prefetch_groups(block, g));
+        BL_TRY(backward_group(&c, lora, kept, dy, dx));
+        BL_TRY(bl_base_release(block->base, c.unit, stream));
+    }
     return bl_route_backward(stream,
-                             &(bl_route_backward_args){.routing = routing,
+                             &(bl_route_backward_args){.routing = routing_of(block, T, ws),
                                                        .H = block->dims->hidden,
                                                        .is_normed = block->dims->is_top_k_normed,
                                                        .router = router_of(block),

@@ -19,31 +19,36 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
                                    const bl_block_workspace *ws, bl_tensor d);
 
 /* h (n_rows, I) = the MLP's activation function of gate_up, of SwiGLU also in E4M3 where
- * `quantized` is. Backward: gate_up = its gradient, dh being that of h. */
+ * `quantized` is. Backward: gate_up = its gradient, dh being that of h. range (ops/elementwise.h):
+ * not of GELU. */
 bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
-                        bl_tensor gate_up, bl_tensor h, bl_quantized quantized);
+                        bl_row_range range, bl_tensor gate_up, bl_tensor h, bl_quantized quantized);
 bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
-                                 bl_tensor dh, bl_tensor gate_up);
+                                 bl_row_range range, bl_tensor dh, bl_tensor gate_up);
 
-/* Makes ws->routing of T tokens from x, the MLP's input. */
+/* ws->mlp_input = norm2 of mid (T,H), and its routing. */
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,
-                             const bl_block_workspace *ws, bl_tensor x);
+                             const bl_block_workspace *ws, bl_tensor mid);
 
 /* Bytes of ws->lora that LoRA terms of routed experts need for T tokens. */
 size_t arch_experts_term_bytes(const bl_block_dims *dims, int64_t T, int64_t r);
 
-/* The products with a matrix of routed experts and the LoRA terms over it, which are the part of
- * `lora`, if it has one. BL_GATE_UP: makes the routing; y (T top_k, 2I) from
- * x (T,H), without a residual. BL_MLP_DOWN: y (T,H) = residual, or 0, + the weighted sum of the
- * outputs for x (T top_k, I). */
-bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                               int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
-                               bl_tensor x, bl_tensor residual, bl_tensor y);
-/* dx, overwritten, is x's gradient; BL_MLP_DOWN comes first and leaves the gradients of the
- * weights in the routing, whose part of dx BL_GATE_UP adds. */
-bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,
-                                int64_t T, const bl_block_workspace *ws, const bl_lora_linear *lora,
-                                bl_tensor x, bl_tensor dy, bl_tensor dx);
+/* The LoRA terms over the matrices of experts, each the part of one, if it has one. */
+typedef struct arch_expert_lora {
+    const bl_lora_linear *gate_up, *down;
+} arch_expert_lora;
+
+/* The experts of T tokens that are routed, whose input is ws->mlp_input, group by group: the base's
+ * groups are prefetched, acquired and released. y (T,H) = z, or 0, + the weighted sum of the
+ * experts' outputs. kept (T top_k, 2I): keeps gate_up; may be none. */
+bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, int64_t T,
+                               const bl_block_workspace *ws, const arch_expert_lora *lora,
+                               bl_tensor kept, bl_tensor z, bl_tensor y);
+/* dx, overwritten, is the gradient of ws->mlp_input, dy (T,H) that of y. kept: none if gate_up was
+ * not kept. */
+bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                const bl_block_workspace *ws, const arch_expert_lora *lora,
+                                bl_tensor kept, bl_tensor dy, bl_tensor dx);
 
 /* Of block->is_last: whether no trained tensor and no LoRA term needs the gradient of what W_qkv
  * reads; and of attention's output. */

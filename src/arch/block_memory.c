@@ -29,6 +29,8 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     dims.top_k = config->n_experts > 0 ? config->top_k : 1;
     dims.is_top_k_normed = config->is_top_k_normed;
     if (config->n_experts > 0) dims.inter = config->expert_size;
+    dims.expert_group = bl_arch_expert_group(config);
+    if (dims.n_experts > 0) dims.n_expert_groups = bl_ceil_div(dims.n_experts, dims.expert_group);
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
@@ -59,15 +61,21 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     return dims;
 }
 
-/* Of all rows that a token has. */
-static int64_t inter_width(const bl_block_dims *dims)
+/* Rows that a token has at most in the group of experts that is computed; 1 of one MLP. */
+static int64_t rows_at_once(const bl_block_dims *dims)
 {
-    return dims->top_k * dims->inter;
+    return dims->n_experts > 0 ? bl_min_i64(dims->top_k, dims->expert_group) : 1;
 }
 
-static int64_t gate_up_width(const bl_block_dims *dims)
+static int64_t inter_width(const bl_block_dims *dims)
 {
-    return dims->n_experts > 0 ? 2 * inter_width(dims) : dims->matrix[BL_GATE_UP].rows;
+    return rows_at_once(dims) * dims->inter;
+}
+
+/* Of a token with n_rows rows. */
+static int64_t gate_up_width(const bl_block_dims *dims, int64_t n_rows)
+{
+    return dims->n_experts > 0 ? n_rows * 2 * dims->inter : dims->matrix[BL_GATE_UP].rows;
 }
 
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
@@ -128,7 +136,7 @@ static float *take_floats(bump *from, int64_t n_floats)
     return take_bytes(from, n_floats * (int64_t)sizeof(float));
 }
 
-/* for_all: also what no backward reads. */
+/* for_all: in the workspace: also what no backward reads; of experts a group's rows. */
 static void place_tensors(const bl_block_dims *dims, unsigned which, bool for_all, int64_t T,
                           bump *from, bl_block_tensors *out)
 {
@@ -139,7 +147,8 @@ static void place_tensors(const bl_block_dims *dims, unsigned which, bool for_al
         out->lse = take_floats(from, T * dims->n_heads);
     }
     if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
-    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * gate_up_width(dims));
+    int64_t n_rows = for_all ? rows_at_once(dims) : dims->top_k;
+    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * gate_up_width(dims, n_rows));
 }
 
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
@@ -174,7 +183,7 @@ static bl_weight matrix_of_format(const bl_block_dims *dims, int matrix, bl_form
 
 size_t arch_experts_term_bytes(const bl_block_dims *dims, int64_t T, int64_t r)
 {
-    int64_t n_bytes = T * dims->top_k * r * (int64_t)bl_dtype_bytes(dims->act);
+    int64_t n_bytes = T * rows_at_once(dims) * r * (int64_t)bl_dtype_bytes(dims->act);
     return 2 * (size_t)bl_round_up(n_bytes, ALIGNMENT_BYTES);
 }
 
@@ -217,7 +226,7 @@ static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t
 
 int bl_block_scratch_buffers(const bl_block_dims *dims)
 {
-    enum { OF_ALL = 7, OF_EXPERTS = 2 };
+    enum { OF_ALL = 7, OF_EXPERTS = 4 };
     return OF_ALL + (dims->n_experts > 0 ? OF_EXPERTS : 0);
 }
 
@@ -236,7 +245,9 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     if (dims->n_experts > 0) {
         size_t n_bytes = bl_routing_bytes(T, dims->n_experts, dims->top_k);
         ws->routing = take_bytes(&from, (int64_t)n_bytes);
-        ws->rows = take(&from, T * dims->top_k * dims->hidden);
+        ws->mlp_input = take(&from, T * dims->hidden);
+        if (dims->n_expert_groups > 1) ws->sum = take_floats(&from, T * dims->hidden);
+        ws->rows = take(&from, T * rows_at_once(dims) * dims->hidden);
     }
     if (dims->q_norm_width > 0) {
         ws->qk = take(&from, T * dims->qkv_width);

@@ -195,6 +195,7 @@ typedef struct bl_train_config {
     double optimizer_ratio; /* BL_OPTION_AUTO or 0..1 */
     bl_verify_base verify_base;
     int64_t ring_depth;
+    int64_t expert_group; /* BL_OPTION_AUTO or experts of a sub-unit of the base */
     bl_io_engine io_engine;
     bl_activation_checkpointing activation_checkpointing;
     /* BL_OPTION_AUTO, or the layers that it applies to; others save everything. */

@@ -343,7 +343,11 @@ const bl_option bl_train_options[] = {
      .help = "when to verify base checksums: at the first read of each page from disk; also "
              "all pages before each checkpoint; also every page at every read"},
     {KEY(ring_depth, INT), RANGE(1, 64), .commands = BOTH | BASE, .default_text = "2",
-     .help = "gathered layers held, current one included"},
+     .help = "gathered layers held, current one included; as many groups of experts"},
+    {KEY(expert_group, INT), RANGE(1, NO_MAX), .has_auto = true, .commands = BOTH | BASE,
+     .default_text = "auto",
+     .help = "experts gathered together in a mixture; auto: as many as have the weights of the "
+             "layer's other matrices, at least one"},
     {KEY(io_engine, ENUM), .commands = BOTH | BASE, .names = "auto|uring|pread",
      .default_text = "auto",
      .help = "engine for reading the model's files; auto: io_uring, or pread where it is "

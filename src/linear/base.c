@@ -142,10 +142,12 @@ void bl_base_part_rows(const bl_base_part *part, int shard, int64_t *begin, int6
 
 const char *linear_unit_name(const bl_base_layout *layout, int64_t unit, int64_t *index)
 {
-    bool is_table = layout->units[unit].whole_ring,
+    const bl_base_unit *u = &layout->units[unit];
+    bool is_table = u->whole_ring,
          is_second = is_table && unit > 0 && layout->units[unit - 1].whole_ring;
 
-    *index = is_table ? -1 : unit;
+    *index = is_table ? -1 : u->is_group ? u->of : unit;
+    if (u->is_group) return "the experts of layer";
     return is_second ? "the embedding" : is_table ? "the head" : "layer";
 }
 
@@ -170,7 +172,14 @@ void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_distinct)
 static int64_t own_unit(const bl_base *base, int64_t unit)
 {
     if (base->n_distinct == 0) return unit;
-    return unit < base->n_layers ? unit % base->n_distinct : base->n_distinct;
+    return unit < base->n_layers ? unit % base->n_distinct
+                                 : unit - base->n_layers + base->n_distinct;
+}
+
+int64_t bl_base_group(const bl_base *base, int64_t unit, int64_t group)
+{
+    int64_t own = base->layout->units[own_unit(base, unit)].first_group + group;
+    return base->n_distinct == 0 ? own : own - base->n_distinct + base->n_layers;
 }
 
 void bl_base_destroy(bl_base *base)

@@ -3,10 +3,12 @@
  * see.
  *
  * A base is a sequence of units (decoder layers, then the head), each of up to BL_BASE_MATRICES
- * matrices. acquire gives a matrix in the GEMM's form; release reports that the unit is no longer
- * needed. A resident base is whole in device memory. A paged one (base_paged.h) has a row shard per
- * rank, in device memory, host memory or on disk; a ring (offload/gather_ring.h) gathers its units,
- * and the calls here are the ring's. */
+ * matrices. A unit may have sub-units, units behind all others, between which some of its matrices
+ * are cut (groups of a layer's experts): they are gathered one after the other while it stays.
+ * acquire gives a matrix in the GEMM's form; release reports that the unit is no longer needed. A
+ * resident base is whole in device memory. A paged one (base_paged.h) has a row shard per rank, in
+ * device memory, host memory or on disk; a ring (offload/gather_ring.h) gathers its units, and the
+ * calls here are the ring's. */
 #ifndef BALLAST_LINEAR_BASE_H
 #define BALLAST_LINEAR_BASE_H
 
@@ -49,7 +51,10 @@ typedef struct bl_base_unit {
     int n_matrices;
     /* The head: may use the whole ring (ring bytes = max(depth x slot, head)). */
     bool whole_ring;
-    bl_base_matrix matrix[BL_BASE_MATRICES];
+    int64_t first_group, n_groups; /* its sub-units */
+    bool is_group;                 /* a sub-unit: number `group` of unit `of` */
+    int64_t of, group;
+    bl_base_matrix matrix[BL_BASE_MATRICES]; /* those of the unit's sub-units have no segments */
     size_t shard_bytes, slot_bytes;
     size_t offset; /* of the unit's shard in the rank's shard memory */
 } bl_base_unit;
@@ -100,6 +105,9 @@ void bl_base_destroy(bl_base *base); /* NULL is fine */
  * is this base's unit u % n_distinct, and unit n_layers, the head, is its unit n_distinct.
  * n_distinct: at least two more than the ring has slots. */
 void bl_base_repeat_layers(bl_base *base, int64_t n_layers, int64_t n_distinct);
+
+/* Sub-unit `group` of a unit, for the calls that follow. */
+int64_t bl_base_group(const bl_base *base, int64_t unit, int64_t group);
 
 /* The three return at once; the work is on streams. Errors: BL_EINTERNAL for an unknown unit or
  * matrix, or an order against the rules; a failed stream's error; of a reader or

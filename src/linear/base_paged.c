@@ -20,6 +20,7 @@ static bl_pager_unit *make_units(const bl_base_layout *layout)
     for (bl_base_walk w = {.layout = layout}; units && bl_base_next(&w);) {
         bl_pager_unit *unit = &units[w.idx_unit];
         unit->whole_ring = layout->units[w.idx_unit].whole_ring;
+        unit->is_sub = layout->units[w.idx_unit].is_group;
         unit->what = linear_unit_name(layout, w.idx_unit, &unit->index);
         unit->page[unit->n_items++] = w.index;
     }

@@ -24,20 +24,32 @@ typedef struct load_plan {
     bl_row_loader *loader;
 } load_plan;
 
-/* *out has row `row` of a job's segment, *first its first row there: each of routed experts has
- * its tensors. */
-static bl_status find_source(const bl_model *model, const bl_base_job *job, int64_t row,
-                             bl_hf_weight *out, int64_t *first)
+/* Rows of a segment's projection before it: of the groups of experts before its own. */
+static int64_t rows_before(const bl_base_layout *layout, const bl_base_job *job)
+{
+    const bl_base_unit *unit = &layout->units[job->unit];
+
+    if (unit->group == 0) return 0;
+    unit -= unit->group; /* all before it have as many */
+    return layout->units[job->unit].group * unit->matrix[job->matrix].weight.rows;
+}
+
+/* *out has row `row` of a job's segment, *first its first row there, negative where it begins
+ * before: each of routed experts has its tensors, or all have one. */
+static bl_status find_source(const bl_model *model, const bl_base_layout *layout,
+                             const bl_base_job *job, int64_t row, bl_hf_weight *out, int64_t *first)
 {
     const bl_arch *arch = model->config.arch;
+    const bl_base_unit *unit = &layout->units[job->unit];
     char name[BL_TENSOR_NAME_BYTES];
 
     *first = 0;
-    if (job->unit < model->config.n_layers) {
+    if (job->unit < model->config.n_layers || unit->is_group) {
         const bl_projection *p = bl_arch_segment(arch, job->matrix, job->segment);
-        bl_arch_tensor t =
-            bl_arch_stored_at(&model->config, job->unit, (int)(p - arch->projections), row);
-        *first = t.row;
+        int64_t before = rows_before(layout, job);
+        bl_arch_tensor t = bl_arch_stored_at(&model->config, unit->is_group ? unit->of : job->unit,
+                                             (int)(p - arch->projections), before + row);
+        *first = t.row - before;
         return bl_model_stored_weight(&model->config, model->files, &t, out);
     }
     if (job->unit > model->config.n_layers) {
@@ -61,13 +73,17 @@ static bl_status list_pieces(load_plan *plan)
         for (int64_t row = job->begin; row < job->end;) {
             bl_row_job piece = {.format = job->format,
                                 .largest_scales = plan->weights->model->largest_scales};
-            BL_TRY(find_source(plan->weights->model, job, row, &piece.weight, &first));
+            BL_TRY(find_source(plan->weights->model, &plan->weights->layout, job, row,
+                               &piece.weight, &first));
             piece.begin = row - first;
             piece.end = bl_min_i64(job->end - first, piece.weight.rows);
             piece.codes = (char *)job->codes + (row - job->begin) * row_bytes;
             bl_format_bytes before;
-            (void)bl_format_measure(bl_format_describe(job->format), first, job->cols, &before);
-            if (job->scales) piece.scales = (char *)job->scales + before.scales;
+            (void)bl_format_measure(bl_format_describe(job->format), llabs(first), job->cols,
+                                    &before);
+            if (job->scales)
+                piece.scales = first < 0 ? (char *)job->scales - before.scales
+                                         : (char *)job->scales + before.scales;
             if (plan->pieces) plan->pieces[plan->n_pieces] = piece;
             plan->n_pieces++;
             row = first + piece.end;
@@ -134,12 +150,13 @@ static bl_status choose_key(const bl_model_weights *w, uint64_t *key)
 {
     const bl_model *model = w->model;
     size_t n_formats = bl_model_format_count(&model->config);
-    uint64_t parts[4];
+    uint64_t parts[5];
 
     BL_TRY(bl_model_fingerprint(model, 0, &parts[0]));
     BL_TRY(hash_times(model->files, &parts[1]));
     parts[2] = XXH3_64bits(model->formats, n_formats * sizeof *model->formats);
     parts[3] = (uint64_t)w->layout.n_shards | (uint64_t)model->largest_scales << 32;
+    parts[4] = (uint64_t)bl_arch_expert_group(&model->config);
     *key = XXH3_64bits(parts, sizeof parts);
     return BL_OK;
 }

@@ -182,8 +182,11 @@ static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *i
         bl_block_place_saved(
             &pass->dims, bl_pass_save_of(&pass->options, pass->n_layers, layer), pass->batches[m].T,
             (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
-    if (layer == pass->n_layers - 1 && input->n_micro == 1)
+    if (layer == pass->n_layers - 1 && input->n_micro == 1) {
+        bl_tensor gate_up = t.gate_up;
         t = bl_block_effective_tensors(&t, &pass->workspace);
+        if (pass->dims.n_experts > 0) t.gate_up = gate_up; /* the workspace has a group's rows */
+    }
     t.x = model_boundary(pass, &input->micro[m], layer, m);
     return t;
 }

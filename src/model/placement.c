@@ -31,8 +31,8 @@ bl_status bl_placement_assign_copy(const bl_base_layout *weights, const bl_place
 
 /* Bytes of a ring that are written without gathers (one shard): the places of pages in device
  * memory are not written. Passes go up and down the layers, so that layer l uses slot l modulo
- * ring_depth; an offloaded head, which takes the whole ring, mixes them, and reads from a disk run
- * ahead of the order. */
+ * ring_depth, its groups of experts all slots of theirs; an offloaded head, which takes the whole
+ * ring, mixes them, and reads from a disk run ahead of the order. */
 static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int ring_depth,
                          size_t ring_bytes)
 {
@@ -40,13 +40,15 @@ static size_t used_bytes(const bl_base_layout *layout, const bl_tier *tiers, int
 
     if (layout->n_shards > 1) return ring_bytes;
     for (int slot = 0; slot < ring_depth; slot++) {
-        size_t largest[BL_BASE_MATRICES][BL_BASE_PARTS] = {{0}};
+        size_t largest[2][BL_BASE_MATRICES][BL_BASE_PARTS] = {{{0}}};
         for (bl_base_walk w = {.layout = layout}; bl_base_next(&w);) {
-            size_t *item = &largest[w.idx_matrix][w.idx_part];
+            bool is_group = layout->units[w.idx_unit].is_group;
+            size_t *item = &largest[is_group][w.idx_matrix][w.idx_part];
             if (tiers[w.index] == BL_TIER_DEVICE) continue;
             if (tiers[w.index] == BL_TIER_DISK || layout->units[w.idx_unit].whole_ring)
                 return ring_bytes;
-            if (w.idx_unit % ring_depth != slot || w.part->shard_bytes <= *item) continue;
+            if ((!is_group && w.idx_unit % ring_depth != slot) || w.part->shard_bytes <= *item)
+                continue;
             used += w.part->shard_bytes - *item;
             *item = w.part->shard_bytes;
         }
@@ -135,7 +137,9 @@ void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
     const bl_arch *arch = config->arch;
     const bl_base_part *p = at->part;
 
-    if (at->idx_unit >= config->n_layers) {
+    const bl_base_unit *unit = &at->layout->units[at->idx_unit];
+
+    if (at->idx_unit >= config->n_layers && !unit->is_group) {
         snprintf(name, BL_PAGE_NAME_BYTES, "%s",
                  at->idx_unit == config->n_layers ? arch->head : arch->embedding);
         return;
@@ -146,8 +150,11 @@ void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
         const bl_projection *projection = bl_arch_segment(arch, at->idx_matrix, s);
         used += (size_t)(s == p->first_segment
                              ? snprintf(name, BL_PAGE_NAME_BYTES, "%s.%lld.%s", arch->layers,
-                                        (long long)at->idx_unit, projection->module)
+                                        (long long)(unit->is_group ? unit->of : at->idx_unit),
+                                        projection->module)
                              : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s",
                                         bl_projection_name(projection)));
     }
+    if (unit->is_group && used < BL_PAGE_NAME_BYTES)
+        snprintf(name + used, BL_PAGE_NAME_BYTES - used, " group %lld", (long long)unit->group);
 }

@@ -40,23 +40,55 @@ static void add_table(bl_base_unit *unit, const bl_model_config *config, bl_form
     add_segment(&unit->matrix[0].weight, format, config->vocab_size, config->hidden_size);
 }
 
-/* The layers, and n_tables of the vocabulary's rows behind them. formats NULL: all have the
- * table's. */
+/* A layer's matrices; those of routed experts are cut between its groups. */
+static void add_layer(bl_base_layout *layout, const bl_model_config *config,
+                      const bl_format *formats, int64_t layer)
+{
+    const bl_arch *arch = config->arch;
+    int64_t group = bl_arch_expert_group(config), rows, cols;
+    bl_base_unit *unit = &layout->units[layer], *groups = &layout->units[unit->first_group];
+
+    unit->n_matrices = BL_LAYER_MATRICES;
+    for (int p = 0; p < arch->n_projections; p++) {
+        int m = (int)arch->projections[p].matrix;
+        bl_projection_shape(config, p, &rows, &cols);
+        if (!bl_arch_is_routed(arch, p)) {
+            add_segment(&unit->matrix[m].weight, formats[p], rows, cols);
+            continue;
+        }
+        for (int64_t g = 0; g < unit->n_groups; g++) {
+            int64_t n = bl_min_i64(group, config->n_experts - g * group);
+            add_segment(&groups[g].matrix[m].weight, formats[p], rows / config->n_experts * n,
+                        cols);
+        }
+    }
+    for (int64_t g = 0; g < unit->n_groups; g++) {
+        groups[g].n_matrices = BL_LAYER_MATRICES;
+        groups[g].is_group = true;
+        groups[g].of = layer;
+        groups[g].group = g;
+    }
+}
+
+/* The layers, n_tables of the vocabulary's rows behind them, and groups of experts. formats NULL:
+ * all have the table's. */
 static bl_status make_layout(const bl_model_config *config, const bl_format *formats, int n_tables,
                              bl_format table_format, int n_shards, bl_base_layout *out)
 {
-    *out = (bl_base_layout){.n_shards = n_shards, .n_units = config->n_layers + n_tables};
+    int64_t group = bl_arch_expert_group(config),
+            n_groups = group > 0 ? bl_ceil_div(config->n_experts, group) : 0,
+            first = config->n_layers + n_tables;
+    bl_format all[BL_MAX_PROJECTIONS];
+
+    *out = (bl_base_layout){.n_shards = n_shards, .n_units = first + config->n_layers * n_groups};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
     if (!out->units)
         return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) all[p] = table_format;
     for (int64_t l = 0; l < config->n_layers; l++) {
-        out->units[l].n_matrices = BL_LAYER_MATRICES;
-        for (int p = 0; p < config->arch->n_projections; p++) {
-            int64_t rows, cols;
-            bl_projection_shape(config, p, &rows, &cols);
-            add_segment(&out->units[l].matrix[config->arch->projections[p].matrix].weight,
-                        formats ? *formats++ : table_format, rows, cols);
-        }
+        out->units[l].first_group = first + l * n_groups;
+        out->units[l].n_groups = n_groups;
+        add_layer(out, config, formats ? formats + l * config->arch->n_projections : all, l);
     }
     for (int t = 0; t < n_tables; t++)
         add_table(&out->units[config->n_layers + t], config, table_format);

@@ -101,6 +101,7 @@ static bl_status open_model(bl_plan_case *c)
 
     if (!bl_train_config_is_full(c->config)) {
         BL_TRY(bl_plan_model_open(name, c->config->base_format, &c->model));
+        BL_TRY(bl_arch_set_expert_group(&c->model.config, c->config->expert_group));
         BL_TRY(bl_base_formats_check_device(&c->model.base_formats, c->hardware.kind));
         BL_TRY(bl_adapter_choose_modules(c->config, &c->model.config, true, &c->modules));
         BL_TRY(bl_adapter_choose_lora(c->config, &c->model.config, true, &c->lora));

@@ -192,6 +192,32 @@ static void test_experts(void **state)
 }
 
 /* Stacks of matrices with input channels first, and their biases. */
+/* Of auto: as many as weigh no more than q, k, v and o together, at least one. */
+static void test_expert_groups(void **state)
+{
+    static const struct {
+        const char *name;
+        int64_t group;
+    } chosen[] = {{"mixtral-8x7b", 1}, {"qwen3-30b-a3b", 4}};
+    bl_model_config c;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(chosen); i++) {
+        assert_int_equal(bl_model_config_preset(chosen[i].name, &c), BL_OK);
+        assert_int_equal(bl_arch_expert_group(&c), chosen[i].group);
+        assert_int_equal(bl_arch_set_expert_group(&c, 3), BL_OK);
+        assert_int_equal(bl_arch_expert_group(&c), 3);
+        assert_int_equal(bl_arch_set_expert_group(&c, 1000), BL_OK);
+        assert_int_equal(bl_arch_expert_group(&c), c.n_experts);
+        assert_int_equal(bl_arch_set_expert_group(&c, -1), BL_OK);
+        assert_int_equal(bl_arch_expert_group(&c), chosen[i].group);
+    }
+    c = config_of(&bl_arch_llama);
+    assert_int_equal(bl_arch_expert_group(&c), 0);
+    assert_int_equal(bl_arch_set_expert_group(&c, -1), BL_OK);
+    assert_int_equal(bl_arch_set_expert_group(&c, 1), BL_EUSAGE);
+}
+
 static void test_transposed_experts(void **state)
 {
     static const char *const names[] = {"model.layers.0.mlp.experts.gate_up_proj",
@@ -296,12 +322,10 @@ static void test_table(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tensors),
-                                       cmocka_unit_test(test_experts),
-                                       cmocka_unit_test(test_transposed_experts),
-                                       cmocka_unit_test(test_projections),
-                                       cmocka_unit_test(test_lora),
-                                       cmocka_unit_test(test_flops),
-                                       cmocka_unit_test(test_table)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensors),       cmocka_unit_test(test_experts),
+        cmocka_unit_test(test_expert_groups), cmocka_unit_test(test_transposed_experts),
+        cmocka_unit_test(test_projections),   cmocka_unit_test(test_lora),
+        cmocka_unit_test(test_flops),         cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

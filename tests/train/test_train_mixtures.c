@@ -190,7 +190,7 @@ static void test_ten_steps(void **state)
 /* Trains with four ranks of two micro-batches, and `extra`. */
 static void train_on_ranks(const mixture *m, const char *act, const char *const *extra)
 {
-    const char *args[24] = {"ranks",
+    const char *args[32] = {"ranks",
                             "4",
                             "per_device_train_batch_size",
                             "1",
@@ -210,7 +210,7 @@ static void train_on_ranks(const mixture *m, const char *act, const char *const 
 static void check_bits(const mixture *m, const char *act)
 {
     const struct {
-        const char *args[8];
+        const char *args[9];
     } variants[] = {
         {{NULL}},
         {{"visit_tokens", "1", NULL}},
@@ -223,7 +223,14 @@ static void check_bits(const mixture *m, const char *act)
         {{"shard_size", "1", NULL}},
         {{"shard_size", "2", NULL}},
         {{"offload_ratio", "0.5", "offload_tier", "host", NULL}},
-        {{"offload_ratio", "1", "offload_tier", "disk", "offload_dir", m->pages, NULL}}};
+        {{"offload_ratio", "1", "offload_tier", "disk", "offload_dir", m->pages, NULL}},
+        {{"expert_group", "1", "activation_checkpointing", "none", NULL}},
+        {{"expert_group", "1", "activation_checkpointing", "full", "ring_depth", "3", NULL}},
+        {{"expert_group", "3", "shard_size", "1", "visit_tokens", "100000", NULL}},
+        {{"expert_group", "3", "offload_ratio", "1", "offload_tier", "host", NULL}},
+        {{"expert_group", "99", "ring_depth", "1", NULL}},
+        {{"expert_group", "2", "offload_ratio", "1", "offload_tier", "disk", "offload_dir",
+          m->pages}}};
     char path[GOLDEN_PATH_BYTES + 32];
     void *expected = NULL, *bytes;
     size_t n_expected = 0, n_bytes;

@@ -135,6 +135,7 @@ bl_status bl_job_open_model(bl_job *job)
     BL_TRY(bl_model_open_shared(c->model_name_or_path, format, c->max_seq_length, job->host_memory,
                                 n_replicas, &job->model));
     warn_of_scales(c, format);
+    BL_TRY(bl_arch_set_expert_group(&job->model->config, c->expert_group));
     job->model->io_engine = c->io_engine;
     job->model->largest_scales = c->base_format_scales == BL_SCALES_LARGEST;
     job->base_formats = job->model->base_formats;

@@ -111,6 +111,7 @@ static uint64_t hash_schedule(const bl_train_config *c)
                             c->per_device_eval_batch_size,
                             c->dump_gradients != NULL,
                             c->ring_depth,
+                            c->expert_group,
                             c->gather_by_hosts};
     return XXH3_64bits(keys, sizeof keys);
 }
@@ -145,11 +146,12 @@ static bl_status compare(const view *views, int n_ranks, size_t offset, const ch
 static bl_status compare_views(const bl_job *job, const view *views)
 {
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, config), "the configuration is"));
-    BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, schedule),
-                   "save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
-                   "early_stopping_patience, early_stopping_threshold, "
-                   "per_device_eval_batch_size, shard_size, ring_depth, gather_by_hosts or "
-                   "dump_gradients are"));
+    BL_TRY(compare(
+        views, job->topology.n_ranks, offsetof(view, schedule),
+        "save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
+        "early_stopping_patience, early_stopping_threshold, "
+        "per_device_eval_batch_size, shard_size, ring_depth, expert_group, gather_by_hosts or "
+        "dump_gradients are"));
     BL_TRY(compare(views, job->topology.n_ranks, offsetof(view, model),
                    "the model's config.json, or its tensors, are"));
     BL_TRY(
