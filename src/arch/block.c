@@ -58,7 +58,6 @@ typedef struct block_call {
     const bl_block_workspace *ws;
     bl_block_tensors t;      /* those that are not saved are in ws */
     int64_t position_offset; /* tokens before the batch's */
-    bl_tensor kept_gate_up;  /* of t, of experts: of all groups, or none; t has a group's */
     float *gradients;        /* of LoRA weights, of backward products; NULL: not computed */
 } block_call;
 
@@ -70,28 +69,33 @@ static block_call call_of(bl_stream *stream, const bl_block *block, const bl_mic
                         .dims = block->dims,
                         .batch = batch,
                         .ws = ws,
-                        .t = bl_block_effective_tensors(tensors, ws),
-                        .kept_gate_up = tensors->gate_up};
+                        .t = bl_block_effective_tensors(tensors, ws)};
 }
 
-/* One fused matrix with its adapters. */
-static bl_linear_use use_matrix(const block_call *c, bl_layer_matrix matrix, float *gradients)
+bl_linear_use arch_use_matrix(const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, bl_layer_matrix matrix,
+                              float *gradients)
 {
     bl_linear_use use = {
-        .base = c->block->base,
-        .unit = c->block->layer,
+        .base = block->base,
+        .unit = block->layer,
         .matrix = (int)matrix,
-        .prepared = c->block->prepared,
-        .lora = {.mode = c->block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : c->dims->mode,
-                 .sums = c->dims->sums,
-                 .workspace = c->ws->lora,
-                 .workspace_bytes = c->ws->lora_bytes,
-                 .dropout = c->block->dropout}};
-    use.lora.dropout.sample = c->batch->sample;
-    use.lora.dropout.position = c->batch->position;
-    if (c->block->lora)
-        bl_lora_layout_bind(c->block->lora, matrix, c->block->lora_weights, gradients, &use.lora);
+        .prepared = block->prepared,
+        .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
+                 .sums = block->dims->sums,
+                 .workspace = ws->lora,
+                 .workspace_bytes = ws->lora_bytes,
+                 .dropout = block->dropout}};
+    use.lora.dropout.sample = batch->sample;
+    use.lora.dropout.position = batch->position;
+    if (block->lora)
+        bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, &use.lora);
     return use;
+}
+
+static bl_linear_use use_matrix(const block_call *c, bl_layer_matrix matrix, float *gradients)
+{
+    return arch_use_matrix(c->block, c->batch, c->ws, matrix, gradients);
 }
 
 /* Where the op that makes the input of `matrix` leaves it in E4M3, too, for the forward product
@@ -382,44 +386,13 @@ static bl_status compute_out(const block_call *c, bl_tensor out)
     return add_branch(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, c->t.mid, out);
 }
 
-/* ---- routed experts ---- */
-
-/* out = mid + the experts' sums */
-static bl_status forward_experts(const block_call *c, bl_tensor out)
-{
-    bool adds = bl_block_adds_in_product(c->dims, BL_MLP_DOWN);
-    bl_linear_use gate_up = use_matrix(c, BL_GATE_UP, NULL),
-                  down = use_matrix(c, BL_MLP_DOWN, NULL);
-    arch_expert_lora lora = {&gate_up.lora, &down.lora};
-
-    BL_TRY(arch_experts_route(c->stream, c->block, c->batch->T, c->ws, mlp_input(c)));
-    BL_TRY(arch_experts_forward(c->stream, c->block, c->batch->T, c->ws, &lora, c->kept_gate_up,
-                                adds ? c->t.mid : (bl_tensor){0}, out));
-    return adds ? BL_OK : join_branch(c, c->dims->mlp_norm, c->t.mid, out);
-}
-
-/* ws->d_norm = the gradient of the experts' normed input, whose routing is there */
-static bl_status backward_experts(const block_call *c, bl_tensor d)
-{
-    bl_linear_use gate_up = use_matrix(c, BL_GATE_UP, c->gradients),
-                  down = use_matrix(c, BL_MLP_DOWN, c->gradients);
-    arch_expert_lora lora = {&gate_up.lora, &down.lora};
-    bl_tensor dy = d;
-
-    if (c->dims->residual_multiplier > 0) {
-        dy = c->ws->norm;
-        BL_TRY(scale_branch(c, d, dy));
-    }
-    return arch_experts_backward(c->stream, c->block, c->batch->T, c->ws, &lora, c->kept_gate_up,
-                                 dy, c->ws->d_norm);
-}
-
 /* ---- the layer ---- */
 
-/* out, of what compute_mid left */
+/* out of mid; of experts their routing alone */
 static bl_status forward_mlp(const block_call *c, bl_tensor out)
 {
-    if (c->dims->n_experts > 0) return forward_experts(c, out);
+    if (c->dims->n_experts > 0)
+        return arch_experts_route(c->stream, c->block, c->batch->T, c->ws, c->t.mid);
     BL_TRY(compute_gate_up(c));
     return compute_out(c, out);
 }
@@ -444,7 +417,6 @@ static bl_status backward_mlp(const block_call *c, bl_tensor d)
     bl_quantized none = {0}, quantized = none;
     bl_tensor dy, in;
 
-    if (c->dims->n_experts > 0) return backward_experts(c, d);
     /* Only norms of outputs need the product with W_down again. */
     if (c->dims->has_post_norms) quantized = operand_of(c, BL_MLP_DOWN);
     BL_TRY(arch_activate(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->t.gate_up, c->ws->h,
@@ -518,6 +490,44 @@ static bl_status backward_qkv(const block_call *c, bl_tensor d)
     return branch_input_backward(c, BL_ATTENTION_NORM, c->t.x, d);
 }
 
+/* What forward computed up to mid, where it was not kept. */
+static bl_status recompute(const block_call *c, const bl_block_tensors *tensors)
+{
+    if (!bl_tensor_is_there(tensors->qkv)) BL_TRY(compute_qkv(c));
+    BL_TRY(compute_qk(c));
+    if (bl_tensor_is_there(tensors->attention)) return BL_OK;
+    BL_TRY(compute_attention(c));
+    return c->dims->is_parallel ? BL_OK : compute_mid(c);
+}
+
+bl_status bl_block_backward_begin(bl_stream *stream, const bl_block *block,
+                                  const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                  const bl_block_workspace *workspace)
+{
+    block_call c = call_of(stream, block, batch, tensors, workspace);
+
+    if (block->dims->n_experts == 0) return BL_OK;
+    BL_TRY(recompute(&c, tensors));
+    return arch_experts_route(stream, block, batch->T, workspace, c.t.mid);
+}
+
+/* ws->d_norm of what backward_group left there; and what other micro-batches have overwritten. */
+static bl_status end_experts(const block_call *c)
+{
+    BL_TRY(arch_experts_route_backward(c->stream, c->block, c->batch->T, c->ws, c->ws->d_norm));
+    BL_TRY(norm_forward(c, c->dims->mlp_norm, c->t.mid, (bl_quantized){0}));
+    return compute_qk(c);
+}
+
+/* ws->d_norm of all: the last product is that with W_gate_up. */
+static bl_status begin_backward(const block_call *c, const bl_block_tensors *tensors, bl_tensor d)
+{
+    if (c->dims->n_experts > 0) return end_experts(c);
+    BL_TRY(recompute(c, tensors));
+    if (!bl_tensor_is_there(tensors->gate_up)) BL_TRY(compute_gate_up(c));
+    return backward_mlp(c, d);
+}
+
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                             const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                             bl_tensor d, float *gradients)
@@ -528,17 +538,7 @@ bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_m
     bl_layer_vector mlp_norm = block->dims->mlp_norm;
 
     call.gradients = gradients;
-    if (!bl_tensor_is_there(tensors->qkv)) BL_TRY(compute_qkv(c));
-    BL_TRY(compute_qk(c));
-    if (!bl_tensor_is_there(tensors->attention)) {
-        BL_TRY(compute_attention(c));
-        if (!is_parallel) BL_TRY(compute_mid(c));
-    }
-    if (block->dims->n_experts > 0)
-        BL_TRY(arch_experts_route(stream, block, batch->T, workspace, mlp_input(c)));
-    else if (!bl_tensor_is_there(tensors->gate_up))
-        BL_TRY(compute_gate_up(c));
-    BL_TRY(backward_mlp(c, d));
+    BL_TRY(begin_backward(c, tensors, d));
     /* d is the gradient of attention's output as it is in a parallel layer, else with the MLP's. */
     if (!is_parallel) BL_TRY(branch_input_backward(c, mlp_norm, c->t.mid, d));
     if (arch_ends_at_mlp(block)) return BL_OK;

@@ -161,6 +161,12 @@ int64_t bl_block_workspace_bytes(const bl_block_dims *dims, int64_t T_max, int64
 void bl_block_place_workspace(const bl_block_dims *dims, int64_t T_max, int64_t r, bool dropout,
                               bool training, void *memory, bl_block_workspace *workspace);
 
+/* With routed experts, of `workspace`, placed by the function above: the part that each further
+ * micro-batch of a visit needs for itself, else 0 bytes. */
+int64_t bl_block_visit_bytes(const bl_block_dims *dims, int64_t T_max);
+void bl_block_place_visit(const bl_block_dims *dims, int64_t T_max, void *memory,
+                          bl_block_workspace *workspace);
+
 /* A norm of T rows of x (T,H): RMSNorm, or LayerNorm, whose bias follows w. rstd and mean (T) are
  * overwritten by forward, or NULL, and read by backward; y = norm(x); dx (+)= the gradient of x. */
 typedef struct bl_block_norm {
@@ -207,14 +213,36 @@ typedef struct bl_block {
     bool is_last;                       /* of backward: no gradient of x is needed */
 } bl_block;
 
-/* All three acquire the layer's matrices of `base` and leave the release to the visit, except
- * those of groups of experts, which they prefetch, acquire and release one after the other. */
+/* All acquire the layer's matrices of `base` and leave the release to the visit. Of a layer with
+ * routed experts, forward, backward and extend are the parts that the other matrices have:
+ *
+ *   forward, or extend; then forward_group of each group of experts in ascending order
+ *   backward_begin; backward_group of each in ascending order; then backward
+ *
+ * Between the calls for a micro-batch there may be those for others of the visit, each with its
+ * workspace (bl_block_place_visit). */
 
 /* out (T,H) = the layer's output; it overlaps none of `tensors`. Tensors that `tensors` has go
  * there, the others to the workspace. */
 bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,
                            const bl_block_tensors *tensors, const bl_block_workspace *workspace,
                            bl_tensor out);
+
+/* Adds to `out` what a group's experts give, in the order of the experts; the last group completes
+ * it. */
+bl_status bl_block_forward_group(bl_stream *stream, const bl_block *block,
+                                 const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                 const bl_block_workspace *workspace, int64_t group, bl_tensor out);
+
+/* Computes again what backward_group reads and `tensors` has not; without experts nothing. */
+bl_status bl_block_backward_begin(bl_stream *stream, const bl_block *block,
+                                  const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                  const bl_block_workspace *workspace);
+/* d and gradients: as of backward; only the group's gradients are written, d is read. */
+bl_status bl_block_backward_group(bl_stream *stream, const bl_block *block,
+                                  const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                  const bl_block_workspace *workspace, int64_t group, bl_tensor d,
+                                  float *gradients);
 
 /* d (T,H): the gradient of the output, replaced by that of x; with is_last undefined afterwards.
  * gradients: the layer's flat vector, fp32, overwritten where there are adapters. With

@@ -19,6 +19,7 @@
  * are stored. */
 #include "arch/block_internal.h"
 #include "base/sizes.h"
+#include "ops/elementwise.h"
 
 static bl_routing routing_of(const bl_block *block, int64_t T, const bl_block_workspace *ws)
 {
@@ -275,18 +276,38 @@ static bl_status activate(const group_call *c)
                          c->ws->tensors.gate_up, c->ws->h, (bl_quantized){0});
 }
 
-static bl_status forward_group(const group_call *c, const arch_expert_lora *lora, bl_tensor kept,
-                               bl_tensor z, bl_tensor y)
+/* y *= the residual multiplier, if there is one; then += mid */
+static bl_status join(const group_call *c, bl_tensor mid, bl_tensor y)
 {
-    const bl_block_workspace *ws = c->ws;
+    const bl_block_dims *dims = c->block->dims;
+    int64_t n = c->routing.T * dims->hidden;
+
+    if (dims->residual_multiplier > 0)
+        BL_TRY(
+            bl_scale(c->stream,
+                     &(bl_scale_args){.n = n, .scale = dims->residual_multiplier, .x = y, .y = y}));
+    return bl_add(c->stream, &(bl_add_args){.n = n, .a = mid, .b = y, .y = y});
+}
+
+bl_status bl_block_forward_group(bl_stream *stream, const bl_block *block,
+                                 const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                 const bl_block_workspace *ws, int64_t group, bl_tensor out)
+{
+    group_call call = call_of(stream, block, batch->T, ws, group);
+    const group_call *c = &call;
+    bool adds = bl_block_adds_in_product(block->dims, BL_MLP_DOWN);
+    bl_tensor mid = bl_block_effective_tensors(tensors, ws).mid;
+    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_GATE_UP, NULL),
+                  down = arch_use_matrix(block, batch, ws, BL_MLP_DOWN, NULL);
     terms t;
 
-    BL_TRY(compute_gate_up(c, lora->gate_up, ws->mlp_input));
-    if (bl_tensor_is_there(kept)) BL_TRY(move_gate_up(c, true, kept));
+    BL_TRY(compute_gate_up(c, &gate_up.lora, ws->mlp_input));
+    if (bl_tensor_is_there(tensors->gate_up)) BL_TRY(move_gate_up(c, true, tensors->gate_up));
     BL_TRY(activate(c));
     BL_TRY(multiply(c, BL_MLP_DOWN, true, ws->h, ws->rows));
-    if (find_terms(c, BL_MLP_DOWN, lora->down, &t)) BL_TRY(add_terms(&t, ws->h, ws->rows));
-    return combine(c, true, z, y);
+    if (find_terms(c, BL_MLP_DOWN, &down.lora, &t)) BL_TRY(add_terms(&t, ws->h, ws->rows));
+    BL_TRY(combine(c, true, adds ? mid : (bl_tensor){0}, out));
+    return adds || group + 1 < block->dims->n_expert_groups ? BL_OK : join(c, mid, out);
 }
 
 /* ws->dh, of ws->h and weighted, and the gradients of the weights; dy (T,H) */
@@ -328,54 +349,33 @@ static bl_status pull_back_gate_up(const group_call *c, const bl_lora_linear *lo
     return has_terms ? pull_back(&t, c->ws->rows) : BL_OK;
 }
 
-static bl_status backward_group(const group_call *c, const arch_expert_lora *lora, bl_tensor kept,
-                                bl_tensor dy, bl_tensor dx)
+bl_status bl_block_backward_group(bl_stream *stream, const bl_block *block,
+                                  const bl_micro_batch *batch, const bl_block_tensors *tensors,
+                                  const bl_block_workspace *ws, int64_t group, bl_tensor d,
+                                  float *gradients)
 {
-    const bl_block_workspace *ws = c->ws;
+    const bl_block_dims *dims = block->dims;
+    group_call call = call_of(stream, block, batch->T, ws, group);
+    const group_call *c = &call;
+    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_GATE_UP, gradients),
+                  down = arch_use_matrix(block, batch, ws, BL_MLP_DOWN, gradients);
+    bl_scale_args scaled = {
+        .n = batch->T * dims->hidden, .scale = dims->residual_multiplier, .x = d, .y = ws->norm};
 
-    BL_TRY(bl_tensor_is_there(kept) ? move_gate_up(c, false, kept)
-                                    : compute_gate_up(c, lora->gate_up, ws->mlp_input));
+    if (scaled.scale > 0) BL_TRY(bl_scale(stream, &scaled));
+    BL_TRY(bl_tensor_is_there(tensors->gate_up) ? move_gate_up(c, false, tensors->gate_up)
+                                                : compute_gate_up(c, &gate_up.lora, ws->mlp_input));
     BL_TRY(activate(c));
-    BL_TRY(pull_back_down(c, lora->down, dy));
-    BL_TRY(arch_activate_backward(c->stream, c->block->dims, mean_rows(c),
-                                  bl_routing_range(&c->routing), ws->dh, ws->tensors.gate_up));
-    BL_TRY(pull_back_gate_up(c, lora->gate_up, ws->mlp_input));
-    return combine(c, false, (bl_tensor){0}, dx);
+    BL_TRY(pull_back_down(c, &down.lora, scaled.scale > 0 ? ws->norm : d));
+    BL_TRY(arch_activate_backward(stream, dims, mean_rows(c), bl_routing_range(&c->routing), ws->dh,
+                                  ws->tensors.gate_up));
+    BL_TRY(pull_back_gate_up(c, &gate_up.lora, ws->mlp_input));
+    return combine(c, false, (bl_tensor){0}, ws->d_norm);
 }
 
-/* ---- all groups ---- */
-
-/* Groups to come begin their way into the ring: what has no room there yet has no effect. */
-static bl_status prefetch_groups(const bl_block *block, int64_t group)
+bl_status arch_experts_route_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                      const bl_block_workspace *ws, bl_tensor dx)
 {
-    for (int64_t g = group; g < block->dims->n_expert_groups; g++)
-        BL_TRY(bl_base_prefetch(block->base, bl_base_group(block->base, block->layer, g)));
-    return BL_OK;
-}
-
-bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, int64_t T,
-                               const bl_block_workspace *ws, const arch_expert_lora *lora,
-                               bl_tensor kept, bl_tensor z, bl_tensor y)
-{
-    for (int64_t g = 0; g < block->dims->n_expert_groups; g++) {
-        group_call c = call_of(stream, block, T, ws, g);
-        BL_TRY(prefetch_groups(block, g));
-        BL_TRY(forward_group(&c, lora, kept, z, y));
-        BL_TRY(bl_base_release(block->base, c.unit, stream));
-    }
-    return BL_OK;
-}
-
-bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, int64_t T,
-                                const bl_block_workspace *ws, const arch_expert_lora *lora,
-                                bl_tensor kept, bl_tensor dy, bl_tensor dx)
-{
-    for (int64_t g = 0; g < block->dims->n_expert_groups; g++) {
-        group_call c = call_of(stream, block, T, ws, g);
-        BL_TRY(prefetch_groups(block, g));
-        BL_TRY(backward_group(&c, lora, kept, dy, dx));
-        BL_TRY(bl_base_release(block->base, c.unit, stream));
-    }
     return bl_route_backward(stream,
                              &(bl_route_backward_args){.routing = routing_of(block, T, ws),
                                                        .H = block->dims->hidden,

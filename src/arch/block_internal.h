@@ -33,22 +33,15 @@ bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T
 /* Bytes of ws->lora that LoRA terms of routed experts need for T tokens. */
 size_t arch_experts_term_bytes(const bl_block_dims *dims, int64_t T, int64_t r);
 
-/* The LoRA terms over the matrices of experts, each the part of one, if it has one. */
-typedef struct arch_expert_lora {
-    const bl_lora_linear *gate_up, *down;
-} arch_expert_lora;
+/* Of bl_block_backward: dx (T,H), the gradient of ws->mlp_input through the groups, += that through
+ * their weights, which backward_group has left in the routing. */
+bl_status arch_experts_route_backward(bl_stream *stream, const bl_block *block, int64_t T,
+                                      const bl_block_workspace *ws, bl_tensor dx);
 
-/* The experts of T tokens that are routed, whose input is ws->mlp_input, group by group: the base's
- * groups are prefetched, acquired and released. y (T,H) = z, or 0, + the weighted sum of the
- * experts' outputs. kept (T top_k, 2I): keeps gate_up; may be none. */
-bl_status arch_experts_forward(bl_stream *stream, const bl_block *block, int64_t T,
-                               const bl_block_workspace *ws, const arch_expert_lora *lora,
-                               bl_tensor kept, bl_tensor z, bl_tensor y);
-/* dx, overwritten, is the gradient of ws->mlp_input, dy (T,H) that of y. kept: none if gate_up was
- * not kept. */
-bl_status arch_experts_backward(bl_stream *stream, const bl_block *block, int64_t T,
-                                const bl_block_workspace *ws, const arch_expert_lora *lora,
-                                bl_tensor kept, bl_tensor dy, bl_tensor dx);
+/* One fused matrix with its adapters. */
+bl_linear_use arch_use_matrix(const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, bl_layer_matrix matrix,
+                              float *gradients);
 
 /* Of block->is_last: whether no trained tensor and no LoRA term needs the gradient of what W_qkv
  * reads; and of attention's output. */

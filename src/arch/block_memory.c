@@ -230,23 +230,36 @@ int bl_block_scratch_buffers(const bl_block_dims *dims)
     return OF_ALL + (dims->n_experts > 0 ? OF_EXPERTS : 0);
 }
 
+/* What a micro-batch needs from the begin to the end of a visit: its rows are computed group by
+ * group, with those of other micro-batches in between. */
+static void place_visit(const bl_block_dims *dims, int64_t T, bump *from, bl_block_workspace *ws)
+{
+    bl_tensor gate_up = ws->tensors.gate_up;
+    size_t n_bytes = bl_routing_bytes(T, dims->n_experts, dims->top_k);
+
+    place_tensors(dims, BL_SAVE_S3, true, T, from, &ws->tensors);
+    ws->tensors.gate_up = gate_up;
+    ws->routing = take_bytes(from, (int64_t)n_bytes);
+    ws->mlp_input = take(from, T * dims->hidden);
+    if (dims->n_expert_groups > 1) ws->sum = take_floats(from, T * dims->hidden);
+    ws->d_norm = ws->mlp_input; /* of a token: read before its last group, written after it */
+}
+
 static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, bool dropout,
                                bool training, void *memory, bl_block_workspace *ws)
 {
     bump from = {memory, dims->act, 0};
 
     *ws = (bl_block_workspace){0};
-    place_tensors(dims, BL_SAVE_S4, true, T, &from, &ws->tensors);
+    place_tensors(dims, dims->n_experts > 0 ? BL_SAVE_GATE_UP : BL_SAVE_S4, true, T, &from,
+                  &ws->tensors);
     ws->norm = take(&from, T * dims->hidden);
     ws->rstd = take_floats(&from, T);
     if (dims->has_layer_norm) ws->mean = take_floats(&from, T);
     ws->h = take(&from,
                  T * (training ? bl_max_i64(inter_width(dims), dims->q_width) : inter_width(dims)));
     if (dims->n_experts > 0) {
-        size_t n_bytes = bl_routing_bytes(T, dims->n_experts, dims->top_k);
-        ws->routing = take_bytes(&from, (int64_t)n_bytes);
-        ws->mlp_input = take(&from, T * dims->hidden);
-        if (dims->n_expert_groups > 1) ws->sum = take_floats(&from, T * dims->hidden);
+        place_visit(dims, T, &from, ws);
         ws->rows = take(&from, T * rows_at_once(dims) * dims->hidden);
     }
     if (dims->q_norm_width > 0) {
@@ -257,7 +270,7 @@ static int64_t place_workspace(const bl_block_dims *dims, int64_t T, int64_t r, 
     ws->lora = take_bytes(&from, (int64_t)ws->lora_bytes);
     if (training) {
         ws->dh = take(&from, T * bl_max_i64(inter_width(dims), dims->qkv_width));
-        ws->d_norm = take(&from, T * dims->hidden);
+        if (dims->n_experts == 0) ws->d_norm = take(&from, T * dims->hidden);
         ws->delta = take_floats(&from, T * dims->n_heads);
         ws->d_attention = ws->h; /* the MLP's backward is over when that of attention begins */
         ws->d_qkv = ws->dh;
@@ -288,4 +301,21 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
     if (!bl_tensor_is_there(t.mid)) t.mid = ws->tensors.mid;
     if (!bl_tensor_is_there(t.gate_up)) t.gate_up = ws->tensors.gate_up;
     return t;
+}
+
+int64_t bl_block_visit_bytes(const bl_block_dims *dims, int64_t T_max)
+{
+    bl_block_workspace unused = {0};
+    bump counter = {.act = dims->act};
+
+    if (dims->n_experts > 0) place_visit(dims, T_max, &counter, &unused);
+    return counter.used;
+}
+
+void bl_block_place_visit(const bl_block_dims *dims, int64_t T_max, void *memory,
+                          bl_block_workspace *ws)
+{
+    bump from = {memory, dims->act, 0};
+
+    if (dims->n_experts > 0) place_visit(dims, T_max, &from, ws);
 }

@@ -72,6 +72,8 @@ void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, b
 
 /* Floats of a projection's factor, of all its experts. */
 int64_t bl_lora_factor_floats(const bl_lora_layout *layout, int projection, bl_peft_factor factor);
+/* Whether routed experts are among the targets. */
+bool bl_lora_has_experts(const bl_lora_layout *layout);
 /* The largest r of a target; options.r where there is none. */
 int64_t bl_lora_largest_r(const bl_lora_layout *layout);
 

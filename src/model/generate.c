@@ -167,6 +167,22 @@ static bl_status embed(bl_generator *g)
                             g->dims.hidden, g->batch.ids, &g->terms, g->x);
 }
 
+/* The layer's experts. */
+static bl_status extend_groups(bl_generator *g, const bl_block *block)
+{
+    const bl_block_tensors none = {.lse = NULL};
+
+    for (int64_t i = 0; i < g->dims.n_expert_groups; i++) {
+        int64_t unit = bl_base_group(g->base, block->layer, i);
+        BL_TRY(bl_base_prefetch(g->base, unit));
+        if (i + 1 < g->dims.n_expert_groups)
+            BL_TRY(bl_base_prefetch(g->base, bl_base_group(g->base, block->layer, i + 1)));
+        BL_TRY(bl_block_forward_group(g->stream, block, &g->batch, &none, &g->workspace, i, g->x));
+        BL_TRY(bl_base_release(g->base, unit, g->stream));
+    }
+    return BL_OK;
+}
+
 static bl_status extend_layers(bl_generator *g)
 {
     const bl_model *model = g->weights->model;
@@ -183,6 +199,7 @@ static bl_status extend_layers(bl_generator *g)
         bl_tensor k = bl_tensor_at(g->caches, 2 * l * cache), v = bl_tensor_at(k, cache);
         BL_TRY(bl_base_prefetch(g->base, l));
         BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, v, &g->workspace, g->x));
+        BL_TRY(extend_groups(g, &block));
         BL_TRY(bl_base_release(g->base, l, g->stream));
     }
     return BL_OK;

@@ -28,7 +28,7 @@
  *
  * Companions have no rows in the stacks: the input of layer l is in transit[l % 2].
  *
- * The head: pass_head.c. */
+ * The layers: pass_layer.c. The head: pass_head.c. */
 #include "model/pass.h"
 
 #include <stdlib.h>
@@ -88,7 +88,13 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
     bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
-                             o->training, feed + m->feed.device_bytes, &pass->workspace);
+                             o->training, feed + m->feed.device_bytes, &pass->workspaces[0]);
+    for (int i = 1; i < model_pass_max_micro(o); i++) {
+        pass->workspaces[i] = pass->workspaces[0];
+        bl_block_place_visit(dims, bl_block_rows(dims, o->T_max),
+                             feed + m->feed.device_bytes + m->block - i * m->visit,
+                             &pass->workspaces[i]);
+    }
     bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
     model_term_space_place(dims->act, bl_block_rows(dims, o->T_max), o->terms_r, o->lora_dropout,
                            terms, &pass->terms);
@@ -133,6 +139,7 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .first_row = calloc(n_max, sizeof *pass->first_row),
                       .host_values = calloc(n_max, sizeof *pass->host_values),
                       .batches = calloc(n_max, sizeof *pass->batches),
+                      .workspaces = calloc(n_max, sizeof *pass->workspaces),
                       .head_terms = calloc(n_max, sizeof *pass->head_terms),
                       .adapters = calloc(n_max, sizeof *pass->adapters),
                       .lora_weights = calloc(n_max, sizeof *pass->lora_weights)};
@@ -140,8 +147,8 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
     pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->dims.act);
     pass->saved_rows = model_pass_saved_rows(config, &pass->dims, &pass->options);
     pass->max_rows = o.max_group * bl_block_rows(&pass->dims, o.T_max);
-    bl_status st = pass->first_row && pass->host_values && pass->batches && pass->head_terms &&
-                           pass->adapters && pass->lora_weights
+    bl_status st = pass->first_row && pass->host_values && pass->batches && pass->workspaces &&
+                           pass->head_terms && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
                        : BL_FAIL(BL_ENOMEM, "a model pass");
     if (st != BL_OK) {
@@ -165,30 +172,11 @@ void bl_pass_destroy(bl_pass *pass)
     for (int i = 0; i < MODEL_RUN_AHEAD; i++) bl_event_destroy(pass->visited[i]);
     free(pass->first_row);
     free(pass->batches);
+    free(pass->workspaces);
     free(pass->head_terms);
     free(pass->adapters);
     free(pass->lora_weights);
     free(pass);
-}
-
-/* Activations that a layer's forward leaves for its backward. Only the head comes between those of
- * the last layer, so with a single micro-batch the workspace still holds all that it computed. */
-static bl_block_tensors kept_tensors(const bl_pass *pass, const bl_pass_input *input, int64_t layer,
-                                     int m)
-{
-    bl_block_tensors t = {0};
-    size_t row_bytes = model_saved_row_bytes(&pass->saved_rows, layer);
-    if (input->micro[m].gradients && row_bytes > 0)
-        bl_block_place_saved(
-            &pass->dims, bl_pass_save_of(&pass->options, pass->n_layers, layer), pass->batches[m].T,
-            (char *)bl_spill_at(pass->saved, layer) + (size_t)pass->first_row[m] * row_bytes, &t);
-    if (layer == pass->n_layers - 1 && input->n_micro == 1) {
-        bl_tensor gate_up = t.gate_up;
-        t = bl_block_effective_tensors(&t, &pass->workspace);
-        if (pass->dims.n_experts > 0) t.gate_up = gate_up; /* the workspace has a group's rows */
-    }
-    t.x = model_boundary(pass, &input->micro[m], layer, m);
-    return t;
 }
 
 static bl_status prefetch_lora(bl_pass *pass, int64_t layer)
@@ -213,26 +201,6 @@ static bl_status release_lora(bl_pass *pass, int64_t layer)
     for (int a = 0; a < pass->n_adapters; a++)
         BL_TRY(bl_gather_ring_release(pass->adapters[a]->ring, layer, pass->compute));
     return BL_OK;
-}
-
-/* The layer of the current visit, with the adapter of a micro-batch. */
-static bl_block block_of(bl_pass *pass, const bl_pass_micro *micro, int64_t layer)
-{
-    bl_block block = {.dims = &pass->dims,
-                      .base = pass->base,
-                      .layer = layer,
-                      .vectors = bl_model_layer_vectors(pass->weights, layer),
-                      .prepared = &pass->options.prepared};
-    int a = 0;
-
-    if (pass->options.bf16_matrices) block.bf16_matrices = pass->options.bf16_matrices[layer];
-    if (!micro->adapter) return block;
-    while (pass->adapters[a] != micro->adapter) a++;
-    block.lora = micro->adapter->lora;
-    block.lora_weights = pass->lora_weights[a];
-    block.dropout = micro->adapter->dropout;
-    if (!micro->gradients) block.dropout.p = 0;
-    return block;
 }
 
 /* Whether the pass fits the options of create. */
@@ -289,6 +257,15 @@ static bool trains_embedding(const bl_pass_input *input)
     return false;
 }
 
+static bool trains_experts(const bl_pass_input *input)
+{
+    for (int m = 0; m < input->n_micro; m++)
+        if (input->micro[m].gradients && input->micro[m].adapter &&
+            bl_lora_has_experts(input->micro[m].adapter->lora))
+            return true;
+    return false;
+}
+
 /* Micro-batches are contiguous, so that an entry is moved in one piece, without the room for more
  * tokens. */
 static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
@@ -311,6 +288,8 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .n_micro = input->n_micro,
                                    .ring_depth = pass->options.ring_depth,
                                    .has_backward = has_backward,
+                                   .n_groups = pass->dims.n_expert_groups,
+                                   .is_one_by_one = trains_experts(input),
                                    .head_is_tied = pass->head.rows > 0,
                                    .is_trained = pass->weights->model->is_trained,
                                    .first = pass->options.first_trained,
@@ -353,31 +332,6 @@ static bl_status begin_visit(bl_pass *pass, const bl_action *action)
 
     return bl_timeline_begin(pass->options.timeline, BL_LANE_COMPUTE, name, action->unit, -1,
                              pass->compute, &pass->span);
-}
-
-static bl_status run_forward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
-{
-    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
-    bl_block block = block_of(pass, &input->micro[m], layer);
-
-    return bl_block_forward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                            model_boundary(pass, &input->micro[m], layer + 1, m));
-}
-
-static bl_status run_backward(bl_pass *pass, const bl_pass_input *input, int64_t layer, int m)
-{
-    const bl_gradient_sink *sink = input->micro[m].gradients;
-    bl_unit_gradients gradients = {.lora = NULL};
-
-    if (!sink) return BL_OK;
-    bl_block_tensors kept = kept_tensors(pass, input, layer, m);
-    bl_block block = block_of(pass, &input->micro[m], layer);
-    BL_TRY(sink->begin(sink->user, layer, pass->compute, &gradients));
-    if (gradients.weights.trained) block.trained = &gradients.weights;
-    block.is_last = layer == pass->schedule.first && !pass->schedule.embedding_has_gradient;
-    BL_TRY(bl_block_backward(pass->compute, &block, &pass->batches[m], &kept, &pass->workspace,
-                             model_boundary_gradient(pass, m), gradients.lora));
-    return sink->end(sink->user, layer, pass->compute);
 }
 
 static bl_status acquire_embedding(bl_pass *pass, int64_t unit)
@@ -480,6 +434,11 @@ static bl_status carry_out(void *user, const bl_action *action)
         return prefetch_lora(pass, unit);
     case BL_ACTION_PREFETCH_BASE:
         return bl_base_prefetch(pass->base, unit);
+    case BL_ACTION_PREFETCH_GROUP:
+        return bl_base_prefetch(pass->base, bl_base_group(pass->base, unit, action->group));
+    case BL_ACTION_RELEASE_GROUP:
+        return bl_base_release(pass->base, bl_base_group(pass->base, unit, action->group),
+                               pass->compute);
     case BL_ACTION_BEGIN:
         return begin_visit(pass, action);
     case BL_ACTION_ACQUIRE_LORA:
@@ -499,11 +458,13 @@ static bl_status carry_out(void *user, const bl_action *action)
     case BL_ACTION_EMBED:
         return run_embed(pass, input, m);
     case BL_ACTION_FORWARD:
-        return run_forward(pass, input, unit, m);
+    case BL_ACTION_FORWARD_GROUP:
+    case BL_ACTION_BACKWARD_BEGIN:
+    case BL_ACTION_BACKWARD_GROUP:
+    case BL_ACTION_BACKWARD:
+        return model_pass_run_layer(pass, input, action);
     case BL_ACTION_HEAD:
         return model_pass_run_head(pass, input, m);
-    case BL_ACTION_BACKWARD:
-        return run_backward(pass, input, unit, m);
     case BL_ACTION_EMBED_BACKWARD:
         return run_embedding_backward(pass, input, m);
     case BL_ACTION_OPEN_GRADIENTS:

@@ -27,14 +27,14 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
     const bl_micro_batch *b = &pass->batches[m];
     const bl_gradient_sink *sink = logp ? NULL : micro->gradients;
     bl_unit_gradients gradients = {.lora = NULL};
-    bl_tensor d = {0}, x = pass->workspace.norm;
+    bl_tensor d = {0}, x = pass->workspaces[0].norm;
     const bl_table_term *term = model_table_term(micro->adapter, BL_TABLE_HEAD);
     bl_lora_dropout dropout = {.p = 0};
     bl_block_norm norm = {.T = b->T,
                           .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
                           .x = model_boundary(pass, micro, pass->n_layers, m),
-                          .rstd = pass->workspace.rstd,
-                          .mean = pass->workspace.mean};
+                          .rstd = pass->workspaces[0].rstd,
+                          .mean = pass->workspaces[0].mean};
 
     if (sink) d = model_boundary_gradient(pass, m);
     if (sink) BL_TRY(sink->begin(sink->user, pass->n_layers, pass->compute, &gradients));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass_internal.h -- the parts of a pass, for pass.c and the head in pass_head.c. */
+/* pass_internal.h -- the parts of a pass, for pass.c, layers in pass_layer.c, the head in
+ * pass_head.c. */
 #ifndef BALLAST_MODEL_PASS_INTERNAL_H
 #define BALLAST_MODEL_PASS_INTERNAL_H
 
@@ -51,7 +52,8 @@ struct bl_pass {
     bl_schedule schedule; /* of the current pass; has_backward: some micro-batch of it has */
     bl_weight head;       /* of the current pass, from its visit on */
     int span;             /* of the current visit */
-    bl_block_workspace workspace;
+    bl_block_workspace *workspaces; /* [max_micro]: with parts in common */
+    bl_unit_gradients gradients;    /* of the micro-batch whose backward has begun */
     model_term_space terms;
     bl_loss_head_term *head_terms; /* [max_micro]: of the last visit of the head */
 };
@@ -90,6 +92,9 @@ static inline bl_lora_dropout model_head_dropout(const bl_pass *pass, const bl_p
     dropout.position = pass->batches[m].position;
     return dropout;
 }
+
+/* pass_layer.c: an action on a micro-batch of a layer's visit. */
+bl_status model_pass_run_layer(bl_pass *pass, const bl_pass_input *input, const bl_action *action);
 
 /* pass_head.c: the visit of the head, of micro-batch m of the group. */
 bl_status model_pass_run_head(bl_pass *pass, const bl_pass_input *input, int m);

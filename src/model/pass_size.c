@@ -81,6 +81,8 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
     model_pass_size m = {.rows = rows, .inputs = {.n_entries = L + 1, .n_slots = 2}};
 
     m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+    m.visit = bl_block_visit_bytes(&dims, T);
+    m.block += (model_pass_max_micro(o) - 1) * m.visit;
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
     m.feed =
@@ -161,6 +163,10 @@ bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_optio
     model_pass_size full = model_pass_measure(config, options),
                     *longer = T_train >= T_evaluation ? &train : &evaluation;
     unsigned always = options->n_saving_all < config->n_layers ? options->save : BL_SAVE_S4;
+    /* Of experts gate_up is never there; each micro-batch of the group has its tensors. */
+    if (dims.n_experts > 0) always &= BL_SAVE_S3;
+    if (dims.n_experts > 0 && options->training)
+        n_unused += (options->max_group - 1) * bl_block_rows(&dims, T_train);
     int64_t workspace = longer->workspace - n_unused * bl_block_saved_bytes(&dims, always);
     int64_t float_bytes = (int64_t)sizeof(float),
             n_logits = config->vocab_size + config->hidden_size;

@@ -30,9 +30,10 @@ typedef struct model_pass_size {
     int64_t rows; /* of a group */
     bl_feed_size feed;
     int64_t d, logits, block, workspace; /* bytes; workspace: block's, then prepared weights */
-    int64_t transit;                     /* one of two layer inputs of all companions */
-    int64_t terms;                       /* model_term_space */
-    int64_t values;                      /* a twin's: log-probabilities, then weights */
+    int64_t visit;   /* of block, of each micro-batch but the first (bl_block_visit_bytes) */
+    int64_t transit; /* one of two layer inputs of all companions */
+    int64_t terms;   /* model_term_space */
+    int64_t values;  /* a twin's: log-probabilities, then weights */
 } model_pass_size;
 
 /* Micro-batches of a group, companions among them. */

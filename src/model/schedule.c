@@ -71,11 +71,83 @@ static bl_status prefetch(const emitter *e)
     return BL_OK;
 }
 
+/* ---- groups of experts ---- */
+
+static bl_status emit_group(const emitter *e, bl_action_kind kind, int64_t unit, int64_t group,
+                            int micro)
+{
+    return e->sink(
+        e->user,
+        &(bl_action){
+            .kind = kind, .visit = e->visit, .unit = unit, .micro = micro, .group = group});
+}
+
+/* The visit after this one, without that of a tied head, for which nothing is gathered. */
+static int64_t next_visit(const bl_schedule *s, int64_t at)
+{
+    at++;
+    return s->head_is_tied && unit_at(s, at) == s->n_layers ? at + 1 : at;
+}
+
+/* From group g of the visit on, in the order of use; it goes through its groups `rounds` times
+ * more. As with units, nothing is gathered beyond a head. */
+static bl_status prefetch_groups(const emitter *e, int64_t g, int rounds)
+{
+    const bl_schedule *s = e->schedule;
+    int64_t at = e->visit;
+
+    for (int i = 0; i < s->ring_depth; i++) {
+        int64_t unit = unit_at(s, at);
+        if (unit == s->n_layers) break;
+        BL_TRY(emit_group(e, BL_ACTION_PREFETCH_GROUP, unit, g, -1));
+        if (++g < s->n_groups) continue;
+        g = 0;
+        if (--rounds <= 0) at = next_visit(s, at);
+    }
+    return BL_OK;
+}
+
+/* The visit that the current one's unit may stay for. A tied head is in host memory: around it the
+ * last layer is visited twice in a row. */
+static int64_t coming_visit(const emitter *e)
+{
+    int64_t next = e->visit + 1;
+    return next < bl_schedule_n_visits(e->schedule) ? next_visit(e->schedule, e->visit) : next;
+}
+
+/* Whether the unit of the visit is that of the next, too, and stays. */
+static bool is_visited_again(const emitter *e, int64_t unit)
+{
+    const bl_schedule *s = e->schedule;
+    int64_t next = coming_visit(e);
+
+    return unit == unit_at(s, next) && !(s->is_trained && next >= bl_schedule_n_visits(s));
+}
+
+/* Micro-batches [first, end) through all groups, each of which is gathered once; rounds: with those
+ * that follow in the visit. */
+static bl_status emit_groups(const emitter *e, bl_action_kind kind, int64_t layer, int first,
+                             int end, int rounds)
+{
+    int64_t n = e->schedule->n_groups;
+    bool stays = n == 1 && (rounds > 1 || is_visited_again(e, layer));
+
+    for (int64_t g = 0; g < n; g++) {
+        BL_TRY(prefetch_groups(e, g, rounds));
+        for (int m = first; m < end; m++) BL_TRY(emit_group(e, kind, layer, g, m));
+        if (!stays) BL_TRY(emit_group(e, BL_ACTION_RELEASE_GROUP, layer, g, -1));
+    }
+    return BL_OK;
+}
+
+/* ---- visits ---- */
+
 static bl_status begin_visit(const emitter *e, int64_t unit)
 {
     BL_TRY(emit(e, BL_ACTION_VISIT, unit));
     if (e->schedule->is_trained) BL_TRY(update(e));
     BL_TRY(prefetch(e));
+    if (e->schedule->n_groups > 0) BL_TRY(prefetch_groups(e, 0, 1));
     BL_TRY(emit(e, BL_ACTION_BEGIN, unit));
     return unit < e->schedule->n_layers ? emit(e, BL_ACTION_ACQUIRE_LORA, unit) : BL_OK;
 }
@@ -83,15 +155,10 @@ static bl_status begin_visit(const emitter *e, int64_t unit)
 static bl_status end_visit(const emitter *e, int64_t unit)
 {
     const bl_schedule *s = e->schedule;
-    int64_t n_visits = bl_schedule_n_visits(s), next = e->visit + 1;
+    bool again = is_visited_again(e, unit), is_last = coming_visit(e) >= bl_schedule_n_visits(s);
 
-    /* A tied head is in host memory: around it the last layer is visited twice in a row. */
-    if (s->head_is_tied && next < n_visits && unit_at(s, next) == s->n_layers) next++;
-    /* Visited again at once: keep it. */
-    bool again = unit == unit_at(s, next) && !(s->is_trained && next >= n_visits);
     if (!again) BL_TRY(emit(e, BL_ACTION_RELEASE_BASE, unit));
-    if ((!again || next >= n_visits) && unit < s->n_layers)
-        BL_TRY(emit(e, BL_ACTION_RELEASE_LORA, unit));
+    if ((!again || is_last) && unit < s->n_layers) BL_TRY(emit(e, BL_ACTION_RELEASE_LORA, unit));
     return emit(e, BL_ACTION_END, unit);
 }
 
@@ -113,6 +180,7 @@ static bl_status visit_forward(const emitter *e, int64_t layer)
     BL_TRY(emit(e, BL_ACTION_RESERVE_INPUT, layer + 1));
     if (keeps) BL_TRY(emit(e, BL_ACTION_RESERVE_SAVED, layer));
     BL_TRY(emit_micro_batches(e, BL_ACTION_FORWARD, layer));
+    BL_TRY(emit_groups(e, BL_ACTION_FORWARD_GROUP, layer, 0, e->schedule->n_micro, 1));
     BL_TRY(emit(e, BL_ACTION_PUT_INPUT, layer + 1));
     return keeps ? emit(e, BL_ACTION_PUT_SAVED, layer) : BL_OK;
 }
@@ -127,11 +195,28 @@ static bl_status visit_head(const emitter *e, int64_t head)
     return s->has_backward ? emit(e, BL_ACTION_DROP_INPUT, head) : BL_OK;
 }
 
+/* Of layers with experts: all micro-batches together, or one by one. */
+static bl_status backward_groups(const emitter *e, int64_t layer)
+{
+    const bl_schedule *s = e->schedule;
+    int n_rounds = s->is_one_by_one ? s->n_micro : 1, n = s->n_micro / n_rounds;
+
+    for (int i = 0; i < n_rounds; i++) {
+        int first = i * n, end = first + n;
+        for (int m = first; m < end; m++)
+            BL_TRY(emit_group(e, BL_ACTION_BACKWARD_BEGIN, layer, 0, m));
+        BL_TRY(emit_groups(e, BL_ACTION_BACKWARD_GROUP, layer, first, end, n_rounds - i));
+        for (int m = first; m < end; m++) BL_TRY(emit_group(e, BL_ACTION_BACKWARD, layer, 0, m));
+    }
+    return BL_OK;
+}
+
 static bl_status visit_backward(const emitter *e, int64_t layer)
 {
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
-    BL_TRY(emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
+    BL_TRY(e->schedule->n_groups > 0 ? backward_groups(e, layer)
+                                     : emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
     if (layer == 0 && e->schedule->embedding_has_gradient)
         BL_TRY(emit_with_gradients(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding,
                                    e->schedule->n_layers + 1));

@@ -19,9 +19,10 @@ typedef enum bl_action_kind {
     BL_ACTION_VISIT, /* visit `visit` begins; nothing of it is queued yet */
     /* Before the unit's trained weights are used: makes their update, if it is pending. */
     BL_ACTION_UPDATE,
-    BL_ACTION_PREFETCH_LORA, /* the unit's trainable weights are used soon */
-    BL_ACTION_PREFETCH_BASE, /* the unit's frozen weights are used soon */
-    BL_ACTION_BEGIN,         /* the visit's own work begins */
+    BL_ACTION_PREFETCH_LORA,  /* the unit's trainable weights are used soon */
+    BL_ACTION_PREFETCH_BASE,  /* the unit's frozen weights are used soon */
+    BL_ACTION_PREFETCH_GROUP, /* and those of a group of the layer's experts */
+    BL_ACTION_BEGIN,          /* the visit's own work begins */
     BL_ACTION_ACQUIRE_LORA,
     BL_ACTION_ACQUIRE_EMBEDDING, /* before the micro-batches are embedded; then released */
     BL_ACTION_ACQUIRE_HEAD,      /* layers acquire their matrices one by one (arch/block.h) */
@@ -33,6 +34,12 @@ typedef enum bl_action_kind {
     BL_ACTION_FORWARD,
     BL_ACTION_HEAD,
     BL_ACTION_BACKWARD,
+    /* With routed experts (arch/block.h): of `micro` with group `group`, after FORWARD; and before
+     * BACKWARD. */
+    BL_ACTION_FORWARD_GROUP,
+    BL_ACTION_BACKWARD_BEGIN,
+    BL_ACTION_BACKWARD_GROUP,
+    BL_ACTION_RELEASE_GROUP,  /* of the base */
     BL_ACTION_EMBED_BACKWARD, /* after those of layer 0 */
     /* Around the micro-batches of a visit that give gradients of the unit's own weights; the
      * embedding's, also where it is the head, are those of unit n_layers + 1. */
@@ -53,12 +60,16 @@ typedef struct bl_action {
     int64_t visit; /* the current one; -1: before the first */
     int64_t unit;  /* layer, head, or entry of the stack */
     int micro;     /* -1: the action is not a micro-batch's */
+    int64_t group; /* of experts */
 } bl_action;
 
 typedef struct bl_schedule {
     int64_t n_layers;
-    int n_micro;       /* micro-batches of the group */
-    int ring_depth;    /* units to look ahead, the visit's own included */
+    int n_micro;      /* micro-batches of the group */
+    int ring_depth;   /* units to look ahead, the visit's own included; and groups of experts */
+    int64_t n_groups; /* of experts, of each layer; 0: none */
+    /* Backward takes a micro-batch through all groups before the next: experts have gradients. */
+    bool is_one_by_one;
     bool has_backward; /* else forward and loss alone */
     /* The head is the embedding: it is not a unit, nothing is gathered for it. */
     bool head_is_tied;

@@ -38,6 +38,11 @@ static bl_status list_action(void *user, const bl_action *action)
                                                     [BL_ACTION_FORWARD] = "F",
                                                     [BL_ACTION_HEAD] = "H",
                                                     [BL_ACTION_BACKWARD] = "B",
+                                                    [BL_ACTION_PREFETCH_GROUP] = "pg",
+                                                    [BL_ACTION_FORWARD_GROUP] = "Fg",
+                                                    [BL_ACTION_BACKWARD_BEGIN] = "Bb",
+                                                    [BL_ACTION_BACKWARD_GROUP] = "Bg",
+                                                    [BL_ACTION_RELEASE_GROUP] = "-g",
                                                     [BL_ACTION_PUT_INPUT] = "ui",
                                                     [BL_ACTION_PUT_SAVED] = "us",
                                                     [BL_ACTION_DROP_INPUT] = "di",
@@ -46,8 +51,11 @@ static bl_status list_action(void *user, const bl_action *action)
                                                     [BL_ACTION_RELEASE_LORA] = "-l",
                                                     [BL_ACTION_END] = ")"};
     listing *l = user;
-    int n = snprintf(l->text + l->used, sizeof l->text - l->used, "%s%lld%s ", names[action->kind],
-                     (long long)action->unit, action->micro > 0 ? "'" : "");
+    const char *name = names[action->kind];
+    char group[8] = "";
+    if (strchr(name, 'g')) snprintf(group, sizeof group, ".%d", (int)action->group);
+    int n = snprintf(l->text + l->used, sizeof l->text - l->used, "%s%lld%s%s ", name,
+                     (long long)action->unit, group, action->micro > 0 ? "'" : "");
     assert_in_range(n, 1, (int)(sizeof l->text - l->used) - 1);
     l->used += (size_t)n;
     return BL_OK;
@@ -87,6 +95,33 @@ static void a_tied_head_in_words(void **state)
                    "\n2 pl1 p1 (2 ti2 H2 di2 -2 )2 "
                    "\n1 pl1 p1 pl0 p0 (1 al1 ti1 ts1 B1 di1 ds1 -1 -l1 )1 "
                    "\n0 pl0 p0 p0 (0 al0 ti0 ts0 B0 di0 ds0 -l0 )0 ");
+}
+
+/* Each group is gathered once per visit, and released before the one after the next begins. */
+static void experts_in_words(void **state)
+{
+    (void)state;
+    bl_schedule schedule = {
+        .n_layers = 1, .n_micro = 2, .ring_depth = 2, .n_groups = 2, .has_backward = true};
+    assert_listing(
+        &schedule,
+        "ri0 E0 E0' ui0 "
+        "\n0 pl0 p0 p1 pg0.0 pg0.1 (0 al0 ri1 rs0 F0 F0' "
+        "pg0.0 pg0.1 Fg0.0 Fg0.0' -g0.0 pg0.1 Fg0.1 Fg0.1' -g0.1 ui1 us0 -0 -l0 )0 "
+        "\n1 p1 (1 ti1 a1 H1 H1' di1 -1 )1 "
+        "\n0 pl0 p0 p0 pg0.0 pg0.1 (0 al0 ti0 ts0 Bb0 Bb0' "
+        "pg0.0 pg0.1 Bg0.0 Bg0.0' -g0.0 pg0.1 pg0.0 Bg0.1 Bg0.1' -g0.1 B0 B0' di0 ds0 -l0 )0 ");
+    /* Gradients of experts: backward micro-batch by micro-batch. One group stays like its layer. */
+    schedule.is_one_by_one = true;
+    schedule.n_groups = 1;
+    schedule.head_is_tied = true;
+    schedule.ring_depth = 1;
+    assert_listing(&schedule,
+                   "ri0 E0 E0' ui0 "
+                   "\n0 pl0 p0 pg0.0 (0 al0 ri1 rs0 F0 F0' pg0.0 Fg0.0 Fg0.0' ui1 us0 )0 "
+                   "\n1 (1 ti1 H1 H1' di1 -1 )1 "
+                   "\n0 pl0 p0 pg0.0 (0 al0 ti0 ts0 Bb0 pg0.0 Bg0.0 B0 "
+                   "Bb0' pg0.0 Bg0.0' B0' di0 ds0 -l0 )0 ");
 }
 
 /* Nothing is kept or prefetched for the next pass, whose weights are others. What waits is updated
@@ -299,6 +334,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(training_in_words),
         cmocka_unit_test(a_tied_head_in_words),
+        cmocka_unit_test(experts_in_words),
         cmocka_unit_test(trained_weights_in_words),
         cmocka_unit_test(frozen_layers_in_words),
         cmocka_unit_test(evaluation_in_words),
