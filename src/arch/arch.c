@@ -84,20 +84,24 @@ static const bl_expert_names *names_of(const bl_arch *arch, int projection)
     return &arch->names[projection - (arch->n_projections - arch->n_routed)];
 }
 
-/* Whether `name`, behind the layer's number, is of a tensor of the projection. */
-static bool is_weight_of(const bl_arch *arch, int projection, const char *name)
+/* Whether `name`, behind the layer's number, is of a tensor of the projection: *k, the k-th. */
+static bool is_weight_of(const bl_arch *arch, int projection, const char *name, int64_t *k)
 {
     const bl_expert_names *names = names_of(arch, projection);
     const char *module = names ? names->experts : arch->projections[projection].module;
     size_t n = strlen(module);
+    long long expert;
     int number = 0;
+
+    *k = 0;
 
     if (strncmp(name, module, n) != 0) return false;
     name += n;
     if (!names) return strcmp(name, bl_arch_is_routed(arch, projection) ? "" : ".weight") == 0;
-    if (sscanf(name, ".%*d.%n", &number) != 0 || number == 0) return false;
+    if (sscanf(name, ".%lld.%n", &expert, &number) != 1 || number == 0) return false;
     for (int i = 0; i < BL_EXPERT_PIECES && names->piece[i]; i++) {
         size_t n_piece = strlen(names->piece[i]);
+        *k = expert * (names->piece[1] ? 2 : 1) + i;
         if (strncmp(name + number, names->piece[i], n_piece) == 0 &&
             strcmp(name + number + n_piece, ".weight") == 0)
             return true;
@@ -105,7 +109,7 @@ static bool is_weight_of(const bl_arch *arch, int projection, const char *name)
     return false;
 }
 
-int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer)
+static int find_weight(const bl_arch *arch, const char *tensor, int64_t *layer, int64_t *k)
 {
     size_t n_layers = strlen(arch->layers);
     int prefix = 0;
@@ -116,8 +120,14 @@ int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *la
     if (sscanf(tensor, ".%lld.%n", &number, &prefix) != 1 || prefix == 0) return -1;
     *layer = number;
     for (int p = 0; p < arch->n_projections; p++)
-        if (is_weight_of(arch, p, tensor + prefix)) return p;
+        if (is_weight_of(arch, p, tensor + prefix, k)) return p;
     return -1;
+}
+
+int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer)
+{
+    int64_t k;
+    return find_weight(arch, tensor, layer, &k);
 }
 
 int64_t bl_arch_layer_weights(const bl_model_config *config)
@@ -182,6 +192,11 @@ bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 
     for (int p = 0; p < arch->n_projections - arch->n_routed; p++)
         modules.path[modules.n++] = arch->projections[p].module;
+    for (int i = 0; arch->adapters && i < arch->n_routed; i++)
+        modules.routed[modules.n_routed++] =
+            (bl_peft_routed){.parameter = arch->projections[modules.n + i].module,
+                             .experts = arch->adapters[i].experts,
+                             .piece = {arch->adapters[i].piece[0], arch->adapters[i].piece[1]}};
     return modules;
 }
 
@@ -291,6 +306,17 @@ void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_proj
 {
     snprintf(name, BL_TENSOR_NAME_BYTES, "%s.%lld.%s.weight", arch->layers, (long long)layer,
              projection->module);
+}
+
+int bl_arch_find_rows(const bl_model_config *c, const char *tensor, int64_t *layer, int64_t *row)
+{
+    int64_t k, rows, cols;
+    int p = find_weight(c->arch, tensor, layer, &k);
+
+    if (p < 0 || k < 0 || k >= count_stored(c, p)) return -1;
+    bl_projection_shape(c, p, &rows, &cols);
+    *row = k * (rows / count_stored(c, p));
+    return p;
 }
 
 /* The k-th tensor of a projection. */

@@ -195,7 +195,7 @@ struct bl_arch {
     const char *head;                 /* "lm_head" */
     const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
     int n_projections;
-    /* The last ones are of routed experts, which are frozen. names[i]: of the tensors of the i-th
+    /* The last ones are of routed experts. names[i]: of the tensors of the i-th
      * of these; NULL: each is one tensor "LAYERS.3.MODULE" of three dimensions, as transformers 5
      * stacks experts: (n_experts, output channels, input channels), or with is_transposed
      * (n_experts, input channels, output channels). A bias is "LAYERS.3.MODULE_bias",
@@ -204,6 +204,8 @@ struct bl_arch {
     const bl_expert_names *names;
     bool is_transposed;
     bl_vector vectors[BL_LAYER_VECTORS];
+    /* The same, as adapters have experts one by one. */
+    const bl_expert_names *adapters;
     const bl_arch *stacked; /* the entry of the same models with stacked experts; NULL: none */
     /* Beginnings of names of tensors that are not read, NULL-terminated: the model is part of a
      * larger one. NULL: there are none. */
@@ -234,12 +236,15 @@ const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segmen
 
 /* The projection that a tensor of that name is a weight of, and its layer; -1: of none. */
 int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer);
+/* The same, and the first row of the projection that the tensor has. */
+int bl_arch_find_rows(const bl_model_config *config, const char *tensor, int64_t *layer,
+                      int64_t *row);
 /* Weights of the projections of one layer; and those that a token is multiplied with, the router's
  * among them. */
 int64_t bl_arch_layer_weights(const bl_model_config *config);
 double bl_arch_active_weights(const bl_model_config *config);
 
-/* The projections for store/peft.h, without those of routed experts: module i is projection i. */
+/* The projections for store/peft.h: module i is projection i, routed experts are its last ones. */
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
 
 /* Experts of a sub-unit of the base (linear/base.h): config->expert_group, at most all; auto: as

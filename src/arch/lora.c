@@ -12,19 +12,19 @@ int64_t bl_lora_factor_floats(const bl_lora_layout *layout, int p, bl_peft_facto
            (factor == BL_PEFT_A ? layout->n_experts[p] * layout->a_cols[p] : layout->b_rows[p]);
 }
 
-bool bl_lora_has_experts(const bl_lora_layout *layout)
-{
-    for (int p = 0; p < layout->arch->n_projections; p++)
-        if (layout->a_offset[p] >= 0 && bl_arch_is_routed(layout->arch, p)) return true;
-    return false;
-}
-
 int64_t bl_lora_largest_r(const bl_lora_layout *layout)
 {
     int64_t r = layout->options.r;
 
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) r = bl_max_i64(r, layout->r[p]);
     return r;
+}
+
+bool bl_lora_has_experts(const bl_lora_layout *layout)
+{
+    for (int p = 0; p < layout->arch->n_projections; p++)
+        if (layout->a_offset[p] >= 0 && bl_arch_is_routed(layout->arch, p)) return true;
+    return false;
 }
 
 int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers)

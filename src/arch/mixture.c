@@ -56,7 +56,8 @@ static const bl_preset qwen3_presets[] = {
 
 #define QWEN3_MOE                                                                                  \
     .model_type = "qwen3_moe", .class_name = "Qwen3MoeForCausalLM", .title = "Qwen3-MoE",          \
-    .keys = qwen3_keys, .presets = qwen3_presets, .n_presets = BL_COUNT(qwen3_presets),            \
+    .adapters = qwen3_names, .keys = qwen3_keys, .presets = qwen3_presets,                         \
+    .n_presets = BL_COUNT(qwen3_presets),                                                          \
     .defaults = {.n_kv_heads = 4,                                                                  \
                  .max_position_embeddings = 32768,                                                 \
                  .rms_norm_eps = 1e-6,                                                             \
@@ -96,7 +97,8 @@ static const bl_preset mixtral_presets[] = {
 
 #define MIXTRAL_ENTRY(router)                                                                      \
     .model_type = "mixtral", .class_name = "MixtralForCausalLM", .title = "Mixtral",               \
-    .keys = mixtral_keys, .presets = mixtral_presets, .n_presets = BL_COUNT(mixtral_presets),      \
+    .adapters = mixtral_names, .keys = mixtral_keys, .presets = mixtral_presets,                   \
+    .n_presets = BL_COUNT(mixtral_presets),                                                        \
     .defaults = {.n_kv_heads = 8,                                                                  \
                  .max_position_embeddings = 131072,                                                \
                  .rms_norm_eps = 1e-5,                                                             \

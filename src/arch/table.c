@@ -18,12 +18,14 @@ const bl_arch *bl_arch_at(size_t i)
 
 const bl_projection *bl_arch_find_target(const char *name, int64_t *layer)
 {
-    int module;
+    int module, piece;
 
     for (size_t i = 0; i < BL_COUNT(table); i++) {
         bl_peft_modules modules = bl_arch_peft_modules(table[i]);
         if (bl_peft_target_parse(&modules, name, &module, layer))
             return &table[i]->projections[module];
+        if (bl_peft_expert_parse(&modules, name, &module, &piece))
+            return &table[i]->projections[module < 0 ? modules.n : module];
     }
     return NULL;
 }

@@ -66,6 +66,8 @@ static bl_status open_adapters(bl_merge *m)
         bl_lora_options_of_peft(bl_peft_get_config(m->terms[i].adapter), &lora);
         bl_lora_layout_init(&m->conversion.config, &lora, &layout);
         m->terms[i].scale = o->adapters[i].weight * (double)layout.scale;
+        for (int p = 0; p < BL_MAX_PROJECTIONS; p++)
+            m->terms[i].scale_of[p] = o->adapters[i].weight * (double)layout.scale_of[p];
         BL_TRY(check_tables(m, o->adapters[i].dir, &layout));
         BL_TRY(choose_modules(m, i));
     }

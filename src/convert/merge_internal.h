@@ -23,8 +23,9 @@ void bl_merge_sums_add(bl_merge_sums *sums, const bl_merge_sums *more);
 /* An adapter and its factor in the sum. */
 typedef struct bl_merge_term {
     bl_peft_adapter *adapter;
-    double scale;             /* weight alpha / r, or weight alpha / sqrt(r) */
-    bl_saved_modules modules; /* replace those of the model */
+    double scale;                        /* weight alpha / r, or weight alpha / sqrt(r) */
+    double scale_of[BL_MAX_PROJECTIONS]; /* the same of a projection */
+    bl_saved_modules modules;            /* replace those of the model */
 } bl_merge_term;
 
 typedef struct bl_merge {
@@ -37,6 +38,26 @@ typedef struct bl_merge {
     bool is_stochastic;
     bool largest_scales; /* of bl_packed_quantize */
 } bl_merge;
+
+/* The factors of a layer's routed experts, of all adapters: A (experts r, cols), B (rows, r),
+ * scaled; rows: of all experts. Zeros: nothing is read. */
+typedef struct bl_merge_experts {
+    int64_t layer;
+    int module;
+    int64_t r, rows, cols, n_experts;
+    float *a, *b;
+} bl_merge_experts;
+
+/* Reads those that are not there. */
+bl_status bl_merge_read_experts(const bl_merge *merge, int64_t layer, int module,
+                                bl_merge_experts *experts);
+void bl_merge_experts_free(bl_merge_experts *experts);
+/* delta (rows, cols): that of rows from `row` on. */
+bl_status bl_merge_experts_delta(bl_pool *pool, const bl_merge_experts *experts, int64_t row,
+                                 int64_t rows, float *delta);
+/* BL_ENUMERIC: values of a factor of an adapter that are not finite. */
+bl_status bl_merge_check_factor(const bl_merge *merge, size_t adapter, int64_t layer,
+                                const float *values, int64_t n);
 
 /* The format in which the loader returns rows: FP8 with scales per row or block, a packed one that
  * has the stored codes and scales, other values as they are. */

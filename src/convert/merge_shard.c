@@ -123,7 +123,9 @@ typedef struct matrix {
     bl_format stored, format;
     int64_t layer;
     int module;
-    int64_t r; /* of all adapters that target it; 0: none */
+    int64_t row; /* of the projection: the first one */
+    int64_t r;   /* of all adapters that target it; 0: none */
+    bool is_routed;
 } matrix;
 
 typedef struct shard {
@@ -142,10 +144,12 @@ typedef struct shard {
     /* Of one matrix. */
     char *scales, *out_scales;
     float *a, *b, *scratch;
+    bl_merge_experts experts[BL_PEFT_MAX_ROUTED];
 } shard;
 
-/* The projection, embedding or head of which the tensor is the weight. */
-static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int *module)
+/* The projection, of which *row is the first that the tensor has, or the embedding or head. */
+static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int *module,
+                        int64_t *row)
 {
     const bl_arch *arch = m->conversion.config.arch;
     const char *const tables[] = {arch->embedding, arch->head};
@@ -157,7 +161,7 @@ static bool find_module(const bl_merge *m, const char *name, int64_t *layer, int
         bl_arch_module_tensor(tables[t], text);
         if (strcmp(text, name) == 0) return true;
     }
-    *module = bl_arch_find_projection(arch, name, layer);
+    *module = bl_arch_find_rows(&m->conversion.config, name, layer, row);
     return *module >= 0 && *layer < m->conversion.config.n_layers;
 }
 
@@ -167,7 +171,7 @@ static int64_t rank_of(const bl_merge *m, int module)
 
     for (size_t i = 0; i < m->options->n_adapters; i++) {
         const bl_peft_config *config = bl_peft_get_config(m->terms[i].adapter);
-        if (config->targets >> module & 1) r += config->r;
+        if (config->targets >> module & 1) r += bl_peft_rank(config, module);
     }
     return r;
 }
@@ -190,11 +194,11 @@ bl_format bl_merge_loaded_format(const bl_hf_weight *w)
 static bl_status check_copied(const bl_merge *m, const bl_stored_tensor *tensor)
 {
     const bl_stored_tensor *weight = bl_hf_weight_of_part(m->conversion.model, tensor);
-    int64_t layer;
+    int64_t layer, row;
     int module;
 
-    if (!weight || !bl_merge_keeps_experts(m) || !find_module(m, weight->name, &layer, &module) ||
-        rank_of(m, module) == 0)
+    if (!weight || !bl_merge_keeps_experts(m) ||
+        !find_module(m, weight->name, &layer, &module, &row) || rank_of(m, module) == 0)
         return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "base_format auto: an adapter changes %s, which is in 4 bits; use bf16",
@@ -205,6 +209,7 @@ static bl_status check_copied(const bl_merge *m, const bl_stored_tensor *tensor)
 static bl_status list_matrices(shard *s)
 {
     const bl_merge *m = s->m;
+    bl_peft_modules modules = bl_arch_peft_modules(m->conversion.config.arch);
 
     s->matrices = calloc(s->plan->n_specs + 1, sizeof *s->matrices);
     if (!s->matrices) return BL_FAIL(BL_ENOMEM, "a list of %zu tensors", s->plan->n_specs);
@@ -214,11 +219,12 @@ static bl_status list_matrices(shard *s)
         matrix x = {.spec = i};
         if (part->role == BL_SHARD_SCALES || part->role == BL_SHARD_CONSTANT) continue;
         BL_TRY(check_copied(m, part->tensor));
-        if (!find_module(m, part->tensor->name, &x.layer, &x.module)) continue;
+        if (!find_module(m, part->tensor->name, &x.layer, &x.module, &x.row)) continue;
         BL_TRY(bl_hf_get_weight(m->conversion.model, part->tensor->name, &x.weight));
         x.stored = bl_merge_loaded_format(&x.weight);
         x.format = target_format(m, x.weight.codes->dtype);
         x.r = rank_of(m, x.module);
+        x.is_routed = bl_peft_is_routed(&modules, x.module);
         if (x.module >= BL_PEFT_EMBEDDING) x.format = x.stored; /* a table keeps its dtype */
         if (x.r == 0 && spec->dtype == x.weight.codes->dtype &&
             x.weight.scale_kind == BL_SCALE_NONE)
@@ -258,6 +264,7 @@ static bl_status allocate(shard *s)
         n_strips = bl_max_i64(n_strips, bl_merge_strips(x->format, rows));
         n_scales = bl_max_i64(n_scales, scale_bytes(x, x->stored, x->weight.rows));
         n_scales = bl_max_i64(n_scales, scale_bytes(x, x->format, x->weight.rows));
+        if (x->is_routed) continue;
         n_a = bl_max_i64(n_a, x->r * x->weight.cols);
         n_b = bl_max_i64(n_b, x->r * bl_max_i64(x->weight.rows, x->weight.cols));
     }
@@ -294,6 +301,7 @@ static void free_shard(shard *s)
     free(s->a);
     free(s->b);
     free(s->scratch);
+    for (size_t i = 0; i < BL_COUNT(s->experts); i++) bl_merge_experts_free(&s->experts[i]);
 }
 
 static void list_jobs(shard *s)
@@ -314,13 +322,13 @@ static void list_jobs(shard *s)
 
 /* ---- deltas ---- */
 
-static bl_status check_factor(const bl_merge *m, size_t term, const matrix *x, const float *values,
-                              int64_t n)
+bl_status bl_merge_check_factor(const bl_merge *m, size_t adapter, int64_t layer,
+                                const float *values, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         if (!isfinite(values[i]))
-            return BL_FAIL(BL_ENUMERIC, "%s: the factors of %s are not finite",
-                           m->options->adapters[term].dir, x->weight.codes->name);
+            return BL_FAIL(BL_ENUMERIC, "%s: factors of layer %lld are not finite",
+                           m->options->adapters[adapter].dir, (long long)layer);
     return BL_OK;
 }
 
@@ -357,8 +365,8 @@ static bl_status read_factors(shard *s, const matrix *x)
         if (!(config->targets >> x->module & 1)) continue;
         float *a = s->a + at * cols, *b = s->b + x->r * rows;
         BL_TRY(read_pair(term, x, a, b, s->scratch));
-        BL_TRY(check_factor(m, i, x, a, config->r * cols));
-        BL_TRY(check_factor(m, i, x, b, config->r * rows));
+        BL_TRY(bl_merge_check_factor(m, i, x->layer, a, config->r * cols));
+        BL_TRY(bl_merge_check_factor(m, i, x->layer, b, config->r * rows));
         for (int64_t row = 0; row < rows; row++)
             for (int64_t k = 0; k < config->r; k++)
                 s->b[row * x->r + at + k] = (float)(term->scale * b[row * config->r + k]);
@@ -388,6 +396,22 @@ static bl_status put_piece(shard *s, const matrix *x, const bl_row_job *job)
     return bl_shard_write_constants(s->plan, x->spec, x->format, s->writer);
 }
 
+static bl_status make_delta(shard *s, const matrix *x, const bl_row_job *job)
+{
+    bl_pool *pool = s->m->options->pool;
+    int64_t cols = x->weight.cols, rows = job->end - job->begin;
+
+    if (x->is_routed) {
+        int n = bl_arch_peft_modules(s->m->conversion.config.arch).n;
+        bl_merge_experts *experts = &s->experts[x->module - n];
+        BL_TRY(bl_merge_read_experts(s->m, x->layer, x->module, experts));
+        return bl_merge_experts_delta(pool, experts, x->row + job->begin, rows, s->delta);
+    }
+    if (job->begin == 0) BL_TRY(read_factors(s, x));
+    return bl_cpu_gemm_f32(pool, false, false, rows, cols, x->r, 1.0f, s->b + job->begin * x->r,
+                           x->r, s->a, cols, 0.0f, s->delta, cols);
+}
+
 static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
 {
     const bl_merge_options *o = s->m->options;
@@ -414,10 +438,7 @@ static bl_status merge_piece(shard *s, size_t j, bl_merge_sums *sums)
         .sums = s->strips,
     };
 
-    if (x->r > 0 && job->begin == 0) BL_TRY(read_factors(s, x));
-    if (x->r > 0)
-        BL_TRY(bl_cpu_gemm_f32(o->pool, false, false, rows, cols, x->r, 1.0f,
-                               s->b + job->begin * x->r, x->r, s->a, cols, 0.0f, s->delta, cols));
+    if (x->r > 0) BL_TRY(make_delta(s, x, job));
     bl_merge_round(o->pool, &piece, sums);
     if (!isfinite(sums->error))
         return BL_FAIL(BL_ENUMERIC, "tensor %s: %s is not finite in %s", x->weight.codes->name,

@@ -20,34 +20,6 @@ static const char prefix[] = "base_model.model.";
 
 /* ---- adapter_config.json ---- */
 
-/* The keys are names of modules, or expressions for their ends (peft get_pattern_key). */
-static bl_status read_numbers(const bl_verify_adapter *a, const char *key, bl_named_number **list,
-                              size_t *n)
-{
-    const json_t *object = NULL;
-    const char *name;
-    json_t *value;
-
-    BL_TRY(bl_json_get_object(a->config_path, a->config, key, BL_JSON_OPTIONAL, &object));
-    if (!object) return BL_OK;
-    *list = calloc(json_object_size(object) + 1, sizeof **list);
-    if (!*list) return BL_FAIL(BL_ENOMEM, "%s: key %s", a->config_path, key);
-    json_object_foreach((json_t *)object, name, value)
-    {
-        bl_named_number *item = &(*list)[*n];
-        char *text = NULL;
-        BL_TRY(
-            bl_json_get_real(a->config_path, object, name, BL_JSON_REQUIRED, 0, 1e9, &item->value));
-        BL_TRY(bl_text_format(&text, "(.*\\.)?(%s)", name));
-        bl_status st = bl_name_pattern_create(text, BL_PATTERN_WHOLE, BL_EINPUT, a->config_path,
-                                              &item->pattern);
-        free(text);
-        BL_TRY(st);
-        ++*n;
-    }
-    return BL_OK;
-}
-
 static bl_status read_config(const char *dir, bl_verify_adapter *a)
 {
     BL_TRY(bl_peft_load_any_keys(dir, &a->config_path, &a->config));
@@ -57,22 +29,8 @@ static bl_status read_config(const char *dir, bl_verify_adapter *a)
     BL_TRY(bl_json_get_bool(file, a->config, "use_rslora", BL_JSON_OPTIONAL, &a->use_rslora));
     BL_TRY(
         bl_json_get_bool(file, a->config, "fan_in_fan_out", BL_JSON_OPTIONAL, &a->fan_in_fan_out));
-    BL_TRY(read_numbers(a, "rank_pattern", &a->ranks, &a->n_ranks));
-    return read_numbers(a, "alpha_pattern", &a->alphas, &a->n_alphas);
-}
-
-/* The first number whose pattern has the name; else *value stays. */
-static bl_status choose_number(const bl_named_number *list, size_t n, const char *name,
-                               double *value)
-{
-    for (size_t i = 0; i < n; i++) {
-        bool matches;
-        BL_TRY(bl_name_pattern_match(list[i].pattern, name, &matches));
-        if (!matches) continue;
-        *value = list[i].value;
-        return BL_OK;
-    }
-    return BL_OK;
+    BL_TRY(bl_peft_numbers_read(file, a->config, "rank_pattern", &a->ranks));
+    return bl_peft_numbers_read(file, a->config, "alpha_pattern", &a->alphas);
 }
 
 /* r and scale, by the name that PEFT gives the module or parameter. */
@@ -87,8 +45,8 @@ static bl_status choose_scale(const bl_verify_adapter *a, bl_pair *p)
         while ((end = strstr(name, ".base_layer"))) *end = '\0';
         snprintf(name + strlen(name), sizeof name - strlen(name), ".%s", p->parameter);
     }
-    BL_TRY(choose_number(a->ranks, a->n_ranks, name, &r));
-    BL_TRY(choose_number(a->alphas, a->n_alphas, name, &alpha));
+    BL_TRY(bl_peft_numbers_choose(&a->ranks, name, &r));
+    BL_TRY(bl_peft_numbers_choose(&a->alphas, name, &alpha));
     if (r < 1 || r > MAX_RANK || r != floor(r))
         return BL_FAIL(BL_EINPUT, "%s: key rank_pattern: expected integers in [1, %d], got %g",
                        a->config_path, MAX_RANK, r);
@@ -417,16 +375,16 @@ static int layout_of(const bl_verify *v, const bl_pair *p)
 
 static int layout_of_version(bl_verify *v)
 {
-    const char *text = bl_json_text(json_object_get(v->adapter.config, "peft_version"));
-    int major = 0, minor = 0, patch = 0;
+    int version[3];
 
-    if (!text || sscanf(text, "%d.%d.%d", &major, &minor, &patch) < 2) {
+    if (!bl_peft_version(v->adapter.config, version)) {
         bl_verify_warning(v, "the experts' matrices are square and adapter_config.json has no "
                              "peft_version: the layout of PEFT 0.19.1 is assumed");
         return LAYOUT_NEW;
     }
-    if (major > 0 || minor > 19 || (minor == 19 && patch > 0)) return LAYOUT_NEW;
-    return minor == 19 ? LAYOUT_0_19_0 : LAYOUT_OLD;
+    if (version[0] > 0 || version[1] > 19 || (version[1] == 19 && version[2] > 0))
+        return LAYOUT_NEW;
+    return version[1] == 19 ? LAYOUT_0_19_0 : LAYOUT_OLD;
 }
 
 /* All stacked experts have one layout; square ones have that of the others, or of the version. */
@@ -537,12 +495,6 @@ bl_status bl_verify_adapter_open(bl_verify *v)
     return check_values(v);
 }
 
-static void free_numbers(bl_named_number *list, size_t n)
-{
-    for (size_t i = 0; i < n; i++) bl_name_pattern_destroy(list[i].pattern);
-    free(list);
-}
-
 void bl_verify_adapter_close(bl_verify_adapter *a)
 {
     for (size_t i = 0; i < a->n_pairs; i++) {
@@ -551,8 +503,8 @@ void bl_verify_adapter_close(bl_verify_adapter *a)
     }
     free(a->pairs);
     free(a->others);
-    free_numbers(a->ranks, a->n_ranks);
-    free_numbers(a->alphas, a->n_alphas);
+    bl_peft_numbers_free(&a->ranks);
+    bl_peft_numbers_free(&a->alphas);
     bl_safetensors_close(a->file);
     json_decref(a->config);
     free(a->config_path);

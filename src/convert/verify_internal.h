@@ -10,6 +10,7 @@
 #include "convert/verify.h"
 #include "store/hf_model.h"
 #include "store/pattern.h"
+#include "store/peft_numbers.h"
 
 enum { BL_VERIFY_NAME_BYTES = 512 };
 
@@ -75,11 +76,6 @@ typedef struct bl_pair {
     bool has_nan;
 } bl_pair;
 
-typedef struct bl_named_number {
-    bl_name_pattern *pattern;
-    double value;
-} bl_named_number;
-
 typedef struct bl_verify_adapter {
     bl_safetensors *file;
     char *config_path;
@@ -87,8 +83,7 @@ typedef struct bl_verify_adapter {
     int64_t r;
     double alpha;
     bool use_rslora, fan_in_fan_out;
-    bl_named_number *ranks, *alphas;
-    size_t n_ranks, n_alphas;
+    bl_peft_numbers ranks, alphas;
     bl_pair *pairs; /* in the order of module */
     size_t n_pairs;
     const bl_stored_tensor **others; /* modules_to_save, frozen embeddings */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* peft.c -- an adapter's tensors: the list of factors that a configuration implies is compared with
- * the file, read and written. */
+ * the file, and read. */
 #include "store/peft.h"
 
 #include <inttypes.h>
@@ -10,50 +10,34 @@
 
 #include "base/files.h"
 #include "base/sizes.h"
+#include "store/peft_experts_internal.h"
 #include "store/peft_internal.h"
 #include "store/problems_internal.h"
 #include "store/safetensors.h"
-
-enum { ROUND_PIECE = 1 << 14, SAVED_PIECE = 1 << 20 };
-
-static const char MODEL_PREFIX[] = "base_model.model.";
-
-static const char MODEL_NAME[] = "adapter_model.safetensors";
-
-/* A factor of the adapter, or a tensor of modules_to_save. The file must hold exactly those in the
- * list. */
-typedef struct factor_id {
-    int64_t layer;
-    int module;
-    bl_peft_factor factor;
-    bool is_saved;
-} factor_id;
-
-typedef struct factor_list {
-    size_t n;
-    factor_id *ids;
-    bl_stored_tensor_spec *specs;
-    char (*names)[BL_PEFT_NAME_BYTES];
-} factor_list;
 
 void bl_peft_tensor_name(const bl_peft_modules *modules, int64_t layer, int module,
                          bl_peft_factor factor, char name[BL_PEFT_NAME_BYTES])
 {
     char path[BL_PEFT_NAME_BYTES], letter = factor == BL_PEFT_A ? 'A' : 'B';
 
+    if (bl_peft_is_routed(modules, module)) {
+        peft_expert_tensor t = {layer, module, factor, -1, 0};
+        store_peft_expert_tensor_name(modules, &t, name);
+        return;
+    }
     if (module < BL_PEFT_MAX_MODULES) {
-        snprintf(name, BL_PEFT_NAME_BYTES, "%s%s.%" PRId64 ".%s.lora_%c.weight", MODEL_PREFIX,
+        snprintf(name, BL_PEFT_NAME_BYTES, "%s%s.%" PRId64 ".%s.lora_%c.weight", PEFT_PREFIX,
                  modules->layers, layer, modules->path[module], letter);
         return;
     }
     bl_peft_table_path(modules, module, path);
-    snprintf(name, BL_PEFT_NAME_BYTES, "%s%.80s.lora_%s%c%s", MODEL_PREFIX, path,
+    snprintf(name, BL_PEFT_NAME_BYTES, "%s%.80s.lora_%s%c%s", PEFT_PREFIX, path,
              module == BL_PEFT_EMBEDDING ? "embedding_" : "", letter,
              module == BL_PEFT_EMBEDDING ? "" : ".weight");
 }
 
-/* Room for a name that MODEL_PREFIX precedes. */
-enum { TENSOR_NAME_BYTES = BL_PEFT_NAME_BYTES - sizeof MODEL_PREFIX };
+/* Room for a name that PEFT_PREFIX precedes. */
+enum { TENSOR_NAME_BYTES = BL_PEFT_NAME_BYTES - sizeof PEFT_PREFIX };
 
 /* "model.embed_tokens.base_layer.weight" */
 static void name_base_weight(const bl_peft_modules *modules, int module,
@@ -65,7 +49,7 @@ static void name_base_weight(const bl_peft_modules *modules, int module,
     snprintf(name, TENSOR_NAME_BYTES, "%.80s.base_layer.weight", path);
 }
 
-static void list_free(factor_list *list)
+void store_peft_factors_free(peft_factors *list)
 {
     free(list->ids);
     free(list->specs);
@@ -102,15 +86,15 @@ static bool saves(const bl_peft_config *config, const bl_peft_other *other)
 }
 
 static void list_saved(const bl_peft_config *config, const bl_peft_base *base, bl_dtype dtype,
-                       factor_list *list)
+                       peft_factors *list)
 {
     bl_peft_other other;
 
     for (int64_t i = 0; base->other && base->other(base->other_user, i, &other); i++) {
         if (!saves(config, &other)) continue;
-        snprintf(list->names[list->n], BL_PEFT_NAME_BYTES, "%s%.*s", MODEL_PREFIX,
-                 (int)(BL_PEFT_NAME_BYTES - sizeof MODEL_PREFIX), other.name);
-        list->ids[list->n] = (factor_id){.is_saved = true};
+        snprintf(list->names[list->n], BL_PEFT_NAME_BYTES, "%s%.*s", PEFT_PREFIX,
+                 (int)(BL_PEFT_NAME_BYTES - sizeof PEFT_PREFIX), other.name);
+        list->ids[list->n] = (peft_factor_id){.is_saved = true};
         list->specs[list->n] = (bl_stored_tensor_spec){
             list->names[list->n], dtype, other.n_dims, {other.shape[0], other.shape[1]}};
         list->n++;
@@ -142,12 +126,12 @@ static int64_t out_features(const bl_peft_base *base, int module)
 
 /* Both factors of a module, if it is a target. */
 static void list_module(const bl_peft_config *config, const bl_peft_base *base, int64_t layer,
-                        int module, bl_dtype dtype, factor_list *list)
+                        int module, bl_dtype dtype, peft_factors *list)
 {
     for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> module & 1); f++) {
         bool is_a = f == BL_PEFT_A;
         bl_peft_tensor_name(&base->modules, layer, module, f, list->names[list->n]);
-        list->ids[list->n] = (factor_id){layer, module, f, false};
+        list->ids[list->n] = (peft_factor_id){.layer = layer, .module = module, .factor = f};
         list->specs[list->n] = (bl_stored_tensor_spec){
             .name = list->names[list->n],
             .dtype = dtype,
@@ -159,18 +143,42 @@ static void list_module(const bl_peft_config *config, const bl_peft_base *base, 
     }
 }
 
-static bl_status list_factors(const char *dir, const bl_peft_config *config,
-                              const bl_peft_base *base, bl_dtype dtype, factor_list *list)
+/* The tensors of a routed module, if it is a target. */
+static void list_experts(const bl_peft_config *config, const bl_peft_base *base, int64_t layer,
+                         int module, bl_dtype dtype, peft_factors *list)
 {
+    size_t n = config->targets >> module & 1 ? store_peft_count_tensors(config, base, module) : 0;
+
+    for (size_t k = 0; k < n; k++, list->n++) {
+        peft_expert_tensor t = store_peft_expert_tensor_at(config, base, layer, module, k);
+        bl_stored_tensor_spec *spec = &list->specs[list->n];
+        *spec = (bl_stored_tensor_spec){.name = list->names[list->n], .dtype = dtype, .n_dims = 2};
+        store_peft_expert_tensor_shape(config, base, &t, spec->shape);
+        store_peft_expert_tensor_name(&base->modules, &t, list->names[list->n]);
+        list->ids[list->n] =
+            (peft_factor_id){.layer = layer, .module = module, .factor = t.factor, .expert = t};
+    }
+}
+
+bl_status store_peft_list_factors(const char *dir, const bl_peft_config *config,
+                                  const bl_peft_base *base, bl_dtype dtype, peft_factors *list)
+{
+    const bl_peft_modules *modules = &base->modules;
     size_t n = ((size_t)base->n_layers * BL_PEFT_MAX_MODULES + 2) * 2 + count_saved(config, base);
+
+    for (int m = modules->n; m < modules->n + modules->n_routed; m++)
+        n += (size_t)base->n_layers * store_peft_count_tensors(config, base, m);
 
     list->ids = calloc(n + 1, sizeof *list->ids);
     list->specs = calloc(n + 1, sizeof *list->specs);
     list->names = calloc(n + 1, sizeof *list->names);
     if (!list->ids || !list->specs || !list->names)
         return BL_FAIL(BL_ENOMEM, "%s: %zu tensors", dir, n);
-    for (int64_t layer = 0; layer < base->n_layers; layer++)
-        for (int m = 0; m < base->modules.n; m++) list_module(config, base, layer, m, dtype, list);
+    for (int64_t layer = 0; layer < base->n_layers; layer++) {
+        for (int m = 0; m < modules->n; m++) list_module(config, base, layer, m, dtype, list);
+        for (int m = modules->n; m < modules->n + modules->n_routed; m++)
+            list_experts(config, base, layer, m, dtype, list);
+    }
     for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++)
         list_module(config, base, 0, m, dtype, list);
     list_saved(config, base, dtype, list);
@@ -180,7 +188,7 @@ static bl_status list_factors(const char *dir, const bl_peft_config *config,
 /* ---- reading ---- */
 
 struct bl_peft_adapter {
-    bl_peft_modules modules;
+    bl_peft_base base;
     bl_peft_config config;
     bl_safetensors *file;
 };
@@ -217,22 +225,21 @@ static int compare_specs(const void *a, const void *b)
 /* For a base whose other tensors are unknown. */
 static bool may_be_saved(const bl_peft_base *base, const bl_peft_config *config, const char *name)
 {
-    size_t n = sizeof MODEL_PREFIX - 1;
-    return !base->other && strncmp(name, MODEL_PREFIX, n) == 0 &&
-           is_saved(&config->saved, name + n);
+    size_t n = sizeof PEFT_PREFIX - 1;
+    return !base->other && strncmp(name, PEFT_PREFIX, n) == 0 && is_saved(&config->saved, name + n);
 }
 
 /* The weight under a targeted embedding or head, of the base's shape. */
 static bool is_base_weight(const bl_peft_base *base, const bl_peft_config *config,
                            const bl_stored_tensor *tensor)
 {
-    size_t n = sizeof MODEL_PREFIX - 1;
+    size_t n = sizeof PEFT_PREFIX - 1;
     char name[TENSOR_NAME_BYTES];
 
     for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++) {
         if (!(config->targets >> m & 1)) continue;
         name_base_weight(&base->modules, m, name);
-        if (strncmp(tensor->name, MODEL_PREFIX, n) == 0 && strcmp(tensor->name + n, name) == 0)
+        if (strncmp(tensor->name, PEFT_PREFIX, n) == 0 && strcmp(tensor->name + n, name) == 0)
             return is_float(tensor->dtype) && tensor->n_dims == 2 &&
                    tensor->shape[0] == base->vocab && tensor->shape[1] == base->hidden;
     }
@@ -269,7 +276,7 @@ static bl_status check_base(const bl_safetensors *file, const bl_peft_config *co
 
 /* Leaves the specs sorted by name. */
 static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *base,
-                               const bl_peft_config *config, factor_list *list)
+                               const bl_peft_config *config, peft_factors *list)
 {
     bl_problems problems = {0};
 
@@ -289,23 +296,27 @@ static bl_status check_tensors(const bl_safetensors *file, const bl_peft_base *b
 bl_status bl_peft_open(const char *dir, const bl_peft_base *base, bl_peft_adapter **out)
 {
     bl_status st = BL_OK;
-    factor_list list = {0};
+    peft_factors list = {0};
     char *path = NULL;
     bl_peft_adapter *adapter = calloc(1, sizeof *adapter);
 
     *out = NULL;
     if (!adapter) return BL_FAIL(BL_ENOMEM, "%s: an adapter", dir);
-    adapter->modules = base->modules;
+    adapter->base = *base;
     BL_TRY_GOTO(st, done,
                 bl_peft_load_config(dir, &base->modules, base->n_layers, &adapter->config));
-    BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
+    bl_peft_nest(&adapter->base.modules, adapter->config.targets);
+    BL_TRY_GOTO(st, done, bl_path_join(dir, BL_PEFT_MODEL_NAME, &path));
     BL_TRY_GOTO(st, done, bl_safetensors_open(path, &adapter->file));
-    BL_TRY_GOTO(st, done, list_factors(dir, &adapter->config, base, BL_F32, &list));
-    BL_TRY_GOTO(st, done, check_tensors(adapter->file, base, &adapter->config, &list));
+    if (adapter->config.layout != BL_PEFT_PER_EXPERT)
+        store_peft_choose_axis(adapter->file, &adapter->base, &adapter->config);
+    BL_TRY_GOTO(st, done,
+                store_peft_list_factors(dir, &adapter->config, &adapter->base, BL_F32, &list));
+    BL_TRY_GOTO(st, done, check_tensors(adapter->file, &adapter->base, &adapter->config, &list));
     *out = adapter;
     adapter = NULL;
 done:
-    list_free(&list);
+    store_peft_factors_free(&list);
     free(path);
     bl_peft_close(adapter);
     return st;
@@ -330,7 +341,7 @@ static void add_tables_to_base(const bl_stored_tensor *tensor, bl_peft_base *bas
 static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
 {
     char name[BL_PEFT_NAME_BYTES];
-    factor_id id;
+    peft_factor_id id;
 
     add_tables_to_base(tensor, base);
     int prefix = snprintf(name, sizeof name, "base_model.model.%s.", base->modules.layers);
@@ -339,6 +350,8 @@ static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
         sscanf(tensor->name + prefix, "%" SCNd64 ".", &id.layer) != 1 || id.layer < 0 ||
         id.layer == INT64_MAX)
         return;
+    if (base->modules.n_routed > 0 && strstr(tensor->name, ".experts."))
+        base->n_layers = bl_max_i64(base->n_layers, id.layer + 1);
     for (id.module = 0; id.module < base->modules.n; id.module++) {
         for (id.factor = BL_PEFT_A; id.factor <= BL_PEFT_B; id.factor++) {
             bool is_a = id.factor == BL_PEFT_A;
@@ -359,7 +372,7 @@ bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules)
     bl_safetensors *file = NULL;
     char *path = NULL;
 
-    BL_TRY(bl_path_join(dir, MODEL_NAME, &path));
+    BL_TRY(bl_path_join(dir, BL_PEFT_MODEL_NAME, &path));
     bl_status st = bl_safetensors_open(path, &file);
     if (st != BL_OK) goto done;
     size_t n = bl_safetensors_count(file);
@@ -367,6 +380,10 @@ bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules)
     base.n_layers =
         bl_min_i64(base.n_layers,
                    (int64_t)n + 1); /* a lone high number must not fill memory with missing names */
+    bl_peft_config config;
+    BL_TRY_GOTO(st, done, bl_peft_load_config(dir, modules, base.n_layers, &config));
+    bl_peft_nest(&base.modules, config.targets);
+    store_peft_measure_experts(file, &config, &base);
     st = bl_peft_open(dir, &base, &adapter);
 done:
     bl_peft_close(adapter);
@@ -392,7 +409,10 @@ bl_status bl_peft_read(const bl_peft_adapter *adapter, int64_t layer, int module
 {
     char name[BL_PEFT_NAME_BYTES];
 
-    bl_peft_tensor_name(&adapter->modules, layer, module, factor, name);
+    if (bl_peft_is_routed(&adapter->base.modules, module))
+        return store_peft_read_experts(adapter->file, &adapter->config, &adapter->base, layer,
+                                       module, factor, dst);
+    bl_peft_tensor_name(&adapter->base.modules, layer, module, factor, name);
     const bl_stored_tensor *tensor = bl_safetensors_find(adapter->file, name);
     if (!tensor) return BL_FAIL(BL_EINTERNAL, "%s is no factor of the adapter", name);
     return bl_stored_tensor_read_f32(tensor, dst);
@@ -403,7 +423,7 @@ bl_status bl_peft_read_saved(const bl_peft_adapter *adapter, const char *tensor,
 {
     char name[BL_PEFT_NAME_BYTES];
 
-    snprintf(name, sizeof name, "%s%s", MODEL_PREFIX, tensor);
+    snprintf(name, sizeof name, "%s%s", PEFT_PREFIX, tensor);
     const bl_stored_tensor *t = bl_safetensors_find(adapter->file, name);
     if (!t)
         return BL_FAIL(BL_EINPUT, "%s: it has no tensor %s", bl_safetensors_path(adapter->file),
@@ -416,8 +436,8 @@ bool bl_peft_has_base_weight(const bl_peft_adapter *adapter, int module)
     char tensor[TENSOR_NAME_BYTES], name[BL_PEFT_NAME_BYTES];
 
     if (!(adapter->config.targets >> module & 1)) return false;
-    name_base_weight(&adapter->modules, module, tensor);
-    snprintf(name, sizeof name, "%s%s", MODEL_PREFIX, tensor);
+    name_base_weight(&adapter->base.modules, module, tensor);
+    snprintf(name, sizeof name, "%s%s", PEFT_PREFIX, tensor);
     return bl_safetensors_find(adapter->file, name) != NULL;
 }
 
@@ -426,106 +446,6 @@ bl_status bl_peft_read_base_weight(const bl_peft_adapter *adapter, int module, i
 {
     char tensor[TENSOR_NAME_BYTES];
 
-    name_base_weight(&adapter->modules, module, tensor);
+    name_base_weight(&adapter->base.modules, module, tensor);
     return bl_peft_read_saved(adapter, tensor, begin, n, dst);
-}
-
-/* ---- writing ---- */
-
-static bl_status write_factor(bl_safetensors_writer *writer, bl_dtype dtype, const float *values,
-                              size_t n_values)
-{
-    uint16_t halves[ROUND_PIECE];
-
-    if (dtype == BL_F32)
-        return bl_safetensors_writer_append(writer, values, n_values * sizeof *values);
-    while (n_values > 0) {
-        size_t n = n_values < ROUND_PIECE ? n_values : ROUND_PIECE;
-        for (size_t i = 0; i < n; i++) halves[i] = bl_f32_to_bf16(values[i]);
-        BL_TRY(bl_safetensors_writer_append(writer, halves, n * sizeof *halves));
-        values += n;
-        n_values -= n;
-    }
-    return BL_OK;
-}
-
-/* The functions that provide the values of a file. */
-typedef struct filler {
-    bl_peft_fill_fn factor;
-    bl_peft_fill_saved_fn saved;
-    void *arg;
-} filler;
-
-static size_t count_values(const bl_stored_tensor_spec *spec)
-{
-    return (size_t)(spec->shape[0] * (spec->n_dims > 1 ? spec->shape[1] : 1));
-}
-
-/* Writes a tensor of modules_to_save, piece by piece. */
-static bl_status write_saved(bl_safetensors_writer *writer, bl_dtype dtype,
-                             const bl_stored_tensor_spec *spec, const filler *fill, float *values)
-{
-    int64_t n_values = (int64_t)count_values(spec);
-
-    for (int64_t begin = 0, n; begin < n_values; begin += n) {
-        n = bl_min_i64(SAVED_PIECE, n_values - begin);
-        BL_TRY(fill->saved(fill->arg, spec->name + sizeof MODEL_PREFIX - 1, begin, n, values));
-        BL_TRY(write_factor(writer, dtype, values, (size_t)n));
-    }
-    return BL_OK;
-}
-
-static bl_status write_tensors(bl_safetensors_writer *writer, const factor_list *list,
-                               bl_dtype dtype, const filler *fill)
-{
-    bl_status st = BL_OK;
-    const size_t *order = bl_safetensors_writer_order(writer);
-    size_t max_values = 1;
-
-    for (size_t i = 0; i < list->n; i++) {
-        size_t n_values = count_values(&list->specs[i]);
-        if (list->ids[i].is_saved && n_values > SAVED_PIECE) n_values = SAVED_PIECE;
-        if (n_values > max_values) max_values = n_values;
-    }
-    float *values = calloc(max_values, sizeof *values);
-    if (!values) return BL_FAIL(BL_ENOMEM, "an adapter's factor of %zu values", max_values);
-    for (size_t i = 0; i < list->n; i++) {
-        const factor_id *id = &list->ids[order[i]];
-        const bl_stored_tensor_spec *spec = &list->specs[order[i]];
-        if (id->is_saved) {
-            BL_TRY_GOTO(st, done, write_saved(writer, dtype, spec, fill, values));
-            continue;
-        }
-        BL_TRY_GOTO(st, done, fill->factor(fill->arg, id->layer, id->module, id->factor, values));
-        BL_TRY_GOTO(st, done, write_factor(writer, dtype, values, count_values(spec)));
-    }
-done:
-    free(values);
-    return st;
-}
-
-bl_status bl_peft_write(const char *dir, const bl_peft_config *config, const bl_peft_base *base,
-                        const char *base_name, bl_dtype dtype, bl_peft_fill_fn fill,
-                        bl_peft_fill_saved_fn fill_saved, void *arg)
-{
-    static const char *const metadata[] = {"format", "pt"};
-    bl_status st = BL_OK;
-    factor_list list = {0};
-    char *path = NULL;
-    bl_safetensors_writer *writer = NULL;
-
-    if (dtype != BL_F32 && dtype != BL_BF16)
-        return BL_FAIL(BL_EINTERNAL, "an adapter of %s", bl_dtype_name(dtype));
-    BL_TRY_GOTO(st, done, bl_path_join(dir, MODEL_NAME, &path));
-    BL_TRY_GOTO(st, done, list_factors(dir, config, base, dtype, &list));
-    BL_TRY_GOTO(st, done, bl_safetensors_create(path, list.specs, list.n, metadata, 1, &writer));
-    BL_TRY_GOTO(st, done, write_tensors(writer, &list, dtype, &(filler){fill, fill_saved, arg}));
-    st = bl_safetensors_writer_commit(writer);
-    writer = NULL;
-    if (st == BL_OK) st = bl_peft_write_config(dir, &base->modules, config, base_name);
-done:
-    bl_safetensors_writer_abort(writer);
-    list_free(&list);
-    free(path);
-    return st;
 }

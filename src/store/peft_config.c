@@ -11,10 +11,9 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/sizes.h"
+#include "store/peft_experts_internal.h"
 #include "store/peft_internal.h"
 #include "store/peft_keys_internal.h"
-
-enum { MAX_RANK = 1 << 16 };
 
 /* ---- target_modules ---- */
 
@@ -67,9 +66,15 @@ static bl_status parse_targets(const char *file, const bl_peft_modules *modules,
         else
             BL_TRY(parse_target_pattern(file, modules, text, n_layers, targets));
     }
-    if ((*targets & bl_peft_all(modules)) == 0)
-        return bl_json_fail(file, "target_modules", "at least one projection", value);
     return BL_OK;
+}
+
+static bl_status check_targets(const char *file, const bl_peft_modules *modules, const json_t *root,
+                               uint32_t targets)
+{
+    if (targets & (bl_peft_all(modules) | bl_peft_all_routed(modules))) return BL_OK;
+    return bl_json_fail(file, "target_modules", "at least one projection",
+                        json_object_get(root, "target_modules"));
 }
 
 /* ---- modules_to_save ---- */
@@ -108,10 +113,10 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
     char *file = NULL;
     json_t *root = NULL;
 
-    BL_TRY(bl_peft_load_keys(dir, &file, &root));
+    BL_TRY(bl_peft_load_keys(dir, modules->n_routed > 0, &file, &root));
     BL_TRY_GOTO(st, done, bl_peft_check_model_keys(file, root));
     BL_TRY_GOTO(st, done,
-                bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, MAX_RANK, &config.r));
+                bl_json_get_int(file, root, "r", BL_JSON_REQUIRED, 1, BL_PEFT_MAX_RANK, &config.r));
     BL_TRY_GOTO(
         st, done,
         bl_json_get_real(file, root, "lora_alpha", BL_JSON_REQUIRED, 0, 1e9, &config.alpha));
@@ -123,6 +128,9 @@ bl_status bl_peft_load_config(const char *dir, const bl_peft_modules *modules, i
     BL_TRY_GOTO(st, done, parse_saved(file, root, &config.saved));
     bl_peft_except_saved(&config.saved, &targets);
     BL_TRY_GOTO(st, done, parse_targets(file, &targets, root, n_layers, &config.targets));
+    BL_TRY_GOTO(st, done,
+                store_peft_read_experts_config(dir, file, root, modules, n_layers, &config));
+    BL_TRY_GOTO(st, done, check_targets(file, modules, root, config.targets));
     *out = config;
 done:
     json_decref(root);
@@ -131,6 +139,8 @@ done:
 }
 
 /* ---- writing ---- */
+
+static const char STACKED_VERSION[] = "0.19.1"; /* the first that writes BL_PEFT_STACKED */
 
 /* The fewest digits that read back as `value`, as Python's repr gives them. */
 static int real_digits(double value)
@@ -144,11 +154,10 @@ static int real_digits(double value)
     return 17;
 }
 
-/* PEFT's lora_alpha is an int, or a float with a fraction. */
-static json_t *json_alpha(double alpha)
+json_t *store_peft_json_real(double value)
 {
-    return alpha == floor(alpha) && fabs(alpha) < 1e15 ? json_integer((json_int_t)alpha)
-                                                       : json_real(alpha);
+    return value == floor(value) && fabs(value) < 1e15 ? json_integer((json_int_t)value)
+                                                       : json_real(value);
 }
 
 /* The last names, or a pattern of whole paths: "model.layers.[0-9]+.(mlp.up_proj|...)". */
@@ -183,20 +192,25 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     char *path = NULL, *text = NULL;
 
     bl_json_watch_memory();
-    json_t *targets = json_targets(modules, config->targets);
+    json_t *targets = json_targets(modules, config->targets),
+           *parameters = store_peft_json_parameters(modules, config, targets);
     /* Without exclude_modules and lora_bias, at which PEFT before 0.14 stops: absent means off. */
-    json_t *root =
-        json_pack("{s:{}, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
-                  "s:o, s:s, s:I, s:{}, s:n, "
-                  "s:o, s:s, s:b, s:b}",
-                  "alpha_pattern", "auto_mapping", "base_model_name_or_path", base_name, "bias",
-                  "none", "fan_in_fan_out", 0, "inference_mode", 1, "init_lora_weights", 1,
-                  "layer_replication", "layers_pattern", "layers_to_transform", "loftq_config",
-                  "lora_alpha", json_alpha(config->alpha), "lora_dropout", config->dropout,
-                  "megatron_config", "megatron_core", "megatron.core", "modules_to_save",
-                  json_saved(&config->saved), "peft_type", "LORA", "r", (json_int_t)config->r,
-                  "rank_pattern", "revision", "target_modules", targets, "task_type", "CAUSAL_LM",
-                  "use_dora", 0, "use_rslora", (int)config->use_rslora);
+    json_t *root = json_pack(
+        "{s:o, s:n, s:s?, s:s, s:b, s:b, s:b, s:n, s:n, s:n, s:{}, s:o, s:f, s:n, s:s, "
+        "s:o, s:s, s:I, s:o, s:n, "
+        "s:o, s:s, s:b, s:b}",
+        "alpha_pattern", store_peft_json_pattern(modules, config, true), "auto_mapping",
+        "base_model_name_or_path", base_name, "bias", "none", "fan_in_fan_out", 0, "inference_mode",
+        1, "init_lora_weights", 1, "layer_replication", "layers_pattern", "layers_to_transform",
+        "loftq_config", "lora_alpha", store_peft_json_real(config->alpha), "lora_dropout",
+        config->dropout, "megatron_config", "megatron_core", "megatron.core", "modules_to_save",
+        json_saved(&config->saved), "peft_type", "LORA", "r", (json_int_t)config->r, "rank_pattern",
+        store_peft_json_pattern(modules, config, false), "revision", "target_modules", targets,
+        "task_type", "CAUSAL_LM", "use_dora", 0, "use_rslora", (int)config->use_rslora);
+    /* Square matrices do not say in which layout they are. */
+    if (root && json_is_array(parameters))
+        json_object_set_new(root, "peft_version", json_string(STACKED_VERSION));
+    if (root && json_is_array(parameters)) json_object_set(root, "target_parameters", parameters);
     BL_TRY_GOTO(st, done, bl_path_join(dir, BL_PEFT_CONFIG_NAME, &path));
     if (!root && !bl_json_ran_out()) {
         st = BL_FAIL(BL_EINPUT, "%s: the base model's name is not UTF-8", path);
@@ -211,6 +225,7 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     }
     st = bl_file_write_atomic(path, text, strlen(text));
 done:
+    json_decref(parameters);
     json_decref(root);
     free(text);
     free(path);

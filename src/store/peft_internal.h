@@ -6,6 +6,12 @@
 
 #include "store/peft.h"
 
+#define BL_PEFT_MODEL_NAME "adapter_model.safetensors"
+enum { BL_PEFT_MAX_RANK = 1 << 16 };
+
+/* PEFT's lora_alpha is an int, or a float with a fraction. */
+json_t *store_peft_json_real(double value);
+
 /* The path of the embedding, a sibling of the layers, or of the head; "": unknown. */
 void bl_peft_table_path(const bl_peft_modules *modules, int module, char path[BL_PEFT_NAME_BYTES]);
 

@@ -126,10 +126,11 @@ static bl_status load_keys(const char *dir, const char *const *unchecked, char *
     return st;
 }
 
-bl_status bl_peft_load_keys(const char *dir, char **file, json_t **root)
+bl_status bl_peft_load_keys(const char *dir, bool has_experts, char **file, json_t **root)
 {
-    static const char *const none[] = {NULL};
-    return load_keys(dir, none, file, root);
+    static const char *const none[] = {NULL}, *const experts[] = {"rank_pattern", "alpha_pattern",
+                                                                  "target_parameters", NULL};
+    return load_keys(dir, has_experts ? experts : none, file, root);
 }
 
 bl_status bl_peft_load_any_keys(const char *dir, char **file, json_t **root)
@@ -144,7 +145,7 @@ bl_status bl_peft_check_keys(const char *dir)
     char *file;
     json_t *root;
 
-    BL_TRY(bl_peft_load_keys(dir, &file, &root));
+    BL_TRY(bl_peft_load_keys(dir, false, &file, &root));
     json_decref(root);
     free(file);
     return BL_OK;

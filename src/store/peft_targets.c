@@ -30,6 +30,7 @@ static void list_names(const bl_peft_modules *modules, char *text, size_t n_byte
     size_t used = 0;
 
     *text = '\0';
+    if (modules->n_routed > 0) used = (size_t)snprintf(text, n_bytes, "experts, ");
     for (int m = 0; m < modules->n && used < n_bytes; m++)
         used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", m ? ", " : "",
                                  bl_peft_last_name(modules->path[m]));
@@ -173,6 +174,31 @@ static bl_status check_every_layer(const bl_peft_modules *modules, bl_status ref
     return BL_OK;
 }
 
+/* Names of routed experts among `names`: to *targets. Gate and up are one parameter, as in PEFT:
+ * both are named, or none. */
+static bl_status match_experts(const bl_peft_modules *modules, bl_status refusal, const char *where,
+                               const char *const *names, size_t n_names, uint32_t *targets)
+{
+    const char *named[BL_PEFT_MAX_ROUTED][BL_PEFT_MAX_PIECES] = {{NULL}};
+
+    for (size_t i = 0; i < n_names; i++) {
+        int module, piece;
+        if (!bl_peft_expert_parse(modules, names[i], &module, &piece)) continue;
+        *targets |= module < 0 ? bl_peft_all_routed(modules) : UINT32_C(1) << module;
+        if (piece >= 0) named[module - modules->n][piece] = names[i];
+    }
+    for (int i = 0; i < modules->n_routed; i++) {
+        const char *first = named[i][0], *second = named[i][1];
+        if (!first == !second) continue;
+        return BL_FAIL(refusal,
+                       "%s: \"%.80s\" without \"%s\": in routed experts both are one parameter, "
+                       "%s, which is trained as a whole: name both",
+                       where, first ? first : second, modules->routed[i].piece[first ? 1 : 0],
+                       modules->routed[i].parameter);
+    }
+    return BL_OK;
+}
+
 bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
                               const char *const *names, size_t n_names, int64_t n_layers,
                               uint32_t *targets)
@@ -185,8 +211,9 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
     *targets = 0;
     if (!named) return BL_FAIL(BL_ENOMEM, "%s: %" PRId64 " layers", where, n_layers);
     for (size_t i = 0; i < n_names; i++) {
-        int module;
+        int module, piece;
         int64_t layer;
+        if (bl_peft_expert_parse(modules, names[i], &module, &piece)) continue;
         if (!bl_peft_target_parse(modules, names[i], &module, &layer) || layer >= n_layers) {
             BL_TRY_GOTO(st, done,
                         match_table_name(modules, refusal, where, names[i], n_layers, targets));
@@ -195,6 +222,7 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
         uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
         *bits = (uint8_t)(*bits | 1 << module);
     }
+    BL_TRY_GOTO(st, done, match_experts(modules, refusal, where, names, n_names, targets));
     st = check_every_layer(modules, refusal, where, everywhere, named, n_layers, targets);
 done:
     free(named);

@@ -21,15 +21,7 @@ static bl_status saved_names(const bl_train_config *c, bl_peft_saved_names *out)
     return BL_OK;
 }
 
-/* The error `st` of names that select nothing, where they may have meant routed experts. */
-static bl_status name_experts(const bl_model_config *model, bl_status st)
-{
-    if (st == BL_OK || model->n_experts == 0) return st;
-    return bl_error_prefix(st, "%s: routed experts are frozen, LoRA on them is not supported yet",
-                           model->arch->title);
-}
-
-/* all-linear, names, or one regular expression. */
+/* all-linear, names, or one regular expression. The default has no routed experts. */
 static bl_status targets_of_config(const bl_train_config *c, const bl_model_config *model,
                                    uint32_t *targets)
 {
@@ -41,20 +33,37 @@ static bl_status targets_of_config(const bl_train_config *c, const bl_model_conf
     BL_TRY(saved_names(c, &saved));
     bl_peft_except_saved(&saved, &modules);
     *targets = bl_peft_all(&modules);
-    if (strcmp(list->items[0], "all-linear") == 0) return BL_OK;
+    if (strcmp(list->items[0], "all-linear") == 0) {
+        if (bl_train_config_given(c, where)) *targets |= bl_peft_all_routed(&modules);
+        return BL_OK;
+    }
     if (bl_train_config_targets_by_pattern(c))
         BL_TRY(bl_peft_match_pattern(&modules, BL_EUSAGE, where, list->items[0], model->n_layers,
                                      targets));
     else
-        BL_TRY(name_experts(
-            model, bl_peft_match_names(&modules, BL_EUSAGE, where, (const char *const *)list->items,
-                                       (size_t)list->n_items, model->n_layers, targets)));
-    if (*targets & bl_peft_all(&modules)) return BL_OK;
+        BL_TRY(bl_peft_match_names(&modules, BL_EUSAGE, where, (const char *const *)list->items,
+                                   (size_t)list->n_items, model->n_layers, targets));
+    if (*targets & (bl_peft_all(&modules) | bl_peft_all_routed(&modules))) return BL_OK;
     return BL_FAIL(BL_EUSAGE, "%s: \"%.100s\"%s no projection%s", where, list->items[0],
                    list->n_items > 1 ? " and the other names select" : " matches",
                    *targets ? "; LoRA terms of the embedding and the head alone are not supported: "
                               "add a projection"
                             : "");
+}
+
+/* Gate and up by these names are one parameter with the rank and alpha of both, as in PEFT 0.21. */
+static void join_pieces(const bl_train_config *c, const bl_model_config *model,
+                        bl_peft_config *peft)
+{
+    const bl_string_list *list = &c->lora_target_modules;
+    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+
+    for (int64_t i = 0; i < list->n_items; i++) {
+        int module, piece;
+        if (!bl_peft_expert_parse(&modules, list->items[i], &module, &piece) || piece < 0) continue;
+        peft->own_r[module] = 2 * peft->r;
+        peft->own_alpha[module] = 2 * peft->alpha;
+    }
 }
 
 static bl_status options_of_config(const bl_train_config *c, const bl_model_config *model,
@@ -66,6 +75,7 @@ static bl_status options_of_config(const bl_train_config *c, const bl_model_conf
                            .dropout = c->lora_dropout};
 
     BL_TRY(targets_of_config(c, model, &peft.targets));
+    join_pieces(c, model, &peft);
     bl_lora_options_of_peft(&peft, out);
     return BL_OK;
 }
@@ -110,6 +120,15 @@ static bl_status check_tables(const bl_train_config *c, const bl_lora_options *o
                    c->init_adapter ? c->init_adapter : "");
 }
 
+/* As in PEFT, whose parameters have no dropout. */
+static bl_status check_experts(const bl_lora_layout *layout)
+{
+    if (!bl_lora_has_experts(layout) || layout->options.dropout == 0) return BL_OK;
+    return BL_FAIL(BL_EUSAGE,
+                   "lora_dropout %g: it is not supported with LoRA on routed experts; use 0",
+                   layout->options.dropout);
+}
+
 bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config *model,
                                  bool is_training, bl_lora_layout *out)
 {
@@ -133,7 +152,7 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
     BL_TRY(check_tables(c, &options));
     bl_lora_layout_init(model, &options, out);
     bl_lora_layout_order_for(bl_train_config_act(c), out);
-    return BL_OK;
+    return is_training ? check_experts(out) : BL_OK;
 }
 
 static bl_status check_same_names(const bl_train_config *c, const bl_peft_saved_names *names)

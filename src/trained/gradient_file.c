@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "trained/internal.h"
+#include "trained/peft.h"
 #include "base/sizes.h"
 
 enum { FLOAT = sizeof(float) };
@@ -116,6 +117,25 @@ static bl_status write_term(const dump *d, const entry *e, bl_safetensors_writer
     return st;
 }
 
+/* B of routed experts in PEFT's order. */
+static bl_status write_experts(const dump *d, const entry *e, const float *values,
+                               bl_safetensors_writer *writer)
+{
+    const bl_trained_state *s = d->state;
+    int64_t n = elements_of(e);
+    float *memory = malloc((size_t)(2 * n * FLOAT));
+
+    if (!memory) return BL_FAIL(BL_ENOMEM, "%lld gradients of experts", (long long)n);
+    bl_status st = bl_staging_download(s->staging, memory, values, (size_t)(n * FLOAT));
+    bl_peft_stack_b(s->layout->n_experts[e->module], e->shape[0], s->layout->r[e->module], memory,
+                    memory + n);
+    if (st == BL_OK)
+        st = bl_safetensors_writer_put(writer, (size_t)(e - d->entries), 0, memory + n,
+                                       (size_t)(n * FLOAT));
+    free(memory);
+    return st;
+}
+
 /* writer NULL: this rank only takes part in the gather. */
 static bl_status write_entry(dump *d, const entry *e, bl_safetensors_writer *writer)
 {
@@ -136,6 +156,8 @@ static bl_status write_entry(dump *d, const entry *e, bl_safetensors_writer *wri
         break;
     }
     if (!writer) return BL_OK;
+    if (e->source == SOURCE_FACTOR && e->factor == BL_PEFT_B && s->layout->n_experts[e->module] > 1)
+        return write_experts(d, e, values, writer);
     return trained_put_bytes(writer, (size_t)(e - d->entries), 0, s->staging, values,
                              (size_t)(elements_of(e) * FLOAT));
 }
@@ -169,12 +191,17 @@ static void add_module(dump *d, int64_t layer, int module, int64_t n_in, int64_t
 {
     const bl_lora_layout *layout = d->state->layout;
     bl_peft_modules modules = bl_arch_peft_modules(layout->arch);
-    int64_t r = layout->options.r;
+    bool is_table = module >= BL_PEFT_EMBEDDING;
+    int64_t r = is_table ? layout->options.r : layout->r[module],
+            experts = is_table ? 1 : layout->n_experts[module];
+
+    bl_peft_nest(&modules, bl_lora_peft_config(&layout->options).targets);
 
     for (int f = 0; f < 2; f++) {
         entry *e = &d->entries[d->n++];
         *e = (entry){.n_dims = 2,
-                     .shape = {f == BL_PEFT_A ? r : n_out, f == BL_PEFT_A ? n_in : r},
+                     .shape = {f == BL_PEFT_A ? experts * r : n_out / experts,
+                               f == BL_PEFT_A ? n_in : experts * r},
                      .source = source,
                      .layer = layer,
                      .module = module,

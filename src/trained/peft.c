@@ -17,7 +17,11 @@ void bl_lora_options_of_peft(const bl_peft_config *peft, bl_lora_options *out)
                              .alpha = peft->alpha,
                              .use_rslora = peft->use_rslora,
                              .dropout = peft->dropout};
-    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->target[p] = (peft->targets >> p & 1u) != 0;
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) {
+        out->target[p] = (peft->targets >> p & 1u) != 0;
+        out->own_r[p] = peft->own_r[p];
+        out->own_alpha[p] = peft->own_alpha[p];
+    }
     for (int t = 0; t < BL_MODEL_TABLES; t++)
         out->table[t] = (peft->targets >> (BL_PEFT_EMBEDDING + t) & 1u) != 0;
 }
@@ -28,8 +32,11 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
                            .alpha = options->alpha,
                            .dropout = options->dropout,
                            .use_rslora = options->use_rslora};
-    for (int p = 0; p < BL_MAX_PROJECTIONS; p++)
+    for (int p = 0; p < BL_MAX_PROJECTIONS; p++) {
         if (options->target[p]) peft.targets |= 1u << p;
+        peft.own_r[p] = options->own_r[p];
+        peft.own_alpha[p] = options->own_alpha[p];
+    }
     for (int t = 0; t < BL_MODEL_TABLES; t++)
         if (options->table[t]) peft.targets |= 1u << (BL_PEFT_EMBEDDING + t);
     return peft;
@@ -52,12 +59,16 @@ bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
     bl_peft_base base = {.modules = bl_arch_peft_modules(config->arch),
                          .n_layers = config->n_layers,
+                         .n_experts = config->n_experts,
                          .vocab = config->vocab_size,
                          .hidden = config->hidden_size,
                          .other = other_tensor,
                          .other_user = config};
-    for (int p = 0; p < base.modules.n; p++)
+    for (int p = 0; p < config->arch->n_projections; p++) {
         bl_projection_shape(config, p, &base.out_features[p], &base.in_features[p]);
+        if (bl_arch_is_routed(config->arch, p))
+            base.out_features[p] /= bl_max_i64(1, config->n_experts);
+    }
     return base;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mixtures of experts with LoRA on attention, against float64 of PyTorch, transformers and PEFT:
- * models-moe/ of BALLAST_TEST_DATA. And bits: nothing that places, shards, visits or keeps weights
- * and activations otherwise changes the adapter.
+/* Mixtures of experts with LoRA on attention and on all experts, against float64 of PyTorch,
+ * transformers and PEFT: models-moe/ of BALLAST_TEST_DATA. And bits: nothing that places, shards,
+ * visits or keeps weights and activations otherwise changes the adapter.
  *
  * Limits: first loss 2e-6; all losses and gradient norms 2e-4, since the learning rate is 0.01; the
  * final adapter 1e-2 of the way that training moved it, which AdamW's division by sqrt(v) turns
@@ -27,21 +27,49 @@
 
 static const double FIRST_LOSS = 2e-6, STEPS = 2e-4, ADAPTER = 1e-2;
 
-static const char *const models[] = {"qwen3_moe", "mixtral", "gpt_oss"};
-enum { N_FUSED = 2 }; /* the first ones, which are stored in two ways */
+static const char *const models[] = {"qwen3_moe", "mixtral"}; /* which are stored in two ways */
+
+/* A variant of train.json, and the adapter that it starts from. */
+typedef struct variant {
+    const char *model, *name, *init;
+    bool has_ranks; /* two */
+} variant;
+
+static const variant variants[] = {
+    {"qwen3_moe", "a-attention", "adapter_init", false},
+    {"mixtral", "a-attention", "adapter_init", false},
+    {"gpt_oss", "a-attention", "adapter_init", false},
+    {"qwen3_moe", "b-experts", "adapter_init", false},
+    {"mixtral", "b-experts", "adapter_init", false},
+    {"qwen3_moe", "b-experts", "adapter_init_peft018", false},
+    {"mixtral", "b-experts", "adapter_init_peft018", false},
+    {"qwen3_moe", "b-experts", "adapter_init_perexpert", false},
+    {"mixtral", "b-experts", "adapter_init_perexpert", false},
+    {"qwen3_moe", "d-list", "adapter_init", false},
+    {"mixtral", "d-list", "adapter_init", false},
+    {"qwen3_moe/fused", "d-list", "adapter_init", true},
+    {"mixtral/fused", "b-experts", "adapter_init_perexpert", true},
+};
 
 /* Paths of a case: those of the data, and of the run's outputs. */
 typedef struct mixture {
     const char *base_format; /* of comparisons of bits */
+    const char *variant;
+    char init[GOLDEN_PATH_BYTES + 64];
+    char golden[GOLDEN_PATH_BYTES];
     char model[GOLDEN_PATH_BYTES], train[GOLDEN_PATH_BYTES + 32], output[GOLDEN_PATH_BYTES],
         pages[GOLDEN_PATH_BYTES + 8];
 } mixture;
 
-static void name_paths(const char *data, const char *name, mixture *m)
+static void name_paths(const char *data, const variant *v, mixture *m)
 {
     m->base_format = "fp8_row";
-    snprintf(m->model, sizeof m->model, "%s/models-moe/%s", data, name);
-    snprintf(m->train, sizeof m->train, "%s/train/a-attention", m->model);
+    m->variant = v->name;
+    snprintf(m->model, sizeof m->model, "%s/models-moe/%s", data, v->model);
+    snprintf(m->golden, sizeof m->golden, "%s/models-moe/%.*s", data, (int)strcspn(v->model, "/"),
+             v->model);
+    snprintf(m->train, sizeof m->train, "%s/train/%s", m->golden, v->name);
+    snprintf(m->init, sizeof m->init, "%s/%s", m->train, v->init);
     snprintf(m->output, sizeof m->output, "/tmp/ballast-test-mixtures-%d", (int)getpid());
     snprintf(m->pages, sizeof m->pages, "%s.pages", m->output);
 }
@@ -80,7 +108,7 @@ static void train(const mixture *m, const char *const *extra)
     remove_outputs(m);
     set_keys(m, &args);
     golden_args_add(&args, "base_format", "stored");
-    golden_args_add(&args, "init_adapter", "%s/adapter_init", m->train);
+    golden_args_add(&args, "init_adapter", "%s", m->init);
     for (int i = 0; extra && extra[i]; i += 2) golden_args_add(&args, extra[i], "%s", extra[i + 1]);
     assert_int_equal(golden_train(&args), BL_OK);
     golden_args_free(&args);
@@ -95,13 +123,13 @@ static double number(const json_t *row, const char *key)
 
 static void compare_steps(const mixture *m)
 {
-    char path[GOLDEN_PATH_BYTES + 16];
+    char path[GOLDEN_PATH_BYTES + 32];
     double worst_loss = 0, worst_norm = 0;
 
-    snprintf(path, sizeof path, "%s/train.json", m->model);
+    snprintf(path, sizeof path, "%s/train.json", m->golden);
     json_t *root = json_load_file(path, 0, NULL), *metrics = golden_metrics(m->output), *step;
     const json_t *steps =
-        json_object_get(json_object_get(json_object_get(root, "variants"), "a-attention"), "steps");
+        json_object_get(json_object_get(json_object_get(root, "variants"), m->variant), "steps");
     size_t i;
     assert_int_equal(json_array_size(steps), 10);
     json_array_foreach(steps, i, step)
@@ -113,7 +141,7 @@ static void compare_steps(const mixture *m)
         worst_loss = fmax(worst_loss, loss);
         worst_norm = fmax(worst_norm, norm);
     }
-    print_message("%s: losses off by %.2g, gradient norms by %.2g\n", m->model, worst_loss,
+    print_message("%s: losses off by %.2g, gradient norms by %.2g\n", m->init, worst_loss,
                   worst_norm);
     assert_true(worst_loss <= STEPS && worst_norm <= STEPS);
     json_decref(metrics);
@@ -175,10 +203,11 @@ static void test_ten_steps(void **state)
     const char *data = getenv("BALLAST_TEST_DATA");
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
-    for (size_t i = 0; i < BL_COUNT(models); i++) {
+    for (size_t i = 0; i < BL_COUNT(variants); i++) {
+        const char *const ranks[] = {"ranks", "2", "per_device_train_batch_size", "1", NULL};
         mixture m;
-        name_paths(data, models[i], &m);
-        train(&m, NULL);
+        name_paths(data, &variants[i], &m);
+        train(&m, variants[i].has_ranks ? ranks : NULL);
         compare_steps(&m);
         compare_adapter(&m);
         remove_outputs(&m);
@@ -211,7 +240,7 @@ static void check_bits(const mixture *m, const char *act)
 {
     const struct {
         const char *args[9];
-    } variants[] = {
+    } runs[] = {
         {{NULL}},
         {{"visit_tokens", "1", NULL}},
         {{"visit_tokens", "100000", NULL}},
@@ -236,8 +265,8 @@ static void check_bits(const mixture *m, const char *act)
     size_t n_expected = 0, n_bytes;
 
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", m->output);
-    for (size_t v = 0; v < BL_COUNT(variants); v++) {
-        train_on_ranks(m, act, variants[v].args);
+    for (size_t v = 0; v < BL_COUNT(runs); v++) {
+        train_on_ranks(m, act, runs[v].args);
         assert_int_equal(bl_file_read_all(path, 1 << 26, &bytes, &n_bytes), BL_OK);
         if (!expected) {
             expected = bytes;
@@ -245,8 +274,7 @@ static void check_bits(const mixture *m, const char *act)
             continue;
         }
         if (n_bytes != n_expected || memcmp(bytes, expected, n_bytes) != 0)
-            fail_msg("%s %s: other bits: %s %s", m->model, act, variants[v].args[0],
-                     variants[v].args[1]);
+            fail_msg("%s %s: other bits: %s %s", m->model, act, runs[v].args[0], runs[v].args[1]);
         free(bytes);
     }
     free(expected);
@@ -258,13 +286,12 @@ static void test_same_bits(void **state)
     mixture m;
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
-    name_paths(data, "qwen3_moe", &m);
+    name_paths(data, &(variant){"qwen3_moe", "d-list", "adapter_init", false}, &m);
     check_bits(&m, "fp32");
     check_bits(&m, "bf16");
-    name_paths(data, "mixtral/fused", &m);
-    snprintf(m.train, sizeof m.train, "%s/models-moe/mixtral/train/a-attention", data);
+    name_paths(data, &(variant){"mixtral/fused", "b-experts", "adapter_init", false}, &m);
     check_bits(&m, "fp32");
-    name_paths(data, "gpt_oss", &m);
+    name_paths(data, &(variant){"gpt_oss", "a-attention", "adapter_init", false}, &m);
     check_bits(&m, "fp32");
     check_bits(&m, "bf16");
     remove_outputs(&m);
@@ -280,7 +307,7 @@ static double evaluate(const mixture *m, const char *model, size_t idx_case)
     bl_train_config *config = NULL;
     bl_eval_result result;
 
-    snprintf(path, sizeof path, "%s/golden.json", m->model);
+    snprintf(path, sizeof path, "%s/golden.json", m->golden);
     json_t *root = json_load_file(path, 0, NULL),
            *ids = json_object_get(json_array_get(json_object_get(root, "cases"), idx_case), "ids"),
            *row = json_pack("{s:O}", "input_ids", ids);
@@ -304,22 +331,21 @@ static double evaluate(const mixture *m, const char *model, size_t idx_case)
     return result.loss;
 }
 
-static void check_merge(const mixture *m, const char *source, bl_pool *pool)
+static void check_merge(const mixture *m, bl_pool *pool)
 {
     char adapter[GOLDEN_PATH_BYTES + 64], path[GOLDEN_PATH_BYTES + 16];
     bl_merge_adapter list[] = {{adapter, 1}};
     bl_merge_options options = {
-        .source = source, .target = m->output, .adapters = list, .n_adapters = 1, .pool = pool};
+        .source = m->model, .target = m->output, .adapters = list, .n_adapters = 1, .pool = pool};
     bl_merge_result result;
 
     remove_outputs(m);
     snprintf(adapter, sizeof adapter, "%s/adapter_final", m->train);
     assert_int_equal(bl_model_merge(&options, &result), BL_OK);
-    assert_int_equal(result.n_matrices, 2 * 4);
-    snprintf(path, sizeof path, "%s/train.json", m->model);
+    snprintf(path, sizeof path, "%s/train.json", m->golden);
     json_t *root = json_load_file(path, 0, NULL);
     const json_t *want = json_object_get(
-        json_object_get(json_object_get(root, "variants"), "a-attention"), "merged_nll_final");
+        json_object_get(json_object_get(root, "variants"), m->variant), "merged_nll_final");
     for (size_t i = 0; i < 3; i++) {
         double loss = evaluate(m, m->output, i);
         assert_true(fabs(loss / json_number_value(json_array_get(want, i)) - 1) <= 1e-6);
@@ -327,8 +353,30 @@ static void check_merge(const mixture *m, const char *source, bl_pool *pool)
     json_decref(root);
 }
 
-/* Merged models have the losses that PEFT's have; a quantized one those of the model that is
- * quantized when it is loaded. */
+/* Merged models have the losses that PEFT's have: published names and stacked ones. */
+static void test_merge(void **state)
+{
+    static const char *const names[] = {"a-attention", "b-experts", "d-list"};
+    const char *data = getenv("BALLAST_TEST_DATA");
+    bl_pool *pool;
+    (void)state;
+    TEST_SKIP_WITHOUT_DATA(data);
+    assert_int_equal(bl_pool_create(2, &pool), BL_OK);
+    for (size_t i = 0; i < BL_COUNT(models) * BL_COUNT(names); i++) {
+        const char *model = models[i / BL_COUNT(names)];
+        char fused[32];
+        mixture m;
+        snprintf(fused, sizeof fused, "%s/fused", model);
+        name_paths(data, &(variant){model, names[i % BL_COUNT(names)], "", false}, &m);
+        check_merge(&m, pool);
+        name_paths(data, &(variant){fused, names[i % BL_COUNT(names)], "", false}, &m);
+        check_merge(&m, pool);
+        remove_outputs(&m);
+    }
+    bl_pool_destroy(pool);
+}
+
+/* A quantized model has the losses of the one that is quantized when it is loaded. */
 static void test_conversions(void **state)
 {
     const char *data = getenv("BALLAST_TEST_DATA");
@@ -336,15 +384,13 @@ static void test_conversions(void **state)
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
     assert_int_equal(bl_pool_create(2, &pool), BL_OK);
-    for (size_t i = 0; i < N_FUSED; i++) {
+    for (size_t i = 0; i < BL_COUNT(models); i++) {
         mixture m;
         char fused[GOLDEN_PATH_BYTES + 8];
         bl_quantize_options options = {.format = BL_FORMAT_FP8_ROW, .pool = pool};
         bl_quantize_result result;
-        name_paths(data, models[i], &m);
+        name_paths(data, &(variant){models[i], "a-attention", "adapter_init", false}, &m);
         snprintf(fused, sizeof fused, "%s/fused", m.model);
-        check_merge(&m, m.model, pool);
-        check_merge(&m, fused, pool);
         remove_outputs(&m);
         options.source = fused;
         options.target = m.output;
@@ -469,7 +515,7 @@ static void test_mxfp4(void **state)
     mixture m;
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
-    name_paths(data, "gpt_oss", &m);
+    name_paths(data, &(variant){"gpt_oss", "a-attention", "adapter_init", false}, &m);
     snprintf(m.model, sizeof m.model, "%s/models-4bit/gpt_oss-mxfp4", data);
     snprintf(path, sizeof path, "%s/golden.json", m.model);
     json_t *root = json_load_file(path, 0, NULL);
@@ -526,8 +572,9 @@ static void test_rejected(void **state)
     mixture m;
     (void)state;
     TEST_SKIP_WITHOUT_DATA(data);
-    name_paths(data, "qwen3_moe", &m);
-    check_rejected(&m, "lora_target_modules", "q_proj,gate_proj", "routed experts are frozen");
+    name_paths(data, &(variant){"qwen3_moe", "d-list", "adapter_init", false}, &m);
+    check_rejected(&m, "lora_target_modules", "q_proj,gate_proj",
+                   "\"gate_proj\" without \"up_proj\"");
     check_rejected(&m, "finetuning_type", "full", "its experts are frozen");
     check_rejected(&m, "modules_to_save", "gate", "is a router");
     check_rejected(&m, "base_format", "fp8_block", "use fp8_row");
@@ -540,7 +587,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_steps), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_conversions), cmocka_unit_test(test_mxfp4),
-        cmocka_unit_test(test_rejected)};
+        cmocka_unit_test(test_merge),     cmocka_unit_test(test_conversions),
+        cmocka_unit_test(test_mxfp4),     cmocka_unit_test(test_rejected)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,6 +17,40 @@ static double trainable_m(const bl_job *job)
            1e-6;
 }
 
+/* What the names in lora_target_modules reached of routed experts. */
+static void print_experts(const bl_job *job)
+{
+    const bl_model_config *model = &job->model->config;
+    const bl_lora_layout *lora = &job->lora;
+    const bl_string_list *list = &job->config->lora_target_modules;
+    bool is_given = bl_train_config_given(job->config, "lora_target_modules");
+    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+
+    if (modules.n_routed == 0) return;
+    if (!bl_lora_has_experts(lora))
+        bl_log_info("routed experts are frozen: name experts in lora_target_modules to train them");
+    for (int p = modules.n; p < modules.n + modules.n_routed; p++) {
+        char names[256] = "";
+        size_t used = 0;
+        for (int64_t i = 0; is_given && i < list->n_items && used < sizeof names; i++) {
+            int module, piece;
+            bool is_all = strcmp(list->items[i], "all-linear") == 0;
+            if (!is_all && (!bl_peft_expert_parse(&modules, list->items[i], &module, &piece) ||
+                            (module >= 0 && module != p)))
+                continue;
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "; ",
+                                     list->items[i]);
+        }
+        if (lora->a_offset[p] >= 0)
+            bl_log_info("LoRA on %s of all %lld experts: r %lld, scale %g%s",
+                        model->arch->projections[p].module, (long long)model->n_experts,
+                        (long long)lora->r[p], (double)lora->scale_of[p], names);
+    }
+    if (is_given && strcmp(list->items[0], "all-linear") == 0)
+        bl_log_info("all-linear has the routed experts and not the router; PEFT's has the router "
+                    "and no routed experts");
+}
+
 bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
 {
     const bl_train_config *c = job->config;
@@ -44,6 +78,7 @@ bl_status bl_job_print_model(const bl_job *job, bool has_adapter)
         bl_log_info("modules_to_save: %.2f M weights in %lld tensors, whole on every rank",
                     (double)job->modules.set.n_weights * 1e-6,
                     (long long)job->modules.set.n_tensors);
+    if (has_adapter) print_experts(job);
     if (has_adapter && job->lora.n_table_floats > 0)
         bl_log_info("LoRA terms of the embedding and the head: %.2f M weights, whole on every rank",
                     (double)job->lora.n_table_floats * 1e-6);

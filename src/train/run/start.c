@@ -263,6 +263,14 @@ static bl_status read_modules(const bl_training *training, bool *is_there, bl_lo
     return st == BL_EINPUT ? BL_ECHECKPOINT : st;
 }
 
+/* Those of routed experts: other names may give these other ranks. */
+static bool is_same_ranks(const bl_lora_layout *layout, const bl_lora_options *options)
+{
+    for (int p = 0; p < layout->arch->n_projections; p++)
+        if (options->own_r[p] > 0 && layout->r[p] != options->own_r[p]) return false;
+    return true;
+}
+
 /* The same of LoRA terms and modules_to_save. */
 static bl_status check_modules(const bl_training *training, const bl_train_config *before)
 {
@@ -276,7 +284,8 @@ static bl_status check_modules(const bl_training *training, const bl_train_confi
     if (!is_there) return BL_OK;
     bool is_same = is_same_set(&job->model->config, &saved.set, &job->modules.set) &&
                    memcmp(lora.target, job->lora.options.target, sizeof lora.target) == 0 &&
-                   memcmp(lora.table, job->lora.options.table, sizeof lora.table) == 0;
+                   memcmp(lora.table, job->lora.options.table, sizeof lora.table) == 0 &&
+                   is_same_ranks(&job->lora, &lora);
     bl_saved_modules_free(&saved);
     if (is_same) return BL_OK;
     return BL_FAIL(BL_ECHECKPOINT,
