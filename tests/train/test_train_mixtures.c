@@ -517,6 +517,7 @@ static void test_mxfp4(void **state)
     TEST_SKIP_WITHOUT_DATA(data);
     name_paths(data, &(variant){"gpt_oss", "a-attention", "adapter_init", false}, &m);
     snprintf(m.model, sizeof m.model, "%s/models-4bit/gpt_oss-mxfp4", data);
+    memcpy(m.golden, m.model, sizeof m.golden);
     snprintf(path, sizeof path, "%s/golden.json", m.model);
     json_t *root = json_load_file(path, 0, NULL);
     for (size_t i = 0; i < 3; i++) {

@@ -349,6 +349,7 @@ static void test_lines_break_between_words(void **state)
     golden_args args = {0};
     runs_child child;
     terminal t;
+    char word[512];
 
     (void)state;
     keys(&args, runs_path("words"));
@@ -363,7 +364,10 @@ static void test_lines_break_between_words(void **state)
         const char *next = t.row[i + 1];
         if (!strncmp(t.row[i], "    ballast generate --model ", 29)) break; /* to be copied */
         if (strlen(t.row[i]) < 80 || t.row[i][79] == ' ' || !strchr(t.row[i], ' ')) continue;
-        fail_msg("broken inside a word:\n%s\n%s", t.row[i], next);
+        /* a word may end at the edge: then the program has written a line break behind it */
+        snprintf(word, sizeof word, "%s%.*s", strrchr(t.row[i], ' ') + 1, (int)strcspn(next, " "),
+                 next);
+        if (strstr(t.output, word)) fail_msg("broken inside a word:\n%s\n%s", t.row[i], next);
     }
     free(t.output);
     golden_args_free(&args);

@@ -159,8 +159,8 @@ static bool has_alone(const bl_session *s)
     return false;
 }
 
-/* The mutex is held. Adapters whose loops have one rhythm would take turns in visits of their own:
- * a visit waits for those that took part in the last two, at most VISIT_PART of a visit's time.
+/* The mutex is held. Adapters whose loops have one rhythm would each take a visit: a visit
+ * waits for those that took part in the last two, at most VISIT_PART of a visit's time.
  * *until: when that ends; 0: it has not begun. Bits do not depend on it. */
 static bool wait_for_more(bl_session *s, double *until)
 {
