@@ -197,8 +197,8 @@ static bl_status check_copied(const bl_merge *m, const bl_stored_tensor *tensor)
     int64_t layer, row;
     int module;
 
-    if (!weight || !bl_merge_keeps_experts(m) ||
-        !find_module(m, weight->name, &layer, &module, &row) || rank_of(m, module) == 0)
+    if (!weight || !find_module(m, weight->name, &layer, &module, &row) ||
+        rank_of(m, module) == 0 || !bl_merge_keeps_experts(m))
         return BL_OK;
     return BL_FAIL(BL_EUSAGE,
                    "base_format auto: an adapter changes %s, which is in 4 bits; use bf16",
