@@ -244,8 +244,8 @@ static const char *name_of(const bl_verify_block *block)
 
 /* ---- 4 bits ---- */
 
-/* Experts in 4 bits: their matrices are stored with output channels first, and are blocks with input
- * channels first. */
+/* Experts in 4 bits: their matrices are stored with output channels first, and their blocks with
+ * input channels first. */
 static bool is_stack(const bl_stored_tensor *t)
 {
     return t->dtype == BL_U8 && t->n_dims == 3;
