@@ -31,6 +31,7 @@ typedef struct bl_lora_options {
     /* Of routed experts' projections; 0: as above. */
     int64_t own_r[BL_MAX_PROJECTIONS];
     double own_alpha[BL_MAX_PROJECTIONS];
+    bl_peft_layout layout; /* of them in the written adapter */
 } bl_lora_options;
 
 typedef struct bl_lora_layout {

@@ -36,7 +36,7 @@ extern const bl_command bl_command_generate;
 extern const bl_command bl_command_tokenize;
 extern const bl_command bl_command_inspect;
 extern const bl_command bl_command_quantize, bl_command_dequantize;
-extern const bl_command bl_command_merge, bl_command_verify;
+extern const bl_command bl_command_merge, bl_command_verify, bl_command_convert_adapter;
 extern const bl_command bl_command_plan;
 extern const bl_command bl_command_bench;
 extern const bl_command bl_command_config;

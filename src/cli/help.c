@@ -40,10 +40,11 @@ static const bl_command command_help = {
 };
 
 static const bl_command *const commands[] = {
-    &bl_command_train,    &bl_command_plan,     &bl_command_eval,       &bl_command_merge,
-    &bl_command_verify,   &bl_command_quantize, &bl_command_dequantize, &bl_command_generate,
-    &bl_command_tokenize, &bl_command_inspect,  &bl_command_config,     &bl_command_bench,
-    &command_version,     &command_help,
+    &bl_command_train,    &bl_command_plan,       &bl_command_eval,
+    &bl_command_merge,    &bl_command_verify,     &bl_command_convert_adapter,
+    &bl_command_quantize, &bl_command_dequantize, &bl_command_generate,
+    &bl_command_tokenize, &bl_command_inspect,    &bl_command_config,
+    &bl_command_bench,    &command_version,       &command_help,
 };
 
 static const char PURPOSE[] = "Fine-tunes large language models: LoRA over a frozen, sharded FP8 "

@@ -86,6 +86,7 @@ typedef enum bl_activation_checkpointing {
 } bl_activation_checkpointing;
 typedef enum bl_finetuning_type { BL_FINETUNING_LORA, BL_FINETUNING_FULL } bl_finetuning_type;
 typedef enum bl_model_dtype { BL_MODEL_STORED, BL_MODEL_F32 } bl_model_dtype;
+typedef enum bl_adapter_layout { BL_ADAPTER_PEFT, BL_ADAPTER_PER_EXPERT } bl_adapter_layout;
 typedef enum bl_adapter_dtype { BL_ADAPTER_F32, BL_ADAPTER_BF16 } bl_adapter_dtype;
 
 enum { BL_TRAIN_CONFIG_MAX_KEYS = 112 };
@@ -106,6 +107,7 @@ typedef struct bl_train_config {
     char *resume_from_checkpoint;
     bl_string_list allow_resume_mismatch; /* bl_train_config_allows */
     bl_adapter_dtype adapter_dtype;
+    bl_adapter_layout adapter_layout;
     char *queue; /* NULL: a run; else the base of this queue's jobs */
 
     /* data */

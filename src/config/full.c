@@ -38,6 +38,7 @@ static const struct {
 } unsupported[] = {
     {"init_adapter", "it is LoRA's; merge the adapter first (ballast merge)"},
     {"adapter_dtype", "a model is written (model_dtype)"},
+    {"adapter_layout", "a model is written"},
     {"lora_r", "it is LoRA's"},
     {"lora_alpha", "it is LoRA's"},
     {"lora_dropout", "it is LoRA's"},

@@ -46,6 +46,10 @@ const bl_option bl_train_options[] = {
              "(train_file: the data, model_name_or_path: the model); not bit-identical. true: any"},
     {KEY(adapter_dtype, ENUM), .commands = TRAIN, .names = "f32|bf16", .default_text = "f32",
      .help = "dtype of the written adapter"},
+    {KEY(adapter_layout, ENUM), .commands = TRAIN, .names = "peft|per_expert",
+     .default_text = "peft",
+     .help = "routed experts in the written adapter: stacked, as PEFT from 0.19.1 on has them, or "
+             "a pair per expert, which vLLM and SGLang read"},
     {KEY(queue, PATH), .commands = TRAIN,
      .help = "directory of jobs: keep the base loaded and train each YAML file that is moved "
              "there; this file's other keys are the jobs' defaults (docs/several-runs.md)"},

@@ -150,6 +150,7 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
         options = adapter;
     }
     BL_TRY(check_tables(c, &options));
+    if (c->adapter_layout == BL_ADAPTER_PER_EXPERT) options.layout = BL_PEFT_PER_EXPERT;
     bl_lora_layout_init(model, &options, out);
     bl_lora_layout_order_for(bl_train_config_act(c), out);
     return is_training ? check_experts(out) : BL_OK;

@@ -31,7 +31,8 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options)
     bl_peft_config peft = {.r = options->r,
                            .alpha = options->alpha,
                            .dropout = options->dropout,
-                           .use_rslora = options->use_rslora};
+                           .use_rslora = options->use_rslora,
+                           .layout = options->layout};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) {
         if (options->target[p]) peft.targets |= 1u << p;
         peft.own_r[p] = options->own_r[p];

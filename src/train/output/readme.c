@@ -146,7 +146,7 @@ static long long rank_in_vllm(int64_t r)
 static bl_status write_serving(const bl_job *job, const command_words *words, char **text)
 {
     const char *model = words->model, *dir = words->dir;
-    long long r = rank_in_vllm(job->lora.options.r);
+    long long r = rank_in_vllm(bl_lora_largest_r(&job->lora));
 
     if (job->modules.names.n > 0)
         return bl_text_format(
@@ -158,12 +158,17 @@ static bl_status write_serving(const bl_job *job, const command_words *words, ch
                 ? " Here embedding and head are one weight in the model (`tie_word_embeddings`) "
                   "and two in the adapter, which cannot be merged."
                 : "");
+    bool is_stacked =
+        bl_lora_has_experts(&job->lora) && job->lora.options.layout == BL_PEFT_STACKED;
     return bl_text_format(
         text,
-        "With vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
+        "%sWith vLLM: `vllm serve %s --enable-lora --max-lora-rank %lld --lora-modules "
         "tuned=%s`.\n"
         "With SGLang: `python -m sglang.launch_server --model-path %s --enable-lora "
         "--lora-paths tuned=%s`.\n",
+        is_stacked ? "vLLM and SGLang read routed experts one by one, as `ballast convert-adapter "
+                     "IN OUT --adapter_layout per_expert` writes them.\n"
+                   : "",
         model, r, dir, model, dir);
 }
 
@@ -186,7 +191,7 @@ static bl_status write_serving_base(const bl_job *job, const command_words *word
                           "itself.\n",
                           words->model,
                           c->base_format == BL_BASE_FP8_BLOCK ? "fp8_block" : "fp8_row",
-                          (long long)rank_in_vllm(job->lora.options.r), words->dir);
+                          (long long)rank_in_vllm(bl_lora_largest_r(&job->lora)), words->dir);
 }
 
 static bl_status write_use(const bl_job *job, const char *dir, char **text)
