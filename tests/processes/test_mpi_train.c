@@ -150,8 +150,9 @@ static void test_one_process_differs(void **state)
         {"--save_steps 3", 2,
          "error: save_strategy, save_steps, eval_strategy, eval_steps, load_best_model_at_end, "
          "early_stopping_patience, early_stopping_threshold, per_device_eval_batch_size, "
-         "shard_size, ring_depth, gather_by_hosts or dump_gradients are not the same on rank 0 and "
-         "on rank 1"},
+         "shard_size, ring_depth, expert_group, gather_by_hosts or dump_gradients are not the same "
+         "on "
+         "rank 0 and on rank 1"},
         {"--ring_depth 3", 2, "gather_by_hosts or dump_gradients are not the same"},
         {"--gather_by_hosts true", 2, "gather_by_hosts or dump_gradients are not the same"},
     };

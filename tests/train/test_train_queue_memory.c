@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/sizes.h"
@@ -31,9 +32,26 @@ static void *serve(void *user)
     return (void *)(intptr_t)bl_train_run_queue(user, NULL, NULL);
 }
 
-/* Runs a queue in this process with this much memory to its end. put_jobs submits its jobs. Returns
- * the log, which the caller frees. */
-static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queue *q))
+/* Both jobs, the first one with another number of steps than queue_put's. Their adapters are large,
+ * because what a process has allocated varies by a megabyte. */
+static void put_both(queue *q, const char *first_steps)
+{
+    assert_int_equal(mkdir(q->dir, 0700), 0);
+    for (int job = 0; job < 2; job++) {
+        golden_args args = {0};
+        queue_job_keys(&args, q->name, "queued", job, q->ranks);
+        runs_set(&args, "lora_r", "512");
+        if (job == 0) runs_set(&args, "max_steps", "%s", first_steps);
+        queue_write_keys(&args, queue_path(q, "job%s.yaml", job ? "1" : "0"), QUEUE_JOB_KEYS);
+        golden_args_free(&args);
+    }
+}
+
+/* Runs a queue in this process with this much memory to its end. If first_steps is given, two jobs
+ * are there from the start, however busy the machine is; beside runs while the queue does, in this
+ * thread. Returns the log, which the caller frees. */
+static char *serve_here(queue *q, int64_t available_bytes, const char *first_steps,
+                        void (*beside)(queue *q))
 {
     golden_args keys = {0}, args = {0};
     bl_train_config *config;
@@ -58,9 +76,10 @@ static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queu
     atomic_store(&planted_bytes, available_bytes);
     assert_int_equal(bl_train_config_load(BL_CONFIG_TRAIN, NULL, args.n, args.text, &config),
                      BL_OK);
+    if (first_steps) put_both(q, first_steps);
     assert_int_equal(pthread_create(&thread, NULL, serve, config), 0);
     while (!queue_has(q, "%s", "rejected")) runs_sleep_s(0.001);
-    put_jobs(q);
+    beside(q);
     runs_write(queue_path(q, "%s", "stop"), "");
     assert_int_equal(pthread_join(thread, &status), 0);
     fflush(stderr);
@@ -77,29 +96,14 @@ static char *serve_here(queue *q, int64_t available_bytes, void (*put_jobs)(queu
     return text;
 }
 
-/* The first job with another number of steps than queue_put's. */
-static void put_first(queue *q, const char *max_steps)
+static void await_both(queue *q)
 {
-    golden_args args = {0};
-
-    queue_job_keys(&args, q->name, "queued", 0, q->ranks);
-    runs_set(&args, "max_steps", "%s", max_steps);
-    queue_write_keys(&args, queue_path(q, "%s.yaml", "job0"), QUEUE_JOB_KEYS);
-    golden_args_free(&args);
-}
-
-/* The second job is submitted while the first one trains, which lasts for seconds: on a busy
- * machine this thread waits long for its turn. */
-static void put_both(queue *q)
-{
-    put_first(q, "400");
-    while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
-    queue_put(q, 1);
-    while (!queue_has(q, "%s", "done/job1.yaml")) runs_sleep_s(0.001);
+    while (!queue_has(q, "%s", "done/job0.yaml") || !queue_has(q, "%s", "done/job1.yaml"))
+        runs_sleep_s(0.001);
 }
 
 /* Waits until the log says that a job waits for memory. */
-static void await_wait(const queue *q)
+static void await_wait(queue *q)
 {
     bool waits = false;
 
@@ -112,23 +116,11 @@ static void await_wait(const queue *q)
 }
 
 /* The second job is withdrawn while it waits for memory. */
-static void put_and_withdraw(queue *q)
+static void withdraw(queue *q)
 {
-    put_first(q, "400");
-    while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
-    queue_put(q, 1);
     await_wait(q);
     assert_int_equal(unlink(queue_path(q, "%s", "job1.yaml")), 0);
     while (!queue_has(q, "%s", "done/job0.yaml")) runs_sleep_s(0.001);
-}
-
-/* The queue is stopped while the second job waits for memory: the job stays in the directory. */
-static void put_and_stop(queue *q)
-{
-    put_first(q, "1000");
-    while (runs_logged_steps(runs_path("%s-queued-0", q->name)) < 2) runs_sleep_s(0.001);
-    queue_put(q, 1);
-    await_wait(q);
 }
 
 /* Submits a job that is larger than the base allows. */
@@ -167,7 +159,7 @@ static void test_memory(void **state)
           none = {.name = "none", .ranks = 1};
 
     (void)state;
-    char *log = serve_here(&ample, (int64_t)1 << 40, put_both);
+    char *log = serve_here(&ample, (int64_t)1 << 40, "40", await_both);
     double base = predicted_gb(log, OF_BASE), one = predicted_gb(log, OF_ONE),
            both = predicted_gb(log, OF_BOTH);
     assert_null(strstr(log, " waits until "));
@@ -175,7 +167,7 @@ static void test_memory(void **state)
     assert_true(base < both && one < both);
 
     int64_t for_one = (int64_t)((fmax(base, one) + both) / 2 * 1e9);
-    log = serve_here(&little, for_one, put_both);
+    log = serve_here(&little, for_one, "40", await_both);
     const char *said = strstr(log, "job job1.yaml waits until a run has ended: ");
     assert_non_null(said);
     assert_null(strstr(strchr(said, '\n'), " waits until "));
@@ -184,17 +176,17 @@ static void test_memory(void **state)
         assert_true(
             runs_are_same(runs_path("ample-queued-%d", job), runs_path("little-queued-%d", job)));
 
-    log = serve_here(&withdrawn, for_one, put_and_withdraw);
+    log = serve_here(&withdrawn, for_one, "300", withdraw);
     assert_non_null(strstr(log, "job job1.yaml was withdrawn"));
     free(log);
     assert_int_equal(access(runs_path("withdrawn-queued-1/metrics.jsonl"), F_OK), -1);
 
-    free(serve_here(&stopped, for_one, put_and_stop));
+    free(serve_here(&stopped, for_one, "100", await_wait));
     assert_true(queue_has(&stopped, "%s", "done/job0.yaml"));
     assert_true(queue_has(&stopped, "%s", "job1.yaml"));
     assert_int_equal(access(runs_path("stopped-queued-1/metrics.jsonl"), F_OK), -1);
 
-    log = serve_here(&none, (int64_t)(both * 1e9), put_large);
+    log = serve_here(&none, (int64_t)(both * 1e9), NULL, put_large);
     free(log);
     queue_assert_line(&none, "rejected/job0.yaml.error", "this run needs about ");
 }
