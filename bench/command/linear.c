@@ -69,7 +69,7 @@ static const bl_option table[] = {
                                        "...; here: this machine's), run nothing"},
 };
 
-static const char *const matrix_names[BL_LAYER_MATRICES] = {"qkv", "o", "gate_up", "down"};
+static const char *const matrix_names[] = {"qkv", "o", "gate_up", "down"};
 
 /* One case and its memory. */
 typedef struct bench_case {
@@ -101,7 +101,7 @@ static void describe(bench_case *c, const bl_model_config *config)
 
 static bl_status parse_matrix(const char *name, int *out)
 {
-    for (*out = 0; *out < BL_LAYER_MATRICES; ++*out)
+    for (*out = 0; *out < (int)BL_COUNT(matrix_names); ++*out)
         if (strcmp(matrix_names[*out], name) == 0) return BL_OK;
     return BL_FAIL(BL_EUSAGE, "matrices: %s is none of qkv, o, gate_up, down", name);
 }

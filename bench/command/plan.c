@@ -203,7 +203,7 @@ static void set_pace(plan_bench *b, const way *w, const bl_time_estimate *plain)
 {
     const plan_options *o = b->options;
     double visit_s = plain->part[BL_TIME_FORWARD].compute_s / (double)(o->layers * w->n_micro);
-    double weights = (double)bl_arch_layer_weights(&b->model);
+    double weights = (double)bl_arch_layer_weights(&b->model, bl_model_kind(&b->model, 0));
 
     b->pace_s_per_byte = w->part * visit_s * w->ranks / weights;
 }
@@ -230,7 +230,8 @@ static bl_status predict(plan_bench *b, const way *w, bl_time_estimate *out)
     const plan_options *o = b->options;
     bl_lora_options options = {.r = o->lora_r, .alpha = 16};
     bl_lora_layout lora;
-    bl_time_run run = {.n_layers = b->model.n_layers, .save = w->save};
+    bl_time_run run = {
+        .n_layers = b->model.n_layers, .kind = bl_model_kind(&b->model, 0), .save = w->save};
     bl_time_input in = {.model = &b->model,
                         .lora = &lora,
                         .runs = &run,

@@ -20,14 +20,16 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         return c->head_dim;
     case BL_EXTENT_HEADS:
         return c->n_heads;
-    case BL_EXTENT_EXPERTS:
-        return c->n_experts;
     case BL_EXTENT_KV:
         return c->n_kv_heads * c->head_dim;
     case BL_EXTENT_GATE_UP:
         return 2 * c->intermediate_size;
     case BL_EXTENT_EXPERT:
         return c->expert_size;
+    case BL_EXTENT_SHARED:
+        return c->shared_size;
+    case BL_EXTENT_EXPERTS:
+        return c->n_experts;
     case BL_EXTENT_EXPERTS_GATE_UP:
         return c->n_experts * 2 * c->expert_size;
     case BL_EXTENT_EXPERTS_HIDDEN:
@@ -36,6 +38,49 @@ static int64_t extent_of(const bl_model_config *c, bl_extent extent)
         break;
     }
     return (c->n_heads + 2 * c->n_kv_heads) * c->head_dim;
+}
+
+/* ---- kinds of layers ---- */
+
+bl_layer_kind bl_layer_kind_of(const bl_layer_kinds *kinds, int64_t layer)
+{
+    if (!kinds->has_experts) return BL_LAYER_DENSE;
+    if (layer >= BL_MODEL_MASK_LAYERS) return BL_LAYER_EXPERTS;
+    return kinds->dense[layer / 64] >> layer % 64 & 1 ? BL_LAYER_DENSE : BL_LAYER_EXPERTS;
+}
+
+int64_t bl_layers_of_kind(const bl_layer_kinds *kinds, bl_layer_kind kind, int64_t end)
+{
+    int64_t n_dense = kinds->has_experts ? 0 : end;
+
+    for (int64_t l = 0; kinds->has_experts && l < end && l < BL_MODEL_MASK_LAYERS; l++)
+        n_dense += bl_layer_kind_of(kinds, l) == BL_LAYER_DENSE;
+    return kind == BL_LAYER_DENSE ? n_dense : end - n_dense;
+}
+
+bl_layer_kinds bl_model_kinds(const bl_model_config *c)
+{
+    bl_layer_kinds kinds = {.has_experts = c->n_experts > 0};
+
+    memcpy(kinds.dense, c->dense_layers, sizeof kinds.dense);
+    return kinds;
+}
+
+bl_layer_kind bl_model_kind(const bl_model_config *c, int64_t layer)
+{
+    bl_layer_kinds kinds = bl_model_kinds(c);
+    return bl_layer_kind_of(&kinds, layer);
+}
+
+int64_t bl_model_layers_of(const bl_model_config *c, bl_layer_kind kind)
+{
+    bl_layer_kinds kinds = bl_model_kinds(c);
+    return bl_layers_of_kind(&kinds, kind, c->n_layers);
+}
+
+void bl_model_set_dense(bl_model_config *c, int64_t layer)
+{
+    c->dense_layers[layer / 64] |= (uint64_t)1 << layer % 64;
 }
 
 /* ---- projections ---- */
@@ -49,14 +94,46 @@ void bl_projection_shape(const bl_model_config *config, int projection, int64_t 
     *cols = extent_of(config, p->cols);
 }
 
+typedef enum layers_with { ALL_LAYERS, DENSE_LAYERS, EXPERT_LAYERS } layers_with;
+
+static layers_with layers_of(const bl_arch *arch, int projection)
+{
+    int of_experts = arch->n_projections - arch->n_routed - arch->n_shared;
+
+    if (projection >= of_experts) return EXPERT_LAYERS;
+    return projection >= of_experts - arch->n_dense ? DENSE_LAYERS : ALL_LAYERS;
+}
+
 int64_t bl_projection_row(const bl_model_config *config, int projection)
 {
     const bl_projection *list = config->arch->projections;
+    layers_with layers = layers_of(config->arch, projection);
     int64_t row = 0;
 
     for (int p = 0; p < projection; p++)
-        if (list[p].matrix == list[projection].matrix) row += extent_of(config, list[p].rows);
+        if (list[p].matrix == list[projection].matrix && layers_of(config->arch, p) == layers)
+            row += extent_of(config, list[p].rows);
     return row;
+}
+
+bool bl_arch_has(const bl_arch *arch, bl_layer_kind kind, int projection)
+{
+    layers_with layers = layers_of(arch, projection);
+    return layers == ALL_LAYERS || (layers == DENSE_LAYERS) == (kind == BL_LAYER_DENSE);
+}
+
+bool bl_model_has(const bl_model_config *c, int64_t layer, int projection)
+{
+    return bl_arch_has(c->arch, bl_model_kind(c, layer), projection);
+}
+
+bool bl_model_has_somewhere(const bl_model_config *c, int projection)
+{
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        if (bl_arch_has(c->arch, (bl_layer_kind)k, projection) &&
+            bl_model_layers_of(c, (bl_layer_kind)k) > 0)
+            return true;
+    return false;
 }
 
 const char *bl_projection_name(const bl_projection *projection)
@@ -64,10 +141,12 @@ const char *bl_projection_name(const bl_projection *projection)
     return bl_peft_last_name(projection->module);
 }
 
-const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segment)
+const bl_projection *bl_arch_segment(const bl_arch *arch, bl_layer_kind kind, int matrix,
+                                     int segment)
 {
     for (int p = 0; p < arch->n_projections; p++)
-        if ((int)arch->projections[p].matrix == matrix && segment-- == 0)
+        if (bl_arch_has(arch, kind, p) && (int)arch->projections[p].matrix == matrix &&
+            segment-- == 0)
             return &arch->projections[p];
     return NULL;
 }
@@ -130,59 +209,6 @@ int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *la
     return find_weight(arch, tensor, layer, &k);
 }
 
-int64_t bl_arch_layer_weights(const bl_model_config *config)
-{
-    int64_t weights = 0, rows, cols;
-
-    for (int p = 0; p < config->arch->n_projections; p++) {
-        bl_projection_shape(config, p, &rows, &cols);
-        weights += rows * cols;
-    }
-    return weights;
-}
-
-int64_t bl_arch_expert_group(const bl_model_config *c)
-{
-    int64_t weights[2] = {0, 0}; /* of the other matrices, of all experts */
-
-    if (c->n_experts == 0) return 0;
-    if (c->expert_group > 0) return bl_min_i64(c->expert_group, c->n_experts);
-    for (int p = 0; p < c->arch->n_projections; p++) {
-        int64_t rows, cols;
-        bl_projection_shape(c, p, &rows, &cols);
-        weights[bl_arch_is_routed(c->arch, p)] += rows * cols;
-    }
-    int64_t n = weights[0] / bl_max_i64(1, weights[1] / c->n_experts);
-    return bl_min_i64(bl_max_i64(n, 1), c->n_experts);
-}
-
-bl_status bl_arch_set_expert_group(bl_model_config *c, int64_t n)
-{
-    c->expert_group = bl_max_i64(n, 0);
-    if (n < 0 || c->n_experts > 0) return BL_OK;
-    return BL_FAIL(BL_EUSAGE, "expert_group %lld: %s has no routed experts", (long long)n,
-                   c->arch->title);
-}
-
-/* The part of a projection's rows that a token is multiplied with. */
-static double active_part(const bl_model_config *config, int projection)
-{
-    if (!bl_arch_is_routed(config->arch, projection)) return 1;
-    return (double)config->top_k / (double)config->n_experts;
-}
-
-double bl_arch_active_weights(const bl_model_config *config)
-{
-    double weights = (double)bl_arch_vector_width(config, BL_ROUTER);
-
-    for (int p = 0; p < config->arch->n_projections; p++) {
-        int64_t rows, cols;
-        bl_projection_shape(config, p, &rows, &cols);
-        weights += (double)rows * (double)cols * active_part(config, p);
-    }
-    return weights;
-}
-
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
 {
     bl_peft_modules modules = {.layers = arch->peft_layers ? arch->peft_layers : arch->layers,
@@ -190,8 +216,10 @@ bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
                                .embedding = bl_peft_last_name(arch->embedding),
                                .head = bl_peft_last_name(arch->head)};
 
-    for (int p = 0; p < arch->n_projections - arch->n_routed; p++)
+    for (int p = 0; p < arch->n_projections - arch->n_routed; p++) {
+        if (layers_of(arch, p) != ALL_LAYERS) modules.partial |= UINT32_C(1) << p;
         modules.path[modules.n++] = arch->projections[p].module;
+    }
     for (int i = 0; arch->adapters && i < arch->n_routed; i++)
         modules.routed[modules.n_routed++] =
             (bl_peft_routed){.parameter = arch->projections[modules.n + i].module,
@@ -200,70 +228,110 @@ bl_peft_modules bl_arch_peft_modules(const bl_arch *arch)
     return modules;
 }
 
-/* ---- tensors ---- */
-
-int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_vector vector)
+/* bl_peft_modules.has */
+static bool has_module(const void *user, int64_t layer, int module)
 {
-    const bl_vector *v = &config->arch->vectors[vector];
-    return v->name ? extent_of(config, v->extent) : 0;
+    return bl_model_has(user, layer, module);
 }
 
-int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector)
+bl_peft_modules bl_model_peft_modules(const bl_model_config *config)
+{
+    bl_peft_modules modules = bl_arch_peft_modules(config->arch);
+
+    for (int p = 0; p < modules.n; p++)
+        if (!bl_model_has_somewhere(config, p))
+            modules.absent |= UINT32_C(1) << p;
+        else if (config->n_experts > 0 && config->arch->projections[p].matrix >= BL_GATE_UP)
+            modules.ambiguous |= UINT32_C(1) << p;
+    modules.has = has_module;
+    modules.user = config;
+    return modules;
+}
+
+/* ---- tensors ---- */
+
+static bool has_vector(const bl_model_config *c, bl_layer_kind kind, int vector)
+{
+    return c->arch->vectors[vector].name && (vector < BL_ROUTER || kind == BL_LAYER_EXPERTS);
+}
+
+int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_kind kind,
+                             bl_layer_vector vector)
+{
+    if (!has_vector(config, kind, (int)vector)) return 0;
+    return extent_of(config, config->arch->vectors[vector].extent);
+}
+
+int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_kind kind,
+                              bl_layer_vector vector)
 {
     int64_t n = 0;
 
-    for (int v = 0; v < (int)vector; v++) n += bl_arch_vector_width(config, (bl_layer_vector)v);
+    for (int v = 0; v < (int)vector; v++)
+        n += bl_arch_vector_width(config, kind, (bl_layer_vector)v);
     return n;
 }
 
-static bool has_bias(const bl_model_config *c, int projection)
+static bool has_bias(const bl_model_config *c, bl_layer_kind kind, int projection)
 {
-    return c->biases >> c->arch->projections[projection].matrix & 1u;
+    return bl_arch_has(c->arch, kind, projection) &&
+           c->biases >> c->arch->projections[projection].matrix & 1u;
 }
 
 /* Of a projection's bias, behind all other vectors; of one past the last: floats of a layer. */
-static int64_t bias_offset(const bl_model_config *c, int projection)
+static int64_t bias_offset(const bl_model_config *c, bl_layer_kind kind, int projection)
 {
-    int64_t n = bl_arch_vector_offset(c, BL_LAYER_VECTORS);
+    int64_t n = bl_arch_vector_offset(c, kind, BL_LAYER_VECTORS);
 
     for (int p = 0; p < projection; p++)
-        if (has_bias(c, p)) n += extent_of(c, c->arch->projections[p].rows);
+        if (has_bias(c, kind, p)) n += extent_of(c, c->arch->projections[p].rows);
     return n;
 }
 
-int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_matrix matrix)
+int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_kind kind,
+                            bl_layer_matrix matrix)
 {
-    int p = 0;
-
-    while (p < config->arch->n_projections && config->arch->projections[p].matrix != matrix) p++;
-    if (p == config->arch->n_projections || !has_bias(config, p)) return -1;
-    return bias_offset(config, p);
+    for (int p = 0; p < config->arch->n_projections; p++)
+        if (config->arch->projections[p].matrix == matrix && has_bias(config, kind, p))
+            return bias_offset(config, kind, p);
+    return -1;
 }
 
-int64_t bl_arch_layer_floats(const bl_model_config *config)
+int64_t bl_arch_layer_floats(const bl_model_config *config, bl_layer_kind kind)
 {
-    return bias_offset(config, config->arch->n_projections);
+    return bias_offset(config, kind, config->arch->n_projections);
+}
+
+int64_t bl_arch_vectors_before(const bl_model_config *config, int64_t layer)
+{
+    bl_layer_kinds kinds = bl_model_kinds(config);
+    int64_t n = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        n += bl_layers_of_kind(&kinds, (bl_layer_kind)k, layer) *
+             bl_arch_layer_floats(config, (bl_layer_kind)k);
+    return n;
 }
 
 int64_t bl_arch_vector_floats(const bl_model_config *config)
 {
-    return config->n_layers * bl_arch_layer_floats(config) +
+    return bl_arch_vectors_before(config, config->n_layers) +
            config->hidden_size * (config->arch->has_layer_norm ? 2 : 1);
 }
 
-static int n_vectors(const bl_arch *arch)
+static int n_vectors(const bl_model_config *c, bl_layer_kind kind)
 {
     int n = 0;
 
-    for (int v = 0; v < BL_LAYER_VECTORS; v++) n += arch->vectors[v].name != NULL;
+    for (int v = 0; v < BL_LAYER_VECTORS; v++) n += has_vector(c, kind, v);
     return n;
 }
 
-static int n_biases(const bl_model_config *c)
+static int n_biases(const bl_model_config *c, bl_layer_kind kind)
 {
     int n = 0;
 
-    for (int p = 0; p < c->arch->n_projections; p++) n += has_bias(c, p);
+    for (int p = 0; p < c->arch->n_projections; p++) n += has_bias(c, kind, p);
     return n;
 }
 
@@ -276,24 +344,34 @@ static int64_t count_stored(const bl_model_config *c, int projection)
     return c->n_experts * (names->piece[1] ? 2 : 1);
 }
 
-static int64_t n_matrices(const bl_model_config *c)
+static int64_t n_matrices(const bl_model_config *c, bl_layer_kind kind)
 {
     int64_t n = 0;
 
-    for (int p = 0; p < c->arch->n_projections; p++) n += count_stored(c, p);
+    for (int p = 0; p < c->arch->n_projections; p++)
+        if (bl_arch_has(c->arch, kind, p)) n += count_stored(c, p);
     return n;
 }
 
-static int64_t tensors_per_layer(const bl_model_config *c)
+static int64_t tensors_per_layer(const bl_model_config *c, bl_layer_kind kind)
 {
-    return n_matrices(c) + n_vectors(c->arch) + n_biases(c);
+    return n_matrices(c, kind) + n_vectors(c, kind) + n_biases(c, kind);
 }
 
 enum { AROUND = 4 }; /* final norm, its bias, embedding, head */
 
+static int64_t tensors_of_layers(const bl_model_config *c)
+{
+    int64_t n = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        n += bl_model_layers_of(c, (bl_layer_kind)k) * tensors_per_layer(c, (bl_layer_kind)k);
+    return n;
+}
+
 int64_t bl_arch_tensor_count(const bl_model_config *config)
 {
-    return config->n_layers * tensors_per_layer(config) + AROUND - !config->arch->has_layer_norm;
+    return tensors_of_layers(config) + AROUND - !config->arch->has_layer_norm;
 }
 
 void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES])
@@ -366,15 +444,17 @@ int64_t bl_arch_tensor_elements(const bl_arch_tensor *tensor)
     return n;
 }
 
-/* The k-th vector that the family has, of a layer. */
+/* The k-th vector of a layer. */
 static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int k)
 {
     const bl_arch *arch = c->arch;
-    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .n_dims = 1};
+    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .layer = layer, .n_dims = 1};
+    bl_layer_kind kind = bl_model_kind(c, layer);
     int v = 0;
 
-    while (!arch->vectors[v].name || k-- > 0) v++;
-    t.offset = layer * bl_arch_layer_floats(c) + bl_arch_vector_offset(c, (bl_layer_vector)v);
+    while (!has_vector(c, kind, v) || k-- > 0) v++;
+    t.offset =
+        bl_arch_vectors_before(c, layer) + bl_arch_vector_offset(c, kind, (bl_layer_vector)v);
     t.shape[0] = extent_of(c, arch->vectors[v].extent);
     if (v == BL_ROUTER) t.n_dims = 2, t.shape[0] = c->n_experts, t.shape[1] = c->hidden_size;
     snprintf(t.name, sizeof t.name, "%s.%lld.%s", arch->layers, (long long)layer,
@@ -386,11 +466,12 @@ static bl_arch_tensor vector_tensor(const bl_model_config *c, int64_t layer, int
 static bl_arch_tensor bias_tensor(const bl_model_config *c, int64_t layer, int k)
 {
     const bl_arch *arch = c->arch;
-    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .n_dims = 1};
+    bl_arch_tensor t = {.role = BL_ROLE_VECTOR, .layer = layer, .n_dims = 1};
+    bl_layer_kind kind = bl_model_kind(c, layer);
     int p = 0;
 
-    while (!has_bias(c, p) || k-- > 0) p++;
-    t.offset = layer * bl_arch_layer_floats(c) + bias_offset(c, p);
+    while (!has_bias(c, kind, p) || k-- > 0) p++;
+    t.offset = bl_arch_vectors_before(c, layer) + bias_offset(c, kind, p);
     t.shape[0] = extent_of(c, arch->projections[p].rows);
     if (bl_arch_is_routed(arch, p)) {
         t.n_dims = 2;
@@ -402,25 +483,56 @@ static bl_arch_tensor bias_tensor(const bl_model_config *c, int64_t layer, int k
     return t;
 }
 
+/* The k-th tensor of a layer. */
+static bl_arch_tensor layer_tensor(const bl_model_config *c, int64_t layer, int64_t k)
+{
+    bl_layer_kind kind = bl_model_kind(c, layer);
+
+    for (int p = 0; p < c->arch->n_projections; p++) {
+        int64_t n = bl_arch_has(c->arch, kind, p) ? count_stored(c, p) : 0;
+        if (k < n) return stored_tensor(c, layer, p, k);
+        k -= n;
+    }
+    if (k < n_vectors(c, kind)) return vector_tensor(c, layer, (int)k);
+    return bias_tensor(c, layer, (int)k - n_vectors(c, kind));
+}
+
+/* The layer of tensor i; *k: its number there. */
+static int64_t layer_of_tensor(const bl_model_config *c, int64_t i, int64_t *k)
+{
+    bl_layer_kinds kinds = bl_model_kinds(c);
+    int64_t per_layer[BL_LAYER_KINDS], layer = 0, n;
+
+    for (int kind = 0; kind < BL_LAYER_KINDS; kind++)
+        per_layer[kind] = tensors_per_layer(c, (bl_layer_kind)kind);
+    if (bl_layers_of_kind(&kinds, bl_layer_kind_of(&kinds, 0), c->n_layers) == c->n_layers) {
+        n = per_layer[bl_layer_kind_of(&kinds, 0)];
+        *k = i % n;
+        return i / n;
+    }
+    for (; i >= (n = per_layer[bl_layer_kind_of(&kinds, layer)]); layer++) i -= n;
+    *k = i;
+    return layer;
+}
+
 bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
 {
     const bl_arch *arch = c->arch;
-    int64_t per_layer = tensors_per_layer(c), layer = i / per_layer, k = i % per_layer;
+    int64_t a = i - tensors_of_layers(c), k, floats = bl_arch_vectors_before(c, c->n_layers);
     bl_arch_tensor t;
 
-    if (layer < c->n_layers) {
-        for (int p = 0; p < arch->n_projections; p++) {
-            int64_t n = count_stored(c, p);
-            if (k < n) return stored_tensor(c, layer, p, k);
-            k -= n;
-        }
-        if (k < n_vectors(arch)) return vector_tensor(c, layer, (int)k);
-        return bias_tensor(c, layer, (int)k - n_vectors(arch));
+    if (a < 0) {
+        int64_t layer = layer_of_tensor(c, i, &k);
+        return layer_tensor(c, layer, k);
     }
-    int64_t a = i - c->n_layers * per_layer, floats = c->n_layers * bl_arch_layer_floats(c);
     const bl_arch_tensor around[AROUND] = {
-        {.role = BL_ROLE_VECTOR, .offset = floats, .n_dims = 1, .shape = {c->hidden_size}},
         {.role = BL_ROLE_VECTOR,
+         .layer = c->n_layers,
+         .offset = floats,
+         .n_dims = 1,
+         .shape = {c->hidden_size}},
+        {.role = BL_ROLE_VECTOR,
+         .layer = c->n_layers,
          .offset = floats + c->hidden_size,
          .n_dims = 1,
          .shape = {c->hidden_size}},
@@ -437,48 +549,9 @@ bl_arch_tensor bl_arch_tensor_at(const bl_model_config *c, int64_t i)
 
 bool bl_arch_is_bias(const bl_model_config *config, const bl_arch_tensor *tensor)
 {
-    int64_t per_layer = bl_arch_layer_floats(config);
+    int64_t end = bl_arch_vectors_before(config, config->n_layers);
 
-    if (tensor->role != BL_ROLE_VECTOR || tensor->offset >= config->n_layers * per_layer)
-        return false;
-    return tensor->offset % per_layer >= bl_arch_vector_offset(config, BL_LAYER_VECTORS);
-}
-
-/* ---- work ---- */
-
-int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer)
-{
-    if (layer >= BL_MODEL_MASK_LAYERS) return 0;
-    return windows->layers[layer / 64] >> layer % 64 & 1 ? windows->tokens : 0;
-}
-
-/* Keys that a token of a layer sees, on average over n_tokens: half of them, or the window less the
- * half window that the first tokens lack. */
-static double visible_tokens(const bl_model_config *c, int64_t layer, double n_tokens)
-{
-    double window = (double)bl_windows_of_layer(&c->windows, layer);
-
-    if (window == 0 || window >= n_tokens) return n_tokens / 2;
-    return window - window * window / (2 * n_tokens);
-}
-
-double bl_arch_step_flops(const bl_model_config *c, double n_lora_floats, int64_t first,
-                          double n_tokens, double mean_tokens, double n_labels)
-{
-    double weights = bl_arch_active_weights(c), n_layers = (double)c->n_layers;
-    double per_token = (2.0 * n_layers + 2.0 * (n_layers - (double)first)) * weights +
-                       6.0 * n_layers * n_lora_floats,
-           attention = 0;
-
-    /* QK^T and PV, forward and twice as much backward */
-    for (int64_t l = 0; l < c->n_layers; l++)
-        attention += (l < first ? 2.0 : 2.0 + 4.0) * visible_tokens(c, l, mean_tokens);
-    per_token += 2.0 * (double)extent_of(c, BL_EXTENT_Q) * attention;
-    return per_token * n_tokens + 4.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
-}
-
-double bl_arch_gradient_flops(const bl_model_config *c, double n_tokens, double n_labels)
-{
-    return 2.0 * (double)c->n_layers * bl_arch_active_weights(c) * n_tokens +
-           2.0 * (double)c->vocab_size * (double)c->hidden_size * n_labels;
+    if (tensor->role != BL_ROLE_VECTOR || tensor->offset >= end) return false;
+    return tensor->offset - bl_arch_vectors_before(config, tensor->layer) >=
+           bl_arch_vector_offset(config, bl_model_kind(config, tensor->layer), BL_LAYER_VECTORS);
 }

@@ -26,6 +26,7 @@ typedef enum bl_rope_kind {
 
 enum {
     BL_MODEL_MAX_EOS = 8,
+    BL_MODEL_MAX_NEXTN = 8,
     BL_MODEL_MASK_LAYERS = 1024, /* layers that may differ in kind */
     BL_MODEL_ROPE_FACTORS = 128  /* pairs of a head that longrope has factors for */
 };
@@ -38,6 +39,22 @@ typedef struct bl_windows {
 
 /* Tokens that a token of `layer` sees, itself included; 0: all before it. */
 int64_t bl_windows_of_layer(const bl_windows *windows, int64_t layer);
+
+/* Kinds of layers, by their MLP: layers of one kind have the same tensors. */
+typedef enum bl_layer_kind {
+    BL_LAYER_DENSE,   /* one MLP */
+    BL_LAYER_EXPERTS, /* routed experts, and perhaps an MLP for all tokens beside them */
+    BL_LAYER_KINDS
+} bl_layer_kind;
+
+/* Which layers of a model are of which kind: bl_model_kinds. */
+typedef struct bl_layer_kinds {
+    bool has_experts;                          /* else all are dense */
+    uint64_t dense[BL_MODEL_MASK_LAYERS / 64]; /* of a mixture: bit l % 64 of word l / 64 */
+} bl_layer_kinds;
+bl_layer_kind bl_layer_kind_of(const bl_layer_kinds *kinds, int64_t layer);
+/* How many of layers [0, end) are of a kind. */
+int64_t bl_layers_of_kind(const bl_layer_kinds *kinds, bl_layer_kind kind, int64_t end);
 
 /* What an MLP computes between its matrices. */
 typedef enum bl_activation {
@@ -62,6 +79,7 @@ typedef struct bl_model_config {
     bool is_head_apart;     /* that was true, and a stored head differs: not tied */
 
     int64_t rotary_dim; /* channels of a head that RoPE rotates, the first ones; even; 0: all */
+    double rotary_part; /* of head_dim, unless a key says so; 0: 1 */
     double rope_theta;
     bl_rope_kind rope_kind;
     double rope_factor;                                 /* linear, llama3, dynamic, yarn */
@@ -80,9 +98,16 @@ typedef struct bl_model_config {
     /* What some models have beyond Llama; 0: it has not. */
     bl_activation activation;
     int64_t n_experts; /* each token's MLP is top_k of so many, of expert_size; 0: one MLP */
+    uint64_t dense_layers[BL_MODEL_MASK_LAYERS / 64]; /* of a mixture: as of bl_layer_kinds */
     int64_t top_k, expert_size;
-    int64_t expert_group; /* not of config.json: bl_arch_expert_group's choice; 0: auto */
-    bool is_top_k_normed; /* the chosen experts' weights sum to 1 */
+    int64_t expert_group;         /* not of config.json: bl_arch_expert_group's choice; 0: auto */
+    int64_t shared_size;          /* of the MLP beside the experts */
+    bool is_top_k_normed;         /* the chosen experts' weights sum to 1 */
+    bool is_router_sigmoid;       /* as of bl_route, as are: */
+    int64_t n_groups, top_groups; /* of experts; 0: none */
+    double routed_scale;          /* of the experts' weights; 0: 1 */
+    int64_t first_experts;        /* the first layer with experts, unless a key says so */
+    int64_t n_nextn;              /* next-token-prediction layers, which are left out */
     double swiglu_alpha, swiglu_limit; /* of BL_SWIGLU_CLAMPED */
     unsigned biases; /* bit m: the projections of bl_layer_matrix m have a bias each */
     bl_windows windows;
@@ -92,13 +117,17 @@ typedef struct bl_model_config {
     double logits_scaling;       /* divides the logits */
 } bl_model_config;
 
-/* The matrices of a layer as a block multiplies with them: q|k|v, o, gate|up, down. Each is one or
- * several projections, stacked along the rows. Also the index of a matrix in a base unit. */
+/* The matrices of a layer as a block multiplies with them: q|k|v, o, gate|up, down; and those of
+ * all routed experts, one below the other. Each is one or several projections, stacked along the
+ * rows. Also the index of a matrix in a base unit. A layer of a kind that has no projection of a
+ * matrix has it with 0 rows. */
 typedef enum bl_layer_matrix {
     BL_QKV,
     BL_OUT,
     BL_GATE_UP,
     BL_MLP_DOWN,
+    BL_EXPERTS_GATE_UP,
+    BL_EXPERTS_DOWN,
     BL_LAYER_MATRICES
 } bl_layer_matrix;
 
@@ -111,9 +140,10 @@ typedef enum bl_layer_vector {
     BL_MLP_NORM_BIAS,
     BL_Q_NORM, /* of each head of q, and of k, or of all heads as one row, before RoPE */
     BL_K_NORM,
-    BL_ROUTER, /* (n_experts, hidden) */
+    BL_ROUTER, /* (n_experts, hidden); it and those behind it are of layers with experts alone */
     BL_ROUTER_BIAS,
-    BL_SINKS, /* of each head, in attention's softmax */
+    BL_ROUTER_CORRECTION, /* of the choice of experts */
+    BL_SINKS,             /* of each head, in attention's softmax */
     BL_LAYER_VECTORS
 } bl_layer_vector;
 
@@ -131,6 +161,7 @@ typedef enum bl_extent {
     BL_EXTENT_HEAD,
     BL_EXTENT_HEADS,           /* n_heads */
     BL_EXTENT_EXPERT,          /* expert_size */
+    BL_EXTENT_SHARED,          /* shared_size */
     BL_EXTENT_EXPERTS,         /* n_experts */
     BL_EXTENT_EXPERTS_GATE_UP, /* n_experts 2 expert_size */
     BL_EXTENT_EXPERTS_HIDDEN   /* n_experts hidden_size */
@@ -195,17 +226,21 @@ struct bl_arch {
     const char *head;                 /* "lm_head" */
     const bl_projection *projections; /* in the order of PEFT's modules: that of the LoRA weights */
     int n_projections;
-    /* The last ones are of routed experts. names[i]: of the tensors of the i-th
+    /* The last ones are of routed experts; before them are n_shared that layers
+     * with experts have besides, before those n_dense that only the other layers have. All others
+     * are in all layers. names[i]: of the tensors of the i-th
      * of these; NULL: each is one tensor "LAYERS.3.MODULE" of three dimensions, as transformers 5
      * stacks experts: (n_experts, output channels, input channels), or with is_transposed
      * (n_experts, input channels, output channels). A bias is "LAYERS.3.MODULE_bias",
      * (n_experts, output channels). */
-    int n_routed;
+    int n_dense, n_shared, n_routed;
     const bl_expert_names *names;
     bool is_transposed;
     bl_vector vectors[BL_LAYER_VECTORS];
     /* The same, as adapters have experts one by one. */
     const bl_expert_names *adapters;
+    /* The entry of the same models without norms of q and k, which the key use_qk_norm selects. */
+    const bl_arch *plain;
     const bl_arch *stacked; /* the entry of the same models with stacked experts; NULL: none */
     /* Beginnings of names of tensors that are not read, NULL-terminated: the model is part of a
      * larger one. NULL: there are none. */
@@ -220,6 +255,13 @@ struct bl_arch {
     bool is_grouped;
 };
 
+/* ---- kinds of layers ---- */
+
+bl_layer_kinds bl_model_kinds(const bl_model_config *config);
+bl_layer_kind bl_model_kind(const bl_model_config *config, int64_t layer);
+int64_t bl_model_layers_of(const bl_model_config *config, bl_layer_kind kind);
+void bl_model_set_dense(bl_model_config *config, int64_t layer);
+
 /* ---- projections ---- */
 
 /* Shape of the stored weight: rows = output channels, cols = input channels. */
@@ -227,25 +269,32 @@ void bl_projection_shape(const bl_model_config *config, int projection, int64_t 
                          int64_t *cols);
 /* The first row of the projection in its fused matrix. */
 int64_t bl_projection_row(const bl_model_config *config, int projection);
+/* Whether layers of the kind have it; whether a layer has; whether some layer of the model has. */
+bool bl_arch_has(const bl_arch *arch, bl_layer_kind kind, int projection);
+bool bl_model_has(const bl_model_config *config, int64_t layer, int projection);
+bool bl_model_has_somewhere(const bl_model_config *config, int projection);
 /* Whether it is of routed experts. */
 bool bl_arch_is_routed(const bl_arch *arch, int projection);
 /* "q_proj" */
 const char *bl_projection_name(const bl_projection *projection);
-/* The projection that is segment `segment` of a matrix; NULL: there is none. */
-const bl_projection *bl_arch_segment(const bl_arch *arch, int matrix, int segment);
+/* The projection that is segment `segment` of a matrix of layers of a kind; NULL: there is none. */
+const bl_projection *bl_arch_segment(const bl_arch *arch, bl_layer_kind kind, int matrix,
+                                     int segment);
 
 /* The projection that a tensor of that name is a weight of, and its layer; -1: of none. */
 int bl_arch_find_projection(const bl_arch *arch, const char *tensor, int64_t *layer);
 /* The same, and the first row of the projection that the tensor has. */
 int bl_arch_find_rows(const bl_model_config *config, const char *tensor, int64_t *layer,
                       int64_t *row);
-/* Weights of the projections of one layer; and those that a token is multiplied with, the router's
- * among them. */
-int64_t bl_arch_layer_weights(const bl_model_config *config);
-double bl_arch_active_weights(const bl_model_config *config);
+/* Weights of the projections of one layer of a kind; and those that a token is multiplied with, the
+ * router's among them. */
+int64_t bl_arch_layer_weights(const bl_model_config *config, bl_layer_kind kind);
+double bl_arch_active_weights(const bl_model_config *config, bl_layer_kind kind);
 
-/* The projections for store/peft.h: module i is projection i, routed experts are its last ones. */
+/* The projections for store/peft.h: module i is projection i, routed experts are its last ones. Of
+ * a model, without those that no layer has. */
 bl_peft_modules bl_arch_peft_modules(const bl_arch *arch);
+bl_peft_modules bl_model_peft_modules(const bl_model_config *config);
 
 /* Experts of a sub-unit of the base (linear/base.h): config->expert_group, at most all; auto: as
  * many as have the weights of the layer's other matrices, at least one. 0: there are none. */
@@ -265,8 +314,8 @@ typedef enum bl_tensor_role {
 typedef struct bl_arch_tensor {
     char name[BL_TENSOR_NAME_BYTES];
     bl_tensor_role role;
-    int64_t layer; /* of a projection, and its place in bl_arch.projections */
-    int projection;
+    int64_t layer;  /* of a projection or a vector; n_layers: the final norm's */
+    int projection; /* its place in bl_arch.projections */
     int64_t row;    /* of a projection: where the tensor's rows begin */
     int64_t offset; /* of a vector: floats from the start of all vectors */
     int n_dims;
@@ -291,21 +340,27 @@ void bl_arch_projection_tensor(const bl_arch *arch, int64_t layer, const bl_proj
 /* "lm_head.weight" */
 void bl_arch_module_tensor(const char *module, char name[BL_TENSOR_NAME_BYTES]);
 
-/* Floats of the vectors of one layer, biases included, and from their start to one of them; floats
- * of all vectors of the model, whose last ones are the final norm. */
-int64_t bl_arch_layer_floats(const bl_model_config *config);
-int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_vector vector);
-/* Floats of one; 0: the family has none. */
-int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_vector vector);
+/* Floats of the vectors of one layer of a kind, biases included, and from their start to one of
+ * them; floats of all vectors of the model, whose last ones are the final norm, and of those before
+ * a layer's. */
+int64_t bl_arch_layer_floats(const bl_model_config *config, bl_layer_kind kind);
+int64_t bl_arch_vector_offset(const bl_model_config *config, bl_layer_kind kind,
+                              bl_layer_vector vector);
+/* Floats of one; 0: such layers have none. */
+int64_t bl_arch_vector_width(const bl_model_config *config, bl_layer_kind kind,
+                             bl_layer_vector vector);
 /* From the start of a layer's vectors to the bias of a fused matrix, in the order of its rows; -1:
  * it has none. */
-int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_matrix matrix);
+int64_t bl_arch_bias_offset(const bl_model_config *config, bl_layer_kind kind,
+                            bl_layer_matrix matrix);
 int64_t bl_arch_vector_floats(const bl_model_config *config);
+int64_t bl_arch_vectors_before(const bl_model_config *config, int64_t layer);
 
 /* ---- work ---- */
 
 /* Model FLOPs of a step: forward of every frozen matrix and of attention, their input gradients
- * from layer `first` on, three times the LoRA path of n_lora_floats in a layer; no recomputation.
+ * from layer `first` on, three times the LoRA path of n_lora_floats, of all layers; no
+ * recomputation.
  * Samples have mean_tokens; the head works on n_labels of the n_tokens. Where weights are trained:
  * arch/trained.h. */
 double bl_arch_step_flops(const bl_model_config *config, double n_lora_floats, int64_t first,

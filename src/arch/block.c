@@ -72,27 +72,6 @@ static block_call call_of(bl_stream *stream, const bl_block *block, const bl_mic
                         .t = bl_block_effective_tensors(tensors, ws)};
 }
 
-bl_linear_use arch_use_matrix(const bl_block *block, const bl_micro_batch *batch,
-                              const bl_block_workspace *ws, bl_layer_matrix matrix,
-                              float *gradients)
-{
-    bl_linear_use use = {
-        .base = block->base,
-        .unit = block->layer,
-        .matrix = (int)matrix,
-        .prepared = block->prepared,
-        .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
-                 .sums = block->dims->sums,
-                 .workspace = ws->lora,
-                 .workspace_bytes = ws->lora_bytes,
-                 .dropout = block->dropout}};
-    use.lora.dropout.sample = batch->sample;
-    use.lora.dropout.position = batch->position;
-    if (block->lora)
-        bl_lora_layout_bind(block->lora, matrix, block->lora_weights, gradients, &use.lora);
-    return use;
-}
-
 static bl_linear_use use_matrix(const block_call *c, bl_layer_matrix matrix, float *gradients)
 {
     return arch_use_matrix(c->block, c->batch, c->ws, matrix, gradients);
@@ -103,7 +82,8 @@ static bl_linear_use use_matrix(const block_call *c, bl_layer_matrix matrix, flo
 static bl_quantized operand_of(const block_call *c, bl_layer_matrix matrix)
 {
     bl_linear_use use = use_matrix(c, matrix, NULL);
-    if (!bl_block_quantizes_input(c->dims, matrix)) return (bl_quantized){0};
+    if (!bl_block_quantizes_input(c->dims, matrix) || c->dims->matrix[matrix].rows == 0)
+        return (bl_quantized){0};
     return bl_linear_operand(c->stream, &use, c->batch->T, c->dims->act);
 }
 
@@ -381,18 +361,19 @@ static bl_status compute_out(const block_call *c, bl_tensor out)
 {
     bl_quantized quantized = operand_of(c, BL_MLP_DOWN);
 
-    BL_TRY(arch_activate(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->t.gate_up, c->ws->h,
-                         quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, c->dims->inter, c->batch->T, (bl_row_range){0},
+                         c->t.gate_up, c->ws->h, quantized));
     return add_branch(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, c->t.mid, out);
 }
 
 /* ---- the layer ---- */
 
-/* out of mid; of experts their routing alone */
+/* out of mid; of routed experts their routing alone */
 static bl_status forward_mlp(const block_call *c, bl_tensor out)
 {
     if (c->dims->n_experts > 0)
-        return arch_experts_route(c->stream, c->block, c->batch->T, c->ws, c->t.mid);
+        BL_TRY(arch_experts_route(c->stream, c->block, c->batch->T, c->ws, c->t.mid));
+    if (c->dims->inter == 0) return BL_OK;
     BL_TRY(compute_gate_up(c));
     return compute_out(c, out);
 }
@@ -411,22 +392,22 @@ bl_status bl_block_forward(bl_stream *stream, const bl_block *block, const bl_mi
     return forward_mlp(c, out);
 }
 
-/* ws->d_norm = the gradient of the MLP's normed input */
-static bl_status backward_mlp(const block_call *c, bl_tensor d)
+/* dx = the gradient of the MLP's normed input */
+static bl_status backward_mlp(const block_call *c, bl_tensor d, bl_tensor dx)
 {
     bl_quantized none = {0}, quantized = none;
     bl_tensor dy, in;
 
     /* Only norms of outputs need the product with W_down again. */
     if (c->dims->has_post_norms) quantized = operand_of(c, BL_MLP_DOWN);
-    BL_TRY(arch_activate(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->t.gate_up, c->ws->h,
-                         quantized));
+    BL_TRY(arch_activate(c->stream, c->dims, c->dims->inter, c->batch->T, (bl_row_range){0},
+                         c->t.gate_up, c->ws->h, quantized));
     BL_TRY(branch_gradient(c, BL_MLP_DOWN, c->dims->mlp_norm, c->ws->h, d, &dy));
     BL_TRY(linear_backward(c, BL_MLP_DOWN, c->ws->h, dy, c->ws->dh));
-    BL_TRY(arch_activate_backward(c->stream, c->dims, c->batch->T, (bl_row_range){0}, c->ws->dh,
-                                  c->t.gate_up));
+    BL_TRY(arch_activate_backward(c->stream, c->dims, c->dims->inter, c->batch->T,
+                                  (bl_row_range){0}, c->ws->dh, c->t.gate_up));
     BL_TRY(branch_input(c, c->dims->mlp_norm, mlp_input(c), none, &in));
-    return linear_backward(c, BL_GATE_UP, in, c->t.gate_up, c->ws->d_norm);
+    return linear_backward(c, BL_GATE_UP, in, c->t.gate_up, dx);
 }
 
 /* ws->d_attention = the gradient of attention's output */
@@ -511,10 +492,23 @@ bl_status bl_block_backward_begin(bl_stream *stream, const bl_block *block,
     return arch_experts_route(stream, block, batch->T, workspace, c.t.mid);
 }
 
+/* ws->d_norm += the gradient through a shared expert, for which ws->rows is free */
+static bl_status add_shared(const block_call *c, const bl_block_tensors *tensors, bl_tensor d)
+{
+    if (c->dims->inter == 0) return BL_OK;
+    if (!bl_tensor_is_there(tensors->gate_up)) BL_TRY(compute_gate_up(c));
+    BL_TRY(backward_mlp(c, d, c->ws->rows));
+    return bl_add(c->stream, &(bl_add_args){.n = c->batch->T * c->dims->hidden,
+                                            .a = c->ws->d_norm,
+                                            .b = c->ws->rows,
+                                            .y = c->ws->d_norm});
+}
+
 /* ws->d_norm of what backward_group left there; and what other micro-batches have overwritten. */
-static bl_status end_experts(const block_call *c)
+static bl_status end_experts(const block_call *c, const bl_block_tensors *tensors, bl_tensor d)
 {
     BL_TRY(arch_experts_route_backward(c->stream, c->block, c->batch->T, c->ws, c->ws->d_norm));
+    BL_TRY(add_shared(c, tensors, d));
     BL_TRY(norm_forward(c, c->dims->mlp_norm, c->t.mid, (bl_quantized){0}));
     return compute_qk(c);
 }
@@ -522,10 +516,10 @@ static bl_status end_experts(const block_call *c)
 /* ws->d_norm of all: the last product is that with W_gate_up. */
 static bl_status begin_backward(const block_call *c, const bl_block_tensors *tensors, bl_tensor d)
 {
-    if (c->dims->n_experts > 0) return end_experts(c);
+    if (c->dims->n_experts > 0) return end_experts(c, tensors, d);
     BL_TRY(recompute(c, tensors));
     if (!bl_tensor_is_there(tensors->gate_up)) BL_TRY(compute_gate_up(c));
-    return backward_mlp(c, d);
+    return backward_mlp(c, d, c->ws->d_norm);
 }
 
 bl_status bl_block_backward(bl_stream *stream, const bl_block *block, const bl_micro_batch *batch,

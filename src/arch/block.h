@@ -8,8 +8,8 @@
  *   mid = x + a W_o^T
  *   g|u = norm2(mid) W_gate_up^T
  *   out = mid + (silu(g) u) W_down^T
- * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h), a
- * clamped gate, and sinks in attention (gpt-oss);
+ * with the weighted sum of the chosen experts' MLPs in place of one (Mixtral; ops/experts.h), or
+ * added to one (GLM-4.5's shared experts), a clamped gate, and sinks in attention (gpt-oss);
  * with the outputs of attention and the MLP times a multiplier (Granite); norm2 of x in place of
  * mid, and h = gelu(norm2(x) W_gate_up^T) (Falcon); or with norm1 of a W_o^T and norm2 of the MLP's
  * output in place of the inputs' norms, and q and k normed over their whole width (OLMo 2);
@@ -65,10 +65,15 @@ typedef struct bl_block_rope {
 /* For a document of which parts are rotated one after the other: the tables of all its tokens. */
 bl_block_rope bl_block_rope_of_document(const bl_block_rope *rope, int64_t n_tokens);
 
+/* Of the layers of a kind. */
 typedef struct bl_block_dims {
-    int64_t hidden, inter, n_heads, n_kv_heads, head_dim, rotary_dim;
-    int64_t n_experts, top_k; /* 0, 1: one MLP; else inter is an expert's */
-    bool is_top_k_normed;
+    bl_layer_kind layer_kind;
+    int64_t hidden, n_heads, n_kv_heads, head_dim, rotary_dim;
+    int64_t inter;                          /* of the MLP of all tokens; 0: none */
+    int64_t n_experts, top_k, expert_inter; /* 0: no routed experts */
+    bool is_top_k_normed, is_router_sigmoid, has_correction;
+    int64_t n_router_groups, top_router_groups; /* as of bl_route, as is: */
+    float routed_scale;
     int64_t expert_group, n_expert_groups; /* experts of a group of the base; their number */
     int64_t q_width, kv_width, qkv_width;  /* n_heads d; n_kv_heads d; their sum q + 2 kv */
     double eps;
@@ -101,24 +106,25 @@ typedef struct bl_block_dims {
 } bl_block_dims;
 
 /* Without the tables. act: the dtype of activations (bl_device_act). */
-bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind, bl_dtype act);
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_layer_kind layer_kind,
+                               bl_device_kind kind, bl_dtype act);
 
 /* Whether the product with `matrix` adds the residual itself: that with a sub-layer's last matrix,
  * where no bias, norm or factor comes between. */
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix);
 
 /* Whether the matrix is those of all routed experts. */
-bool bl_block_is_routed(const bl_block_dims *dims, bl_layer_matrix matrix);
+bool bl_block_is_routed(bl_layer_matrix matrix);
 
 /* Whether RMSNorm or SwiGLU writes the input of the forward product with `matrix`, and so can also
  * quantize it if the product reads E4M3 (bl_linear_operand). */
 bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix);
 
 /* What a layer computes on T tokens, of dtype dims->act. x (T,H); qkv (T, q + 2 kv), rotated (with
- * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I), of
- * experts (T top_k, 2I); lse (T,n_heads), by groups, fp32. */
+ * head norms: as projected); attention (T,q); mid (T,H); gate_up (T, 2I), without a gate (T, I);
+ * expert_gate_up (T top_k, 2I) of experts; lse (T,n_heads), by groups, fp32. */
 typedef struct bl_block_tensors {
-    bl_tensor x, qkv, attention, mid, gate_up;
+    bl_tensor x, qkv, attention, mid, gate_up, expert_gate_up;
     float *lse;
 } bl_block_tensors;
 
@@ -146,7 +152,7 @@ typedef struct bl_block_workspace {
     void *routing;
     bl_tensor mlp_input; /* (T,H): what the experts read */
     float *sum;          /* (T,H): with several groups, of the tokens between two of them */
-    bl_tensor rows;      /* of a group, as are tensors.gate_up, h and dh then */
+    bl_tensor rows;      /* of a group, as are tensors.expert_gate_up, h and dh then */
     void *lora;          /* of the LoRA linear layer */
     size_t lora_bytes;
 } bl_block_workspace;
@@ -214,7 +220,8 @@ typedef struct bl_block {
 } bl_block;
 
 /* All acquire the layer's matrices of `base` and leave the release to the visit. Of a layer with
- * routed experts, forward, backward and extend are the parts that the other matrices have:
+ * routed experts, forward, backward and extend are the parts that the other matrices have, a shared
+ * expert's among them:
  *
  *   forward, or extend; then forward_group of each group of experts in ascending order
  *   backward_begin; backward_group of each in ascending order; then backward

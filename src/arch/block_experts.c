@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* block_experts.c -- the products of a layer with its routed experts, in place of those with
- * W_gate_up and W_down, group by group:
+ * W_gate_up and W_down, or after them, group by group:
  *
  *   forward   route(n2);  g|u of each row = n2 of its token W_gate_up^T of its expert
  *             mid + sum of w (h W_down^T + b) over a token's rows
@@ -29,15 +29,13 @@ static bl_routing routing_of(const bl_block *block, int64_t T, const bl_block_wo
     return routing;
 }
 
-static const float *router_of(const bl_block *block)
+/* NULL: the family has no such vector. */
+static const float *vector_of(const bl_block *block, bl_layer_vector vector)
 {
-    return block->vectors + block->dims->vector_offset[BL_ROUTER];
-}
-
-static const float *router_bias_of(const bl_block *block)
-{
-    if (!block->dims->has_router_bias) return NULL;
-    return block->vectors + block->dims->vector_offset[BL_ROUTER_BIAS];
+    const bl_block_dims *dims = block->dims;
+    bool is_absent = (vector == BL_ROUTER_BIAS && !dims->has_router_bias) ||
+                     (vector == BL_ROUTER_CORRECTION && !dims->has_correction);
+    return is_absent ? NULL : block->vectors + dims->vector_offset[vector];
 }
 
 /* A group of the layer's experts: its rows of the call's tokens, its unit of the base. */
@@ -92,8 +90,13 @@ bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T
     return bl_route(stream, &(bl_route_args){.routing = routing_of(block, T, ws),
                                              .H = dims->hidden,
                                              .is_normed = dims->is_top_k_normed,
-                                             .router = router_of(block),
-                                             .bias = router_bias_of(block),
+                                             .is_sigmoid = dims->is_router_sigmoid,
+                                             .n_groups = dims->n_router_groups,
+                                             .top_groups = dims->top_router_groups,
+                                             .scale = dims->routed_scale,
+                                             .router = vector_of(block, BL_ROUTER),
+                                             .bias = vector_of(block, BL_ROUTER_BIAS),
+                                             .correction = vector_of(block, BL_ROUTER_CORRECTION),
                                              .x = ws->mlp_input});
 }
 
@@ -242,25 +245,26 @@ static bl_status combine(const group_call *c, bool is_weighted, bl_tensor z, bl_
                                                     .sum = c->ws->sum});
 }
 
-/* ws->tensors.gate_up = the group's rows, from or to those of all groups */
+/* ws->tensors.expert_gate_up = the group's rows, from or to those of all groups */
 static bl_status move_gate_up(const group_call *c, bool to_all, bl_tensor all)
 {
     return bl_move_rows(c->stream, &(bl_move_rows_args){.routing = c->routing,
-                                                        .C = 2 * c->block->dims->inter,
+                                                        .C = 2 * c->block->dims->expert_inter,
                                                         .to_all = to_all,
-                                                        .rows = c->ws->tensors.gate_up,
+                                                        .rows = c->ws->tensors.expert_gate_up,
                                                         .all = all});
 }
 
-/* ws->tensors.gate_up of x (T,H) */
+/* ws->tensors.expert_gate_up of x (T,H) */
 static bl_status compute_gate_up(const group_call *c, const bl_lora_linear *lora, bl_tensor x)
 {
-    bl_tensor gate_up = c->ws->tensors.gate_up;
+    bl_tensor gate_up = c->ws->tensors.expert_gate_up;
     terms t;
 
     BL_TRY(permute(c, x));
-    BL_TRY(multiply(c, BL_GATE_UP, true, c->ws->rows, gate_up));
-    return find_terms(c, BL_GATE_UP, lora, &t) ? add_terms(&t, c->ws->rows, gate_up) : BL_OK;
+    BL_TRY(multiply(c, BL_EXPERTS_GATE_UP, true, c->ws->rows, gate_up));
+    return find_terms(c, BL_EXPERTS_GATE_UP, lora, &t) ? add_terms(&t, c->ws->rows, gate_up)
+                                                       : BL_OK;
 }
 
 /* On average: how many there are is known on the device. */
@@ -269,11 +273,12 @@ static int64_t mean_rows(const group_call *c)
     return bl_ceil_div(c->routing.T * c->routing.top_k * c->routing.n_experts, c->routing.n_all);
 }
 
-/* ws->h of ws->tensors.gate_up */
+/* ws->h of ws->tensors.expert_gate_up */
 static bl_status activate(const group_call *c)
 {
-    return arch_activate(c->stream, c->block->dims, mean_rows(c), bl_routing_range(&c->routing),
-                         c->ws->tensors.gate_up, c->ws->h, (bl_quantized){0});
+    return arch_activate(c->stream, c->block->dims, c->block->dims->expert_inter, mean_rows(c),
+                         bl_routing_range(&c->routing), c->ws->tensors.expert_gate_up, c->ws->h,
+                         (bl_quantized){0});
 }
 
 /* y *= the residual multiplier, if there is one; then += mid */
@@ -295,18 +300,20 @@ bl_status bl_block_forward_group(bl_stream *stream, const bl_block *block,
 {
     group_call call = call_of(stream, block, batch->T, ws, group);
     const group_call *c = &call;
-    bool adds = bl_block_adds_in_product(block->dims, BL_MLP_DOWN);
+    bool adds = bl_block_adds_in_product(block->dims, BL_EXPERTS_DOWN);
     bl_tensor mid = bl_block_effective_tensors(tensors, ws).mid;
-    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_GATE_UP, NULL),
-                  down = arch_use_matrix(block, batch, ws, BL_MLP_DOWN, NULL);
+    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_EXPERTS_GATE_UP, NULL),
+                  down = arch_use_matrix(block, batch, ws, BL_EXPERTS_DOWN, NULL);
     terms t;
 
     BL_TRY(compute_gate_up(c, &gate_up.lora, ws->mlp_input));
-    if (bl_tensor_is_there(tensors->gate_up)) BL_TRY(move_gate_up(c, true, tensors->gate_up));
+    if (bl_tensor_is_there(tensors->expert_gate_up))
+        BL_TRY(move_gate_up(c, true, tensors->expert_gate_up));
     BL_TRY(activate(c));
-    BL_TRY(multiply(c, BL_MLP_DOWN, true, ws->h, ws->rows));
-    if (find_terms(c, BL_MLP_DOWN, &down.lora, &t)) BL_TRY(add_terms(&t, ws->h, ws->rows));
-    BL_TRY(combine(c, true, adds ? mid : (bl_tensor){0}, out));
+    BL_TRY(multiply(c, BL_EXPERTS_DOWN, true, ws->h, ws->rows));
+    if (find_terms(c, BL_EXPERTS_DOWN, &down.lora, &t)) BL_TRY(add_terms(&t, ws->h, ws->rows));
+    /* With a shared expert `out` is mid and that. */
+    BL_TRY(combine(c, true, block->dims->inter > 0 ? out : adds ? mid : (bl_tensor){0}, out));
     return adds || group + 1 < block->dims->n_expert_groups ? BL_OK : join(c, mid, out);
 }
 
@@ -317,35 +324,37 @@ static bl_status pull_back_down(const group_call *c, const bl_lora_linear *lora,
     terms t;
 
     BL_TRY(permute(c, dy));
-    BL_TRY(multiply(c, BL_MLP_DOWN, false, ws->rows, ws->dh));
-    if (find_terms(c, BL_MLP_DOWN, lora, &t)) {
+    BL_TRY(multiply(c, BL_EXPERTS_DOWN, false, ws->rows, ws->dh));
+    if (find_terms(c, BL_EXPERTS_DOWN, lora, &t)) {
         BL_TRY(pull_up(&t, true, ws->h, ws->rows));
         BL_TRY(pull_back(&t, ws->dh));
         BL_TRY(weigh(&t, 1, true, t.du));
         BL_TRY(pull_down(&t, ws->h));
     }
-    return bl_weigh_backward(c->stream, &(bl_weigh_backward_args){.routing = c->routing,
-                                                                  .C = c->block->dims->inter,
-                                                                  .N = c->block->dims->hidden,
-                                                                  .h = ws->h,
-                                                                  .d = ws->dh,
-                                                                  .dy = ws->rows,
-                                                                  .bias = bias_of(c, BL_MLP_DOWN)});
+    return bl_weigh_backward(c->stream,
+                             &(bl_weigh_backward_args){.routing = c->routing,
+                                                       .C = c->block->dims->expert_inter,
+                                                       .N = c->block->dims->hidden,
+                                                       .h = ws->h,
+                                                       .d = ws->dh,
+                                                       .dy = ws->rows,
+                                                       .bias = bias_of(c, BL_EXPERTS_DOWN)});
 }
 
-/* ws->rows = the gradient of the rows of x (T,H), ws->tensors.gate_up being that of the products */
+/* ws->rows = the gradient of the rows of x (T,H), ws->tensors.expert_gate_up being that of the
+ * products */
 static bl_status pull_back_gate_up(const group_call *c, const bl_lora_linear *lora, bl_tensor x)
 {
-    bl_tensor dy = c->ws->tensors.gate_up;
+    bl_tensor dy = c->ws->tensors.expert_gate_up;
     terms t;
-    bool has_terms = find_terms(c, BL_GATE_UP, lora, &t);
+    bool has_terms = find_terms(c, BL_EXPERTS_GATE_UP, lora, &t);
 
     if (has_terms) {
         BL_TRY(permute(c, x));
         BL_TRY(pull_up(&t, false, c->ws->rows, dy));
         BL_TRY(pull_down(&t, c->ws->rows));
     }
-    BL_TRY(multiply(c, BL_GATE_UP, false, dy, c->ws->rows));
+    BL_TRY(multiply(c, BL_EXPERTS_GATE_UP, false, dy, c->ws->rows));
     return has_terms ? pull_back(&t, c->ws->rows) : BL_OK;
 }
 
@@ -357,18 +366,20 @@ bl_status bl_block_backward_group(bl_stream *stream, const bl_block *block,
     const bl_block_dims *dims = block->dims;
     group_call call = call_of(stream, block, batch->T, ws, group);
     const group_call *c = &call;
-    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_GATE_UP, gradients),
-                  down = arch_use_matrix(block, batch, ws, BL_MLP_DOWN, gradients);
+    bl_linear_use gate_up = arch_use_matrix(block, batch, ws, BL_EXPERTS_GATE_UP, gradients),
+                  down = arch_use_matrix(block, batch, ws, BL_EXPERTS_DOWN, gradients);
     bl_scale_args scaled = {
         .n = batch->T * dims->hidden, .scale = dims->residual_multiplier, .x = d, .y = ws->norm};
 
     if (scaled.scale > 0) BL_TRY(bl_scale(stream, &scaled));
-    BL_TRY(bl_tensor_is_there(tensors->gate_up) ? move_gate_up(c, false, tensors->gate_up)
-                                                : compute_gate_up(c, &gate_up.lora, ws->mlp_input));
+    BL_TRY(bl_tensor_is_there(tensors->expert_gate_up)
+               ? move_gate_up(c, false, tensors->expert_gate_up)
+               : compute_gate_up(c, &gate_up.lora, ws->mlp_input));
     BL_TRY(activate(c));
     BL_TRY(pull_back_down(c, &down.lora, scaled.scale > 0 ? ws->norm : d));
-    BL_TRY(arch_activate_backward(stream, dims, mean_rows(c), bl_routing_range(&c->routing), ws->dh,
-                                  ws->tensors.gate_up));
+    BL_TRY(arch_activate_backward(stream, dims, dims->expert_inter, mean_rows(c),
+                                  bl_routing_range(&c->routing), ws->dh,
+                                  ws->tensors.expert_gate_up));
     BL_TRY(pull_back_gate_up(c, &gate_up.lora, ws->mlp_input));
     return combine(c, false, (bl_tensor){0}, ws->d_norm);
 }
@@ -380,6 +391,8 @@ bl_status arch_experts_route_backward(bl_stream *stream, const bl_block *block, 
                              &(bl_route_backward_args){.routing = routing_of(block, T, ws),
                                                        .H = block->dims->hidden,
                                                        .is_normed = block->dims->is_top_k_normed,
-                                                       .router = router_of(block),
+                                                       .is_sigmoid = block->dims->is_router_sigmoid,
+                                                       .scale = block->dims->routed_scale,
+                                                       .router = vector_of(block, BL_ROUTER),
                                                        .dx = dx});
 }

@@ -21,10 +21,11 @@ bl_status arch_norm_heads_backward(bl_stream *stream, const bl_block *block, int
 /* h (n_rows, I) = the MLP's activation function of gate_up, of SwiGLU also in E4M3 where
  * `quantized` is. Backward: gate_up = its gradient, dh being that of h. range (ops/elementwise.h):
  * not of GELU. */
-bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
+bl_status arch_activate(bl_stream *stream, const bl_block_dims *dims, int64_t inter, int64_t n_rows,
                         bl_row_range range, bl_tensor gate_up, bl_tensor h, bl_quantized quantized);
-bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t n_rows,
-                                 bl_row_range range, bl_tensor dh, bl_tensor gate_up);
+bl_status arch_activate_backward(bl_stream *stream, const bl_block_dims *dims, int64_t inter,
+                                 int64_t n_rows, bl_row_range range, bl_tensor dh,
+                                 bl_tensor gate_up);
 
 /* ws->mlp_input = norm2 of mid (T,H), and its routing. */
 bl_status arch_experts_route(bl_stream *stream, const bl_block *block, int64_t T,

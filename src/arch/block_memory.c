@@ -12,10 +12,26 @@
 
 enum { ALIGNMENT_BYTES = 256 }; /* where tensors begin */
 
-bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kind, bl_dtype act)
+static void set_experts(const bl_model_config *config, bl_block_dims *dims)
 {
-    bl_block_dims dims = {.hidden = config->hidden_size,
-                          .inter = config->intermediate_size,
+    dims->n_experts = config->n_experts;
+    dims->top_k = config->top_k;
+    dims->expert_inter = config->expert_size;
+    dims->is_top_k_normed = config->is_top_k_normed;
+    dims->is_router_sigmoid = config->is_router_sigmoid;
+    dims->has_correction = config->arch->vectors[BL_ROUTER_CORRECTION].name != NULL;
+    dims->n_router_groups = config->n_groups;
+    dims->top_router_groups = config->top_groups;
+    dims->routed_scale = (float)config->routed_scale;
+    dims->expert_group = bl_arch_expert_group(config);
+    dims->n_expert_groups = bl_ceil_div(dims->n_experts, dims->expert_group);
+}
+
+bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_layer_kind layer_kind,
+                               bl_device_kind kind, bl_dtype act)
+{
+    bl_block_dims dims = {.layer_kind = layer_kind,
+                          .hidden = config->hidden_size,
                           .n_heads = config->n_heads,
                           .n_kv_heads = config->n_kv_heads,
                           .head_dim = config->head_dim,
@@ -25,29 +41,26 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
                           .residual_multiplier = (float)config->residual_multiplier,
                           .kind = kind,
                           .act = act};
-    dims.n_experts = config->n_experts;
-    dims.top_k = config->n_experts > 0 ? config->top_k : 1;
-    dims.is_top_k_normed = config->is_top_k_normed;
-    if (config->n_experts > 0) dims.inter = config->expert_size;
-    dims.expert_group = bl_arch_expert_group(config);
-    if (dims.n_experts > 0) dims.n_expert_groups = bl_ceil_div(dims.n_experts, dims.expert_group);
+    if (layer_kind == BL_LAYER_EXPERTS && config->n_experts > 0) set_experts(config, &dims);
     dims.q_width = dims.n_heads * dims.head_dim;
     dims.kv_width = dims.n_kv_heads * dims.head_dim;
     dims.qkv_width = dims.q_width + 2 * dims.kv_width;
     for (int p = 0; p < config->arch->n_projections; p++) {
         int m = (int)config->arch->projections[p].matrix;
         int64_t rows;
+        if (!bl_arch_has(config->arch, layer_kind, p)) continue;
         bl_projection_shape(config, p, &rows, &dims.matrix[m].cols);
         dims.matrix[m].rows += rows;
         dims.matrix[m].n_projections++;
     }
+    dims.inter = dims.matrix[BL_MLP_DOWN].cols;
     for (int v = 0; v < BL_LAYER_VECTORS; v++)
-        dims.vector_offset[v] = bl_arch_vector_offset(config, (bl_layer_vector)v);
-    dims.vector_floats = bl_arch_layer_floats(config);
+        dims.vector_offset[v] = bl_arch_vector_offset(config, layer_kind, (bl_layer_vector)v);
+    dims.vector_floats = bl_arch_layer_floats(config, layer_kind);
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
-        dims.bias_offset[m] = bl_arch_bias_offset(config, (bl_layer_matrix)m);
-    dims.q_norm_width = bl_arch_vector_width(config, BL_Q_NORM);
-    dims.k_norm_width = bl_arch_vector_width(config, BL_K_NORM);
+        dims.bias_offset[m] = bl_arch_bias_offset(config, layer_kind, (bl_layer_matrix)m);
+    dims.q_norm_width = bl_arch_vector_width(config, layer_kind, BL_Q_NORM);
+    dims.k_norm_width = bl_arch_vector_width(config, layer_kind, BL_K_NORM);
     dims.has_layer_norm = config->arch->has_layer_norm;
     dims.is_parallel = config->arch->is_parallel;
     dims.has_post_norms = config->arch->has_post_norms;
@@ -55,40 +68,35 @@ bl_block_dims bl_block_dims_of(const bl_model_config *config, bl_device_kind kin
     dims.activation = config->activation;
     dims.swiglu_alpha = (float)config->swiglu_alpha;
     dims.swiglu_limit = (float)config->swiglu_limit;
-    dims.has_sinks = bl_arch_vector_width(config, BL_SINKS) > 0;
-    dims.has_router_bias = bl_arch_vector_width(config, BL_ROUTER_BIAS) > 0;
+    dims.has_sinks = bl_arch_vector_width(config, layer_kind, BL_SINKS) > 0;
+    dims.has_router_bias = bl_arch_vector_width(config, layer_kind, BL_ROUTER_BIAS) > 0;
     dims.n_groups = config->arch->is_grouped ? dims.n_kv_heads : 1;
     return dims;
 }
 
-/* Rows that a token has at most in the group of experts that is computed; 1 of one MLP. */
+/* Rows that a token has at most in the group of experts that is computed; 0: no experts. */
 static int64_t rows_at_once(const bl_block_dims *dims)
 {
-    return dims->n_experts > 0 ? bl_min_i64(dims->top_k, dims->expert_group) : 1;
+    return bl_min_i64(dims->top_k, dims->expert_group);
 }
 
+/* Of the MLP's buffers, which serve a shared expert and groups of routed ones in turn. */
 static int64_t inter_width(const bl_block_dims *dims)
 {
-    return rows_at_once(dims) * dims->inter;
-}
-
-/* Of a token with n_rows rows. */
-static int64_t gate_up_width(const bl_block_dims *dims, int64_t n_rows)
-{
-    return dims->n_experts > 0 ? n_rows * 2 * dims->inter : dims->matrix[BL_GATE_UP].rows;
+    return bl_max_i64(dims->inter, rows_at_once(dims) * dims->expert_inter);
 }
 
 bool bl_block_adds_in_product(const bl_block_dims *dims, bl_layer_matrix matrix)
 {
-    bool has_bias = dims->bias_offset[matrix] >= 0 && !bl_block_is_routed(dims, matrix);
+    bool has_bias = dims->bias_offset[matrix] >= 0 && !bl_block_is_routed(matrix);
 
-    return (matrix == BL_OUT || matrix == BL_MLP_DOWN) && !dims->has_post_norms &&
-           !(dims->residual_multiplier > 0) && !has_bias;
+    return (matrix == BL_OUT || matrix == BL_MLP_DOWN || matrix == BL_EXPERTS_DOWN) &&
+           !dims->has_post_norms && !(dims->residual_multiplier > 0) && !has_bias;
 }
 
-bool bl_block_is_routed(const bl_block_dims *dims, bl_layer_matrix matrix)
+bool bl_block_is_routed(bl_layer_matrix matrix)
 {
-    return dims->n_experts > 0 && (matrix == BL_GATE_UP || matrix == BL_MLP_DOWN);
+    return matrix == BL_EXPERTS_GATE_UP || matrix == BL_EXPERTS_DOWN;
 }
 
 bool bl_block_quantizes_input(const bl_block_dims *dims, bl_layer_matrix matrix)
@@ -148,7 +156,10 @@ static void place_tensors(const bl_block_dims *dims, unsigned which, bool for_al
     }
     if (which & BL_SAVE_QKV) out->qkv = take(from, T * dims->qkv_width);
     int64_t n_rows = for_all ? rows_at_once(dims) : dims->top_k;
-    if (which & BL_SAVE_GATE_UP) out->gate_up = take(from, T * gate_up_width(dims, n_rows));
+    if (which & BL_SAVE_GATE_UP && dims->inter > 0)
+        out->gate_up = take(from, T * dims->matrix[BL_GATE_UP].rows);
+    if (which & BL_SAVE_GATE_UP && dims->n_experts > 0)
+        out->expert_gate_up = take(from, T * n_rows * 2 * dims->expert_inter);
 }
 
 int64_t bl_block_rows(const bl_block_dims *dims, int64_t T)
@@ -193,8 +204,7 @@ static size_t matrix_workspace_bytes(const bl_block_dims *dims, int matrix, int6
     bl_matmul_prepared prepared = {.memory_bytes = dims->prepared_bytes[matrix]};
     size_t most = 0;
 
-    if (bl_block_is_routed(dims, (bl_layer_matrix)matrix))
-        return arch_experts_term_bytes(dims, T, r);
+    if (bl_block_is_routed((bl_layer_matrix)matrix)) return arch_experts_term_bytes(dims, T, r);
     /* Which formats the matrices have is not known here. */
     for (int f = 0; f < BL_FORMAT_COUNT; f++)
         for (int mode = BL_MATMUL_BF16; mode <= (int)dims->mode; mode++) {
@@ -218,6 +228,7 @@ static size_t lora_workspace_bytes(const bl_block_dims *dims, int64_t T, int64_t
     size_t most = 0;
 
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
+        if (dims->matrix[m].rows == 0) continue;
         size_t n_bytes = matrix_workspace_bytes(dims, m, T, r, dropout);
         if (n_bytes > most) most = n_bytes;
     }
@@ -234,11 +245,12 @@ int bl_block_scratch_buffers(const bl_block_dims *dims)
  * group, with those of other micro-batches in between. */
 static void place_visit(const bl_block_dims *dims, int64_t T, bump *from, bl_block_workspace *ws)
 {
-    bl_tensor gate_up = ws->tensors.gate_up;
+    bl_tensor gate_up = ws->tensors.gate_up, of_group = ws->tensors.expert_gate_up;
     size_t n_bytes = bl_routing_bytes(T, dims->n_experts, dims->top_k);
 
     place_tensors(dims, BL_SAVE_S3, true, T, from, &ws->tensors);
     ws->tensors.gate_up = gate_up;
+    ws->tensors.expert_gate_up = of_group;
     ws->routing = take_bytes(from, (int64_t)n_bytes);
     ws->mlp_input = take(from, T * dims->hidden);
     if (dims->n_expert_groups > 1) ws->sum = take_floats(from, T * dims->hidden);
@@ -300,6 +312,7 @@ bl_block_tensors bl_block_effective_tensors(const bl_block_tensors *kept,
     if (!t.lse) t.lse = ws->tensors.lse;
     if (!bl_tensor_is_there(t.mid)) t.mid = ws->tensors.mid;
     if (!bl_tensor_is_there(t.gate_up)) t.gate_up = ws->tensors.gate_up;
+    if (!bl_tensor_is_there(t.expert_gate_up)) t.expert_gate_up = ws->tensors.expert_gate_up;
     return t;
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* block_weights.c -- gradients of a layer's own weights, where they are trained: of a matrix
+/* block_weights.c -- a layer's matrices with their adapters, and gradients of these matrices, where
+ * they are trained: of one
  * y = x W^T + b with the output's gradient dy
  *
  *   dW += dy^T x      one product per span of trained rows and micro-batch, summed in fp32, of fp32
@@ -11,6 +12,28 @@
 #include "base/sizes.h"
 #include "ops/matmul.h"
 #include "ops/norm.h"
+
+bl_linear_use arch_use_matrix(const bl_block *block, const bl_micro_batch *batch,
+                              const bl_block_workspace *ws, bl_layer_matrix matrix,
+                              float *gradients)
+{
+    bl_linear_use use = {
+        .base = block->base,
+        .unit = block->layer,
+        .matrix = (int)matrix,
+        .prepared = block->prepared,
+        .lora = {.mode = block->bf16_matrices >> matrix & 1u ? BL_MATMUL_BF16 : block->dims->mode,
+                 .sums = block->dims->sums,
+                 .workspace = ws->lora,
+                 .workspace_bytes = ws->lora_bytes,
+                 .dropout = block->dropout}};
+    use.lora.dropout.sample = batch->sample;
+    use.lora.dropout.position = batch->position;
+    if (block->lora)
+        bl_lora_layout_bind(block->lora, block->dims->layer_kind, matrix, block->lora_weights,
+                            gradients, &use.lora);
+    return use;
+}
 
 /* dW (span->n, cols) */
 static bl_status add_rows(bl_stream *stream, const bl_block *block, bl_layer_matrix matrix,

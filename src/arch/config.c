@@ -168,8 +168,9 @@ static void fit_experts(bl_model_config *config, const bl_hf_model *model)
 
     if (!stacked) return;
     other.arch = stacked;
-    if (bl_hf_find(model, bl_arch_stored_at(&other, 0, stacked->n_projections - 1, 0).name))
-        config->arch = stacked;
+    for (int64_t l = 0; l < config->n_layers; l++)
+        if (bl_hf_find(model, bl_arch_stored_at(&other, l, stacked->n_projections - 1, 0).name))
+            config->arch = stacked;
 }
 
 bl_status bl_model_config_fit(bl_model_config *config, const bl_hf_model *model)

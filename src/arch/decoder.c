@@ -218,7 +218,7 @@ bl_status arch_read_rest(const char *file, const json_t *root, bl_model_config *
 /* The count has two spellings; transformers 5 writes the second. */
 static bl_status read_expert_count(const char *file, const json_t *root, bl_model_config *c)
 {
-    static const char *const names[] = {"num_experts", "num_local_experts"};
+    static const char *const names[] = {"num_experts", "num_local_experts", "n_routed_experts"};
     int64_t before = 0;
 
     for (size_t i = 0; i < BL_COUNT(names); i++) {
@@ -227,7 +227,7 @@ static bl_status read_expert_count(const char *file, const json_t *root, bl_mode
         BL_TRY(
             bl_json_get_int(file, root, names[i], BL_JSON_OPTIONAL, 1, MAX_EXPERTS, &c->n_experts));
         if (before > 0 && before != c->n_experts)
-            return bl_json_fail(file, names[i], "the value of num_experts", value);
+            return bl_json_fail(file, names[i], "the same number under each name", value);
         before = c->n_experts;
     }
     if (c->n_experts <= MAX_EXPERTS_OF_LAYERS / c->n_layers) return BL_OK;
@@ -243,8 +243,6 @@ static bl_status check_expert_keys(const char *file, const json_t *root, const b
     static const struct {
         const char *key, *value, *expected;
     } only[] = {
-        {"decoder_sparse_step", "1", "1: dense layers among those of experts are not supported"},
-        {"mlp_only_layers", "[]", "[]: dense layers among those of experts are not supported"},
         {"output_router_logits", "false", "false: the routers' auxiliary loss is not computed"},
         {"router_jitter_noise", "0.0", "0: noise in the router is not supported"},
     };
@@ -262,10 +260,96 @@ static bl_status check_expert_keys(const char *file, const json_t *root, const b
     return BL_OK;
 }
 
+static bl_status set_dense(const char *file, const char *key, const json_t *value, int64_t layer,
+                           bl_model_config *c)
+{
+    if (layer >= BL_MODEL_MASK_LAYERS)
+        return bl_json_fail(file, key, "layers below 1024 without experts", value);
+    bl_model_set_dense(c, layer);
+    return BL_OK;
+}
+
+/* Layers that have one MLP: those of mlp_only_layers, and all whose number from 1 on
+ * decoder_sparse_step does not divide. */
+static bl_status read_dense_layers(const char *file, const json_t *root, bl_model_config *c)
+{
+    const json_t *list = NULL;
+    int64_t step = 1;
+
+    if (arch_reads(c->arch, "decoder_sparse_step"))
+        BL_TRY(bl_json_get_int(file, root, "decoder_sparse_step", BL_JSON_OPTIONAL, 1, MAX_LAYERS,
+                               &step));
+    for (int64_t l = 0; step > 1 && l < c->n_layers; l++)
+        if ((l + 1) % step)
+            BL_TRY(set_dense(file, "decoder_sparse_step",
+                             json_object_get(root, "decoder_sparse_step"), l, c));
+    int64_t first = c->first_experts;
+    if (arch_reads(c->arch, "first_k_dense_replace"))
+        BL_TRY(bl_json_get_int(file, root, "first_k_dense_replace", BL_JSON_OPTIONAL, 0, MAX_LAYERS,
+                               &first));
+    for (int64_t l = 0; l < bl_min_i64(first, c->n_layers); l++)
+        BL_TRY(set_dense(file, "first_k_dense_replace",
+                         json_object_get(root, "first_k_dense_replace"), l, c));
+    if (!arch_reads(c->arch, "mlp_only_layers")) return BL_OK;
+    BL_TRY(bl_json_get_array(file, root, "mlp_only_layers", BL_JSON_OPTIONAL, &list));
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *number = json_array_get(list, i);
+        if (!json_is_integer(number))
+            return bl_json_fail(file, "mlp_only_layers", "numbers of layers", list);
+        int64_t l =
+            json_integer_value(number); /* past the last one: no layer, as in transformers */
+        if (l >= 0 && l < c->n_layers) BL_TRY(set_dense(file, "mlp_only_layers", list, l, c));
+    }
+    return BL_OK;
+}
+
+/* DeepSeek-V3's. */
+static bl_status read_router(const char *file, const json_t *root, bl_model_config *c)
+{
+    const bl_arch *arch = c->arch;
+
+    if (arch_reads(arch, "n_group"))
+        BL_TRY(bl_json_get_int(file, root, "n_group", BL_JSON_OPTIONAL, 1, c->n_experts,
+                               &c->n_groups));
+    if (arch_reads(arch, "topk_group"))
+        BL_TRY(bl_json_get_int(file, root, "topk_group", BL_JSON_OPTIONAL, 1,
+                               bl_max_i64(1, c->n_groups), &c->top_groups));
+    if (arch_reads(arch, "routed_scaling_factor"))
+        BL_TRY(bl_json_get_real(file, root, "routed_scaling_factor", BL_JSON_OPTIONAL, 1e-9, 1e9,
+                                &c->routed_scale));
+    if (c->routed_scale == 1) c->routed_scale = 0;
+    if (c->n_groups <= 1 || c->top_groups == c->n_groups) c->n_groups = c->top_groups = 0;
+    if (c->n_groups > 0 && c->n_experts % c->n_groups)
+        return bl_json_fail(file, "n_group", "a divisor of the number of experts",
+                            json_object_get(root, "n_group"));
+    if (c->n_groups > 0 && c->top_k > c->top_groups * (c->n_experts / c->n_groups))
+        return bl_json_fail(file, "num_experts_per_tok", "at most the experts of topk_group groups",
+                            json_object_get(root, "num_experts_per_tok"));
+    return BL_OK;
+}
+
+/* The MLP beside the experts, as wide as n_shared_experts of them; layers for the prediction of
+ * tokens after the next. */
+static bl_status read_shared(const char *file, const json_t *root, bl_model_config *c)
+{
+    static const char *const nextn[] = {"num_nextn_predict_layers", "num_mtp_layers"};
+    int64_t n = 1;
+
+    for (size_t i = 0; i < BL_COUNT(nextn); i++)
+        if (arch_reads(c->arch, nextn[i]))
+            BL_TRY(bl_json_get_int(file, root, nextn[i], BL_JSON_OPTIONAL, 0, BL_MODEL_MAX_NEXTN,
+                                   &c->n_nextn));
+    if (!arch_reads(c->arch, "n_shared_experts")) return BL_OK;
+    BL_TRY(bl_json_get_int(file, root, "n_shared_experts", BL_JSON_OPTIONAL, 1, MAX_EXPERTS, &n));
+    c->shared_size = n * c->expert_size;
+    return BL_OK;
+}
+
 static bl_status read_experts(const char *file, const json_t *root, bl_model_config *c)
 {
     if (!arch_reads(c->arch, "num_experts_per_tok")) return BL_OK;
     BL_TRY(check_expert_keys(file, root, c));
+    BL_TRY(read_dense_layers(file, root, c));
     BL_TRY(read_expert_count(file, root, c));
     BL_TRY(bl_json_get_int(file, root, "num_experts_per_tok", BL_JSON_OPTIONAL, 1, c->n_experts,
                            &c->top_k));
@@ -277,22 +361,45 @@ static bl_status read_experts(const char *file, const json_t *root, bl_model_con
     if (arch_reads(c->arch, "norm_topk_prob"))
         BL_TRY(
             bl_json_get_bool(file, root, "norm_topk_prob", BL_JSON_OPTIONAL, &c->is_top_k_normed));
-    if (!arch_reads(c->arch, "moe_intermediate_size")) {
+    if (!arch_reads(c->arch, "moe_intermediate_size"))
         c->expert_size = c->intermediate_size;
-        return BL_OK;
-    }
-    return bl_json_get_int(file, root, "moe_intermediate_size", BL_JSON_OPTIONAL, 1, MAX_WIDTH,
-                           &c->expert_size);
+    else
+        BL_TRY(bl_json_get_int(file, root, "moe_intermediate_size", BL_JSON_OPTIONAL, 1, MAX_WIDTH,
+                               &c->expert_size));
+    BL_TRY(read_router(file, root, c));
+    return read_shared(file, root, c);
+}
+
+/* Norms of q and k, which a key may select. */
+static bl_status read_qk_norm(const char *file, const json_t *root, bl_model_config *c)
+{
+    bool has_norms = false;
+
+    if (!c->arch->plain) return BL_OK;
+    BL_TRY(bl_json_get_bool(file, root, "use_qk_norm", BL_JSON_OPTIONAL, &has_norms));
+    if (!has_norms) c->arch = c->arch->plain;
+    return BL_OK;
 }
 
 bl_status arch_read_decoder(const char *file, const json_t *root, bl_model_config *config)
 {
+    BL_TRY(read_qk_norm(file, root, config));
     BL_TRY(read_sizes(file, root, config));
     BL_TRY(read_experts(file, root, config));
     return arch_read_rest(file, root, config);
 }
 
 /* ---- the description ---- */
+
+static void describe_dense_layers(const bl_model_config *c, json_t *out)
+{
+    json_t *dense = json_array();
+
+    for (int64_t l = 0; c->n_experts > 0 && l < c->n_layers; l++)
+        if (bl_model_kind(c, l) == BL_LAYER_DENSE) json_array_append_new(dense, json_integer(l));
+    if (json_array_size(dense) > 0) json_object_set(out, "dense_layers", dense);
+    json_decref(dense);
+}
 
 /* What only some models have: nothing where a model has it not, so that descriptions of the others
  * stay as they are. */
@@ -307,6 +414,15 @@ static void describe_extras(const bl_model_config *c, json_t *out)
             out, json_pack("{s:I, s:I, s:I, s:b}", "num_experts", (json_int_t)c->n_experts,
                            "num_experts_per_tok", (json_int_t)c->top_k, "moe_intermediate_size",
                            (json_int_t)c->expert_size, "norm_topk_prob", (int)c->is_top_k_normed));
+    describe_dense_layers(c, out);
+    if (c->shared_size > 0)
+        json_object_set_new(out, "shared_expert_size", json_integer(c->shared_size));
+    if (c->is_router_sigmoid) json_object_set_new(out, "router", json_string("sigmoid"));
+    if (c->routed_scale > 0)
+        json_object_set_new(out, "routed_scaling_factor", json_real(c->routed_scale));
+    if (c->n_groups > 0)
+        json_object_update_new(out, json_pack("{s:I, s:I}", "n_group", (json_int_t)c->n_groups,
+                                              "topk_group", (json_int_t)c->top_groups));
     if (c->biases) json_object_set_new(out, "biases", json_integer((json_int_t)c->biases));
     for (int64_t l = 0; l < c->n_layers; l++)
         if (bl_windows_of_layer(&c->windows, l) > 0)

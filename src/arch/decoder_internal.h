@@ -26,8 +26,13 @@
  *   use_sliding_window, max_window_layers, layer_types   whether, and in which layers: those from
  *                        number max_window_layers on, or those of type "sliding_attention"
  *   num_experts, num_local_experts, num_experts_per_tok, moe_intermediate_size, norm_topk_prob
- *                        experts in all layers, and with decoder_sparse_step, mlp_only_layers,
- *                        output_router_logits and router_jitter_noise what must be off
+ *                        experts, and with output_router_logits and router_jitter_noise what must
+ *                        be off
+ *   decoder_sparse_step, mlp_only_layers, first_k_dense_replace   layers of a mixture that have one
+ *                        MLP
+ *   n_routed_experts, n_shared_experts, n_group, topk_group, routed_scaling_factor,
+ *   num_nextn_predict_layers, num_mtp_layers   DeepSeek-V3's
+ *   use_qk_norm          of entries with `plain`
  *   embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling   Granite's
  */
 #define BL_WINDOW_KEYS "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"
@@ -53,7 +58,8 @@ json_t *arch_describe_decoder(const bl_model_config *config);
 enum {
     BL_MODEL_MAX_WIDTH = 1 << 20,
     BL_ATTENTION_BIASES = 1 << BL_QKV | 1 << BL_OUT,
-    BL_MLP_BIASES = 1 << BL_GATE_UP | 1 << BL_MLP_DOWN
+    BL_MLP_BIASES = 1 << BL_GATE_UP | 1 << BL_MLP_DOWN,
+    BL_EXPERT_BIASES = 1 << BL_EXPERTS_GATE_UP | 1 << BL_EXPERTS_DOWN
 };
 
 #endif

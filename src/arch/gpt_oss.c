@@ -14,8 +14,8 @@ static const double THETA = 150000;
 
 static const bl_projection projections[] = {
     BL_LLAMA_ATTENTION,
-    {"mlp.experts.gate_up_proj", BL_GATE_UP, BL_EXTENT_EXPERTS_GATE_UP, BL_EXTENT_HIDDEN},
-    {"mlp.experts.down_proj", BL_MLP_DOWN, BL_EXTENT_EXPERTS_HIDDEN, BL_EXTENT_EXPERT},
+    {"mlp.experts.gate_up_proj", BL_EXPERTS_GATE_UP, BL_EXTENT_EXPERTS_GATE_UP, BL_EXTENT_HIDDEN},
+    {"mlp.experts.down_proj", BL_EXPERTS_DOWN, BL_EXTENT_EXPERTS_HIDDEN, BL_EXTENT_EXPERT},
 };
 
 static const char *const keys[] = {BL_DECODER_KEYS,
@@ -90,7 +90,7 @@ static json_t *describe_config(const bl_model_config *c)
 #define LAYER                                                                                      \
     .head_dim = 64, .n_kv_heads = 8, .max_position_embeddings = 131072, .rms_norm_eps = 1e-5,      \
     .top_k = 4, .is_top_k_normed = true, .activation = BL_SWIGLU_CLAMPED, .swiglu_alpha = 1.702,   \
-    .swiglu_limit = 7, .biases = BL_ATTENTION_BIASES | BL_MLP_BIASES, YARN
+    .swiglu_limit = 7, .biases = BL_ATTENTION_BIASES | BL_EXPERT_BIASES, YARN
 #define EVEN_LAYERS 0x5555555555555555u
 
 #define GPT_OSS(n, experts)                                                                        \

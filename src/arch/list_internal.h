@@ -20,7 +20,8 @@
     ENTRY(bl_arch_olmo2)                                                                           \
     ENTRY(bl_arch_qwen3_moe)                                                                       \
     ENTRY(bl_arch_mixtral)                                                                         \
-    ENTRY(bl_arch_gpt_oss)
+    ENTRY(bl_arch_gpt_oss)                                                                         \
+    ENTRY(bl_arch_glm4_moe)
 
 #define ARCH_DECLARE(name) extern const bl_arch name;
 ARCH_LIST(ARCH_DECLARE)

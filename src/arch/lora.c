@@ -3,6 +3,7 @@
 #include "arch/lora.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/sizes.h"
 
@@ -29,7 +30,38 @@ bool bl_lora_has_experts(const bl_lora_layout *layout)
 
 int64_t bl_lora_n_weights(const bl_lora_layout *layout, int64_t n_layers)
 {
-    return layout->n_floats * n_layers + layout->n_table_floats;
+    return bl_lora_floats_before(layout, n_layers) + layout->n_table_floats;
+}
+
+int64_t bl_lora_layer_floats(const bl_lora_layout *layout, int64_t layer)
+{
+    return layout->kind_floats[bl_layer_kind_of(&layout->kinds, layer)];
+}
+
+int64_t bl_lora_floats_before(const bl_lora_layout *layout, int64_t layer)
+{
+    return bl_lora_chunks_before(layout, layer, 1);
+}
+
+int64_t bl_lora_chunk(const bl_lora_layout *layout, int64_t layer, int n_ranks)
+{
+    return bl_ceil_div(bl_lora_layer_floats(layout, layer), n_ranks);
+}
+
+int64_t bl_lora_chunks_before(const bl_lora_layout *layout, int64_t layer, int n_ranks)
+{
+    int64_t n = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        n += bl_layers_of_kind(&layout->kinds, (bl_layer_kind)k, layer) *
+             bl_ceil_div(layout->kind_floats[k], n_ranks);
+    return n;
+}
+
+bool bl_lora_has(const bl_lora_layout *layout, int64_t layer, int projection)
+{
+    return layout->a_offset[projection] >= 0 &&
+           bl_arch_has(layout->arch, bl_layer_kind_of(&layout->kinds, layer), projection);
 }
 
 double bl_lora_table_flops(const bl_lora_layout *layout, double n_tokens, double n_labels)
@@ -83,7 +115,7 @@ static void measure_projection(const bl_model_config *config, int p, bl_lora_lay
 void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *options,
                          bl_lora_layout *out)
 {
-    *out = (bl_lora_layout){.arch = config->arch};
+    *out = (bl_lora_layout){.arch = config->arch, .kinds = bl_model_kinds(config)};
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) out->a_offset[p] = out->b_offset[p] = -1;
     for (int t = 0; t < BL_MODEL_TABLES; t++) out->table_a[t] = out->table_b[t] = -1;
     for (int f = 0; f < 2; f++) {
@@ -94,10 +126,29 @@ void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *o
 
     out->options = *options;
     out->scale = (float)bl_lora_scale(options->alpha, options->r, options->use_rslora);
-    for (int p = 0; p < config->arch->n_projections; p++)
-        if (options->target[p]) measure_projection(config, p, out);
+    for (int p = 0; p < config->arch->n_projections; p++) {
+        out->options.target[p] &= bl_model_has_somewhere(config, p);
+        if (out->options.target[p]) measure_projection(config, p, out);
+    }
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        out->has_kind[k] = bl_model_layers_of(config, (bl_layer_kind)k) > 0;
     bl_lora_layout_stack(out, false);
     place_tables(config, out);
+}
+
+/* The place of n floats of projection p: behind those of all kinds that have it. */
+static int64_t place_factor(bl_lora_layout *layout, int p, int64_t n)
+{
+    int64_t at = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        if (bl_arch_has(layout->arch, (bl_layer_kind)k, p) && layout->has_kind[k])
+            at = bl_max_i64(at, layout->kind_floats[k]);
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        if (bl_arch_has(layout->arch, (bl_layer_kind)k, p) && layout->has_kind[k])
+            layout->kind_floats[k] = at + n;
+    layout->n_floats = bl_max_i64(layout->n_floats, at + n);
+    return at;
 }
 
 /* The factors of projections [first, end): all A's, then all B's. */
@@ -105,16 +156,14 @@ static void place_factors(bl_lora_layout *layout, int first, int end)
 {
     const bl_lora_options *o = &layout->options;
 
-    for (int p = first; p < end; p++) {
-        if (!o->target[p]) continue;
-        layout->a_offset[p] = layout->n_floats;
-        layout->n_floats += bl_lora_factor_floats(layout, p, BL_PEFT_A);
-    }
-    for (int p = first; p < end; p++) {
-        if (!o->target[p]) continue;
-        layout->b_offset[p] = layout->n_floats;
-        layout->n_floats += bl_lora_factor_floats(layout, p, BL_PEFT_B);
-    }
+    for (int p = first; p < end; p++)
+        if (o->target[p])
+            layout->a_offset[p] =
+                place_factor(layout, p, bl_lora_factor_floats(layout, p, BL_PEFT_A));
+    for (int p = first; p < end; p++)
+        if (o->target[p])
+            layout->b_offset[p] =
+                place_factor(layout, p, bl_lora_factor_floats(layout, p, BL_PEFT_B));
 }
 
 void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
@@ -124,6 +173,7 @@ void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
 
     layout->is_stacked = is_stacked;
     layout->n_floats = 0;
+    memset(layout->kind_floats, 0, sizeof layout->kind_floats);
     for (int p = 0, end; p < n; p = end) { /* a matrix's projections are neighbors */
         end = p + 1;
         while (is_stacked && end < n && list[end].matrix == list[p].matrix) end++;
@@ -131,13 +181,15 @@ void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked)
     }
 }
 
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
-                         float *gradients, bl_lora_linear *linear)
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_kind kind, bl_layer_matrix matrix,
+                         bl_tensor weights, float *gradients, bl_lora_linear *linear)
 {
     linear->n_parts = 0;
     linear->is_stacked = layout->is_stacked;
     for (int p = 0; p < layout->arch->n_projections; p++) {
-        if (layout->a_offset[p] < 0 || layout->arch->projections[p].matrix != matrix) continue;
+        if (layout->a_offset[p] < 0 || layout->arch->projections[p].matrix != matrix ||
+            !bl_arch_has(layout->arch, kind, p))
+            continue;
         linear->part[linear->n_parts++] = (bl_lora_part){
             .r = layout->r[p],
             .row_begin = layout->row_begin[p],
@@ -156,7 +208,7 @@ void bl_lora_layout_initialize(const bl_lora_layout *layout, uint64_t seed, int6
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < layout->arch->n_projections; p++) {
-        if (layout->a_offset[p] < 0) continue;
+        if (!bl_lora_has(layout, layer, p)) continue;
         int64_t a_begin = layout->a_offset[p],
                 a_end = a_begin + bl_lora_factor_floats(layout, p, BL_PEFT_A);
         int64_t first = begin > a_begin ? begin : a_begin,

@@ -5,9 +5,11 @@
  * Flat order: layer, then the architecture's projections (PEFT's module order), A (r,K) before B
  * (N,r). A stacked layout has, matrix by matrix, the A's of all projections before their B's: what
  * bl_lora_linear's is_stacked wants of devices with bf16 activations. Routed experts have one pair
- * of factors: A (experts r,K) and B (experts N,r), expert by expert. Layers are alike, so one
- * layout serves all; gradients have the same layout. A layer's vector is sharded over all ranks:
- * rank i holds floats [i c, (i+1) c), c = ceil(n_floats / ranks), zero-padded at the end.
+ * of factors: A (experts r,K) and B (experts N,r), expert by expert. Layers of one kind are alike,
+ * and a projection begins at the same place in all kinds that have it; gradients have the same
+ * layout. A layer's vector is sharded over all ranks: rank i holds floats [i c, (i+1) c), c =
+ * ceil(n / ranks) of the layer's n floats, zero-padded at the end; the shards of layers follow one
+ * another.
  *
  * The terms of the embedding and the head are in a separate vector, whole on every rank: A before B
  * of each, the embedding first. The embedding's A is stored transposed, (vocab, r), so
@@ -46,7 +48,11 @@ typedef struct bl_lora_layout {
     int64_t b_offset[BL_MAX_PROJECTIONS];
     int64_t a_cols[BL_MAX_PROJECTIONS], b_rows[BL_MAX_PROJECTIONS]; /* b_rows: of all experts */
     int64_t row_begin[BL_MAX_PROJECTIONS];                          /* in the fused matrix */
-    int64_t n_floats; /* of one layer, without padding; 0: no adapter */
+    bl_layer_kinds kinds;
+    bool has_kind[BL_LAYER_KINDS]; /* the model has such layers */
+    int64_t
+        kind_floats[BL_LAYER_KINDS]; /* of a layer, without padding; 0 of kinds without layers */
+    int64_t n_floats;                /* the larger one; 0: no adapter */
     bool is_stacked;
     /* Floats from the start of the tables' vector; -1: not a target. */
     int64_t table_a[BL_MODEL_TABLES], table_b[BL_MODEL_TABLES];
@@ -66,10 +72,20 @@ void bl_lora_layout_init(const bl_model_config *config, const bl_lora_options *o
 /* Moves the projections of a layout between the two orders. */
 void bl_lora_layout_stack(bl_lora_layout *layout, bool is_stacked);
 
-/* Sets `linear`'s parts for fused matrix `matrix`; weights and gradients are flat vectors of one
- * layer, gradients NULL in a forward. Leaves weight, dropout and workspace alone. */
-void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_matrix matrix, bl_tensor weights,
-                         float *gradients, bl_lora_linear *linear);
+/* Floats of layer `layer`, and of all layers before it; of its shard of one of n_ranks ranks, and
+ * of those of all layers before it. Layer n_layers: of all. */
+int64_t bl_lora_layer_floats(const bl_lora_layout *layout, int64_t layer);
+int64_t bl_lora_floats_before(const bl_lora_layout *layout, int64_t layer);
+int64_t bl_lora_chunk(const bl_lora_layout *layout, int64_t layer, int n_ranks);
+int64_t bl_lora_chunks_before(const bl_lora_layout *layout, int64_t layer, int n_ranks);
+/* Whether layer `layer` has a term of the projection. */
+bool bl_lora_has(const bl_lora_layout *layout, int64_t layer, int projection);
+
+/* Sets `linear`'s parts for fused matrix `matrix` of a layer of a kind; weights and gradients are
+ * flat vectors of one layer, gradients NULL in a forward. Leaves weight, dropout and workspace
+ * alone. */
+void bl_lora_layout_bind(const bl_lora_layout *layout, bl_layer_kind kind, bl_layer_matrix matrix,
+                         bl_tensor weights, float *gradients, bl_lora_linear *linear);
 
 /* Floats of a projection's factor, of all its experts. */
 int64_t bl_lora_factor_floats(const bl_lora_layout *layout, int projection, bl_peft_factor factor);

@@ -188,7 +188,7 @@ static bl_status read_rotary_part(const char *where, const json_t *keys, bl_mode
     BL_TRY(bl_json_get_real(where, keys, key, BL_JSON_OPTIONAL, arch_reads(c->arch, key) ? 0 : 1, 1,
                             &part));
     int64_t d = (int64_t)((double)c->head_dim * part); /* transformers rounds down, too */
-    if (d < 2 || d % 2)
+    if (d < 2 || d % 2 || c->rotary_dim % 2)
         return bl_json_fail(where, key, "an even number of head_dim channels",
                             json_object_get(keys, key));
     if (json_object_get(keys, key)) c->rotary_dim = d < c->head_dim ? d : 0;
@@ -241,6 +241,7 @@ bl_status arch_read_rope(const char *file, const json_t *root, bl_model_config *
     if (scaling && parameters && !json_equal(scaling, parameters))
         return bl_json_fail(file, "rope_scaling", "nothing beside rope_parameters", scaling);
     const json_t *rope = parameters ? parameters : scaling;
+    if (c->rotary_part > 0) c->rotary_dim = (int64_t)((double)c->head_dim * c->rotary_part);
     if (arch_reads(c->arch, "partial_rotary_factor")) BL_TRY(read_rotary_part(file, root, c));
     if (!rope) return keep_defaults(file, root, c);
     clear_defaults(root, c);

@@ -22,8 +22,8 @@ const bl_projection *bl_arch_find_target(const char *name, int64_t *layer)
 
     for (size_t i = 0; i < BL_COUNT(table); i++) {
         bl_peft_modules modules = bl_arch_peft_modules(table[i]);
-        if (bl_peft_target_parse(&modules, name, &module, layer))
-            return &table[i]->projections[module];
+        uint32_t found = bl_peft_target_parse(&modules, name, layer);
+        if (found) return &table[i]->projections[__builtin_ctz(found)];
         if (bl_peft_expert_parse(&modules, name, &module, &piece))
             return &table[i]->projections[module < 0 ? modules.n : module];
     }

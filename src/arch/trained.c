@@ -32,13 +32,14 @@ static void add_range(bl_trained_set *set, int64_t begin, int64_t n)
 }
 
 /* The bias of a matrix that float `at` of a layer's vectors is in; *element: its place there. */
-static bl_layer_matrix bias_at(const bl_model_config *c, int64_t at, int64_t *element)
+static bl_layer_matrix bias_at(const bl_model_config *c, bl_layer_kind kind, int64_t at,
+                               int64_t *element)
 {
     bl_layer_matrix found = BL_QKV;
 
     *element = 0;
     for (int m = 0; m < BL_LAYER_MATRICES; m++) {
-        int64_t begin = bl_arch_bias_offset(c, (bl_layer_matrix)m);
+        int64_t begin = bl_arch_bias_offset(c, kind, (bl_layer_matrix)m);
         if (begin < 0 || begin > at) continue;
         found = (bl_layer_matrix)m;
         *element = at - begin;
@@ -48,24 +49,23 @@ static bl_layer_matrix bias_at(const bl_model_config *c, int64_t at, int64_t *el
 
 static void add_vector(const bl_model_config *c, const bl_arch_tensor *t, bl_trained_set *set)
 {
-    int64_t per_layer = bl_arch_layer_floats(c),
-            layer = per_layer > 0 ? bl_min_i64(t->offset / per_layer, c->n_layers) : c->n_layers,
-            at = t->offset - layer * per_layer, element;
-    bl_trained_unit *unit = &set->unit[layer];
+    int64_t at = t->offset - bl_arch_vectors_before(c, t->layer), element;
+    bl_layer_kind kind = bl_model_kind(c, t->layer);
+    bl_trained_unit *unit = &set->unit[t->layer];
 
     add_range(set, t->offset, t->shape[0]);
-    if (layer == c->n_layers) {
+    if (t->layer == c->n_layers) {
         unit->vectors |= 1u << (at == 0 ? BL_ATTENTION_NORM : BL_ATTENTION_NORM_BIAS);
         return;
     }
     for (int v = 0; v < BL_LAYER_VECTORS; v++) {
-        if (bl_arch_vector_width(c, (bl_layer_vector)v) == 0 ||
-            bl_arch_vector_offset(c, (bl_layer_vector)v) != at)
+        if (bl_arch_vector_width(c, kind, (bl_layer_vector)v) == 0 ||
+            bl_arch_vector_offset(c, kind, (bl_layer_vector)v) != at)
             continue;
         unit->vectors |= 1u << v;
         return;
     }
-    bl_layer_matrix matrix = bias_at(c, at, &element);
+    bl_layer_matrix matrix = bias_at(c, kind, at, &element);
     add_span(&unit->bias[matrix], element, t->shape[0]);
 }
 

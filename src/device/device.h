@@ -186,7 +186,7 @@ BL_API bl_status bl_stream_call(bl_stream *stream, bl_stream_fn fn, const void *
  * stream has BL_STREAM_READS of them at a time; `slot` names one. On a device that is a model
  * (device/model.h) neither is called: a read of n_bytes takes the disk's time. Errors as
  * bl_stream_call's; BL_EINTERNAL for another slot. */
-enum { BL_STREAM_READS = 24 };
+enum { BL_STREAM_READS = 36 };
 bl_status bl_stream_begin_read(bl_stream *stream, int slot, size_t n_bytes, bl_stream_fn fn,
                                const void *args, size_t args_bytes);
 bl_status bl_stream_end_read(bl_stream *stream, int slot, bl_stream_fn fn, const void *args,

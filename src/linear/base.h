@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 /* Most matrices of a unit, segments of a matrix, and parts: codes and scales of each segment. */
-enum { BL_BASE_MATRICES = 4, BL_BASE_SEGMENTS = 3, BL_BASE_PARTS = 2 * BL_BASE_SEGMENTS };
+enum { BL_BASE_MATRICES = 6, BL_BASE_SEGMENTS = 3, BL_BASE_PARTS = 2 * BL_BASE_SEGMENTS };
 
 /* Rows that are gathered together: the codes of neighboring segments whose rows have the same
  * number of bytes; or the scales of the part before, where the format has BL_SCALES_PAGED. Both are

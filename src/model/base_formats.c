@@ -119,6 +119,12 @@ void bl_base_formats_describe(const bl_base_formats *f, const char *where,
         }
 }
 
+bool bl_model_has_format(const bl_model_config *config, size_t i)
+{
+    size_t n = (size_t)config->arch->n_projections;
+    return bl_model_has(config, (int64_t)(i / n), (int)(i % n));
+}
+
 size_t bl_model_format_count(const bl_model_config *config)
 {
     return (size_t)(config->n_layers * config->arch->n_projections);
@@ -127,7 +133,7 @@ size_t bl_model_format_count(const bl_model_config *config)
 bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats)
 {
     for (size_t i = 0; i < bl_model_format_count(config); i++)
-        if (formats[i] != BL_FORMAT_BF16) return false;
+        if (bl_model_has_format(config, i) && formats[i] != BL_FORMAT_BF16) return false;
     return true;
 }
 

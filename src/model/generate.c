@@ -19,7 +19,8 @@ struct bl_generator {
     bl_device *device;
     bl_stream *stream;
     const bl_model_weights *weights;
-    bl_block_dims dims; /* with RoPE's tables of `capacity` tokens: keys in the cache keep theirs */
+    /* With RoPE's tables of `capacity` tokens: keys in the cache keep theirs. */
+    bl_block_dims dims[BL_LAYER_KINDS];
     bl_base *base;
     const bl_lora_layout *lora;
     bl_tensor lora_weights;
@@ -30,12 +31,12 @@ struct bl_generator {
     bl_feed *feed;
     void *head_scratch; /* NULL: the head's product needs none */
     size_t head_scratch_bytes;
-    bl_twin *tokens; /* int32_t: ids (CHUNK) | cu_seqlens (2) */
-    bl_twin *logits; /* (V), of the activations' dtype */
-    float *values;   /* (V), host: the logits */
-    bl_block_workspace workspace;
-    bl_pass_adapter adapter; /* its terms; the other members are not used */
-    model_term_space terms;  /* of CHUNK tokens */
+    bl_twin *tokens;                              /* int32_t: ids (CHUNK) | cu_seqlens (2) */
+    bl_twin *logits;                              /* (V), of the activations' dtype */
+    float *values;                                /* (V), host: the logits */
+    bl_block_workspace workspace[BL_LAYER_KINDS]; /* in the same memory */
+    bl_pass_adapter adapter;                      /* its terms; the other members are not used */
+    model_term_space terms;                       /* of CHUNK tokens */
     void *terms_memory;
     bl_micro_batch batch;
 };
@@ -45,6 +46,12 @@ typedef struct memory_size {
     int64_t rows, workspace, feed, head_scratch;
 } memory_size;
 
+static bl_block_dims dims_of(const bl_model_weights *weights, int kind)
+{
+    return bl_block_dims_of(&weights->model->config, (bl_layer_kind)kind, weights->dims.kind,
+                            weights->dims.act);
+}
+
 static memory_size measure(const bl_model_weights *weights, int64_t r)
 {
     enum { ALIGNMENT_BYTES = 256 };
@@ -53,10 +60,18 @@ static memory_size measure(const bl_model_weights *weights, int64_t r)
     bl_tensor none = bl_tensor_of(NULL, dims->act);
     bl_matmul_weight_args head = {.forward = true, .T = 1, .weight = weights->tied_head};
 
+    int64_t workspace = 0;
+
     if (head.weight.rows == 0) head.weight = weights->layout.units[c->n_layers].matrix[0].weight;
+    for (int k = 0; k < BL_LAYER_KINDS; k++) {
+        bl_block_dims of_kind = dims_of(weights, k);
+        if (bl_model_layers_of(c, (bl_layer_kind)k) > 0)
+            workspace =
+                bl_max_i64(workspace, bl_block_workspace_bytes(&of_kind, CHUNK, r, false, false));
+    }
     return (memory_size){
         bl_round_up((int64_t)bl_tensor_bytes(none, (CHUNK + 1) * c->hidden_size), ALIGNMENT_BYTES),
-        bl_round_up(bl_block_workspace_bytes(dims, CHUNK, r, false, false), ALIGNMENT_BYTES),
+        bl_round_up(workspace, ALIGNMENT_BYTES),
         bl_round_up(bl_feed_measure(dims, false, CHUNK, 1).device_bytes, ALIGNMENT_BYTES),
         (int64_t)bl_matmul_weight_scratch_bytes(dims->kind, &head)};
 }
@@ -73,7 +88,9 @@ static bl_status take_memory(bl_generator *g)
     char *feed = g->memory + n.rows + n.workspace;
     g->x = bl_tensor_of(g->memory, dims->act);
     g->normed = bl_tensor_at(g->x, CHUNK * H);
-    bl_block_place_workspace(dims, CHUNK, r, false, false, g->memory + n.rows, &g->workspace);
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        bl_block_place_workspace(&g->dims[k], CHUNK, r, false, false, g->memory + n.rows,
+                                 &g->workspace[k]);
     g->head_scratch = n.head_scratch > 0 ? feed + n.feed : NULL;
     g->head_scratch_bytes = (size_t)n.head_scratch;
     return bl_feed_create(g->device, g->weights, CHUNK, 1, feed, &g->feed);
@@ -99,13 +116,15 @@ bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_mod
     *g = (bl_generator){.device = device,
                         .stream = stream,
                         .weights = weights,
-                        .dims = *dims,
                         .base = base,
                         .lora = lora,
                         .lora_weights = lora_weights,
                         .capacity = capacity,
                         .caches = none};
-    g->dims.rope = bl_block_rope_of_document(&dims->rope, capacity);
+    for (int k = 0; k < BL_LAYER_KINDS; k++) {
+        g->dims[k] = dims_of(weights, k);
+        g->dims[k].rope = bl_block_rope_of_document(&dims->rope, capacity);
+    }
     BL_TRY_GOTO(
         st, done,
         bl_device_alloc(device, BL_SPACE_DEVICE, cache_bytes, "key/value cache", &g->caches.data));
@@ -129,13 +148,14 @@ done:
 
 bl_status bl_generator_use_terms(bl_generator *g, const bl_table_term *terms)
 {
-    int64_t H = g->dims.hidden, r = bl_max_i64(terms[BL_TABLE_EMBEDDING].r, terms[BL_TABLE_HEAD].r);
-    size_t n_bytes = (size_t)model_term_space_bytes(g->dims.act, CHUNK, r, H, false);
+    int64_t H = g->weights->dims.hidden,
+            r = bl_max_i64(terms[BL_TABLE_EMBEDDING].r, terms[BL_TABLE_HEAD].r);
+    size_t n_bytes = (size_t)model_term_space_bytes(g->x.dtype, CHUNK, r, H, false);
 
     if (n_bytes == 0) return BL_OK;
     BL_TRY(bl_device_alloc(g->device, BL_SPACE_DEVICE, n_bytes, "LoRA terms of the embedding",
                            &g->terms_memory));
-    model_term_space_place(g->dims.act, CHUNK, r, false, g->terms_memory, &g->terms);
+    model_term_space_place(g->x.dtype, CHUNK, r, false, g->terms_memory, &g->terms);
     g->adapter.terms = terms;
     return BL_OK;
 }
@@ -164,20 +184,22 @@ static bl_status embed(bl_generator *g)
     BL_TRY(bl_feed_embed(g->feed, g->stream, &g->batch, 0, g->x));
     if (!term) return BL_OK;
     return model_term_embed(g->stream, term, multiplier != 0 ? multiplier : 1.0, g->batch.T,
-                            g->dims.hidden, g->batch.ids, &g->terms, g->x);
+                            g->weights->dims.hidden, g->batch.ids, &g->terms, g->x);
 }
 
 /* The layer's experts. */
 static bl_status extend_groups(bl_generator *g, const bl_block *block)
 {
     const bl_block_tensors none = {.lse = NULL};
+    const bl_block_workspace *ws = &g->workspace[block->dims->layer_kind];
+    int64_t n = block->dims->n_expert_groups;
 
-    for (int64_t i = 0; i < g->dims.n_expert_groups; i++) {
+    for (int64_t i = 0; i < n; i++) {
         int64_t unit = bl_base_group(g->base, block->layer, i);
         BL_TRY(bl_base_prefetch(g->base, unit));
-        if (i + 1 < g->dims.n_expert_groups)
+        if (i + 1 < n)
             BL_TRY(bl_base_prefetch(g->base, bl_base_group(g->base, block->layer, i + 1)));
-        BL_TRY(bl_block_forward_group(g->stream, block, &g->batch, &none, &g->workspace, i, g->x));
+        BL_TRY(bl_block_forward_group(g->stream, block, &g->batch, &none, ws, i, g->x));
         BL_TRY(bl_base_release(g->base, unit, g->stream));
     }
     return BL_OK;
@@ -190,15 +212,18 @@ static bl_status extend_layers(bl_generator *g)
 
     BL_TRY(embed(g));
     for (int64_t l = 0; l < model->config.n_layers; l++) {
-        bl_block block = {.dims = &g->dims,
+        bl_layer_kind kind = bl_model_kind(&model->config, l);
+        bl_block block = {.dims = &g->dims[kind],
                           .base = g->base,
                           .layer = l,
                           .vectors = bl_model_layer_vectors(g->weights, l),
                           .lora = g->lora,
-                          .lora_weights = bl_tensor_at(g->lora_weights, l * g->lora->n_floats)};
+                          .lora_weights =
+                              bl_tensor_at(g->lora_weights, bl_lora_floats_before(g->lora, l))};
         bl_tensor k = bl_tensor_at(g->caches, 2 * l * cache), v = bl_tensor_at(k, cache);
         BL_TRY(bl_base_prefetch(g->base, l));
-        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, v, &g->workspace, g->x));
+        BL_TRY(bl_block_extend(g->stream, &block, &g->batch, g->n_past, k, v, &g->workspace[kind],
+                               g->x));
         BL_TRY(extend_groups(g, &block));
         BL_TRY(bl_base_release(g->base, l, g->stream));
     }
@@ -211,11 +236,10 @@ static bl_status add_head_term(bl_generator *g, bl_tensor logits)
     const bl_table_term *term = model_table_term(&g->adapter, BL_TABLE_HEAD);
     bl_lora_dropout none = {.p = 0};
     bl_loss_head_term head;
-    int64_t V = g->weights->model->config.vocab_size;
+    int64_t V = g->weights->model->config.vocab_size, H = g->weights->dims.hidden;
 
     if (!term) return BL_OK;
-    BL_TRY(model_term_head(g->stream, term, &none, 1, g->dims.hidden, g->normed, &g->terms, NULL,
-                           &head));
+    BL_TRY(model_term_head(g->stream, term, &none, 1, H, g->normed, &g->terms, NULL, &head));
     return bl_matmul(g->stream, &(bl_matmul_args){.transpose_b = true,
                                                   .M = 1,
                                                   .N = V,
@@ -241,7 +265,7 @@ static bl_status last_logits(bl_generator *g)
     bl_block_norm norm = {.T = 1,
                           .w = bl_model_layer_vectors(g->weights, c->n_layers),
                           .x = bl_tensor_at(g->x, (g->batch.T - 1) * H)};
-    BL_TRY(bl_block_norm_forward(g->stream, &g->dims, &norm, g->normed));
+    BL_TRY(bl_block_norm_forward(g->stream, &g->weights->dims, &norm, g->normed));
     BL_TRY(bl_matmul_weight(g->stream,
                             &(bl_matmul_weight_args){.forward = true,
                                                      .T = 1,

@@ -11,7 +11,8 @@
 typedef struct bl_generator bl_generator;
 
 /* A cache for `capacity` tokens; long prompts go through the layers in pieces. lora_weights: all
- * layers' flat vectors one after the other (lora->n_floats each, device memory, bl_lora_read_all),
+ * layers' flat vectors one after the other (bl_lora_floats_before; device memory;
+ * bl_lora_read_all),
  * none when the layout has no adapter. All arguments are borrowed. BL_EUSAGE when the model was
  * opened for fewer positions. */
 bl_status bl_generator_create(bl_device *device, bl_stream *stream, const bl_model_weights *weights,

@@ -45,7 +45,9 @@ static bl_status find_source(const bl_model *model, const bl_base_layout *layout
 
     *first = 0;
     if (job->unit < model->config.n_layers || unit->is_group) {
-        const bl_projection *p = bl_arch_segment(arch, job->matrix, job->segment);
+        const bl_projection *p = bl_arch_segment(
+            arch, bl_model_kind(&model->config, unit->is_group ? unit->of : job->unit), job->matrix,
+            job->segment);
         int64_t before = rows_before(layout, job);
         bl_arch_tensor t = bl_arch_stored_at(&model->config, unit->is_group ? unit->of : job->unit,
                                              (int)(p - arch->projections), before + row);

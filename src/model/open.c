@@ -47,9 +47,29 @@ static bl_hf_expected expect(const bl_model_config *c, const bl_hf_model *model,
     return e;
 }
 
+/* Beginnings of names of tensors that are not read: the entry's, or those of layers behind the
+ * model's that predict further tokens. */
+typedef struct skipped_names {
+    const char *list[BL_MODEL_MAX_NEXTN + 1]; /* NULL-terminated */
+    char text[BL_MODEL_MAX_NEXTN][BL_TENSOR_NAME_BYTES];
+} skipped_names;
+
+static const char *const *list_skipped(const bl_model_config *c, skipped_names *names)
+{
+    if (c->arch->skipped) return c->arch->skipped;
+    *names = (skipped_names){.list = {NULL}};
+    for (int64_t i = 0; i < c->n_nextn; i++) {
+        snprintf(names->text[i], BL_TENSOR_NAME_BYTES, "%s.%lld.", c->arch->layers,
+                 (long long)(c->n_layers + i));
+        names->list[i] = names->text[i];
+    }
+    return names->list;
+}
+
 bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *model)
 {
     size_t n = (size_t)bl_arch_tensor_count(c);
+    skipped_names names;
     bl_arch_tensor *tensors = calloc(n, sizeof *tensors);
     bl_hf_expected *expected = calloc(n, sizeof *expected);
     bl_status st = tensors && expected ? BL_OK
@@ -60,7 +80,7 @@ bl_status bl_model_check_tensors(const bl_model_config *c, const bl_hf_model *mo
         tensors[i] = bl_arch_tensor_at(c, (int64_t)i);
         expected[i] = expect(c, model, &tensors[i]);
     }
-    if (st == BL_OK) st = bl_hf_check(model, expected, n, c->arch->skipped);
+    if (st == BL_OK) st = bl_hf_check(model, expected, n, list_skipped(c, &names));
     free(expected);
     free(tensors);
     return st;
@@ -120,9 +140,10 @@ bl_status bl_model_check(bl_model_config *config, const bl_hf_model *model)
 {
     BL_TRY(bl_model_config_fit(config, model));
     BL_TRY(bl_model_check_tensors(config, model));
-    for (int64_t i = 0; i < config->n_layers * config->arch->n_projections; i++) {
+    for (size_t i = 0; i < bl_model_format_count(config); i++) {
         bl_hf_weight w;
-        BL_TRY(projection_weight(config, model, i, &w));
+        if (bl_model_has_format(config, i))
+            BL_TRY(projection_weight(config, model, (int64_t)i, &w));
     }
     return BL_OK;
 }
@@ -191,6 +212,7 @@ bl_status bl_model_set_format(bl_model *model, bl_base_format choice)
     model->base_formats = (bl_base_formats){0};
     for (size_t i = 0; i < n; i++) {
         bl_hf_weight w;
+        if (!bl_model_has_format(&model->config, i)) continue;
         BL_TRY(projection_weight(&model->config, model->files, (int64_t)i, &w));
         bool keeps = is_kept(choice, &w, &model->formats[i]);
         if (!keeps)
@@ -276,15 +298,19 @@ static bl_status check_sequences(const char *dir, const bl_model *model)
     return BL_OK;
 }
 
-/* Of a model that is part of a larger one. */
 static void report_skipped(const char *dir, const bl_model *model)
 {
+    skipped_names names;
     int64_t n_bytes;
-    size_t n = bl_hf_count_skipped(model->files, model->config.arch->skipped, &n_bytes);
+    size_t n = bl_hf_count_skipped(model->files, list_skipped(&model->config, &names), &n_bytes);
 
-    if (n > 0)
+    if (n == 0) return;
+    if (model->config.arch->skipped)
         bl_log_info("%s: text only: %zu tensors (%.1f MB) of vision are not read", dir, n,
                     (double)n_bytes / 1e6);
+    else
+        bl_log_info("%s: %zu tensors (%.1f MB) of next-token-prediction layers are not read", dir,
+                    n, (double)n_bytes / 1e6);
 }
 
 static bl_status open_headers(const char *dir, bl_base_format format, bl_model *model)

@@ -63,6 +63,21 @@ static bl_status create_stack(const bl_pass *pass, const model_pass_size *m, int
         out);
 }
 
+/* Of layers of a kind, for each micro-batch. */
+static void place_workspaces(bl_pass *pass, const model_pass_size *m, int kind, char *memory)
+{
+    const bl_pass_options *o = &pass->options;
+    const bl_block_dims *dims = &pass->dims[kind];
+    int64_t T = bl_block_rows(dims, o->T_max);
+
+    bl_block_place_workspace(dims, T, o->lora_r, o->lora_dropout, o->training, memory,
+                             &pass->workspaces[0][kind]);
+    for (int i = 1; i < model_pass_max_micro(o); i++) {
+        pass->workspaces[i][kind] = pass->workspaces[0][kind];
+        bl_block_place_visit(dims, T, memory + m->block - i * m->visit, &pass->workspaces[i][kind]);
+    }
+}
+
 /* All memory and the stacks in it. */
 static bl_status place(bl_pass *pass, const model_pass_size *m)
 {
@@ -81,20 +96,14 @@ static bl_status place(bl_pass *pass, const model_pass_size *m)
         BL_TRY(bl_arena_create(&arena, &pass->arena));
         host = bl_arena_take(pass->arena, n_host);
     }
-    const bl_block_dims *dims = &pass->dims;
+    const bl_block_dims *dims = pass->any;
     char *d = pass->memory + m->inputs.slots_bytes, *transit = d + m->d,
          *saved = transit + 2 * m->transit, *logits = saved + m->saved.slots_bytes,
          *terms = logits + m->logits, *feed = terms + m->terms;
     pass->d = bl_tensor_of(d, dims->act);
     pass->logits = logits;
-    bl_block_place_workspace(dims, bl_block_rows(dims, o->T_max), o->lora_r, o->lora_dropout,
-                             o->training, feed + m->feed.device_bytes, &pass->workspaces[0]);
-    for (int i = 1; i < model_pass_max_micro(o); i++) {
-        pass->workspaces[i] = pass->workspaces[0];
-        bl_block_place_visit(dims, bl_block_rows(dims, o->T_max),
-                             feed + m->feed.device_bytes + m->block - i * m->visit,
-                             &pass->workspaces[i]);
-    }
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        place_workspaces(pass, m, k, feed + m->feed.device_bytes);
     bl_linear_prepared_place(&pass->options.prepared, feed + m->feed.device_bytes + m->block);
     model_term_space_place(dims->act, bl_block_rows(dims, o->T_max), o->terms_r, o->lora_dropout,
                            terms, &pass->terms);
@@ -135,7 +144,6 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .options = o,
                       .n_layers = config->n_layers,
                       .hidden = config->hidden_size,
-                      .dims = model_pass_dims(config, &o),
                       .first_row = calloc(n_max, sizeof *pass->first_row),
                       .host_values = calloc(n_max, sizeof *pass->host_values),
                       .batches = calloc(n_max, sizeof *pass->batches),
@@ -143,10 +151,14 @@ bl_status bl_pass_create(bl_device *device, const bl_model_weights *weights, bl_
                       .head_terms = calloc(n_max, sizeof *pass->head_terms),
                       .adapters = calloc(n_max, sizeof *pass->adapters),
                       .lora_weights = calloc(n_max, sizeof *pass->lora_weights)};
-    pass->dims.rope = weights->dims.rope;
-    pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->dims.act);
-    pass->saved_rows = model_pass_saved_rows(config, &pass->dims, &pass->options);
-    pass->max_rows = o.max_group * bl_block_rows(&pass->dims, o.T_max);
+    for (int k = 0; k < BL_LAYER_KINDS; k++) {
+        pass->dims[k] = model_pass_dims(config, (bl_layer_kind)k, &o);
+        pass->dims[k].rope = weights->dims.rope;
+    }
+    pass->any = &pass->dims[bl_model_kind(config, 0)];
+    pass->input_row_bytes = (size_t)pass->hidden * bl_dtype_bytes(pass->any->act);
+    pass->saved_rows = model_pass_saved_rows(config, &pass->options);
+    pass->max_rows = o.max_group * bl_block_rows(pass->any, o.T_max);
     bl_status st = pass->first_row && pass->host_values && pass->batches && pass->workspaces &&
                            pass->head_terms && pass->adapters && pass->lora_weights
                        ? place(pass, &m)
@@ -288,7 +300,8 @@ static bl_status begin_pass(bl_pass *pass, const bl_pass_input *input)
                                    .n_micro = input->n_micro,
                                    .ring_depth = pass->options.ring_depth,
                                    .has_backward = has_backward,
-                                   .n_groups = pass->dims.n_expert_groups,
+                                   .n_groups = pass->dims[BL_LAYER_EXPERTS].n_expert_groups,
+                                   .kinds = &pass->saved_rows.kinds,
                                    .is_one_by_one = trains_experts(input),
                                    .head_is_tied = pass->head.rows > 0,
                                    .is_trained = pass->weights->model->is_trained,

@@ -27,7 +27,7 @@
  * head (matrix[0], (vocab, hidden)) with the final norm; n_layers + 1: the embedding (matrix[0]),
  * also where that is the head. */
 typedef struct bl_unit_gradients {
-    float *lora;                 /* a layer's flat vector, layout->n_floats, overwritten */
+    float *lora;                 /* a layer's flat vector (bl_lora_layer_floats), overwritten */
     float *dA, *dB;              /* of the LoRA term of the unit's table, added to */
     bl_weight_gradients weights; /* of the model's tensors, added to; zeros: all are frozen */
 } bl_unit_gradients;

@@ -27,18 +27,20 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
     const bl_micro_batch *b = &pass->batches[m];
     const bl_gradient_sink *sink = logp ? NULL : micro->gradients;
     bl_unit_gradients gradients = {.lora = NULL};
-    bl_tensor d = {0}, x = pass->workspaces[0].norm;
+    /* Of the last layer: the rest of it may still hold what that has computed. */
+    const bl_block_workspace *ws = &pass->workspaces[0][model_kind_of(pass, pass->n_layers - 1)];
+    bl_tensor d = {0}, x = ws->norm;
     const bl_table_term *term = model_table_term(micro->adapter, BL_TABLE_HEAD);
     bl_lora_dropout dropout = {.p = 0};
     bl_block_norm norm = {.T = b->T,
                           .w = bl_model_layer_vectors(pass->weights, pass->n_layers),
                           .x = model_boundary(pass, micro, pass->n_layers, m),
-                          .rstd = pass->workspaces[0].rstd,
-                          .mean = pass->workspaces[0].mean};
+                          .rstd = ws->rstd,
+                          .mean = ws->mean};
 
     if (sink) d = model_boundary_gradient(pass, m);
     if (sink) BL_TRY(sink->begin(sink->user, pass->n_layers, pass->compute, &gradients));
-    BL_TRY(bl_block_norm_forward(pass->compute, &pass->dims, &norm, x));
+    BL_TRY(bl_block_norm_forward(pass->compute, pass->any, &norm, x));
     BL_TRY(divide_logits(pass, b->T, x));
     if (term) {
         dropout = model_head_dropout(pass, micro, m);
@@ -66,11 +68,11 @@ static bl_status run_head(bl_pass *pass, const bl_pass_micro *micro, int m, cons
                                         &pass->terms, gradients.dA, d));
     BL_TRY(divide_logits(pass, b->T, d));
     if (gradients.weights.trained)
-        BL_TRY(bl_block_norm_gradients(pass->compute, &pass->dims, &norm, d,
+        BL_TRY(bl_block_norm_gradients(pass->compute, pass->any, &norm, d,
                                        gradients.weights.trained->vectors, BL_ATTENTION_NORM,
                                        gradients.weights.vectors));
     BL_TRY(sink->end(sink->user, pass->n_layers, pass->compute));
-    return bl_block_norm_backward(pass->compute, &pass->dims, &norm, false, d, d);
+    return bl_block_norm_backward(pass->compute, pass->any, &norm, false, d, d);
 }
 
 /* Queues the copy of micro-batch m's part of `values`. */

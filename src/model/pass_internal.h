@@ -23,7 +23,8 @@ struct bl_pass {
     bl_base *base;
     bl_stream *compute;
     bl_pass_options options;
-    bl_block_dims dims; /* the weights', with the options' mode */
+    bl_block_dims dims[BL_LAYER_KINDS]; /* with the options' mode */
+    const bl_block_dims *any;           /* of layer 0: what all layers have alike */
     int64_t n_layers, hidden;
     char *memory;    /* device memory, all of it */
     bl_arena *arena; /* host memory, all of it; NULL without offload */
@@ -52,11 +53,17 @@ struct bl_pass {
     bl_schedule schedule; /* of the current pass; has_backward: some micro-batch of it has */
     bl_weight head;       /* of the current pass, from its visit on */
     int span;             /* of the current visit */
-    bl_block_workspace *workspaces; /* [max_micro]: with parts in common */
-    bl_unit_gradients gradients;    /* of the micro-batch whose backward has begun */
+    /* [max_micro]: with parts in common; of each kind in the same memory. */
+    bl_block_workspace (*workspaces)[BL_LAYER_KINDS];
+    bl_unit_gradients gradients; /* of the micro-batch whose backward has begun */
     model_term_space terms;
     bl_loss_head_term *head_terms; /* [max_micro]: of the last visit of the head */
 };
+
+static inline bl_layer_kind model_kind_of(const bl_pass *pass, int64_t layer)
+{
+    return bl_layer_kind_of(&pass->saved_rows.kinds, layer);
+}
 
 /* The input of layer `layer` (n_layers: of the final norm) for micro-batch m. */
 static inline bl_tensor model_boundary(const bl_pass *pass, const bl_pass_micro *micro,

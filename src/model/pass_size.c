@@ -14,9 +14,10 @@ enum {
     ALIGNMENT_BYTES = 256, /* where tensors begin */
 };
 
-bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *o)
+bl_block_dims model_pass_dims(const bl_model_config *config, bl_layer_kind kind,
+                              const bl_pass_options *o)
 {
-    bl_block_dims dims = bl_block_dims_of(config, o->kind, o->act);
+    bl_block_dims dims = bl_block_dims_of(config, kind, o->kind, o->act);
 
     dims.mode = o->mode;
     dims.sums = o->sums;
@@ -34,11 +35,17 @@ unsigned bl_pass_save_of(const bl_pass_options *o, int64_t n_layers, int64_t lay
     return saves_all ? BL_SAVE_S4 : o->save;
 }
 
-model_saved_rows model_pass_saved_rows(const bl_model_config *config, const bl_block_dims *dims,
-                                       const bl_pass_options *o)
+model_saved_rows model_pass_saved_rows(const bl_model_config *config, const bl_pass_options *o)
 {
-    return (model_saved_rows){o, config->n_layers, (size_t)bl_block_saved_bytes(dims, o->save),
-                              (size_t)bl_block_saved_bytes(dims, BL_SAVE_S4)};
+    model_saved_rows rows = {
+        .options = o, .n_layers = config->n_layers, .kinds = bl_model_kinds(config)};
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++) {
+        bl_block_dims dims = model_pass_dims(config, (bl_layer_kind)k, o);
+        rows.light[k] = (size_t)bl_block_saved_bytes(&dims, o->save);
+        rows.all[k] = (size_t)bl_block_saved_bytes(&dims, BL_SAVE_S4);
+    }
+    return rows;
 }
 
 size_t model_input_row_bytes(const void *user, int64_t entry)
@@ -51,7 +58,25 @@ size_t model_saved_row_bytes(const void *user, int64_t layer)
 {
     const model_saved_rows *rows = user;
     unsigned save = bl_pass_save_of(rows->options, rows->n_layers, layer);
-    return save == BL_SAVE_S4 ? rows->all : save == BL_SAVE_S0 ? 0 : rows->light;
+    bl_layer_kind kind = bl_layer_kind_of(&rows->kinds, layer);
+    return save == BL_SAVE_S4 ? rows->all[kind] : save == BL_SAVE_S0 ? 0 : rows->light[kind];
+}
+
+/* The workspace, without those of further micro-batches, is that of the kind of layer that needs
+ * most: *widest. */
+static int64_t block_bytes(const bl_model_config *config, const bl_pass_options *o, int64_t T,
+                           bl_layer_kind *widest)
+{
+    int64_t most = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++) {
+        bl_block_dims dims = model_pass_dims(config, (bl_layer_kind)k, o);
+        int64_t n = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
+        if (bl_model_layers_of(config, (bl_layer_kind)k) == 0 || n <= most) continue;
+        most = n;
+        *widest = (bl_layer_kind)k;
+    }
+    return most;
 }
 
 static void measure_stack(int64_t n_rows, size_t (*row_bytes)(const void *, int64_t),
@@ -74,14 +99,16 @@ int model_pass_max_micro(const bl_pass_options *o)
 
 model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *o)
 {
-    bl_block_dims dims = model_pass_dims(config, o);
+    bl_block_dims dims = model_pass_dims(config, bl_model_kind(config, 0), o),
+                  of_experts = model_pass_dims(config, BL_LAYER_EXPERTS, o);
     int64_t T = bl_block_rows(&dims, o->T_max), rows = o->max_group * T, L = config->n_layers;
     size_t row_bytes = (size_t)dims.hidden * bl_dtype_bytes(dims.act);
     size_t logits = bl_loss_head_scratch_bytes(o->kind, T, config->hidden_size, config->vocab_size);
+    bl_layer_kind widest;
     model_pass_size m = {.rows = rows, .inputs = {.n_entries = L + 1, .n_slots = 2}};
 
-    m.block = bl_block_workspace_bytes(&dims, T, o->lora_r, o->lora_dropout, o->training);
-    m.visit = bl_block_visit_bytes(&dims, T);
+    m.block = block_bytes(config, o, T, &widest);
+    m.visit = bl_block_visit_bytes(&of_experts, T);
     m.block += (model_pass_max_micro(o) - 1) * m.visit;
     m.workspace = m.block + (int64_t)bl_linear_prepared_bytes(&o->prepared);
     m.logits = bl_round_up((int64_t)logits, ALIGNMENT_BYTES);
@@ -101,7 +128,7 @@ model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_
         m.saved.n_slots = bl_min_i64(OFFLOAD_SLOTS, L);
         m.saved.n_host = L - m.saved.n_slots;
     }
-    model_saved_rows saved = model_pass_saved_rows(config, &dims, o);
+    model_saved_rows saved = model_pass_saved_rows(config, o);
     measure_stack(rows, model_input_row_bytes, &row_bytes, &m.inputs);
     measure_stack(rows, model_saved_row_bytes, &saved, &m.saved);
     return m;
@@ -149,7 +176,9 @@ static int64_t touched(int64_t n, int64_t size, int64_t used)
 bl_pass_bytes bl_pass_touched(const bl_model_config *config, const bl_pass_options *options,
                               int64_t T_train, int64_t T_evaluation)
 {
-    bl_block_dims dims = model_pass_dims(config, options);
+    bl_layer_kind widest = BL_LAYER_DENSE;
+    (void)block_bytes(config, options, options->T_max, &widest);
+    bl_block_dims dims = model_pass_dims(config, widest, options);
     bl_pass_options of_train = *options, of_evaluation = *options;
     int64_t T = bl_max_i64(T_train, T_evaluation), n_unused = 0,
             n_buffers = bl_block_scratch_buffers(&dims);

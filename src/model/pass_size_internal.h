@@ -10,9 +10,10 @@
 typedef struct model_saved_rows {
     const bl_pass_options *options;
     int64_t n_layers;
-    size_t light, all;
+    bl_layer_kinds kinds;
+    size_t light[BL_LAYER_KINDS], all[BL_LAYER_KINDS];
 } model_saved_rows;
-model_saved_rows model_pass_saved_rows(const bl_model_config *config, const bl_block_dims *dims,
+model_saved_rows model_pass_saved_rows(const bl_model_config *config,
                                        const bl_pass_options *options);
 
 /* The row_bytes of the stacks: user is the bytes of a row (size_t), or model_saved_rows. */
@@ -39,8 +40,9 @@ typedef struct model_pass_size {
 /* Micro-batches of a group, companions among them. */
 int model_pass_max_micro(const bl_pass_options *options);
 
-/* Of a layer, with the options' mode; without the tables. */
-bl_block_dims model_pass_dims(const bl_model_config *config, const bl_pass_options *options);
+/* Of the layers of a kind, with the options' mode; without the tables. */
+bl_block_dims model_pass_dims(const bl_model_config *config, bl_layer_kind kind,
+                              const bl_pass_options *options);
 model_pass_size model_pass_measure(const bl_model_config *config, const bl_pass_options *options);
 
 /* All device memory; the host memory of both stacks. */

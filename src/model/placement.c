@@ -144,14 +144,15 @@ void bl_model_page_name(const bl_model_config *config, const bl_base_walk *at,
                  at->idx_unit == config->n_layers ? arch->head : arch->embedding);
         return;
     }
+    int64_t layer = unit->is_group ? unit->of : at->idx_unit;
     size_t used = 0;
     for (int s = p->first_segment;
          s < p->first_segment + p->n_segments && used < BL_PAGE_NAME_BYTES; s++) {
-        const bl_projection *projection = bl_arch_segment(arch, at->idx_matrix, s);
+        const bl_projection *projection =
+            bl_arch_segment(arch, bl_model_kind(config, layer), at->idx_matrix, s);
         used += (size_t)(s == p->first_segment
                              ? snprintf(name, BL_PAGE_NAME_BYTES, "%s.%lld.%s", arch->layers,
-                                        (long long)(unit->is_group ? unit->of : at->idx_unit),
-                                        projection->module)
+                                        (long long)layer, projection->module)
                              : snprintf(name + used, BL_PAGE_NAME_BYTES - used, "+%s",
                                         bl_projection_name(projection)));
     }

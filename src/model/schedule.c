@@ -73,6 +73,12 @@ static bl_status prefetch(const emitter *e)
 
 /* ---- groups of experts ---- */
 
+static int64_t groups_of(const bl_schedule *s, int64_t unit)
+{
+    bool has = !s->kinds || bl_layer_kind_of(s->kinds, unit) == BL_LAYER_EXPERTS;
+    return unit < s->n_layers && has ? s->n_groups : 0;
+}
+
 static bl_status emit_group(const emitter *e, bl_action_kind kind, int64_t unit, int64_t group,
                             int micro)
 {
@@ -98,6 +104,8 @@ static bl_status prefetch_groups(const emitter *e, int64_t g, int rounds)
 
     for (int i = 0; i < s->ring_depth; i++) {
         int64_t unit = unit_at(s, at);
+        while (unit < s->n_layers && groups_of(s, unit) == 0)
+            unit = unit_at(s, at = next_visit(s, at));
         if (unit == s->n_layers) break;
         BL_TRY(emit_group(e, BL_ACTION_PREFETCH_GROUP, unit, g, -1));
         if (++g < s->n_groups) continue;
@@ -129,7 +137,7 @@ static bool is_visited_again(const emitter *e, int64_t unit)
 static bl_status emit_groups(const emitter *e, bl_action_kind kind, int64_t layer, int first,
                              int end, int rounds)
 {
-    int64_t n = e->schedule->n_groups;
+    int64_t n = groups_of(e->schedule, layer);
     bool stays = n == 1 && (rounds > 1 || is_visited_again(e, layer));
 
     for (int64_t g = 0; g < n; g++) {
@@ -215,8 +223,9 @@ static bl_status visit_backward(const emitter *e, int64_t layer)
 {
     BL_TRY(emit(e, BL_ACTION_TAKE_INPUT, layer));
     BL_TRY(emit(e, BL_ACTION_TAKE_SAVED, layer));
-    BL_TRY(e->schedule->n_groups > 0 ? backward_groups(e, layer)
-                                     : emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
+    BL_TRY(groups_of(e->schedule, layer) > 0
+               ? backward_groups(e, layer)
+               : emit_with_gradients(e, BL_ACTION_BACKWARD, layer, layer));
     if (layer == 0 && e->schedule->embedding_has_gradient)
         BL_TRY(emit_with_gradients(e, BL_ACTION_EMBED_BACKWARD, e->schedule->embedding,
                                    e->schedule->n_layers + 1));

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "arch/arch.h"
 #include "base/status.h"
 
 /* Where an action names a unit it is a layer, or n_layers for the head. Entries of the stacks
@@ -67,7 +68,8 @@ typedef struct bl_schedule {
     int64_t n_layers;
     int n_micro;      /* micro-batches of the group */
     int ring_depth;   /* units to look ahead, the visit's own included; and groups of experts */
-    int64_t n_groups; /* of experts, of each layer; 0: none */
+    int64_t n_groups; /* of experts, of each layer that has some; 0: none */
+    const bl_layer_kinds *kinds; /* NULL: all layers have */
     /* Backward takes a micro-batch through all groups before the next: experts have gradients. */
     bool is_one_by_one;
     bool has_backward; /* else forward and loss alone */

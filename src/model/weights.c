@@ -51,6 +51,7 @@ static void add_layer(bl_base_layout *layout, const bl_model_config *config,
     unit->n_matrices = BL_LAYER_MATRICES;
     for (int p = 0; p < arch->n_projections; p++) {
         int m = (int)arch->projections[p].matrix;
+        if (!bl_model_has(config, layer, p)) continue;
         bl_projection_shape(config, p, &rows, &cols);
         if (!bl_arch_is_routed(arch, p)) {
             add_segment(&unit->matrix[m].weight, formats[p], rows, cols);
@@ -77,17 +78,20 @@ static bl_status make_layout(const bl_model_config *config, const bl_format *for
 {
     int64_t group = bl_arch_expert_group(config),
             n_groups = group > 0 ? bl_ceil_div(config->n_experts, group) : 0,
-            first = config->n_layers + n_tables;
+            end = config->n_layers + n_tables;
     bl_format all[BL_MAX_PROJECTIONS];
 
-    *out = (bl_base_layout){.n_shards = n_shards, .n_units = first + config->n_layers * n_groups};
+    *out =
+        (bl_base_layout){.n_shards = n_shards,
+                         .n_units = end + bl_model_layers_of(config, BL_LAYER_EXPERTS) * n_groups};
     out->units = calloc((size_t)out->n_units, sizeof *out->units);
     if (!out->units)
         return BL_FAIL(BL_ENOMEM, "the layout of %lld layers", (long long)config->n_layers);
     for (int p = 0; p < BL_MAX_PROJECTIONS; p++) all[p] = table_format;
     for (int64_t l = 0; l < config->n_layers; l++) {
-        out->units[l].first_group = first + l * n_groups;
-        out->units[l].n_groups = n_groups;
+        out->units[l].first_group = end;
+        out->units[l].n_groups = bl_model_kind(config, l) == BL_LAYER_EXPERTS ? n_groups : 0;
+        end += out->units[l].n_groups;
         add_layer(out, config, formats ? formats + l * config->arch->n_projections : all, l);
     }
     for (int t = 0; t < n_tables; t++)
@@ -195,14 +199,14 @@ bl_model_whole_bytes bl_model_measure_whole(const bl_model_config *c, const bl_b
 
 const float *bl_model_layer_vectors(const bl_model_weights *w, int64_t layer)
 {
-    return w->vectors + layer * w->dims.vector_floats;
+    return w->vectors + bl_arch_vectors_before(&w->model->config, layer);
 }
 
 /* logits_scaling divides the final norm's weights: the head is linear. Trained weights stay as they
  * are; the norm's output is divided (pass_head.c). */
 static void divide_logits(const bl_model_config *c, const bl_arch_tensor *vector, float *w)
 {
-    if (c->logits_scaling == 0 || vector->offset != c->n_layers * bl_arch_layer_floats(c)) return;
+    if (c->logits_scaling == 0 || vector->offset != bl_arch_vectors_before(c, c->n_layers)) return;
     for (int64_t i = 0; i < vector->shape[0]; i++) w[i] = (float)((double)w[i] / c->logits_scaling);
 }
 
@@ -322,7 +326,10 @@ static bl_status sum_checksums(bl_model_weights *w, bl_comm *shard_group, bl_str
 /* Room for a vector, and for the tables' rows of one position. */
 static size_t staging_bytes(const bl_model_config *c)
 {
-    int64_t most = bl_max_i64(bl_max_i64(c->hidden_size, c->head_dim), bl_arch_layer_floats(c));
+    int64_t most = bl_max_i64(c->hidden_size, c->head_dim);
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        most = bl_max_i64(most, bl_arch_layer_floats(c, (bl_layer_kind)k));
     return (size_t)bl_max_i64(BL_STAGING_BYTES, most * (int64_t)sizeof(float));
 }
 
@@ -366,7 +373,8 @@ bl_status bl_model_weights_create(const bl_model *model, bl_device *device, int 
     if (!w) return BL_FAIL(BL_ENOMEM, "model weights");
     w->model = model;
     w->device = device;
-    w->dims = bl_block_dims_of(c, bl_device_get_kind(device), bl_device_act(device));
+    w->dims =
+        bl_block_dims_of(c, bl_model_kind(c, 0), bl_device_get_kind(device), bl_device_act(device));
     BL_TRY_GOTO(st, done, check_device(c, w->dims.kind));
     BL_TRY_GOTO(st, done, lay_out(model, w->dims.kind, n_shards, &w->layout));
     BL_TRY_GOTO(st, done, allocate(w));

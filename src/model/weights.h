@@ -60,8 +60,10 @@ typedef struct bl_model {
     void *embedding;
     size_t embedding_bytes;
     uint64_t embedding_checksum;
-    bl_dtype head_dtype;          /* as stored; of a tied head the table's */
-    bl_format *formats;           /* bl_model_format_count: [layer * n_projections + projection] */
+    bl_dtype head_dtype; /* as stored; of a tied head the table's */
+    /* bl_model_format_count: [layer * n_projections + projection]; those that a layer lacks are
+     * unused */
+    bl_format *formats;
     bl_base_formats base_formats; /* the same, counted */
     bool largest_scales;          /* of 4-bit formats that are made: not least_squares (packed.h) */
     int64_t n_positions;          /* of the RoPE tables */
@@ -120,8 +122,9 @@ void bl_base_formats_list_held(const bl_base_formats *f, char out[BL_BASE_FORMAT
 void bl_base_formats_list_stored(const bl_base_formats *f, char out[BL_BASE_FORMATS_TEXT_BYTES]);
 void bl_base_formats_describe(const bl_base_formats *f, const char *where,
                               char out[BL_BASE_FORMATS_TEXT_BYTES]);
-/* Projections of all layers. */
+/* Projections of all layers; whether the layer of format i has its projection. */
 size_t bl_model_format_count(const bl_model_config *config);
+bool bl_model_has_format(const bl_model_config *config, size_t i);
 /* All of formats[bl_model_format_count] are bf16. */
 bool bl_model_base_is_bf16(const bl_model_config *config, const bl_format *formats);
 /* Some matrix has lost bits: FP8 here, in the checkpoint not, or with other blocks. */
@@ -152,8 +155,8 @@ typedef struct bl_model_weights {
     float *scales; /* of all matrices with BL_SCALES_WHOLE, device memory: n_scales */
     int64_t n_scales;
     float *vectors; /* of each layer, then the final norm: bl_arch_vector_floats, device memory */
-    float *rope_tables; /* of dims.rope */
-    bl_block_dims dims;
+    float *rope_tables;  /* of dims.rope */
+    bl_block_dims dims;  /* of layer 0: for what all layers have alike */
     bl_weight tied_head; /* the embedding, or an adapter's head; rows 0 when the head is a unit */
     /* Of every weight and scale that the shard group has read, as they are stored: the same for any
      * number of ranks, formats and tiers. Pages from a page file count as the weights they were

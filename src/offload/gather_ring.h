@@ -42,7 +42,7 @@ extern "C" {
 #endif
 
 /* Most items of a unit: codes and scales of every segment of every matrix. */
-enum { BL_GATHER_ITEMS = 24 };
+enum { BL_GATHER_ITEMS = 36 };
 
 typedef struct bl_gather_item {
     /* This rank's part, device memory, borrowed until the ring is destroyed; NULL: the source loads

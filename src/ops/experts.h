@@ -6,6 +6,9 @@
  *   p = softmax(x W^T + b)          W (n_experts, H), b (n_experts): the router, frozen
  *   w_j = p_j, or p_j / sum of the chosen p (is_normed), of the top_k largest p; of equal ones the
  *   lower index
+ * or as DeepSeek-V3 (2024, arXiv:2412.19437, eq. 14 to 16): p = sigmoid(x W^T) (is_sigmoid); chosen
+ * are the largest p + c, c being a correction, of the top_groups of n_groups groups of experts
+ * whose two largest p + c have the largest sums; and w times a factor `scale`.
  *   y = sum_j w_j expert_j(x), in the order of the experts
  *
  * The T top_k pairs of a token and an expert are rows, sorted by expert and then by token. Their
@@ -49,19 +52,24 @@ bl_row_range bl_routing_range(const bl_routing *group);
 typedef struct bl_route_args {
     bl_routing routing;
     int64_t H;
-    bool is_normed;
-    const float *router; /* (n_experts, H) */
-    const float *bias;   /* (n_experts); NULL: 0 */
+    bool is_normed, is_sigmoid;
+    int64_t n_groups, top_groups; /* n_groups divides n_experts; 0 or 1: no groups */
+    float scale;                  /* 0: 1 */
+    const float *router;          /* (n_experts, H) */
+    const float *bias;            /* (n_experts); NULL: 0 */
+    const float *correction;      /* (n_experts); NULL: 0 */
     bl_tensor x;
 } bl_route_args;
 bl_status bl_route(bl_stream *stream, const bl_route_args *args);
 
 /* dx (T,H) += the gradient through the weights, of routing.d_weight:
- *   dz = p (dp - sum p dp), dp the gradient of p: that of w, or is_normed; dx += dz W */
+ *   dz = p (dp - sum p dp), dp the gradient of p: that of w, or is_normed; dx += dz W
+ * with is_sigmoid dz = p (1 - p) dp. */
 typedef struct bl_route_backward_args {
     bl_routing routing;
     int64_t H;
-    bool is_normed;
+    bool is_normed, is_sigmoid;
+    float scale; /* 0: 1 */
     const float *router;
     bl_tensor dx;
 } bl_route_backward_args;

@@ -198,7 +198,13 @@ static bl_status check_route(bl_stream *stream, const bl_route_args *args)
 {
     const bl_routing *r = &args->routing;
     (void)stream;
-    if (r->top_k >= 1 && r->top_k <= r->n_experts && r->T <= INT32_MAX / r->top_k) return BL_OK;
+    enum { MOST_EXPERTS = 1 << 12 }; /* an item's scratch has two numbers for each */
+    bool has_groups = args->n_groups > 1,
+         fits = r->n_experts <= MOST_EXPERTS &&
+                (!has_groups || (r->n_experts % args->n_groups == 0 && args->top_groups >= 1 &&
+                                 r->top_k <= args->top_groups * (r->n_experts / args->n_groups)));
+    if (fits && r->top_k >= 1 && r->top_k <= r->n_experts && r->T <= INT32_MAX / r->top_k)
+        return BL_OK;
     return BL_FAIL(BL_EINTERNAL, "route: %lld tokens to %lld of %lld experts", (long long)r->T,
                    (long long)r->top_k, (long long)r->n_experts);
 }

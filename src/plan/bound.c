@@ -55,7 +55,7 @@ static bool is_alike(const bl_time_run *a, const bl_time_run *b)
     bool is_same = a->trained && b->trained
                        ? memcmp(a->trained, b->trained, sizeof *a->trained) == 0
                        : a->trained == b->trained;
-    return is_same && memcmp(a->format, b->format, sizeof a->format) == 0 &&
+    return is_same && a->kind == b->kind && memcmp(a->format, b->format, sizeof a->format) == 0 &&
            a->bf16_matrices == b->bf16_matrices && a->is_last == b->is_last;
 }
 
@@ -266,6 +266,7 @@ static double layer_bytes(const bl_time_input *in, const bl_time_run *run)
 
     for (int p = 0; p < in->model->arch->n_projections; p++) {
         int64_t rows, cols;
+        if (!bl_arch_has(in->model->arch, run->kind, p)) continue;
         bl_projection_shape(in->model, p, &rows, &cols);
         bytes += (double)rows / in->n_shards * (double)bl_format_row_bytes(run->format[p], cols);
     }
@@ -288,6 +289,7 @@ static double trained_weights(const bl_time_input *in, const bl_time_run *run)
     for (int p = 0; p < in->model->arch->n_projections; p++) {
         int matrix = (int)in->model->arch->projections[p].matrix;
         int64_t rows, cols;
+        if (!bl_arch_has(in->model->arch, run->kind, p)) continue;
         bl_projection_shape(in->model, p, &rows, &cols);
         if (run->trained) rows = seen >> matrix & 1u ? 0 : rows_of(run->trained, matrix);
         n += (double)rows * (double)cols;
@@ -390,14 +392,15 @@ static int64_t count_passes(const bl_time_input *in, double *part)
 }
 
 /* Bytes of a visit's layer inputs and saved tensors that are offloaded to host memory. */
-static double spilled_bytes(const bl_time_input *in, unsigned save)
+static double spilled_bytes(const bl_time_input *in, const bl_time_run *run)
 {
     bl_time_input pass = largest_of(in);
-    bl_block_dims dims = bl_block_dims_of(in->model, in->kind, in->act);
+    bl_block_dims dims = bl_block_dims_of(in->model, run->kind, in->kind, in->act);
     double rows = (double)bl_block_rows(&dims, pass.micro_tokens) * pass.n_micro;
     double input = (double)in->model->hidden_size * (double)bl_dtype_bytes(in->act);
 
-    return in->offload_activations ? rows * (input + (double)bl_block_saved_bytes(&dims, save)) : 0;
+    return in->offload_activations ? rows * (input + (double)bl_block_saved_bytes(&dims, run->save))
+                                   : 0;
 }
 
 static bl_status pass_seconds(plan_bounds *b, const bl_time_input *in, const sorted *all,
@@ -408,7 +411,7 @@ static bl_status pass_seconds(plan_bounds *b, const bl_time_input *in, const sor
 
     for (int i = 0; i < all->n; i++) {
         const layers *l = &all->of[i];
-        double n = trained_weights(in, l->run), spilled = part * spilled_bytes(in, l->run->save);
+        double n = trained_weights(in, l->run), spilled = part * spilled_bytes(in, l->run);
         BL_TRY(find(b, in, all, l->run->save, &m));
         lanes forward = bring(in, layer_bytes(in, l->run)), backward = forward;
         forward.compute_s = part * m->kind[l->kind].forward_s;

@@ -50,12 +50,16 @@ static int fill_runs(const bl_plan_input *in, const bl_plan *plan, bl_time_run *
         const bl_trained_unit *trained = in->trained ? &in->trained->unit[l] : NULL;
         bool is_last =
             in->trained && l == in->trained->first && !bl_trained_has_embedding(in->trained);
-        if (!run || memcmp(run->format, formats, n_bytes) != 0 ||
+        bl_layer_kind kind = bl_model_kind(in->model, l);
+        if (!run || run->kind != kind || memcmp(run->format, formats, n_bytes) != 0 ||
             run->bf16_matrices != exceptions || run->save != save || is_last || run->is_last ||
             (trained && memcmp(run->trained, trained, sizeof *trained) != 0)) {
             run = &runs[n_runs++];
-            *run = (bl_time_run){
-                .save = save, .bf16_matrices = exceptions, .trained = trained, .is_last = is_last};
+            *run = (bl_time_run){.kind = kind,
+                                 .save = save,
+                                 .bf16_matrices = exceptions,
+                                 .trained = trained,
+                                 .is_last = is_last};
             memcpy(run->format, formats, n_bytes);
         }
         run->n_layers++;

@@ -38,10 +38,21 @@ const size_t bl_ladder_length = BL_COUNT(bl_ladder);
 /* ---- numbers of parameters ---- */
 
 typedef struct counts {
-    double all, projections, layer; /* Psi; P; those of one layer */
+    double all, projections, layer; /* Psi; P; those of a layer on average */
     double lora;                    /* of LoRA at the job's rank */
     double trained;                 /* p */
 } counts;
+
+/* Layers that have the projection. */
+static int64_t count_layers(const bl_model_config *c, int projection)
+{
+    int64_t n = 0;
+
+    for (int k = 0; k < BL_LAYER_KINDS; k++)
+        if (bl_arch_has(c->arch, (bl_layer_kind)k, projection))
+            n += bl_model_layers_of(c, (bl_layer_kind)k);
+    return n;
+}
 
 static counts count_params(const bl_strategy *s, const bl_strategy_job *job)
 {
@@ -51,12 +62,13 @@ static counts count_params(const bl_strategy *s, const bl_strategy_job *job)
     if (n.all == 0) n.all = (double)bl_model_config_n_params(c);
     for (int p = 0; p < c->arch->n_projections; p++) {
         int64_t rows, cols;
+        double n_layers = (double)count_layers(c, p);
         bl_projection_shape(c, p, &rows, &cols);
-        n.layer += (double)rows * (double)cols;
-        if (!bl_arch_is_routed(c->arch, p)) n.lora += (double)job->lora_r * (double)(rows + cols);
+        n.projections += n_layers * (double)rows * (double)cols;
+        if (!bl_arch_is_routed(c->arch, p))
+            n.lora += n_layers * (double)job->lora_r * (double)(rows + cols);
     }
-    n.projections = n.layer * (double)c->n_layers;
-    n.lora *= (double)c->n_layers;
+    n.layer = n.projections / (double)c->n_layers;
     n.trained = s->lora ? n.lora : n.all;
     return n;
 }
@@ -78,7 +90,7 @@ static double base_bytes(const bl_strategy *s, const bl_strategy_job *job, const
     for (int p = 0; p < c->arch->n_projections; p++) {
         int64_t rows, cols;
         bl_projection_shape(c, p, &rows, &cols);
-        scales += (double)sizeof(float) * (double)(rows * c->n_layers);
+        scales += (double)sizeof(float) * (double)(rows * count_layers(c, p));
     }
     return n->projections + scales + 2 * (n->all - n->projections);
 }

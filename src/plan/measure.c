@@ -54,7 +54,7 @@ static double *rate_at(bl_rates *r, size_t i)
 bool bl_plan_can_measure(const bl_plan_input *in)
 {
     return in->topology.n_ranks <= MAX_RANKS &&
-           bl_arch_active_weights(in->model) <= LAYER_WEIGHTS_MAX;
+           bl_arch_active_weights(in->model, bl_plan_measured_kind(in->model)) <= LAYER_WEIGHTS_MAX;
 }
 
 /* Trained weights are multiplied in the activations' dtype. */

@@ -45,6 +45,8 @@ typedef struct bl_plan_measured {
  * otherwise, or when `again` asks. A cache that cannot be written is warned of. */
 bl_status bl_plan_measure(const bl_plan_input *input, bool again, bl_plan_measured *out);
 
+/* The layers whose rates are measured. */
+bl_layer_kind bl_plan_measured_kind(const bl_model_config *config);
 /* False: more ranks, or larger matrices, than a few seconds suffice for. */
 bool bl_plan_can_measure(const bl_plan_input *input);
 

@@ -123,6 +123,7 @@ static bl_status queue_products(rank_rates *m)
     int64_t n = 0;
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
+        if (m->rows[i] == 0) continue;
         for (int forward = 0; forward < 2; forward++)
             BL_TRY(queue_product(m, i, forward,
                                  m->codes + bl_format_row_bytes(m->options->format, n)));
@@ -156,6 +157,7 @@ static bl_status queue_lora(rank_rates *m)
 
     for (int i = 0; i < BL_LAYER_MATRICES; i++) {
         int64_t rows = m->dims.matrix[i].rows, cols = m->dims.matrix[i].cols;
+        if (rows == 0) continue;
         BL_TRY(queue_small(m, false, true, T, r, cols));  /* u = x A^T */
         BL_TRY(queue_small(m, false, true, T, rows, r));  /* y = u B^T */
         BL_TRY(queue_small(m, true, false, rows, r, T));  /* dB = dy^T u */
@@ -437,13 +439,21 @@ static bl_status make_documents(const bl_plan_measure_options *o, int32_t **ends
     return BL_OK;
 }
 
+bl_layer_kind bl_plan_measured_kind(const bl_model_config *config)
+{
+    return config->n_experts > 0 ? BL_LAYER_EXPERTS : BL_LAYER_DENSE;
+}
+
 /* Of routed experts, the matrices of one: each has its own product. */
 static bl_block_dims measured_dims(const bl_plan_measure_options *o)
 {
-    bl_block_dims dims = bl_block_dims_of(o->model, BL_DEVICE_CPU, o->act);
+    bl_layer_kind kind = bl_plan_measured_kind(o->model);
+    bl_block_dims dims = bl_block_dims_of(o->model, kind, BL_DEVICE_CPU, o->act);
 
     for (int m = 0; m < BL_LAYER_MATRICES; m++)
-        if (bl_block_is_routed(&dims, (bl_layer_matrix)m)) dims.matrix[m].rows /= dims.n_experts;
+        if (bl_block_is_routed((bl_layer_matrix)m) && dims.n_experts > 0)
+            dims.matrix[m].rows /= dims.n_experts;
+    dims.inter = bl_max_i64(dims.inter, dims.expert_inter);
     return dims;
 }
 

@@ -105,7 +105,7 @@ static bl_status unknown(const char *name)
 static bl_scale_kind stored_scale(storage how, int64_t layer, int64_t n_layers,
                                   const bl_projection *projection)
 {
-    bool is_mlp = projection->matrix == BL_GATE_UP || projection->matrix == BL_MLP_DOWN;
+    bool is_mlp = projection->matrix >= BL_GATE_UP;
     if (how == FP8_ALL) return BL_SCALE_TENSOR;
     if (how == MXFP4_EXPERTS) return is_mlp ? BL_SCALE_MXFP4 : BL_SCALE_NONE;
     return how == FP8_MLP && is_mlp && layer > 0 && layer < n_layers - 1 ? BL_SCALE_ROW
@@ -142,6 +142,7 @@ static bl_status choose_formats(size_t idx, bl_base_format choice, bl_plan_model
     for (int64_t i = 0; i < c->n_layers * n; i++) {
         int64_t rows, cols;
         const bl_projection *projection = &c->arch->projections[i % n];
+        if (!bl_model_has_format(c, (size_t)i)) continue;
         bl_scale_kind scale = stored_scale(presets[idx].storage, i / n, c->n_layers, projection);
         bl_projection_shape(c, (int)(i % n), &rows, &cols);
         BL_TRY(choose_format(choice, scale, bl_projection_name(projection), &out->formats[i]));

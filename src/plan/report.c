@@ -184,7 +184,8 @@ static void print_model(const bl_plan_report *r, FILE *out)
     char a[PLAN_NUMBER_BYTES];
     int n_targets = 0;
 
-    for (int p = 0; p < c->lora.arch->n_projections; p++) n_targets += c->lora.a_offset[p] >= 0;
+    for (int p = 0; p < c->lora.arch->n_projections; p++)
+        n_targets += bl_lora_has(&c->lora, c->model.config.n_layers - 1, p);
     bl_base_formats_list_held(&c->model.base_formats, held);
     bl_base_formats_list_stored(&c->model.base_formats, stored);
     bool is_full = bl_train_config_is_full(r->config);
@@ -202,9 +203,10 @@ static void print_model(const bl_plan_report *r, FILE *out)
         fprintf(out, "\nAdapters %d over one base\n", r->together->n);
         return;
     }
-    fprintf(out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %s parameters\n",
-            (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
-            format_parameters((double)(c->lora.n_floats * c->model.config.n_layers), a));
+    fprintf(
+        out, "\nAdapter  LoRA r %lld on %d projection%s per layer: %s parameters\n",
+        (long long)c->lora.options.r, n_targets, n_targets == 1 ? "" : "s",
+        format_parameters((double)bl_lora_floats_before(&c->lora, c->model.config.n_layers), a));
     if (c->lora.n_table_floats > 0)
         fprintf(out, "         terms of embedding or head: %.4g M, whole on every rank\n",
                 (double)c->lora.n_table_floats * 1e-6);

@@ -62,6 +62,7 @@ static bl_status open_model(plan_rank *r)
                    .n_positions = in->micro_tokens,
                    .is_trained = in->is_trained};
     r->model.config.n_layers = r->n_layers;
+    memset(r->model.config.dense_layers, 0, sizeof r->model.config.dense_layers);
     r->bf16_matrices = calloc((size_t)r->n_layers, sizeof *r->bf16_matrices);
     if (!r->model.formats || !r->bf16_matrices)
         return BL_FAIL(BL_ENOMEM, "out of memory: the time of a plan");
@@ -70,6 +71,8 @@ static bl_status open_model(plan_rank *r)
             memcpy(r->model.formats + at * n_projections, in->runs[i].format,
                    n_projections * sizeof *r->model.formats);
             r->bf16_matrices[at] = (uint8_t)in->runs[i].bf16_matrices;
+            if (in->model->n_experts > 0 && in->runs[i].kind == BL_LAYER_DENSE)
+                bl_model_set_dense(&r->model.config, (int64_t)at);
         }
     if (!in->is_trained) return BL_OK;
     /* Other numbers of layers: the input has only a few of those of in->trained. */
@@ -230,6 +233,7 @@ static bl_status create_trainings(plan_rank *r, bool with_evaluations)
         training *t = &r->training[i];
         bl_time_input like = plan_training_of(r->in, i);
         t->lora = *like.lora;
+        t->lora.kinds = bl_model_kinds(&r->model.config);
         if (!r->in->is_trained) bl_lora_layout_stack(&t->lora, r->in->act != BL_F32);
         BL_TRY(r->in->is_trained ? create_full(r) : create_adapter(r, t, &like));
         BL_TRY(create_batch(r, like.micro_tokens, &t->step));
@@ -477,10 +481,20 @@ static bl_status run_first(void *user, const plan_round *round, bool is_last)
     return r->n_steps++ == 0 ? plan_rank_run(r, round) : BL_OK;
 }
 
+const bl_time_run *plan_longest_run(const bl_time_input *in)
+{
+    const bl_time_run *longest = in->runs;
+
+    for (int i = 1; i < in->n_runs; i++)
+        if (in->runs[i].kind != longest->kind && in->runs[i].n_layers > longest->n_layers)
+            longest = &in->runs[i];
+    return longest;
+}
+
 bl_status plan_run_kernels(const bl_time_input *in, plan_kernel_sink sink, void *user)
 {
     bl_time_input alone = plan_training_of(in, 0);
-    bl_time_run run = in->runs[0];
+    bl_time_run run = *plan_longest_run(in);
     plan_rank *r = NULL;
     plan_round round;
 

@@ -37,7 +37,10 @@ typedef struct plan_kernel {
     double flops, bytes, seconds;
 } plan_kernel;
 typedef void (*plan_kernel_sink)(void *user, const plan_kernel *kernel);
-/* The kernels of compute in both visits of one layer of the kind of input->runs[0], for all
+/* The first run, or the longest of the other kind of layers if that is longer. */
+const bl_time_run *plan_longest_run(const bl_time_input *input);
+
+/* The kernels of compute in both visits of one layer of the kind of plan_longest_run, for all
  * micro-batches of a group of the first training, in order. Errors of plan_rank_create. */
 bl_status plan_run_kernels(const bl_time_input *input, plan_kernel_sink sink, void *user);
 

@@ -28,6 +28,7 @@ bl_rates bl_time_rates_of(const bl_hardware *hardware, int n_ranks_on_host, int 
 /* Consecutive layers that are alike. */
 typedef struct bl_time_run {
     int64_t n_layers;
+    bl_layer_kind kind;
     bl_format format[BL_MAX_PROJECTIONS]; /* as held */
     unsigned save;                        /* bl_save */
     unsigned bf16_matrices;               /* bit m: bl_layer_matrix m is an exception from mode */
@@ -148,7 +149,7 @@ typedef struct bl_time_budget {
     bl_time_budget_line line[BL_TIME_BUDGET_LINES];
 } bl_time_budget;
 
-/* Of a layer of input->runs[0]. Norms and the activation function are never saved: their
+/* Of a layer of the kind of most layers. Norms and the activation function are never saved: their
  * recomputation counts as backward. Without stalls and contention for memory. BL_ENOMEM. */
 bl_status bl_time_budget_layer(const bl_time_input *input, bl_time_budget *out);
 

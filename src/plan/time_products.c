@@ -19,14 +19,16 @@ static bool is_exception(const bl_time_run *run, int matrix)
 static bool is_fp8(const bl_time_input *in, const bl_time_run *run, int matrix,
                    bl_matmul_fallback *reason)
 {
-    bl_block_dims dims = bl_block_dims_of(in->model, in->kind, in->act);
+    bl_block_dims dims = bl_block_dims_of(in->model, run->kind, in->kind, in->act);
     /* Training pads tokens to whole rows of a block. */
     bl_matmul_weight_args product = {.mode = is_exception(run, matrix) ? BL_MATMUL_BF16 : in->mode,
                                      .T = bl_block_rows(&dims, in->micro_tokens)};
 
     for (int p = 0; p < in->model->arch->n_projections; p++) {
         int64_t rows, cols;
-        if ((int)in->model->arch->projections[p].matrix != matrix) continue;
+        if ((int)in->model->arch->projections[p].matrix != matrix ||
+            !bl_arch_has(in->model->arch, run->kind, p))
+            continue;
         bl_projection_shape(in->model, p, &rows, &cols);
         product.weight.segment[product.weight.n_segments++] =
             (bl_weight_segment){.format = run->format[p], .rows = rows};
@@ -44,6 +46,7 @@ void bl_time_count_products(const bl_time_input *in, bl_time_products *out)
         for (int matrix = 0; matrix < BL_LAYER_MATRICES; matrix++) {
             const bl_time_run *run = &in->runs[r];
             bl_matmul_fallback reason;
+            if (!bl_arch_segment(in->model->arch, run->kind, matrix, 0)) continue;
             out->n_matrices += run->n_layers;
             if (is_fp8(in, run, matrix, &reason)) out->n_fp8 += run->n_layers;
             if (is_exception(run, matrix)) out->n_exceptions += run->n_layers;
@@ -66,8 +69,8 @@ double plan_model_flops(const bl_time_input *in)
 
     if (in->trained)
         return bl_trained_step_flops(in->model, in->trained, tokens, in->document_tokens, labels);
-    double flops = bl_arch_step_flops(in->model, (double)in->lora->n_floats, 0, tokens,
-                                      in->document_tokens, labels);
+    double n_lora = (double)bl_lora_floats_before(in->lora, in->model->n_layers);
+    double flops = bl_arch_step_flops(in->model, n_lora, 0, tokens, in->document_tokens, labels);
     flops += bl_lora_table_flops(in->lora, tokens, labels);
     if (has_own_head(in))
         flops += 2.0 * (double)in->model->vocab_size * (double)in->model->hidden_size * labels;
@@ -128,12 +131,13 @@ static void add_kernel(void *user, const plan_kernel *k)
 
 static bl_status tally_layer(const bl_time_input *in, unsigned save, tally *out)
 {
-    bl_time_run run = in->runs[0];
+    bl_time_run run = *plan_longest_run(in);
     bl_time_input alone = *in;
 
     *out = (tally){.in = in};
     run.save = save;
     alone.runs = &run;
+    alone.n_runs = 1;
     return plan_run_kernels(&alone, add_kernel, out);
 }
 
@@ -143,7 +147,7 @@ bl_status bl_time_budget_layer(const bl_time_input *in, bl_time_budget *out)
 
     *out = (bl_time_budget){.n = N_GROUPS};
     BL_TRY(tally_layer(in, BL_SAVE_S4, &kept));
-    BL_TRY(tally_layer(in, in->runs[0].save, &whole));
+    BL_TRY(tally_layer(in, plan_longest_run(in)->save, &whole));
     for (int g = 0; g < N_GROUPS; g++) {
         bl_time_budget_line *line = &out->line[g];
         bl_time_amount all = whole.backward[g], own = kept.backward[g];

@@ -128,6 +128,7 @@ static int64_t out_features(const bl_peft_base *base, int module)
 static void list_module(const bl_peft_config *config, const bl_peft_base *base, int64_t layer,
                         int module, bl_dtype dtype, peft_factors *list)
 {
+    if (module < base->modules.n && !bl_peft_layer_has(&base->modules, layer, module)) return;
     for (bl_peft_factor f = BL_PEFT_A; f <= BL_PEFT_B && (config->targets >> module & 1); f++) {
         bool is_a = f == BL_PEFT_A;
         bl_peft_tensor_name(&base->modules, layer, module, f, list->names[list->n]);
@@ -147,7 +148,9 @@ static void list_module(const bl_peft_config *config, const bl_peft_base *base, 
 static void list_experts(const bl_peft_config *config, const bl_peft_base *base, int64_t layer,
                          int module, bl_dtype dtype, peft_factors *list)
 {
-    size_t n = config->targets >> module & 1 ? store_peft_count_tensors(config, base, module) : 0;
+    bool is_there =
+        config->targets >> module & 1 && bl_peft_layer_has(&base->modules, layer, module);
+    size_t n = is_there ? store_peft_count_tensors(config, base, module) : 0;
 
     for (size_t k = 0; k < n; k++, list->n++) {
         peft_expert_tensor t = store_peft_expert_tensor_at(config, base, layer, module, k);
@@ -365,9 +368,28 @@ static void add_to_base(const bl_stored_tensor *tensor, bl_peft_base *base)
     }
 }
 
+typedef struct own_modules {
+    const bl_peft_modules *modules;
+    const bl_safetensors *file;
+} own_modules;
+
+/* bl_peft_modules.has: modules that not all layers need have are those that the file has. */
+static bool file_has(const void *user, int64_t layer, int module)
+{
+    const own_modules *own = user;
+    char name[BL_PEFT_NAME_BYTES];
+
+    if (bl_peft_is_routed(own->modules, module))
+        return store_peft_has_experts(own->file, own->modules, layer, module);
+    if (!(own->modules->partial >> module & 1)) return true;
+    bl_peft_tensor_name(own->modules, layer, module, BL_PEFT_A, name);
+    return bl_safetensors_find(own->file, name) != NULL;
+}
+
 bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules)
 {
     bl_peft_base base = {.modules = *modules, .n_layers = 1};
+    own_modules own = {.modules = modules};
     bl_peft_adapter *adapter = NULL;
     bl_safetensors *file = NULL;
     char *path = NULL;
@@ -375,6 +397,9 @@ bl_status bl_peft_check(const char *dir, const bl_peft_modules *modules)
     BL_TRY(bl_path_join(dir, BL_PEFT_MODEL_NAME, &path));
     bl_status st = bl_safetensors_open(path, &file);
     if (st != BL_OK) goto done;
+    own.file = file;
+    base.modules.has = file_has;
+    base.modules.user = &own;
     size_t n = bl_safetensors_count(file);
     for (size_t i = 0; i < n; i++) add_to_base(bl_safetensors_at(file, i), &base);
     base.n_layers =

@@ -22,7 +22,7 @@ typedef enum bl_peft_factor { BL_PEFT_A, BL_PEFT_B } bl_peft_factor;
 /* The modules that an adapter may target: a model's projections, each in every layer. A module is
  * its index in this list. The embedding and the head, of which there is one each, follow; for these
  * a layer is ignored. */
-enum { BL_PEFT_MAX_MODULES = 7, BL_PEFT_EMBEDDING = BL_PEFT_MAX_MODULES, BL_PEFT_HEAD };
+enum { BL_PEFT_MAX_MODULES = 12, BL_PEFT_EMBEDDING = BL_PEFT_MAX_MODULES, BL_PEFT_HEAD };
 
 /* A parameter of three dimensions that has the matrices of a layer's experts (transformers 5), and
  * the names of these where each expert is a module (transformers 4). */
@@ -37,6 +37,14 @@ typedef struct bl_peft_modules {
     const char *layers; /* "model.layers" */
     int n;
     const char *path[BL_PEFT_MAX_MODULES]; /* in a layer: "self_attn.q_proj" */
+    uint32_t partial; /* bit m: some layers of the family's models may lack module m */
+    uint32_t absent; /* bit m: no layer of the model has module m, which names then do not select */
+    /* Bit m: the last name of module m means routed experts to PEFT from 0.18.2 on: its weight is
+     * one of target_parameters. */
+    uint32_t ambiguous;
+    /* Whether a layer has a module; NULL: each has all. */
+    bool (*has)(const void *user, int64_t layer, int module);
+    const void *user; /* borrowed */
     /* Of a larger model, whose other modules may have the same last names: target_modules is
      * written as a pattern of whole paths. LoRA terms of its embedding and head are rejected. */
     bool is_part;
@@ -72,19 +80,18 @@ uint32_t bl_peft_all(const bl_peft_modules *modules);
 /* The part of a path behind its last point: "q_proj". */
 const char *bl_peft_last_name(const char *path);
 
-/* What `name` selects, as an item of PEFT's target_modules: the module whose path
- * "model.layers.{i}.{module}" it is, or ends in "." and it. *layer is -1 for that of every layer.
- * False: no module. */
-bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int *module,
-                          int64_t *layer);
+/* What `name` selects, as an item of PEFT's target_modules: the modules whose path
+ * "model.layers.{i}.{module}" it is, or ends in "." and it, as bits. *layer is -1 for those of
+ * every layer. 0: no module. */
+uint32_t bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int64_t *layer);
 /* N of "layers.N" or "model.layers.N", the first n bytes of `name`; false: it is neither. */
 bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t *layer);
 
 /* The modules that a list of such names selects, or a regular expression (matched as Python's
  * re.fullmatch does, by PCRE2, against each path): bit m of *targets, module m, the embedding and
  * the head among them. Only names select routed experts. Refused, with `refusal` and "where:
- * reason": a name that selects nothing, a module that is selected in some of the n_layers layers
- * only. */
+ * reason": a name that selects nothing, a module that is selected in some of the layers only that
+ * have it. */
 bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal, const char *where,
                               const char *const *names, size_t n_names, int64_t n_layers,
                               uint32_t *targets);

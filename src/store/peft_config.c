@@ -161,8 +161,11 @@ json_t *store_peft_json_real(double value)
 }
 
 /* The last names, or a pattern of whole paths: "model.layers.[0-9]+.(mlp.up_proj|...)". */
-static json_t *json_targets(const bl_peft_modules *modules, uint32_t targets)
+static json_t *json_targets(const bl_peft_modules *modules, const bl_peft_config *config)
 {
+    /* Weights of these are in target_parameters. */
+    uint32_t apart = config->layout == BL_PEFT_PER_EXPERT ? 0 : modules->ambiguous,
+             targets = config->targets & ~apart;
     json_t *list = json_array(), *pattern = NULL;
     char text[1024];
     size_t used = (size_t)snprintf(text, sizeof text, "%s.[0-9]+.(", modules->layers);
@@ -192,7 +195,7 @@ bl_status bl_peft_write_config(const char *dir, const bl_peft_modules *modules,
     char *path = NULL, *text = NULL;
 
     bl_json_watch_memory();
-    json_t *targets = json_targets(modules, config->targets),
+    json_t *targets = json_targets(modules, config),
            *parameters = store_peft_json_parameters(modules, config, targets);
     /* Without exclude_modules and lora_bias, at which PEFT before 0.14 stops: absent means off. */
     json_t *root = json_pack(

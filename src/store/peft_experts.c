@@ -204,11 +204,12 @@ static bl_status read_expert(const bl_safetensors *file, const bl_peft_config *c
             memcpy(dst + t.piece * r * in, scratch, (size_t)(r * in) * sizeof *dst);
         } else if (memcmp(dst, scratch, (size_t)(r * in) * sizeof *dst) != 0) {
             store_peft_expert_tensor_name(&base->modules, &t, name);
-            return BL_FAIL(BL_EINPUT,
-                           "%s: %s is not that of %s: in expert 0 of layer 0 both are equal, which "
-                           "must be so in all experts or in none",
-                           bl_safetensors_path(file), name,
-                           base->modules.routed[t.module - base->modules.n].piece[0]);
+            return BL_FAIL(
+                BL_EINPUT,
+                "%s: %s is not that of %s: in expert 0 of the first layer both are equal, which "
+                "must be so in all experts or in none",
+                bl_safetensors_path(file), name,
+                base->modules.routed[t.module - base->modules.n].piece[0]);
         }
     }
     return BL_OK;
@@ -253,6 +254,33 @@ const float *store_peft_pick_expert(const bl_peft_config *config, const bl_peft_
 
 /* ---- from a file ---- */
 
+const bl_stored_tensor *store_peft_find_experts(const bl_safetensors *file,
+                                                const bl_peft_modules *modules, int64_t n_layers,
+                                                peft_expert_tensor *t)
+{
+    char name[BL_PEFT_NAME_BYTES];
+    const bl_stored_tensor *found = NULL;
+
+    for (t->layer = 0; t->layer < n_layers && !found; t->layer += !found) {
+        store_peft_expert_tensor_name(modules, t, name);
+        found = bl_safetensors_find(file, name);
+    }
+    return found;
+}
+
+bool store_peft_has_experts(const bl_safetensors *file, const bl_peft_modules *modules,
+                            int64_t layer, int module)
+{
+    char name[BL_PEFT_NAME_BYTES];
+
+    for (int64_t expert = -1; expert <= 0; expert++) {
+        peft_expert_tensor t = {layer, module, BL_PEFT_A, expert, 0};
+        store_peft_expert_tensor_name(modules, &t, name);
+        if (bl_safetensors_find(file, name)) return true;
+    }
+    return false;
+}
+
 void store_peft_choose_axis(const bl_safetensors *file, const bl_peft_base *base,
                             bl_peft_config *config)
 {
@@ -260,7 +288,7 @@ void store_peft_choose_axis(const bl_safetensors *file, const bl_peft_base *base
 
     for (int m = modules->n; m < modules->n + modules->n_routed; m++) {
         peft_expert_tensor t = {0, m, BL_PEFT_A, -1, 0};
-        const bl_stored_tensor *a = find_tensor(file, base, &t);
+        const bl_stored_tensor *a = store_peft_find_experts(file, modules, base->n_layers, &t);
         int64_t in = base->in_features[m], out = base->out_features[m];
         if (!(config->targets >> m & 1) || !a || a->n_dims != 2 || in == out) continue;
         config->layout = a->shape[1] == out ? BL_PEFT_FIRST_AXIS : BL_PEFT_STACKED;
@@ -276,7 +304,7 @@ void store_peft_measure_experts(const bl_safetensors *file, const bl_peft_config
 
     for (int m = modules->n; m < modules->n + modules->n_routed; m++) {
         peft_expert_tensor t = {0, m, BL_PEFT_A, is_apart ? 0 : -1, 0};
-        const bl_stored_tensor *a = find_tensor(file, base, &t);
+        const bl_stored_tensor *a = store_peft_find_experts(file, modules, base->n_layers, &t);
         t.factor = BL_PEFT_B;
         const bl_stored_tensor *b = find_tensor(file, base, &t);
         if (!a || !b || a->n_dims != 2 || b->n_dims != 2) continue;

@@ -53,6 +53,19 @@ bool bl_peft_expert_parse(const bl_peft_modules *modules, const char *name, int 
 
 /* ---- reading ---- */
 
+/* The modules whose weight `name` is: "mlp.up_proj.weight". */
+static uint32_t find_weight(const bl_peft_modules *modules, const char *name)
+{
+    static const char end[] = ".weight";
+    char path[BL_PEFT_NAME_BYTES];
+    int64_t layer;
+
+    if (!bl_text_ends_with(name, end) || strlen(name) >= sizeof path) return 0;
+    snprintf(path, sizeof path, "%.*s", (int)(strlen(name) - strlen(end)), name);
+    uint32_t found = bl_peft_target_parse(modules, path, &layer);
+    return layer < 0 ? found : 0;
+}
+
 static bl_status read_parameters(const char *file, const json_t *root,
                                  const bl_peft_modules *modules, bl_peft_config *config)
 {
@@ -67,8 +80,10 @@ static bl_status read_parameters(const char *file, const json_t *root,
         for (int m = 0; name && m < modules->n_routed; m++)
             if (is_end(modules->routed[m].parameter, name))
                 found |= UINT32_C(1) << (modules->n + m);
+        if (name && !found) found = find_weight(modules, name);
         if (!found)
-            return bl_json_fail(file, "target_parameters", "parameters of routed experts", list);
+            return bl_json_fail(file, "target_parameters",
+                                "parameters of routed experts, or weights of projections", list);
         config->targets |= found;
     }
     return json_is_array(list) ? BL_OK : bl_json_fail(file, "target_parameters", "a list", list);
@@ -169,7 +184,7 @@ static bl_status is_same_values(const bl_stored_tensor *a, const bl_stored_tenso
 /* Experts one by one in the file: which, in targets, and whether A of a piece is that of the
  * other. */
 static bl_status look_at_experts(const bl_safetensors *file, const bl_peft_modules *modules,
-                                 uint32_t *found, bool *is_divided)
+                                 int64_t n_layers, uint32_t *found, bool *is_divided)
 {
     *found = 0;
     for (int m = modules->n; m < modules->n + modules->n_routed; m++) {
@@ -178,9 +193,7 @@ static bl_status look_at_experts(const bl_safetensors *file, const bl_peft_modul
         bool is_same;
         for (int k = 0; k < n_pieces; k++) {
             peft_expert_tensor t = {0, m, BL_PEFT_A, 0, k};
-            char name[BL_PEFT_NAME_BYTES];
-            store_peft_expert_tensor_name(modules, &t, name);
-            a[k] = bl_safetensors_find(file, name);
+            a[k] = store_peft_find_experts(file, modules, n_layers, &t);
         }
         if (a[0]) *found |= UINT32_C(1) << m;
         if (n_pieces == 1 || !a[0]) continue;
@@ -192,7 +205,8 @@ static bl_status look_at_experts(const bl_safetensors *file, const bl_peft_modul
 
 /* Sets layout, is_divided, and the targets that an expression or "all-linear" selects. */
 static bl_status look_at_tensors(const char *dir, const json_t *root,
-                                 const bl_peft_modules *modules, bl_peft_config *config)
+                                 const bl_peft_modules *modules, int64_t n_layers,
+                                 bl_peft_config *config)
 {
     const char *text = bl_json_text(json_object_get(root, "target_modules"));
     bl_safetensors *file = NULL;
@@ -205,7 +219,8 @@ static bl_status look_at_tensors(const char *dir, const json_t *root,
     config->layout = is_old ? BL_PEFT_FIRST_AXIS : BL_PEFT_STACKED;
     BL_TRY(bl_path_join(dir, BL_PEFT_MODEL_NAME, &path));
     bl_status st = bl_file_exists(path) ? bl_safetensors_open(path, &file) : BL_OK;
-    if (st == BL_OK && file) st = look_at_experts(file, modules, &found, &config->is_divided);
+    if (st == BL_OK && file)
+        st = look_at_experts(file, modules, n_layers, &found, &config->is_divided);
     if (found) config->layout = BL_PEFT_PER_EXPERT;
     if (text) config->targets |= found;
     bl_safetensors_close(file);
@@ -219,7 +234,7 @@ bl_status store_peft_read_experts_config(const char *dir, const char *file, cons
 {
     if (modules->n_routed == 0) return BL_OK;
     BL_TRY(read_parameters(file, root, modules, config));
-    BL_TRY(look_at_tensors(dir, root, modules, config));
+    BL_TRY(look_at_tensors(dir, root, modules, n_layers, config));
     return read_scales(file, root, modules, n_layers, config);
 }
 
@@ -230,7 +245,14 @@ json_t *store_peft_json_parameters(const bl_peft_modules *modules, const bl_peft
 {
     bool is_apart = config->layout == BL_PEFT_PER_EXPERT;
     json_t *list = NULL;
+    char text[BL_PEFT_NAME_BYTES];
 
+    for (int m = 0; m < modules->n && !is_apart; m++) {
+        if (!(config->targets & modules->ambiguous & UINT32_C(1) << m)) continue;
+        if (!list) list = json_array();
+        snprintf(text, sizeof text, "%s.weight", modules->path[m]);
+        json_array_append_new(list, json_string(text));
+    }
     for (int m = modules->n; m < modules->n + modules->n_routed; m++) {
         const bl_peft_routed *routed = &modules->routed[m - modules->n];
         if (!(config->targets >> m & 1)) continue;

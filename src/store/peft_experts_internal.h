@@ -70,7 +70,14 @@ const float *store_peft_pick_expert(const bl_peft_config *config, const bl_peft_
 /* STACKED or FIRST_AXIS, from the shapes in the file; of square matrices it stays. */
 void store_peft_choose_axis(const bl_safetensors *file, const bl_peft_base *base,
                             bl_peft_config *config);
-/* The base's experts and their sizes, from the tensors of layer 0. */
+/* The tensor, of the first layer that has it, which becomes t's; NULL: none. */
+const bl_stored_tensor *store_peft_find_experts(const bl_safetensors *file,
+                                                const bl_peft_modules *modules, int64_t n_layers,
+                                                peft_expert_tensor *t);
+/* Whether the file has factors of a routed module in a layer; the modules are nested. */
+bool store_peft_has_experts(const bl_safetensors *file, const bl_peft_modules *modules,
+                            int64_t layer, int module);
+/* The base's experts and their sizes, from the tensors of the first layer that has some. */
 void store_peft_measure_experts(const bl_safetensors *file, const bl_peft_config *config,
                                 bl_peft_base *base);
 

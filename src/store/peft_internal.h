@@ -15,6 +15,9 @@ json_t *store_peft_json_real(double value);
 /* The path of the embedding, a sibling of the layers, or of the head; "": unknown. */
 void bl_peft_table_path(const bl_peft_modules *modules, int module, char path[BL_PEFT_NAME_BYTES]);
 
+/* Whether layer `layer` has the module. */
+bool bl_peft_layer_has(const bl_peft_modules *modules, int64_t layer, int module);
+
 /* Whether the path `module` of n_module bytes ends in one of the names. */
 bool bl_peft_is_saved(const bl_peft_saved_names *names, const char *module, size_t n_module);
 

@@ -21,19 +21,31 @@ const char *bl_peft_last_name(const char *path)
 
 uint32_t bl_peft_all(const bl_peft_modules *modules)
 {
-    return (UINT32_C(1) << modules->n) - 1;
+    return ((UINT32_C(1) << modules->n) - 1) & ~modules->absent;
+}
+
+bool bl_peft_layer_has(const bl_peft_modules *modules, int64_t layer, int module)
+{
+    return !modules->has || modules->has(modules->user, layer, module);
 }
 
 /* "q_proj, k_proj, ..." */
 static void list_names(const bl_peft_modules *modules, char *text, size_t n_bytes)
 {
+    uint32_t all = bl_peft_all(modules);
     size_t used = 0;
 
     *text = '\0';
-    if (modules->n_routed > 0) used = (size_t)snprintf(text, n_bytes, "experts, ");
-    for (int m = 0; m < modules->n && used < n_bytes; m++)
-        used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", m ? ", " : "",
+    if (modules->n_routed > 0) used = (size_t)snprintf(text, n_bytes, "experts");
+    for (int m = 0; m < modules->n && used < n_bytes; m++) {
+        bool is_again = false;
+        for (int i = 0; i < m; i++)
+            is_again |= all >> i & 1 && !strcmp(bl_peft_last_name(modules->path[i]),
+                                                bl_peft_last_name(modules->path[m]));
+        if (!(all >> m & 1) || is_again) continue;
+        used += (size_t)snprintf(text + used, n_bytes - used, "%s%s", used ? ", " : "",
                                  bl_peft_last_name(modules->path[m]));
+    }
 }
 
 /* ---- a list of names ---- */
@@ -60,23 +72,32 @@ bool bl_peft_layer_parse(const char *layers, const char *name, size_t n, int64_t
     return false;
 }
 
-bool bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int *module,
-                          int64_t *layer)
+/* Whether `path` is `name`, or ends in "." and it. */
+static bool ends_in(const char *path, const char *name)
 {
+    size_t n = strlen(name), n_path = strlen(path);
+
+    if (n > n_path || strcmp(path + n_path - n, name) != 0) return false;
+    return n == n_path || path[n_path - n - 1] == '.';
+}
+
+uint32_t bl_peft_target_parse(const bl_peft_modules *modules, const char *name, int64_t *layer)
+{
+    uint32_t found = 0;
     size_t n = strlen(name);
 
     *layer = -1;
-    for (*module = 0; *module < modules->n; (*module)++) {
-        const char *path = modules->path[*module];
-        size_t n_path = strlen(path);
-        if (!strcmp(name, path) || !strcmp(name, bl_peft_last_name(path))) return true;
-        if (n < n_path + 2 || strcmp(name + n - n_path, path) != 0 || name[n - n_path - 1] != '.')
-            continue;
+    for (int m = 0; m < modules->n; m++)
+        if (n > 0 && ends_in(modules->path[m], name)) found |= UINT32_C(1) << m;
+    for (int m = 0; m < modules->n && !found; m++) {
+        size_t n_path = strlen(modules->path[m]);
+        if (n < n_path + 2 || !ends_in(name, modules->path[m])) continue;
         size_t n_prefix = n - n_path - 1; /* "N", "layers.N" or "model.layers.N" */
-        return bl_peft_layer_parse(modules->layers, name, n_prefix, layer) ||
-               parse_number(name, n_prefix, layer);
+        if (bl_peft_layer_parse(modules->layers, name, n_prefix, layer) ||
+            parse_number(name, n_prefix, layer))
+            return UINT32_C(1) << m & ~modules->absent;
     }
-    return false;
+    return found & ~modules->absent;
 }
 
 /* ---- the embedding and the head ---- */
@@ -153,13 +174,15 @@ static bl_status match_table_name(const bl_peft_modules *modules, bl_status refu
 
 /* Each module must be named in every layer or in none. */
 static bl_status check_every_layer(const bl_peft_modules *modules, bl_status refusal,
-                                   const char *where, uint8_t everywhere, const uint8_t *named,
+                                   const char *where, uint32_t everywhere, const uint32_t *named,
                                    int64_t n_layers, uint32_t *targets)
 {
     for (int m = 0; m < modules->n; m++) {
-        int64_t n_named = 0, first_without = -1;
+        int64_t n_named = 0, n_there = 0, first_without = -1;
         for (int64_t layer = 0; layer < n_layers; layer++) {
             bool is_named = (everywhere | named[layer]) >> m & 1;
+            if (!bl_peft_layer_has(modules, layer, m)) continue;
+            n_there++;
             n_named += is_named;
             if (!is_named && first_without < 0) first_without = layer;
         }
@@ -168,7 +191,7 @@ static bl_status check_every_layer(const bl_peft_modules *modules, bl_status ref
                 refusal,
                 "%s: %s is named in %" PRId64 " of %" PRId64 " layers, not in layer %" PRId64
                 "; targets that differ by layer are not supported",
-                where, bl_peft_last_name(modules->path[m]), n_named, n_layers, first_without);
+                where, bl_peft_last_name(modules->path[m]), n_named, n_there, first_without);
         if (n_named > 0) *targets |= UINT32_C(1) << m;
     }
     return BL_OK;
@@ -204,8 +227,8 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
                               uint32_t *targets)
 {
     bl_status st = BL_OK;
-    uint8_t everywhere = 0;
-    uint8_t *named =
+    uint32_t everywhere = 0;
+    uint32_t *named =
         calloc((size_t)n_layers + 1, sizeof *named); /* bit m: module m of that layer */
 
     *targets = 0;
@@ -214,13 +237,13 @@ bl_status bl_peft_match_names(const bl_peft_modules *modules, bl_status refusal,
         int module, piece;
         int64_t layer;
         if (bl_peft_expert_parse(modules, names[i], &module, &piece)) continue;
-        if (!bl_peft_target_parse(modules, names[i], &module, &layer) || layer >= n_layers) {
+        uint32_t found = bl_peft_target_parse(modules, names[i], &layer);
+        if (!found || layer >= n_layers) {
             BL_TRY_GOTO(st, done,
                         match_table_name(modules, refusal, where, names[i], n_layers, targets));
             continue;
         }
-        uint8_t *bits = layer < 0 ? &everywhere : &named[layer];
-        *bits = (uint8_t)(*bits | 1 << module);
+        *(layer < 0 ? &everywhere : &named[layer]) |= found;
     }
     BL_TRY_GOTO(st, done, match_experts(modules, refusal, where, names, n_names, targets));
     st = check_every_layer(modules, refusal, where, everywhere, named, n_layers, targets);
@@ -231,17 +254,19 @@ done:
 
 /* ---- a regular expression ---- */
 
-/* The modules of one layer that the pattern matches whole. */
+/* The modules of one layer that the pattern matches whole; *there: those that it has. */
 static bl_status match_layer(const bl_peft_modules *modules, const bl_name_pattern *pattern,
-                             int64_t layer, uint32_t *targets)
+                             int64_t layer, uint32_t *targets, uint32_t *there)
 {
     char path[BL_PEFT_NAME_BYTES];
 
-    *targets = 0;
+    *targets = *there = 0;
     for (int m = 0; m < modules->n; m++) {
         bool matches;
+        if (!bl_peft_layer_has(modules, layer, m)) continue;
         snprintf(path, sizeof path, "%s.%" PRId64 ".%s", modules->layers, layer, modules->path[m]);
         BL_TRY(bl_name_pattern_match(pattern, path, &matches));
+        *there |= UINT32_C(1) << m;
         if (matches) *targets |= UINT32_C(1) << m;
     }
     return BL_OK;
@@ -269,22 +294,23 @@ bl_status bl_peft_match_pattern(const bl_peft_modules *modules, bl_status refusa
 {
     bl_name_pattern *pattern;
     bl_status st = BL_OK;
-    uint32_t tables = 0;
+    uint32_t tables = 0, seen = 0;
 
     *targets = 0;
     BL_TRY(bl_name_pattern_create(text, BL_PATTERN_WHOLE, refusal, where, &pattern));
     BL_TRY_GOTO(st, done, match_tables(modules, pattern, refusal, where, text, &tables));
     for (int64_t layer = 0; layer < n_layers; layer++) {
-        uint32_t of_layer;
-        BL_TRY_GOTO(st, done, match_layer(modules, pattern, layer, &of_layer));
-        if (layer > 0 && of_layer != *targets) {
+        uint32_t of_layer, there;
+        BL_TRY_GOTO(st, done, match_layer(modules, pattern, layer, &of_layer, &there));
+        if ((of_layer ^ *targets) & seen & there) {
             st = BL_FAIL(refusal,
                          "%s: \"%.100s\" selects other modules in layer %" PRId64
-                         " than in layer 0, which is not supported",
+                         " than in layers before, which is not supported",
                          where, text, layer);
             goto done;
         }
-        *targets = of_layer;
+        *targets |= of_layer;
+        seen |= there;
     }
     *targets |= tables;
 done:

@@ -106,7 +106,9 @@ static bool describe(const bl_trained_state *s, int i, bl_stored_tensor_spec *ou
         return n > 0 && (f || bl_comm_rank(s->world) == 0);
     }
     if (!f) {
-        *out = (bl_stored_tensor_spec){name, BL_F32, 2, {s->n_layers, s->chunk}};
+        int64_t rows = trained_lora_rows(s->layout, s->n_layers);
+        *out = (bl_stored_tensor_spec){name, BL_F32, 1, {s->n_floats}};
+        if (rows > 0) *out = (bl_stored_tensor_spec){name, BL_F32, 2, {rows, s->n_floats / rows}};
         return true;
     }
     bl_dtype dtype = i < TRAINED_W ? f->bytes.units.dtype : BL_F32;

@@ -27,7 +27,7 @@ static bl_status targets_of_config(const bl_train_config *c, const bl_model_conf
 {
     static const char where[] = "lora_target_modules";
     const bl_string_list *list = &c->lora_target_modules;
-    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+    bl_peft_modules modules = bl_model_peft_modules(model);
     bl_peft_saved_names saved;
 
     BL_TRY(saved_names(c, &saved));
@@ -142,7 +142,7 @@ bl_status bl_adapter_choose_lora(const bl_train_config *c, const bl_model_config
     if (c->init_adapter) {
         bl_peft_config peft;
         bl_lora_options adapter;
-        bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+        bl_peft_modules modules = bl_model_peft_modules(model);
         BL_TRY(bl_peft_load_config(c->init_adapter, &modules, model->n_layers, &peft));
         bl_lora_options_of_peft(&peft, &adapter);
         if (is_training) BL_TRY(check_given(c, &options, &adapter));
@@ -212,7 +212,7 @@ static bl_status check_run(const bl_train_config *c)
 bl_status bl_adapter_choose_modules(const bl_train_config *c, const bl_model_config *model,
                                     bool is_training, bl_saved_modules *out)
 {
-    bl_peft_modules modules = bl_arch_peft_modules(model->arch);
+    bl_peft_modules modules = bl_model_peft_modules(model);
     bl_peft_config peft = {.r = 0};
     bl_status st;
 

@@ -90,10 +90,10 @@ static bl_status find_factor(dump *d, const entry *e, const float **out)
 {
     bl_trained_state *s = d->state;
     const bl_lora_layout *layout = s->layout;
-    int64_t chunk = s->chunk;
 
     if (d->layer != e->layer)
-        BL_TRY(trained_gather_share(s, e->layer, s->grad + e->layer * chunk, chunk));
+        BL_TRY(trained_gather_share(s, e->layer, s->grad + trained_chunks_before(s, e->layer),
+                                    trained_chunk(s, e->layer)));
     d->layer = e->layer;
     *out = s->whole[0] +
            (e->factor == BL_PEFT_A ? layout->a_offset[e->module] : layout->b_offset[e->module]);
@@ -218,7 +218,7 @@ static void add_factors(dump *d)
 
     for (int64_t l = 0; l < s->n_layers; l++)
         for (int p = 0; p < layout->arch->n_projections; p++)
-            if (layout->a_offset[p] >= 0)
+            if (bl_lora_has(layout, l, p))
                 add_module(d, l, p, layout->a_cols[p], layout->b_rows[p], SOURCE_FACTOR);
     for (int m = BL_PEFT_EMBEDDING; m <= BL_PEFT_HEAD; m++)
         if (layout->options.table[m - BL_PEFT_EMBEDDING])
@@ -258,15 +258,6 @@ done:
     return st;
 }
 
-/* The buffer's end after a layer's LoRA gradients is padding, which must stay zero. */
-static bl_status clear_padding(bl_trained_state *s)
-{
-    int64_t whole = s->chunk * bl_comm_size(s->world), n = s->trained ? 0 : s->layout->n_floats;
-
-    if (s->trained) return BL_OK;
-    return bl_stream_zero(s->compute, s->whole[0] + n, (size_t)((whole - n) * FLOAT));
-}
-
 bl_status bl_trained_state_write_gradients(bl_trained_state *s, const char *path)
 {
     const bl_model_config *config = trained_replicated_config(s->replicated);
@@ -283,5 +274,5 @@ bl_status bl_trained_state_write_gradients(bl_trained_state *s, const char *path
     if (s->layout) add_factors(&d);
     bl_status st = write_all(&d, path);
     free(d.entries);
-    return st == BL_OK ? clear_padding(s) : st;
+    return st;
 }

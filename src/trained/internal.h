@@ -60,9 +60,9 @@ struct bl_trained_state {
     bl_device *device;
     bl_comm *world;
     bl_stream *compute, *communication;
-    int64_t n_layers, chunk; /* chunk: floats of a layer on this rank */
+    int64_t n_layers;
     bl_adapter_bytes bytes;  /* allocated */
-    int64_t n_floats;        /* n_layers * chunk */
+    int64_t n_floats;        /* of all layers on this rank */
     float *w, *m, *v, *grad; /* [n_floats]; device memory */
     /* Gathered by the ring: w, rounded to the dtype of activations; w itself where that is fp32. */
     bl_tensor compute_copy;
@@ -122,6 +122,9 @@ static inline void trained_use_context(bl_trained_state *s, const bl_trained_con
     s->timeline = context->timeline;
 }
 
+/* state.c: floats of a layer's LoRA weights on a rank, and of the layers before it. */
+int64_t trained_chunk(const bl_trained_state *state, int64_t layer);
+int64_t trained_chunks_before(const bl_trained_state *state, int64_t layer);
 /* state.c: allocates what both kinds of state have: events, sums, staging of BL_STAGING_BYTES. */
 bl_status trained_allocate_sums(bl_trained_state *state);
 /* checkpoint.c: device memory to `offset` of tensor specs[index] of a file, and bytes [offset,
@@ -136,6 +139,8 @@ bl_status trained_open_shard(const char *dir, int rank, int n_ranks, bl_safetens
  * 0. n = 0: it may be missing. */
 bl_status trained_check_array(const bl_safetensors *file, const char *name, bl_dtype dtype,
                               int64_t rows, int64_t n);
+/* lora_shards.c: rows of a rank's arrays, one per layer; 0: layers differ, and there are none. */
+int64_t trained_lora_rows(const bl_lora_layout *layout, int64_t n_layers);
 /* lora_shards.c, full_shards.c: bl_trained_state_read_shards. */
 bl_status trained_lora_read_shards(bl_trained_state *state, const char *dir, int n_ranks);
 bl_status trained_full_read_shards(bl_trained_state *state, const char *dir, int n_ranks);

@@ -23,18 +23,21 @@ static float *state_array(const bl_trained_state *s, int which)
 int64_t bl_adapter_checkpoint_bytes(const bl_lora_layout *layout, const bl_model_config *config,
                                     const bl_trained_set *modules)
 {
-    int64_t n = config->n_layers * layout->n_floats;
+    int64_t n = bl_lora_floats_before(layout, config->n_layers);
 
     n += trained_modules_floats(config, modules) + layout->n_table_floats;
     return (N_ARRAYS + 1) * n * (int64_t)sizeof(float);
 }
 
-/* A file of the shards that are read: rank `rank`'s, of `chunk` floats per layer in the order of
- * `layout`. */
+int64_t trained_lora_rows(const bl_lora_layout *layout, int64_t n_layers)
+{
+    return bl_lora_floats_before(layout, n_layers) == n_layers * layout->n_floats ? n_layers : 0;
+}
+
+/* A file of the shards that are read: that of `rank` of n_ranks, in the order of `layout`. */
 typedef struct source {
     bl_safetensors *file;
-    int rank;
-    int64_t chunk;
+    int rank, n_ranks;
     bl_lora_layout layout;
 } source;
 
@@ -45,9 +48,11 @@ static bl_status check_file(source *in, int64_t n_layers)
         bl_safetensors_find(in->file, trained_array_names[TRAINED_FILE_STACKED][0]) != NULL;
 
     bl_lora_layout_stack(&in->layout, is_stacked);
+    int64_t rows = trained_lora_rows(&in->layout, n_layers),
+            n = bl_lora_chunks_before(&in->layout, n_layers, in->n_ranks);
     for (int i = 0; i < N_ARRAYS; i++)
-        BL_TRY(
-            trained_check_array(in->file, array_name(&in->layout, i), BL_F32, n_layers, in->chunk));
+        BL_TRY(trained_check_array(in->file, array_name(&in->layout, i), BL_F32, rows,
+                                   rows > 0 ? n / rows : n));
     return BL_OK;
 }
 
@@ -55,48 +60,54 @@ static bl_status check_file(source *in, int64_t n_layers)
 static bl_status open_source(const bl_lora_layout *layout, int64_t n_layers, const char *dir,
                              int rank, int n_ranks, source *out)
 {
-    *out =
-        (source){.rank = rank, .chunk = bl_ceil_div(layout->n_floats, n_ranks), .layout = *layout};
+    *out = (source){.rank = rank, .n_ranks = n_ranks, .layout = *layout};
     BL_TRY(trained_open_shard(dir, rank, n_ranks, &out->file));
     return check_file(out, n_layers);
 }
 
-/* Loads, of the n floats that begin at `from` in the file's order and at `to` in this state's,
- * those that both the file's rank and this one hold. */
-static bl_status load_piece(const bl_trained_state *s, const source *in, int64_t from, int64_t to,
-                            int64_t n)
+/* Loads, of the n floats of layer l that begin at `from` in the file's order and at `to` in this
+ * state's, those that both the file's rank and this one hold. */
+static bl_status load_piece(const bl_trained_state *s, const source *in, int64_t l, int64_t from,
+                            int64_t to, int64_t n)
 {
-    int64_t begin = bl_comm_rank(s->world) * s->chunk, old_begin = in->rank * in->chunk;
+    int64_t chunk = trained_chunk(s, l), begin = bl_comm_rank(s->world) * chunk,
+            old = bl_lora_chunk(&in->layout, l, in->n_ranks), old_begin = in->rank * old,
+            old_before = bl_lora_chunks_before(&in->layout, l, in->n_ranks);
     /* Counted from the piece's start. */
     int64_t first = bl_max_i64(bl_max_i64(0, begin - to), old_begin - from),
-            last = bl_min_i64(bl_min_i64(n, begin + s->chunk - to), old_begin + in->chunk - from);
+            last = bl_min_i64(bl_min_i64(n, begin + chunk - to), old_begin + old - from);
 
     for (int i = 0; i < N_ARRAYS && first < last; i++) {
         const bl_stored_tensor *t = bl_safetensors_find(in->file, array_name(&in->layout, i));
-        for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(trained_load_bytes(
-                s->staging, t, (l * in->chunk + from + first - old_begin) * (int64_t)sizeof(float),
-                (size_t)(last - first) * sizeof(float),
-                state_array(s, i) + l * s->chunk + to + first - begin));
+        BL_TRY(trained_load_bytes(
+            s->staging, t, (old_before + from + first - old_begin) * (int64_t)sizeof(float),
+            (size_t)(last - first) * sizeof(float),
+            state_array(s, i) + trained_chunks_before(s, l) + to + first - begin));
     }
     return BL_OK;
 }
 
 /* If file and state have one order, a layer's vector is one piece, padding included; else each
  * factor is. */
-static bl_status load_from(const bl_trained_state *s, const source *in)
+static bl_status load_layer(const bl_trained_state *s, const source *in, int64_t l)
 {
     const bl_lora_layout *old = &in->layout, *now = s->layout;
 
     if (old->is_stacked == now->is_stacked)
-        return load_piece(s, in, 0, 0, INT64_MAX / (int64_t)sizeof(float));
+        return load_piece(s, in, l, 0, 0, INT64_MAX / (int64_t)sizeof(float));
     for (int p = 0; p < now->arch->n_projections; p++) {
-        if (now->a_offset[p] < 0) continue;
-        BL_TRY(load_piece(s, in, old->a_offset[p], now->a_offset[p],
+        if (!bl_lora_has(now, l, p)) continue;
+        BL_TRY(load_piece(s, in, l, old->a_offset[p], now->a_offset[p],
                           bl_lora_factor_floats(now, p, BL_PEFT_A)));
-        BL_TRY(load_piece(s, in, old->b_offset[p], now->b_offset[p],
+        BL_TRY(load_piece(s, in, l, old->b_offset[p], now->b_offset[p],
                           bl_lora_factor_floats(now, p, BL_PEFT_B)));
     }
+    return BL_OK;
+}
+
+static bl_status load_from(const bl_trained_state *s, const source *in)
+{
+    for (int64_t l = 0; l < s->n_layers; l++) BL_TRY(load_layer(s, in, l));
     return BL_OK;
 }
 
@@ -127,13 +138,14 @@ static bl_status load_file(const bl_trained_state *s, const char *dir, int old, 
 /* Past the end of the flat vector another rank count has padding where this one has none. */
 static bl_status clear_past_end(bl_trained_state *s)
 {
-    int64_t begin = bl_comm_rank(s->world) * s->chunk,
-            real = bl_min_i64(s->chunk, bl_max_i64(0, s->layout->n_floats - begin));
-
-    for (int i = 0; i < N_ARRAYS; i++)
-        for (int64_t l = 0; l < s->n_layers; l++)
-            BL_TRY(bl_stream_zero(s->compute, state_array(s, i) + l * s->chunk + real,
-                                  (size_t)(s->chunk - real) * sizeof(float)));
+    for (int64_t l = 0; l < s->n_layers; l++) {
+        int64_t chunk = trained_chunk(s, l), begin = bl_comm_rank(s->world) * chunk,
+                real = bl_min_i64(chunk, bl_max_i64(0, bl_lora_layer_floats(s->layout, l) - begin));
+        for (int i = 0; i < N_ARRAYS; i++)
+            BL_TRY(bl_stream_zero(s->compute,
+                                  state_array(s, i) + trained_chunks_before(s, l) + real,
+                                  (size_t)(chunk - real) * sizeof(float)));
+    }
     return bl_stream_synchronize(s->compute);
 }
 
@@ -194,7 +206,8 @@ static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_fact
     const bl_lora_layout *layout = &sources->layout;
 
     if (trained_is_table(module)) return read_table_factor(user, module, factor, dst);
-    int64_t chunk = sources->chunk,
+    int64_t chunk = bl_lora_chunk(layout, layer, sources->n_ranks),
+            before = bl_lora_chunks_before(layout, layer, sources->n_ranks),
             begin = factor == BL_PEFT_A ? layout->a_offset[module] : layout->b_offset[module],
             end = begin + bl_lora_factor_floats(layout, module, factor);
 
@@ -203,7 +216,7 @@ static bl_status read_factor(void *user, int64_t layer, int module, bl_peft_fact
         const bl_stored_tensor *w =
             bl_safetensors_find(in->file, array_name(&in->layout, TRAINED_W));
         n = bl_min_i64(end, (in->rank + 1) * chunk) - at;
-        BL_TRY(bl_stored_tensor_read(w, (layer * chunk + at % chunk) * (int64_t)sizeof(float),
+        BL_TRY(bl_stored_tensor_read(w, (before + at % chunk) * (int64_t)sizeof(float),
                                      (size_t)n * sizeof(float), dst));
     }
     return BL_OK;

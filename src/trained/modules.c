@@ -105,7 +105,7 @@ bl_status bl_adapter_modules_use(bl_model_weights *weights, const char *dir, bl_
                                  bool *has)
 {
     const bl_model_config *config = &weights->model->config;
-    bl_peft_modules modules = bl_arch_peft_modules(config->arch);
+    bl_peft_modules modules = bl_model_peft_modules(config);
     bl_saved_modules saved;
     bl_peft_config peft;
 

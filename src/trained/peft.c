@@ -58,7 +58,7 @@ static bool other_tensor(const void *user, int64_t i, bl_peft_other *out)
 
 bl_peft_base bl_lora_peft_base(const bl_model_config *config)
 {
-    bl_peft_base base = {.modules = bl_arch_peft_modules(config->arch),
+    bl_peft_base base = {.modules = bl_model_peft_modules(config),
                          .n_layers = config->n_layers,
                          .n_experts = config->n_experts,
                          .vocab = config->vocab_size,
@@ -96,7 +96,7 @@ static bl_status read_range(const bl_lora_layout *layout, const bl_peft_adapter 
 {
     for (int64_t i = 0; i < count; i++) out[i] = 0.0f;
     for (int p = 0; p < layout->arch->n_projections; p++) {
-        if (layout->a_offset[p] < 0) continue;
+        if (!bl_lora_has(layout, layer, p)) continue;
         BL_TRY(read_factor(adapter, layer, p, BL_PEFT_A, layout->a_offset[p],
                            bl_lora_factor_floats(layout, p, BL_PEFT_A), begin, count, out));
         BL_TRY(read_factor(adapter, layer, p, BL_PEFT_B, layout->b_offset[p],
@@ -122,16 +122,17 @@ static void round_to_bf16(float *values, int64_t n)
 static bl_status read_layers(const bl_lora_layout *layout, const bl_peft_adapter *adapter,
                              int64_t n_layers, bl_staging *staging, bl_tensor weights)
 {
-    int64_t n = layout->n_floats;
     bl_status st = BL_OK;
-    float *layer = malloc((size_t)n * sizeof *layer);
+    float *layer = malloc((size_t)layout->n_floats * sizeof *layer);
 
-    if (!layer) return BL_FAIL(BL_ENOMEM, "%lld floats of a layer's adapter", (long long)n);
+    if (!layer)
+        return BL_FAIL(BL_ENOMEM, "%lld floats of a layer's adapter", (long long)layout->n_floats);
     for (int64_t l = 0; st == BL_OK && l < n_layers; l++) {
+        int64_t n = bl_lora_layer_floats(layout, l), before = bl_lora_floats_before(layout, l);
         st = read_range(layout, adapter, l, 0, n, layer);
         if (st != BL_OK) break;
         if (weights.dtype == BL_BF16) round_to_bf16(layer, n);
-        st = bl_staging_upload(staging, bl_tensor_at(weights, l * n).data, layer,
+        st = bl_staging_upload(staging, bl_tensor_at(weights, before).data, layer,
                                bl_tensor_bytes(weights, n));
     }
     free(layer);
@@ -152,10 +153,11 @@ bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_de
     bl_lora_options_of_peft(bl_peft_get_config(adapter), &options);
     bl_lora_layout_init(config, &options, layout);
     bl_lora_layout_order_for(weights->dtype, layout);
-    BL_TRY_GOTO(st, done,
-                bl_device_alloc(device, BL_SPACE_DEVICE,
-                                bl_tensor_bytes(*weights, config->n_layers * layout->n_floats),
-                                "LoRA weights", &weights->data));
+    BL_TRY_GOTO(
+        st, done,
+        bl_device_alloc(device, BL_SPACE_DEVICE,
+                        bl_tensor_bytes(*weights, bl_lora_floats_before(layout, config->n_layers)),
+                        "LoRA weights", &weights->data));
     BL_TRY_GOTO(st, done,
                 bl_staging_create(device, BL_STAGING_BYTES, "staging of LoRA weights", &staging));
     st = read_layers(layout, adapter, config->n_layers, staging, *weights);
@@ -174,14 +176,18 @@ bl_status bl_trained_state_read_peft(bl_trained_state *s, const bl_model_config 
 {
     bl_peft_base base = bl_lora_peft_base(config);
     bl_peft_adapter *adapter = NULL;
-    size_t n_bytes = (size_t)s->chunk * sizeof(float);
-    float *layer = malloc(n_bytes); /* of one: each factor of it is read once */
+    float *layer = malloc((size_t)s->bytes.part); /* of one: each factor of it is read once */
 
-    bl_status st = layer ? BL_OK : BL_FAIL(BL_ENOMEM, "%zu bytes of a layer's adapter", n_bytes);
+    bl_status st =
+        layer ? BL_OK
+              : BL_FAIL(BL_ENOMEM, "%lld bytes of a layer's adapter", (long long)s->bytes.part);
     if (st == BL_OK) st = bl_peft_open(dir, &base, &adapter);
     for (int64_t l = 0; st == BL_OK && l < s->n_layers; l++) {
-        st = read_range(s->layout, adapter, l, bl_comm_rank(s->world) * s->chunk, s->chunk, layer);
-        if (st == BL_OK) st = bl_staging_upload(s->staging, s->w + l * s->chunk, layer, n_bytes);
+        int64_t n = trained_chunk(s, l);
+        st = read_range(s->layout, adapter, l, bl_comm_rank(s->world) * n, n, layer);
+        if (st == BL_OK)
+            st = bl_staging_upload(s->staging, s->w + trained_chunks_before(s, l), layer,
+                                   (size_t)n * sizeof *layer);
     }
     bl_peft_close(adapter);
     free(layer);

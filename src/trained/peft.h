@@ -13,7 +13,8 @@ bl_peft_config bl_lora_peft_config(const bl_lora_options *options);
 bl_peft_base bl_lora_peft_base(const bl_model_config *config); /* config is borrowed */
 
 /* Opens `dir`, checks it against the model and reads all layers: *weights (n_layers *
- * layout->n_floats, device memory, of the dtype of activations there) is the caller's, to be freed
+ * bl_lora_floats_before(layout, n_layers), device memory, of the dtype of activations there) is the
+ * caller's, to be freed
  * with bl_device_free. */
 bl_status bl_lora_read_all(const char *dir, const bl_model_config *config, bl_device *device,
                            bl_lora_layout *layout, bl_tensor *weights);

@@ -65,24 +65,26 @@ static bl_status match_tensors(matcher *m, bool is_tied, bl_trained_set *set)
 static bl_status match_factor(matcher *m, int module, bl_peft_factor factor, int64_t n_layers,
                               double *rate)
 {
-    bl_peft_modules modules = bl_arch_peft_modules(m->model->arch);
+    bl_peft_modules modules = bl_model_peft_modules(m->model);
     char name[BL_PEFT_NAME_BYTES];
-    int64_t n = 0, first = 0;
+    int64_t n = 0, n_there = 0, first = 0;
 
     for (int64_t l = 0; l < n_layers; l++) {
         bool matches;
+        if (module < BL_PEFT_EMBEDDING && !bl_model_has(m->model, l, module)) continue;
+        n_there++;
         bl_peft_tensor_name(&modules, l, module, factor, name);
         BL_TRY(bl_name_pattern_match(m->pattern, name, &matches));
         if (matches && n++ == 0) first = l;
     }
     if (n == 0) return BL_OK;
     bl_peft_tensor_name(&modules, first, module, factor, name);
-    if (n < n_layers)
+    if (n < n_there)
         return BL_FAIL(BL_EUSAGE,
                        "%s: \"%.100s\" matches %s, the weights of %lld of %lld layers: LoRA "
                        "weights of all layers have one learning rate; leave the layer out of the "
                        "pattern",
-                       KEY, m->text, name, (long long)n, (long long)n_layers);
+                       KEY, m->text, name, (long long)n, (long long)n_there);
     *rate = m->rate;
     m->n_matches++;
     return BL_OK;

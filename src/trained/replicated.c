@@ -236,7 +236,7 @@ void trained_replicated_place(const trained_replicated *r, int64_t unit, bl_unit
     if (!r) return;
     if (r->options.set) out->weights.trained = &r->options.set->unit[unit];
     if (r->vector_grad && unit <= head)
-        out->weights.vectors = r->vector_grad + unit * bl_arch_layer_floats(r->config);
+        out->weights.vectors = r->vector_grad + bl_arch_vectors_before(r->config, unit);
     if (unit < head) return;
     bl_model_table table = unit == head ? BL_TABLE_HEAD : BL_TABLE_EMBEDDING;
     out->weights.matrix[0][0] = r->table_grad[table];

@@ -21,11 +21,12 @@ bl_adapter_bytes bl_trained_state_measure(bl_dtype act, const bl_lora_layout *la
 {
     enum { FLOAT = sizeof(float) };
     int64_t chunk = bl_ceil_div(layout->n_floats, n_ranks),
+            all = bl_lora_chunks_before(layout, n_layers, n_ranks),
             act_bytes = (int64_t)bl_dtype_bytes(act);
-    return (bl_adapter_bytes){.shard = n_layers * chunk * FLOAT,
+    return (bl_adapter_bytes){.shard = all * FLOAT,
                               .part = chunk * FLOAT,
                               .whole = chunk * n_ranks * FLOAT,
-                              .copy = act_bytes == FLOAT ? 0 : n_layers * chunk * act_bytes,
+                              .copy = act_bytes == FLOAT ? 0 : all * act_bytes,
                               .ring = ring_depth * chunk * n_ranks * act_bytes,
                               .staging = BL_STAGING_BYTES};
 }
@@ -35,14 +36,26 @@ static int64_t n_sums(const bl_trained_state *s)
     return LANE_STALLS + (int64_t)bl_comm_size(s->world) * BL_N_LANES;
 }
 
-/* bl_trained_state.begin */
+int64_t trained_chunk(const bl_trained_state *s, int64_t layer)
+{
+    return bl_lora_chunk(s->layout, layer, bl_comm_size(s->world));
+}
+
+int64_t trained_chunks_before(const bl_trained_state *s, int64_t layer)
+{
+    return bl_lora_chunks_before(s->layout, layer, bl_comm_size(s->world));
+}
+
+/* bl_trained_state.begin. Where layers differ, the padding of one may have gradients of another. */
 static bl_status begin_gradients(bl_trained_state *s, int64_t unit, bl_stream *stream, float *whole,
                                  bl_unit_gradients *out)
 {
-    (void)stream;
-    (void)s, (void)unit;
     out->lora = whole;
-    return BL_OK;
+    if (!whole || unit >= s->n_layers) return BL_OK;
+    int64_t n = bl_lora_layer_floats(s->layout, unit),
+            padded = trained_chunk(s, unit) * bl_comm_size(s->world);
+    if (padded == n) return BL_OK;
+    return bl_stream_zero(stream, whole + n, (size_t)(padded - n) * sizeof *whole);
 }
 
 /* A separate copy only where activations are not fp32. */
@@ -91,8 +104,8 @@ static bl_status allocate(bl_trained_state *s)
     BL_TRY(allocate_copy(s));
     BL_TRY(trained_create_shares(s, s->n_layers, s->n_layers));
     for (int64_t l = 0; l < s->n_layers; l++) {
-        trained_add_share(s, l, 0, s->chunk);
-        trained_add_piece(s, l, 0, s->chunk, l * s->chunk);
+        trained_add_share(s, l, 0, trained_chunk(s, l));
+        trained_add_piece(s, l, 0, trained_chunk(s, l), trained_chunks_before(s, l));
     }
     s->rows = s->grad;
     int64_t second = bl_round_up(s->bytes.whole, ALIGNMENT_BYTES);
@@ -105,12 +118,12 @@ static bl_status create_ring(bl_trained_state *s, int depth)
     bl_gather_unit *units = calloc((size_t)s->n_layers, sizeof *units);
     if (!units) return BL_FAIL(BL_ENOMEM, "the LoRA ring");
     for (int64_t l = 0; l < s->n_layers; l++)
-        units[l] =
-            (bl_gather_unit){.what = "the LoRA weights of layer",
-                             .index = l,
-                             .n_items = 1,
-                             .item = {{.shard = bl_tensor_at(s->compute_copy, l * s->chunk).data,
-                                       .shard_bytes = bl_tensor_bytes(s->compute_copy, s->chunk)}}};
+        units[l] = (bl_gather_unit){
+            .what = "the LoRA weights of layer",
+            .index = l,
+            .n_items = 1,
+            .item = {{.shard = bl_tensor_at(s->compute_copy, trained_chunks_before(s, l)).data,
+                      .shard_bytes = bl_tensor_bytes(s->compute_copy, trained_chunk(s, l))}}};
     bl_gather_ring_options options = {.device = s->device,
                                       .comm = s->world,
                                       .stream = s->communication,
@@ -134,10 +147,9 @@ static bl_status create(const bl_trained_context *c, const bl_lora_layout *layou
     trained_use_context(s, c);
     s->layout = layout;
     s->n_layers = n_layers;
-    s->chunk = bl_ceil_div(layout->n_floats, n_ranks);
     s->bytes =
         bl_trained_state_measure(bl_device_act(c->device), layout, n_layers, n_ranks, ring_depth);
-    s->n_floats = n_layers * s->chunk;
+    s->n_floats = trained_chunks_before(s, n_layers);
     s->begin = begin_gradients;
     s->label = "the LoRA gradients of layer";
     bl_status st = take(s);
@@ -215,16 +227,18 @@ bl_status bl_trained_state_publish(bl_trained_state *s)
 
 bl_status bl_trained_state_initialize(bl_trained_state *s, uint64_t seed)
 {
-    int64_t begin = bl_comm_rank(s->world) * s->chunk,
-            most = (int64_t)(s->staging->n_bytes / sizeof(float));
+    int64_t most = (int64_t)(s->staging->n_bytes / sizeof(float));
 
-    for (int64_t l = 0; l < s->n_layers; l++)
-        for (int64_t k = 0, n; k < s->chunk; k += n) {
-            n = bl_min_i64(most, s->chunk - k);
+    for (int64_t l = 0; l < s->n_layers; l++) {
+        int64_t chunk = trained_chunk(s, l), begin = bl_comm_rank(s->world) * chunk;
+        float *shard = s->w + trained_chunks_before(s, l);
+        for (int64_t k = 0, n; k < chunk; k += n) {
+            n = bl_min_i64(most, chunk - k);
             bl_lora_layout_initialize(s->layout, seed, l, begin + k, n, s->staging->bytes);
-            BL_TRY(bl_staging_upload(s->staging, s->w + l * s->chunk + k, s->staging->bytes,
+            BL_TRY(bl_staging_upload(s->staging, shard + k, s->staging->bytes,
                                      (size_t)n * sizeof(float)));
         }
+    }
     if (s->terms) BL_TRY(trained_terms_initialize(s->terms, seed, s->staging));
     return bl_trained_state_publish(s);
 }
@@ -305,16 +319,17 @@ bl_status bl_trained_state_reduce(bl_trained_state *s, double *loss_sum, double 
     return BL_OK;
 }
 
-/* Updates a factor, floats [offset, offset + n) of each layer's vector: those on this rank. */
-static bl_status update_factor(const bl_trained_state *s, int64_t offset, int64_t n,
+/* Updates a factor of projection p, floats [offset, offset + n) of each layer's vector: those on
+ * this rank. */
+static bl_status update_factor(const bl_trained_state *s, int p, int64_t offset, int64_t n,
                                bl_adamw_args args)
 {
-    int64_t begin = bl_comm_rank(s->world) * s->chunk, first = bl_max_i64(offset, begin),
-            last = bl_min_i64(offset + n, begin + s->chunk);
-
-    args.n = last - first;
-    for (int64_t l = 0; l < s->n_layers && first < last; l++) {
-        int64_t at = l * s->chunk + first - begin;
+    for (int64_t l = 0; l < s->n_layers; l++) {
+        int64_t chunk = trained_chunk(s, l), begin = bl_comm_rank(s->world) * chunk,
+                first = bl_max_i64(offset, begin), last = bl_min_i64(offset + n, begin + chunk),
+                at = trained_chunks_before(s, l) + first - begin;
+        if (first >= last || !bl_lora_has(s->layout, l, p)) continue;
+        args.n = last - first;
         args.grad = s->grad + at;
         args.w = s->w + at;
         args.m = bl_tensor_f32(s->m + at);
@@ -335,10 +350,10 @@ static bl_status update_lora(const bl_trained_state *s, const bl_adamw_args *arg
         if (layout->a_offset[p] < 0) continue;
         a.lr *= layout->rate[p][BL_PEFT_A];
         b.lr *= layout->rate[p][BL_PEFT_B];
-        BL_TRY(
-            update_factor(s, layout->a_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_A), a));
-        BL_TRY(
-            update_factor(s, layout->b_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_B), b));
+        BL_TRY(update_factor(s, p, layout->a_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_A),
+                             a));
+        BL_TRY(update_factor(s, p, layout->b_offset[p], bl_lora_factor_floats(layout, p, BL_PEFT_B),
+                             b));
     }
     return bl_stream_zero(s->compute, s->grad, (size_t)s->bytes.shard);
 }

@@ -2,8 +2,8 @@
 /* state.h -- the trainable state of one rank: its shard of every layer's LoRA weights,
  * AdamW moments and gradients, all fp32.
  *
- * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c =
- * ceil(n_floats / n). Gradients arrive per layer and micro-batch, are reduce-scattered on the
+ * Rank i of n holds floats [i c, (i+1) c) of each layer's flat vector (arch/lora.h), c = ceil(its
+ * floats / n). Gradients arrive per layer and micro-batch, are reduce-scattered on the
  * communication stream while backward goes on, and are added to the shard in the order of
  * micro-batches: the same bits for any grouping. Weights are gathered layer by layer through a
  * ring, as the base is, in the dtype of activations: where that is not fp32, the shard has a copy
@@ -22,9 +22,9 @@
 typedef struct bl_trained_state bl_trained_state;
 
 /* Bytes of one rank's part of an adapter: in fp32 its weights, each of AdamW's moments and its
- * summed gradients (shard), the part of a layer's (part) and a whole layer's, of which there are
- * two (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and the ring
- * of gathered layers; staging in host memory, the rest in device memory. */
+ * summed gradients (shard), the part of the largest layer's (part) and the whole of it, of which
+ * there are two (whole); in the dtype of activations a copy of the shard (0 where that is fp32) and
+ * the ring of gathered layers; staging in host memory, the rest in device memory. */
 typedef struct bl_adapter_bytes {
     int64_t shard, part, whole, copy, ring, staging;
 } bl_adapter_bytes;

@@ -143,7 +143,7 @@ static void create_toy(const block_case *c, toy *m)
                           .rms_norm_eps = 1e-5,
                           .tie_word_embeddings = true,
                           .rope_theta = 100.0};
-    m->dims = bl_block_dims_of(&m->config, BL_DEVICE_CPU, BL_F32);
+    m->dims = bl_block_dims_of(&m->config, BL_LAYER_DENSE, BL_DEVICE_CPU, BL_F32);
     int64_t n_table = T_ALL * c->head_dim / 2;
     m->tables = test_floats(4 * n_table);
     float *queries = m->tables + 2 * n_table;
@@ -157,9 +157,10 @@ static void create_toy(const block_case *c, toy *m)
     }
     create_base(m);
     create_lora(m);
-    int64_t n_floats = bl_arch_layer_floats(&m->config);
+    int64_t n_floats = bl_arch_layer_floats(&m->config, BL_LAYER_DENSE);
     m->norms = test_random_floats(n_floats, 5);
-    for (int64_t i = 0; i < bl_arch_vector_offset(&m->config, BL_LAYER_VECTORS); i++)
+    for (int64_t i = 0; i < bl_arch_vector_offset(&m->config, BL_LAYER_DENSE, BL_LAYER_VECTORS);
+         i++)
         m->norms[i] += 1.5f;
     m->block = (bl_block){.dims = &m->dims,
                           .base = m->base,

@@ -113,9 +113,9 @@ static void test_tensors(void **state)
     biased.n_layers = 1;
     biased.biases = 1u << BL_QKV | 1u << BL_MLP_DOWN;
     check_tensors(&biased, of_biases, BL_COUNT(of_biases));
-    assert_int_equal(bl_arch_bias_offset(&biased, BL_QKV), 8);
-    assert_int_equal(bl_arch_bias_offset(&biased, BL_OUT), -1);
-    assert_int_equal(bl_arch_bias_offset(&biased, BL_MLP_DOWN), 20);
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_LAYER_DENSE, BL_QKV), 8);
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_LAYER_DENSE, BL_OUT), -1);
+    assert_int_equal(bl_arch_bias_offset(&biased, BL_LAYER_DENSE, BL_MLP_DOWN), 20);
     check_tensors(&c, of_other, BL_COUNT(of_other));
     llama.n_layers = 1;
     check_tensors(&llama, of_llama, BL_COUNT(of_llama));
@@ -134,9 +134,11 @@ static void test_projections(void **state)
     int64_t layer;
     (void)state;
 
-    assert_ptr_equal(bl_arch_segment(&other, BL_MLP_DOWN, 0), &other_projections[3]);
-    assert_null(bl_arch_segment(&other, BL_QKV, 1));
-    assert_ptr_equal(bl_arch_segment(&bl_arch_llama, BL_QKV, 2), &bl_llama_projections[BL_V]);
+    assert_ptr_equal(bl_arch_segment(&other, BL_LAYER_DENSE, BL_MLP_DOWN, 0),
+                     &other_projections[3]);
+    assert_null(bl_arch_segment(&other, BL_LAYER_DENSE, BL_QKV, 1));
+    assert_ptr_equal(bl_arch_segment(&bl_arch_llama, BL_LAYER_DENSE, BL_QKV, 2),
+                     &bl_llama_projections[BL_V]);
     assert_int_equal(bl_projection_row(&llama, BL_V), 8);
     assert_string_equal(bl_projection_name(&other_projections[2]), "in");
     assert_int_equal(bl_arch_find_projection(&other, "transformer.h.11.mlp.in.weight", &layer), 2);
@@ -188,7 +190,8 @@ static void test_experts(void **state)
     assert_int_equal(bl_arch_find_projection(c.arch, stack.name, &layer), 5);
     assert_int_equal(bl_arch_tensor_elements(&stack), 8LL * 4096 * 14336);
     /* q and o; k and v; two of eight experts of three matrices; the router */
-    assert_true(bl_arch_active_weights(&c) == 4096.0 * (2 * 4096 + 2 * 1024 + 2 * 3 * 14336 + 8));
+    assert_true(bl_arch_active_weights(&c, BL_LAYER_EXPERTS) ==
+                4096.0 * (2 * 4096 + 2 * 1024 + 2 * 3 * 14336 + 8));
 }
 
 /* Stacks of matrices with input channels first, and their biases. */
@@ -262,8 +265,54 @@ static void test_transposed_experts(void **state)
                         "model.layers.1.self_attn.q_proj.weight");
     assert_int_equal(bl_arch_find_projection(c.arch, names[0], &layer), 4);
     assert_int_equal(bl_arch_find_projection(c.arch, names[11], &layer), -1);
-    assert_int_equal(bl_arch_bias_offset(&c, BL_MLP_DOWN) - bl_arch_bias_offset(&c, BL_GATE_UP),
+    assert_int_equal(bl_arch_bias_offset(&c, BL_LAYER_EXPERTS, BL_EXPERTS_DOWN) -
+                         bl_arch_bias_offset(&c, BL_LAYER_EXPERTS, BL_EXPERTS_GATE_UP),
                      32 * 5760);
+}
+
+/* Layers that differ: Qwen3-MoE with layer 1 of 3 dense. Tensors, vectors and LoRA follow. */
+static void test_kinds_of_layers(void **state)
+{
+    enum { R = 2, ATTENTION = 4, NORMS = 4, HIDDEN = 2048, INTER = 6144, HEADS = 4096, KV = 512 };
+    bl_lora_options options = {.r = R, .alpha = R};
+    bl_lora_layout layout;
+    bl_model_config c;
+    (void)state;
+
+    assert_int_equal(bl_model_config_preset("qwen3-30b-a3b", &c), BL_OK);
+    assert_true(bl_model_peft_modules(&c).absent == 7u << ATTENTION);
+    c.n_layers = 3;
+    bl_model_set_dense(&c, 1);
+    assert_int_equal(bl_model_layers_of(&c, BL_LAYER_EXPERTS), 2);
+    int64_t n_sparse = ATTENTION + 3 * 128 + NORMS + 1, n_dense = ATTENTION + 3 + NORMS;
+    assert_int_equal(bl_arch_tensor_count(&c), 2 * n_sparse + n_dense + 3);
+    bl_arch_tensor up = bl_arch_tensor_at(&c, n_sparse + 5),
+                   norm = bl_arch_tensor_at(&c, n_sparse + ATTENTION + 3),
+                   last = bl_arch_tensor_at(&c, 2 * n_sparse + n_dense - 1);
+    assert_string_equal(up.name, "model.layers.1.mlp.up_proj.weight");
+    assert_string_equal(norm.name, "model.layers.1.input_layernorm.weight");
+    assert_string_equal(last.name, "model.layers.2.mlp.gate.weight");
+    int64_t norms = 2 * HIDDEN + 2 * 128, router = 128 * HIDDEN;
+    assert_int_equal(norm.offset, norms + router);
+    assert_int_equal(bl_arch_vectors_before(&c, 2), 2 * norms + router);
+    assert_int_equal(bl_arch_vector_floats(&c), 3 * norms + 2 * router + HIDDEN);
+    assert_true(bl_arch_layer_weights(&c, BL_LAYER_DENSE) ==
+                HIDDEN * (2LL * HEADS + 2 * KV + 3 * INTER));
+    assert_int_equal(bl_model_peft_modules(&c).absent, 0);
+
+    for (int p = 0; p < c.arch->n_projections; p++) options.target[p] = p < ATTENTION + 3;
+    bl_lora_layout_init(&c, &options, &layout);
+    int64_t attention = R * (2 * (HIDDEN + HEADS) + 2 * (HIDDEN + KV)),
+            mlp = R * 3 * (HIDDEN + INTER);
+    assert_int_equal(bl_lora_layer_floats(&layout, 0), attention);
+    assert_int_equal(bl_lora_layer_floats(&layout, 1), attention + mlp);
+    assert_int_equal(bl_lora_n_weights(&layout, 3), 3 * attention + mlp);
+    assert_int_equal(bl_lora_chunks_before(&layout, 2, 7),
+                     bl_ceil_div(attention, 7) + bl_ceil_div(attention + mlp, 7));
+    assert_true(bl_lora_has(&layout, 1, ATTENTION) && !bl_lora_has(&layout, 2, ATTENTION));
+    bl_lora_layout_stack(&layout, true);
+    assert_int_equal(bl_lora_floats_before(&layout, 3), 3 * attention + mlp);
+    assert_int_equal(layout.a_offset[ATTENTION], attention);
 }
 
 /* LoRA's vector has the entry's projections and no others. */
@@ -279,7 +328,8 @@ static void test_lora(void **state)
 
     bl_lora_layout_init(&c, &options, &layout);
     assert_int_equal(layout.n_floats, 2 * (12 + 8 + 8 + 6 + 12 + 8 + 8 + 12));
-    bl_lora_layout_bind(&layout, BL_GATE_UP, bl_tensor_of(NULL, BL_F32), NULL, &linear);
+    bl_lora_layout_bind(&layout, BL_LAYER_DENSE, BL_GATE_UP, bl_tensor_of(NULL, BL_F32), NULL,
+                        &linear);
     assert_int_equal(linear.n_parts, 1);
     bl_peft_tensor_name(&modules, 1, 2, BL_PEFT_B, name);
     assert_string_equal(name, "base_model.model.transformer.h.1.mlp.in.lora_B.weight");
@@ -292,11 +342,11 @@ static void test_flops(void **state)
     double weights = 96 + 48 + 96 + 96, attention = 6 * 6 * 5;
     (void)state;
 
-    assert_true(bl_arch_step_flops(&c, 7, 0, 100, 5, 3) ==
+    assert_true(bl_arch_step_flops(&c, 2 * 7, 0, 100, 5, 3) ==
                 100 * 2 * (4 * weights + 6 * 7 + attention) + 3 * 4 * 10 * 8);
     /* A window of 2 in layer 1: 2 - 4 / 10 keys in place of 5 / 2. */
     c.windows = (bl_windows){.tokens = 2, .layers = {1u << 1}};
-    assert_true(fabs(bl_arch_step_flops(&c, 7, 0, 100, 5, 3) -
+    assert_true(fabs(bl_arch_step_flops(&c, 2 * 7, 0, 100, 5, 3) -
                      (100 * (2 * (4 * weights + 6 * 7) + attention + attention * 1.6 / 2.5) +
                       3 * 4 * 10 * 8)) < 1e-6);
 }
@@ -316,7 +366,7 @@ static void test_table(void **state)
     assert_true(bl_arch_find_layer("model.layers.12", &layer));
     assert_int_equal(layer, 12);
     assert_false(bl_arch_find_layer("12", &layer));
-    assert_int_equal(bl_arch_target_names(names, BL_COUNT(names)), BL_PROJECTIONS);
+    assert_int_equal(bl_arch_target_names(names, BL_PROJECTIONS), BL_PROJECTIONS);
     assert_string_equal(names[BL_O], "o_proj");
 }
 
@@ -325,7 +375,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensors),       cmocka_unit_test(test_experts),
         cmocka_unit_test(test_expert_groups), cmocka_unit_test(test_transposed_experts),
-        cmocka_unit_test(test_projections),   cmocka_unit_test(test_lora),
-        cmocka_unit_test(test_flops),         cmocka_unit_test(test_table)};
+        cmocka_unit_test(test_projections),   cmocka_unit_test(test_kinds_of_layers),
+        cmocka_unit_test(test_lora),          cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_table)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

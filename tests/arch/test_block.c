@@ -33,9 +33,9 @@ static void reference_linear(const toy *m, const double *lora, int p, const doub
 
     bl_projection_shape(&m->config, p, &N, &K);
     assert_int_equal(bl_base_acquire(m->base, LAYER, (int)info->matrix, m->d.stream, &w), BL_OK);
-    while (bl_arch_segment(&m->arch, (int)info->matrix, segment) != info) segment++;
+    while (bl_arch_segment(&m->arch, BL_LAYER_DENSE, (int)info->matrix, segment) != info) segment++;
     const float *W = w.segment[segment].codes, *bias = NULL;
-    int64_t bias_offset = bl_arch_bias_offset(&m->config, info->matrix);
+    int64_t bias_offset = bl_arch_bias_offset(&m->config, BL_LAYER_DENSE, info->matrix);
     if (bias_offset >= 0) bias = m->norms + bias_offset + bl_projection_row(&m->config, p);
     for (int64_t t = 0; t < T_ALL; t++)
         for (int64_t n = 0; n < N; n++) {
@@ -79,7 +79,7 @@ static void reference_layer_norm(int64_t H, const float *w, const double *x, dou
 
 static void reference_norm(const toy *m, bl_layer_vector norm, const double *x, double *y)
 {
-    const float *w = m->norms + bl_arch_vector_offset(&m->config, norm);
+    const float *w = m->norms + bl_arch_vector_offset(&m->config, BL_LAYER_DENSE, norm);
 
     if (m->c->n_layer_norms > 0) return reference_layer_norm(m->c->hidden, w, x, y);
     reference_rows(T_ALL, m->c->hidden, w, x, y);
@@ -87,8 +87,8 @@ static void reference_norm(const toy *m, bl_layer_vector norm, const double *x, 
 
 static void reference_head_norms(const toy *m, double *q, double *k)
 {
-    const float *q_norm = m->norms + bl_arch_vector_offset(&m->config, BL_Q_NORM),
-                *k_norm = m->norms + bl_arch_vector_offset(&m->config, BL_K_NORM);
+    const float *q_norm = m->norms + bl_arch_vector_offset(&m->config, BL_LAYER_DENSE, BL_Q_NORM),
+                *k_norm = m->norms + bl_arch_vector_offset(&m->config, BL_LAYER_DENSE, BL_K_NORM);
     int64_t d = m->c->head_dim;
     if (m->c->is_olmo) {
         reference_rows(T_ALL, m->dims.q_width, q_norm, q, q);
@@ -447,7 +447,7 @@ static void test_sizes_in_bf16(void **state)
     for (size_t i = 0; i < BL_COUNT(cases); i++) {
         toy m;
         create_toy(&cases[i], &m);
-        bl_block_dims d = bl_block_dims_of(&m.config, BL_DEVICE_CUDA, BL_BF16);
+        bl_block_dims d = bl_block_dims_of(&m.config, BL_LAYER_DENSE, BL_DEVICE_CUDA, BL_BF16);
         int64_t mid = d.is_parallel ? 0 : d.hidden, gates = d.matrix[BL_GATE_UP].rows;
         int64_t halves = mid + d.q_width + d.qkv_width + gates,
                 saved_bytes = bl_block_saved_bytes(&d, BL_SAVE_S4);

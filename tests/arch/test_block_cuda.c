@@ -146,8 +146,9 @@ static void create_host(const dims_case *c, bl_format format, bl_pool *pool, hos
     h->sin_table = test_floats(T * c->head_dim / 2);
     bl_model_rope_inv_freq(&h->config, false, inverse);
     bl_rope_fill_tables(0, T, c->head_dim / 2, inverse, 1.0, h->cos_table, h->sin_table);
-    h->norms = test_random_floats(bl_arch_layer_floats(&h->config), 5);
-    for (int64_t i = 0; i < bl_arch_vector_offset(&h->config, BL_LAYER_VECTORS); i++)
+    h->norms = test_random_floats(bl_arch_layer_floats(&h->config, BL_LAYER_DENSE), 5);
+    for (int64_t i = 0; i < bl_arch_vector_offset(&h->config, BL_LAYER_DENSE, BL_LAYER_VECTORS);
+         i++)
         h->norms[i] += 1.5f;
     h->x = random_values(T * c->hidden, 6, 1);
     h->d = random_values(T * c->hidden, 7, 1);
@@ -288,7 +289,7 @@ static void create_side(side *s, test_device d, const host *h, bl_matmul_mode mo
 
     *s = (side){.d = d, .kind = bl_device_get_kind(d.device)};
     put_base(s, h);
-    s->dims = bl_block_dims_of(&h->config, s->kind, bl_device_act(s->d.device));
+    s->dims = bl_block_dims_of(&h->config, BL_LAYER_DENSE, s->kind, bl_device_act(s->d.device));
     s->dims.mode = mode;
     s->dims.is_dense = s->unit.matrix[0].weight.segment[0].format == BL_FORMAT_BF16;
     s->dims.rope.cos_table = put(s, h->cos_table, (size_t)(T * half) * sizeof(float));

@@ -361,7 +361,7 @@ static void test_families(void **state)
          "000"},
         {"\"model_type\":\"mixtral\",\"num_key_value_heads\":2,\"sliding_window\":5", 0, 5, 2, 8,
          "111"},
-        {"\"model_type\":\"gpt_oss\",\"num_key_value_heads\":2", 15, 128, 2, 64, "101"},
+        {"\"model_type\":\"gpt_oss\",\"num_key_value_heads\":2", 51, 128, 2, 64, "101"},
         {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"head_dim\":null", 1u << BL_QKV, 0,
          2, 8, "000"},
         {"\"model_type\":\"seed_oss\",\"num_key_value_heads\":2,\"attention_bias\":false,"

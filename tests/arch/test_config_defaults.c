@@ -248,7 +248,7 @@ static void test_gpt_oss(void **state)
                                   "\"full_attention\",\"sliding_attention\",\"full_attention\"]",
                           &c),
                      BL_OK);
-    assert_int_equal(c.biases, 1 << BL_GATE_UP | 1 << BL_MLP_DOWN);
+    assert_int_equal(c.biases, 1 << BL_EXPERTS_GATE_UP | 1 << BL_EXPERTS_DOWN);
     for (int64_t l = 0; l < 3; l++)
         assert_int_equal(bl_windows_of_layer(&c.windows, l), l == 1 ? 5 : 0);
     for (size_t i = 0; i < BL_COUNT(rejected); i++) {
@@ -257,6 +257,41 @@ static void test_gpt_oss(void **state)
         assert_int_equal(load(text, &c), BL_EINPUT);
         if (!strstr(bl_error_text(), rejected[i][1])) fail_msg("%s: %s", text, bl_error_text());
     }
+}
+
+/* Layers of a mixture without experts, by number or by step. */
+static void test_dense_layers(void **state)
+{
+    static const struct {
+        const char *rest;
+        unsigned dense; /* bit l: layer l of 4 */
+    } cases[] = {
+        {"", 0},
+        {",\"mlp_only_layers\":[2,0,7]", 1 << 2 | 1 << 0},
+        {",\"decoder_sparse_step\":2", 1 << 0 | 1 << 2},
+        {",\"decoder_sparse_step\":3,\"mlp_only_layers\":[2]", 15},
+    };
+    char text[256];
+    bl_model_config c;
+    json_t *description;
+    (void)state;
+
+    for (size_t i = 0; i < BL_COUNT(cases); i++) {
+        snprintf(text, sizeof text, QWEN3_MOE "%s", cases[i].rest);
+        assert_int_equal(load_layers(4, text, &c), BL_OK);
+        size_t n_dense = 0;
+        for (int64_t l = 0; l < 4; l++) {
+            bool is_dense = bl_model_kind(&c, l) == BL_LAYER_DENSE;
+            assert_int_equal(is_dense, cases[i].dense >> l & 1);
+            n_dense += is_dense;
+        }
+        assert_int_equal(bl_model_layers_of(&c, BL_LAYER_DENSE), n_dense);
+        assert_int_equal(bl_model_config_describe(&c, &description), BL_OK);
+        assert_int_equal(json_array_size(json_object_get(description, "dense_layers")), n_dense);
+        json_decref(description);
+    }
+    assert_int_equal(load_layers(1025, QWEN3_MOE ",\"mlp_only_layers\":[1024]", &c), BL_EINPUT);
+    assert_non_null(strstr(bl_error_text(), "key mlp_only_layers: expected layers below 1024"));
 }
 
 /* Experts: both spellings of their number, defaults, and what is not computed. */
@@ -281,8 +316,8 @@ static void test_experts(void **state)
     static const struct {
         const char *rest, *text;
     } rejected[] = {
-        {QWEN3_MOE ",\"decoder_sparse_step\":2", "key decoder_sparse_step: expected 1: dense"},
-        {QWEN3_MOE ",\"mlp_only_layers\":[0]", "key mlp_only_layers: expected []: dense"},
+        {QWEN3_MOE ",\"decoder_sparse_step\":0", "key decoder_sparse_step"},
+        {QWEN3_MOE ",\"mlp_only_layers\":[\"0\"]", "key mlp_only_layers: expected numbers"},
         {QWEN3_MOE ",\"output_router_logits\":true", "key output_router_logits: expected false"},
         {QWEN3_MOE ",\"num_experts\":6,\"num_local_experts\":7", "key num_local_experts"},
         {QWEN3_MOE ",\"num_experts\":6", "key num_experts_per_tok: expected at most the 6"},
@@ -343,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_partial_rotary),
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_gpt_oss),
+        cmocka_unit_test(test_dense_layers),
     };
     return cmocka_run_group_tests(tests, create_folder, remove_folder);
 }

@@ -86,7 +86,7 @@ static void test_stacked_layout(void **state)
         test_same_bits("B", first + plain.b_offset[p], stacked + layout.b_offset[p],
                        5 * plain.b_rows[p]);
     }
-    bl_lora_layout_bind(&layout, BL_QKV, bl_tensor_f32(stacked), NULL, &linear);
+    bl_lora_layout_bind(&layout, BL_LAYER_DENSE, BL_QKV, bl_tensor_f32(stacked), NULL, &linear);
     assert_true(linear.is_stacked);
     for (int i = 0; i + 1 < linear.n_parts; i++) /* the linear layer takes these as one matrix */
         assert_ptr_equal(bl_tensor_at(linear.part[i].A, 5 * config.hidden_size).data,
@@ -106,13 +106,14 @@ static void test_binding(void **state)
 
     bl_lora_layout_init(&config, &options, &layout);
     float *weights = test_floats(layout.n_floats), *gradients = test_floats(layout.n_floats);
-    bl_lora_layout_bind(&layout, BL_QKV, bl_tensor_f32(weights), gradients, &linear);
+    bl_lora_layout_bind(&layout, BL_LAYER_DENSE, BL_QKV, bl_tensor_f32(weights), gradients,
+                        &linear);
     assert_int_equal(linear.n_parts, 2);
     assert_true(linear.part[1].r == 5 && linear.part[1].row_begin == 48 &&
                 linear.part[1].rows == 16);
     assert_ptr_equal(linear.part[1].A.data, weights + layout.a_offset[BL_V]);
     assert_ptr_equal(linear.part[1].dB, gradients + layout.b_offset[BL_V]);
-    bl_lora_layout_bind(&layout, BL_GATE_UP, bl_tensor_f32(weights), NULL, &linear);
+    bl_lora_layout_bind(&layout, BL_LAYER_DENSE, BL_GATE_UP, bl_tensor_f32(weights), NULL, &linear);
     assert_int_equal(linear.n_parts, 1);
     assert_int_equal(linear.part[0].row_begin, 40);
     assert_null(linear.part[0].dA);

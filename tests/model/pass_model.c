@@ -70,9 +70,10 @@ static bl_status make_base(test_rank *self, int depth, pass_model *m)
                           .embedding_dtype = BL_F32,
                           .n_positions = T_MAX,
                           .embedding = test_random_floats(VOCAB * HIDDEN, 2)};
-    *w = (bl_model_weights){.model = &m->model,
-                            .device = self->device,
-                            .dims = bl_block_dims_of(&pass_config, BL_DEVICE_CPU, BL_F32)};
+    *w = (bl_model_weights){
+        .model = &m->model,
+        .device = self->device,
+        .dims = bl_block_dims_of(&pass_config, BL_LAYER_DENSE, BL_DEVICE_CPU, BL_F32)};
     BL_TRY(bl_model_layout(&pass_config, m->formats, BL_F32, bl_device_get_kind(self->device),
                            self->n_ranks, &w->layout));
     w->shards = test_alloc((int64_t)w->layout.shard_bytes, 1);

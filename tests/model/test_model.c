@@ -397,6 +397,7 @@ static void test_mixtures(void **state)
     check_spellings("models-moe/qwen3_moe", "models-moe/qwen3_moe/fused");
     check_spellings("models-moe/mixtral", "models-moe/mixtral");
     check_spellings("models-moe/mixtral", "models-moe/mixtral/fused");
+    check_spellings("models-moe/glm4_moe", "models-moe/glm4_moe");
     check_spellings("models-moe/gpt_oss", "models-moe/gpt_oss");
 }
 

@@ -385,7 +385,7 @@ static void test_expected_memory(void **state)
     assert_true(predicted(in, BL_SAVE_S4, true, &m) < bound / 4 * 3);
     in->tokenizer_bytes = 1 << 26;
     assert_int_equal(predicted(in, BL_SAVE_S4, false, &m), bound + (1 << 26));
-    bl_block_dims dims = bl_block_dims_of(&p.model, BL_DEVICE_CPU, BL_F32);
+    bl_block_dims dims = bl_block_dims_of(&p.model, BL_LAYER_DENSE, BL_DEVICE_CPU, BL_F32);
     int64_t tensors = tokens * bl_block_saved_bytes(&dims, BL_SAVE_S4);
     predicted(in, BL_SAVE_S0, false, &m);
     assert_int_equal(m.item[BL_MEMORY_WORKSPACE].device, workspace + tensors);

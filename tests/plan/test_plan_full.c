@@ -76,7 +76,7 @@ static void bytes_per_weight(void **state)
         const bl_model_config *m = &c.model.config;
         double n = cases[i].n_ranks, P = (double)bl_model_config_n_params(m),
                table = (double)(m->vocab_size * m->hidden_size),
-               layer = (double)bl_arch_layer_weights(m);
+               layer = (double)bl_arch_layer_weights(m, BL_LAYER_DENSE);
         assert_near(item(&plan, BL_MEMORY_BASE), 4 * P / n, 2e-3);
         assert_near(item(&plan, BL_MEMORY_ADAM), 8 * P / n, 2e-3);
         double gradients = 4 * P / n + (m->tie_word_embeddings ? 4 * table / n : 0);
@@ -102,8 +102,8 @@ static void flops(void **state)
     open_case("llama-3.1-8b", "2", &c);
     choose(&c, &plan, &time);
     const bl_model_config *m = &c.model.config;
-    double weights =
-               (double)(m->n_layers * bl_arch_layer_weights(m) + m->vocab_size * m->hidden_size),
+    double weights = (double)(m->n_layers * bl_arch_layer_weights(m, BL_LAYER_DENSE) +
+                              m->vocab_size * m->hidden_size),
            attention = 12.0 * (double)(m->n_heads * m->head_dim * m->n_layers) * TOKENS / 2;
     assert_near(time.model_flops, 2.0 * TOKENS * (6 * weights + attention), 1e-6);
     bl_plan_case_close(&c);

@@ -311,7 +311,7 @@ static void test_target_modules(void **state)
         {"\"(\"",
          "key target_modules: \"(\" is not a regular expression: missing closing parenthesis"},
         {"\".*[0-4]\\\\.self_attn\\\\.q_proj\"",
-         "selects other modules in layer 5 than in layer 0"},
+         "selects other modules in layer 5 than in layers before"},
     };
     bl_peft_config config;
 

@@ -268,8 +268,8 @@ static void test_targets_by_path(void **state)
          "lora_target_modules: q_proj is named in 1 of 2 layers, not in "
          "layer 1; targets that differ by layer"},
         {"q_proj,layers.2.mlp.up_proj", "their paths in 2 layers, got \"layers.2.mlp.up_proj\""},
-        {".*\\.0\\..*",
-         "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 than in layer 0"},
+        {".*\\.0\\..*", "lora_target_modules: \".*\\.0\\..*\" selects other modules in layer 1 "
+                        "than in layers before"},
         {".*lm", "lora_target_modules: \".*lm\" matches no projection"},
         {".*lm_head", "lora_target_modules: \".*lm_head\" matches no projection; LoRA terms of the "
                       "embedding and the head alone are not supported"},

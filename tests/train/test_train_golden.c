@@ -151,6 +151,7 @@ static void test_families(void **state)
 {
     (void)state;
     check_cases("tests/golden/families/index.json");
+    check_cases("tests/golden/mixtures/index.json");
 }
 
 /* FP8 checkpoints as today's libraries write them (tools/golden/fp8). */

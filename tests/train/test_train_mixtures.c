@@ -47,6 +47,11 @@ static const variant variants[] = {
     {"mixtral", "b-experts", "adapter_init_perexpert", false},
     {"qwen3_moe", "d-list", "adapter_init", false},
     {"mixtral", "d-list", "adapter_init", false},
+    {"glm4_moe", "a-attention", "adapter_init", false},
+    {"glm4_moe", "b-experts", "adapter_init", false},
+    {"glm4_moe", "b-experts", "adapter_init_peft018", false},
+    {"glm4_moe", "c-all", "adapter_init", false},
+    {"glm4_moe", "d-list", "adapter_init", true},
     {"qwen3_moe/fused", "d-list", "adapter_init", true},
     {"mixtral/fused", "b-experts", "adapter_init_perexpert", true},
 };

@@ -160,10 +160,10 @@ static bl_status make_base(step_model *m, const step_choice *choice)
                           .head_dtype = BL_BF16,
                           .n_positions = 128};
     m->model.config.tie_word_embeddings = m->kind.is_tied;
-    *w = (bl_model_weights){
-        .model = &m->model,
-        .device = m->device,
-        .dims = bl_block_dims_of(&step_config, m->kind.device, bl_device_act(m->device))};
+    *w = (bl_model_weights){.model = &m->model,
+                            .device = m->device,
+                            .dims = bl_block_dims_of(&step_config, BL_LAYER_DENSE, m->kind.device,
+                                                     bl_device_act(m->device))};
     BL_TRY(bl_model_layout(&m->model.config, m->formats, BL_BF16, m->kind.device, 1, &w->layout));
     if (bl_model_head_is_table(&m->model.config, m->kind.device))
         w->tied_head = (bl_weight){

@@ -95,13 +95,14 @@ static bl_status reduce_twice(state_case *c)
         bl_lane_totals lanes[BL_N_LANES];
         double loss, norm, own = rank + step;
         for (int i = 0; i < BL_N_LANES; i++) lanes[i] = lane_of(rank, n, i);
-        for (int64_t i = 0; i < N_LAYERS * c->state->chunk; i++) c->state->grad[i] = 2.0f;
+        for (int64_t i = 0; i < N_LAYERS * trained_chunk(c->state, 0); i++)
+            c->state->grad[i] = 2.0f;
         BL_TRY(
             bl_stream_copy(c->self->stream, bl_trained_state_loss_sum(c->state), &own, sizeof own));
         BL_TRY(bl_trained_state_join(c->state));
         BL_TRY(bl_trained_state_reduce(c->state, &loss, &norm, lanes));
         TEST_CHECK(loss == n * (n - 1) / 2 + n * step);
-        TEST_CHECK(norm == sqrt(4.0 * (double)(N_LAYERS * c->state->chunk * n)));
+        TEST_CHECK(norm == sqrt(4.0 * (double)(N_LAYERS * trained_chunk(c->state, 0) * n)));
         BL_TRY(check_lanes(lanes, n));
         BL_TRY(bl_trained_state_update(c->state, step, 0.1, 0.9, 0.99, 1e-8, 0.0, 0.0));
         BL_TRY(bl_stream_synchronize(c->self->stream));
@@ -161,7 +162,7 @@ static bl_status use_weights_and_gradients(state_case *c)
 static bl_status check_lane(state_case *c, atomic_bool *was_late)
 {
     bl_timeline_totals totals;
-    int64_t chunk_bytes = c->state->chunk * (int64_t)sizeof(float);
+    int64_t chunk_bytes = trained_chunk(c->state, 0) * (int64_t)sizeof(float);
 
     bl_timeline_collect(c->timeline);
     bl_timeline_get_totals(c->timeline, &totals);
@@ -236,9 +237,9 @@ static bl_status fill_or_check(state_case *c, bool checks)
 
     for (int i = 0; i < 3; i++)
         for (int64_t l = 0; l < N_LAYERS; l++)
-            for (int64_t k = 0; k < s->chunk; k++) {
-                float *at = arrays[i] + l * s->chunk + k,
-                      want = element_of(s->layout, i, l, c->self->rank * s->chunk + k);
+            for (int64_t k = 0; k < trained_chunk(s, l); k++) {
+                float *at = arrays[i] + l * trained_chunk(s, l) + k,
+                      want = element_of(s->layout, i, l, c->self->rank * trained_chunk(s, l) + k);
                 if (checks) TEST_CHECK(*at == want);
                 if (!checks) *at = want;
             }
@@ -253,7 +254,8 @@ static bl_status write_or_read(test_rank *self)
 
     bl_status st = open_case(self, f->is_stacked, &c);
     if (st == BL_OK && f->n_writers > 0) {
-        memset(c.state->w, 0x7f, (size_t)(N_LAYERS * c.state->chunk) * sizeof *c.state->w);
+        memset(c.state->w, 0x7f,
+               (size_t)(N_LAYERS * trained_chunk(c.state, 0)) * sizeof *c.state->w);
         st = bl_trained_state_read_shards(c.state, f->dir, f->n_writers);
         if (st == BL_OK) st = fill_or_check(&c, true);
     } else if (st == BL_OK) {

@@ -43,19 +43,58 @@ static bool goes_before(const float *score, int32_t e, int32_t other)
     return score[e] > score[other] || (score[e] == score[other] && e < other);
 }
 
-/* chosen = the top_k experts, ascending. */
-static void choose(const bl_routing *r, const float *score, int32_t *chosen)
+/* chosen = the indices of the k largest of n scores, the largest first; -INFINITY is never chosen
+ * before another. */
+static void find_largest(int64_t n_scores, const float *score, int64_t k, int32_t *chosen)
 {
     int64_t n = 0;
 
-    for (int32_t e = 0; e < r->n_experts; e++) { /* chosen: the best so far, best first */
+    for (int32_t e = 0; e < n_scores; e++) {
         int64_t at = n;
         while (at > 0 && goes_before(score, e, chosen[at - 1])) at--;
-        if (at == r->top_k) continue;
-        n = bl_min_i64(n + 1, r->top_k);
+        if (at == k) continue;
+        n = bl_min_i64(n + 1, k);
         for (int64_t i = n - 1; i > at; i--) chosen[i] = chosen[i - 1];
         chosen[at] = e;
     }
+}
+
+/* choice of experts outside the best groups = -INFINITY. groups: of n_groups scores. */
+static void keep_groups(const bl_route_args *a, float *choice, float *groups, int32_t *best)
+{
+    int64_t size = a->routing.n_experts / a->n_groups;
+    int32_t two[2];
+
+    for (int64_t g = 0; g < a->n_groups; g++) {
+        const float *own = choice + g * size;
+        find_largest(size, own, bl_min_i64(2, size), two);
+        groups[g] = own[two[0]] + (size > 1 ? own[two[1]] : 0);
+    }
+    find_largest(a->n_groups, groups, a->top_groups, best);
+    for (int64_t g = 0; g < a->n_groups; g++) {
+        bool is_kept = false;
+        for (int64_t i = 0; i < a->top_groups; i++) is_kept |= best[i] == g;
+        for (int64_t e = g * size; e < (g + 1) * size && !is_kept; e++) choice[e] = -INFINITY;
+    }
+}
+
+/* chosen = the top_k experts, ascending. choice: of n_experts, then of n_groups numbers; the places
+ * of the groups follow. */
+static void choose(const bl_route_args *a, const float *score, float *choice, int32_t *chosen)
+{
+    const bl_routing *r = &a->routing;
+    int64_t n = r->top_k, n_experts = r->n_experts;
+    bool has_groups = a->n_groups > 1;
+
+    if (a->correction || has_groups) {
+        for (int64_t e = 0; e < n_experts; e++)
+            choice[e] = score[e] + (a->correction ? a->correction[e] : 0);
+        if (has_groups)
+            keep_groups(a, choice, choice + n_experts,
+                        (int32_t *)(void *)(choice + n_experts + a->n_groups));
+        score = choice;
+    }
+    find_largest(n_experts, score, n, chosen);
     for (int64_t i = 1; i < n; i++)
         for (int64_t k = i; k > 0 && chosen[k] < chosen[k - 1]; k--) {
             int32_t swapped = chosen[k];
@@ -64,17 +103,27 @@ static void choose(const bl_routing *r, const float *score, int32_t *chosen)
         }
 }
 
-static void route_token(const bl_route_args *a, int64_t t)
+/* In place: logits become p. */
+static void activate_scores(const bl_route_args *a, float *score)
+{
+    int64_t n = a->routing.n_experts;
+
+    if (!a->is_sigmoid) ops_scale(n, (float)(1 / ops_exp_sum(score, n, ops_max(score, n))), score);
+    for (int64_t e = 0; a->is_sigmoid && e < n; e++)
+        score[e] = (float)(1 / (1 + exp(-(double)score[e])));
+}
+
+static void route_token(const bl_route_args *a, int64_t t, float *scratch)
 {
     const bl_routing *r = &a->routing;
     float *score = r->score + t * r->n_experts, *weight = r->weight + t * r->top_k, sum = 0;
     int32_t *chosen = r->expert + t * r->top_k;
 
-    ops_scale(r->n_experts,
-              (float)(1 / ops_exp_sum(score, r->n_experts, ops_max(score, r->n_experts))), score);
-    choose(r, score, chosen);
+    activate_scores(a, score);
+    choose(a, score, scratch, chosen);
     for (int64_t j = 0; j < r->top_k; j++) sum += weight[j] = score[chosen[j]];
     for (int64_t j = 0; j < r->top_k && a->is_normed; j++) weight[j] /= sum;
+    for (int64_t j = 0; j < r->top_k && a->scale != 0; j++) weight[j] *= a->scale;
 }
 
 /* What the products are added to. */
@@ -98,7 +147,7 @@ static void route_item(void *arg, int64_t index, void *scratch)
     for (int64_t at = 0; at < a->H; at += OPS_BLOCK)
         for (int64_t t = begin; t < end; t++)
             add_logits(a, t, at, bl_min_i64(OPS_BLOCK, a->H - at), scratch);
-    for (int64_t t = begin; t < end; t++) route_token(a, t);
+    for (int64_t t = begin; t < end; t++) route_token(a, t, scratch);
 }
 
 /* The rows, sorted by expert and then by token. */
@@ -132,6 +181,16 @@ BL_CLONES static void add_scaled_row(int64_t n, float factor, const float *x, fl
     for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
 }
 
+/* Of a logit with score p; w: its weight without `scale`; sum: of all weights times their
+ * gradients. Where w depends on the chosen logits alone those of the others are zero. */
+static float logit_gradient(const bl_route_backward_args *a, float p, bool is_chosen, float w,
+                            float dw, float sum)
+{
+    if (!is_chosen) return a->is_normed || a->is_sigmoid ? 0 : -p * sum;
+    float d = a->is_normed || !a->is_sigmoid ? dw - sum : dw; /* w (dw - sum) = p dp */
+    return w * d * (a->is_sigmoid ? 1 - p : 1);
+}
+
 /* A block of columns of a token's dx. */
 static void route_backward_block(const bl_route_backward_args *a, int64_t t, int64_t at, int64_t n,
                                  float *copies)
@@ -140,17 +199,16 @@ static void route_backward_block(const bl_route_backward_args *a, int64_t t, int
     const int32_t *chosen = r->expert + t * r->top_k;
     const float *w = r->weight + t * r->top_k, *dw = r->d_weight + t * r->top_k,
                 *score = r->score + t * r->n_experts;
-    float sum = 0, *dx = ops_place(a->dx, t * a->H + at, copies);
+    float sum = 0, factor = a->scale != 0 ? a->scale : 1,
+          *dx = ops_place(a->dx, t * a->H + at, copies);
     const float *before = ops_read(a->dx, t * a->H + at, n, copies);
 
     if (dx != before) memmove(dx, before, (size_t)n * sizeof *dx);
-    for (int64_t j = 0; j < r->top_k; j++) sum += w[j] * dw[j];
-    /* With is_normed the others' gradients are zero: w depends on the chosen logits alone. */
+    for (int64_t j = 0; j < r->top_k; j++) sum += w[j] / factor * dw[j];
     for (int64_t e = 0, j = 0; e < r->n_experts; e++) {
         bool is_chosen = j < r->top_k && chosen[j] == e;
-        float p = a->is_normed && is_chosen ? w[j] : score[e], dz = is_chosen ? p * (dw[j] - sum)
-                                                                    : a->is_normed ? 0
-                                                                                   : -p * sum;
+        float dz = factor * logit_gradient(a, score[e], is_chosen, is_chosen ? w[j] / factor : 0,
+                                           is_chosen ? dw[j] : 0, sum);
         if (is_chosen) j++;
         if (dz != 0) add_scaled_row(n, dz, a->router + e * a->H + at, dx);
     }

@@ -300,7 +300,7 @@ bl_cost bl_cost_route(const bl_cost_setting *s, const bl_route_args *a)
 bl_cost bl_cost_route_backward(const bl_cost_setting *s, const bl_route_backward_args *a)
 {
     double T = (double)a->routing.T, E = (double)a->routing.n_experts, H = (double)a->H,
-           used = a->is_normed ? (double)a->routing.top_k : E;
+           used = a->is_normed || a->is_sigmoid ? (double)a->routing.top_k : E;
     bl_cost cost = {.n = 0};
 
     (void)s;

@@ -194,7 +194,8 @@ static double step_flops(const bl_job *job, const bl_round_totals *totals, int64
     if (job->model->is_trained)
         return bl_trained_step_flops(config, &job->model->trained, n_tokens, mean_tokens, n_labels);
     double flops =
-        bl_arch_step_flops(config, (double)job->lora.n_floats, 0, n_tokens, mean_tokens, n_labels) +
+        bl_arch_step_flops(config, (double)bl_lora_floats_before(&job->lora, config->n_layers), 0,
+                           n_tokens, mean_tokens, n_labels) +
         bl_lora_table_flops(&job->lora, n_tokens, n_labels);
     bool trains_head =
         job->modules.names.n > 0 && job->modules.set.unit[config->n_layers].matrix[0].n > 0;

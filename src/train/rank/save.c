@@ -109,7 +109,8 @@ int64_t bl_job_checkpoint_bytes(const bl_job *job)
 
 int64_t bl_job_layer_floats(const bl_job *job)
 {
-    return job->model->is_trained ? bl_arch_layer_weights(&job->model->config) : job->lora.n_floats;
+    if (!job->model->is_trained) return job->lora.n_floats;
+    return bl_arch_layer_weights(&job->model->config, BL_LAYER_DENSE); /* no mixtures are */
 }
 
 /* Before the checkpoint's directory appears. */

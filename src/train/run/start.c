@@ -249,7 +249,7 @@ static bl_status read_modules(const bl_training *training, bool *is_there, bl_lo
                               bl_saved_modules *saved)
 {
     const bl_model_config *config = &training->job.model->config;
-    bl_peft_modules modules = bl_arch_peft_modules(config->arch);
+    bl_peft_modules modules = bl_model_peft_modules(config);
     bl_peft_config peft;
     char *path;
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes tests/golden/families: small random models of families other than Llama, and float64 results of short LoRA trainings.
+"""Writes tests/golden/families and tests/golden/mixtures: small random models of families other than Llama, and float64 results
+of short LoRA trainings.
 
 The files are those of tests/golden/train (../train/README.md), whose reader and comparisons are used; paths in a case are
 relative to tests/golden/train, as the tests read them. The model is transformers' own class, the adapter PEFT's.
@@ -81,6 +82,20 @@ CASES = {
     'olmo2': ('Olmo2', {**without(DECODER, 'head_dim'), 'attention_bias': True}, LLAMA_TARGETS),
 }
 
+# Mixtures, in tests/golden/mixtures: LoRA on all but the routed experts. Of the MLPs by parameters, since PEFT takes the module
+# gate_proj for the experts.
+MOE = {**DECODER, 'num_hidden_layers': 3, 'moe_intermediate_size': 16, 'num_experts_per_tok': 2}
+ATTENTION_TARGETS = ['q_proj', 'k_proj', 'v_proj', 'o_proj']
+DENSE_TARGETS = ['mlp.%s_proj.weight' % m for m in ('gate', 'up', 'down')]
+SHARED_TARGETS = ['shared_experts.%s_proj.weight' % m for m in ('gate', 'up', 'down')]
+MIXTURES = {
+    'qwen3_moe-dense': ('Qwen3Moe', {**MOE, 'num_experts': 6, 'norm_topk_prob': True, 'mlp_only_layers': [0],
+                                     'decoder_sparse_step': 1}, ATTENTION_TARGETS + DENSE_TARGETS),
+    'glm4_moe-groups': ('Glm4Moe', {**MOE, 'n_routed_experts': 8, 'n_shared_experts': 2, 'first_k_dense_replace': 1, 'n_group': 4,
+                                    'topk_group': 2, 'routed_scaling_factor': 1.5, 'norm_topk_prob': False, 'use_qk_norm': False,
+                                    'attention_bias': True}, ATTENTION_TARGETS + DENSE_TARGETS + SHARED_TARGETS),
+}
+
 CONFIG = {
     'adam_beta1': 0.9, 'adam_beta2': 0.999, 'adam_epsilon': 1e-8, 'base_format': 'stored', 'data_format': 'tokens',
     'gradient_accumulation_steps': 1, 'learning_rate': 2e-3, 'lora_dropout': 0.0, 'lr_scheduler_type': 'constant',
@@ -147,18 +162,37 @@ def stored_name(kind, name):
     return re.sub(r'^model\.(vision_tower|multi_modal_projector)', r'\1', name)
 
 
+def published(name, w):
+    """The tensors that published checkpoints have in place of all experts of a layer, stacked."""
+    if w.ndim != 3:
+        return {name: w}
+    head = name.rsplit('.', 1)[0]
+    if name.endswith('gate_up_proj'):
+        half = w.shape[1] // 2
+        return {'%s.%d.%s.weight' % (head, e, p): np.ascontiguousarray(w[e, i * half:(i + 1) * half])
+                for e in range(w.shape[0]) for i, p in enumerate(('gate_proj', 'up_proj'))}
+    return {'%s.%d.down_proj.weight' % (head, e): w[e] for e in range(w.shape[0])}
+
+
 def write_model(directory, kind, settings, seed):
     """The model, with the weights and config.json that were written."""
     os.makedirs(directory, exist_ok=True)
     config = config_of(kind, settings)
     config.architectures = [class_of(kind).__name__]
-    model = class_of(kind)._from_config(config, attn_implementation='eager').double().eval()
+    experts = {'experts_implementation': 'eager'} if 'num_experts_per_tok' in settings else {}
+    model = class_of(kind)._from_config(config, attn_implementation='eager', **experts).double().eval()
     weights = {n: checkpoint.bf16_encode(w) for n, w in make_weights(model, seed).items()}
     state = {n: torch.from_numpy(checkpoint.widen('BF16', w).astype(np.float64)) for n, w in weights.items()}
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(state[name])
-    checkpoint.write_safetensors(os.path.join(directory, 'model.safetensors'), {stored_name(kind, n): ('BF16', w) for n, w in weights.items()})
+    for name, p in model.named_buffers():
+        if name.endswith('e_score_correction_bias'):   # fp32, and as large as the differences of scores
+            rng = np.random.Generator(np.random.PCG64([seed, len(weights)]))
+            weights[name] = (0.1 * rng.standard_normal(tuple(p.shape))).astype(np.float32)
+            p.copy_(torch.from_numpy(weights[name].astype(np.float64)))
+    stored = {m: ('BF16' if v.dtype == np.uint16 else 'F32', v) for n, w in weights.items() for m, v in published(stored_name(kind, n), w).items()}
+    checkpoint.write_safetensors(os.path.join(directory, 'model.safetensors'), stored)
     text = {k: v for k, v in config.to_dict().items() if k not in ('dtype', '_name_or_path')}
     inputs.write_json(os.path.join(directory, 'config.json'), text)
     return model
@@ -167,8 +201,10 @@ def write_model(directory, kind, settings, seed):
 def write_adapter(directory, name, model, targets, seed):
     """A PEFT directory: A as PEFT starts it, B small and not zero."""
     from peft import LoraConfig, get_peft_model
+    parameters = [] if isinstance(targets, str) else sorted(t for t in targets if t.endswith('.weight'))
+    targets = targets if isinstance(targets, str) else sorted(set(targets) - set(parameters))
     model = get_peft_model(model, LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets,
-                                             task_type='CAUSAL_LM'))
+                                             target_parameters=parameters or None, task_type='CAUSAL_LM'))
     tensors = {}
     for i, (n, p) in enumerate(sorted(reference.lora_parameters(model).items())):
         rng = np.random.Generator(np.random.PCG64([seed, i]))
@@ -182,7 +218,8 @@ def write_adapter(directory, name, model, targets, seed):
     inputs.write_json(os.path.join(directory, 'adapter_config.json'), {
         'base_model_name_or_path': name, 'bias': 'none', 'fan_in_fan_out': False, 'inference_mode': True,
         'init_lora_weights': True, 'lora_alpha': ALPHA, 'lora_dropout': 0.0, 'modules_to_save': None, 'peft_type': 'LORA',
-        'r': R, 'target_modules': targets if isinstance(targets, str) else sorted(targets), 'task_type': 'CAUSAL_LM', 'use_dora': False, 'use_rslora': False})
+        'r': R, 'target_modules': targets, **({'target_parameters': parameters} if parameters else {}), 'task_type': 'CAUSAL_LM',
+        'use_dora': False, 'use_rslora': False})
     return model
 
 
@@ -204,10 +241,10 @@ def summary(arrays):
     return {n: [norm(a)] + reference.projections(a) for n, a in arrays.items()}
 
 
-def run_case(out, name, seed, rows):
-    kind, settings, targets = CASES[name]
+def run_case(out, name, case, seed, rows):
+    kind, settings, targets = case
     model = write_model(os.path.join(out, 'models', name), kind, settings, seed)
-    write_case(out, name, kind, model, targets, seed, rows, '../families/')
+    write_case(out, name, kind, model, targets, seed, rows, '../%s/' % os.path.basename(out))
 
 
 def write_case(out, name, about, model, targets, seed, rows, here):
@@ -226,8 +263,9 @@ def write_case(out, name, about, model, targets, seed, rows, here):
     expect = {'first_loss': steps[0]['loss'], 'steps': steps, 'gradients': summary(first), 'final_adapter': summary(final),
               'final_adapter_norm': norm(np.concatenate([a.ravel() for a in final.values()])),
               'adapter_change_norm': norm(np.concatenate([(final[n] - start[n]).ravel() for n in final]))}
-    if isinstance(targets, str):
+    if targets == TOWER_TARGETS:
         targets = ['all-linear']
+    targets = [t.replace('.weight', '') for t in targets]
     config = {**CONFIG, 'init_adapter': here + 'adapters/' + name, 'train_file': here + 'tokens/rows.jsonl', 'lora_r': R,
               'lora_alpha': ALPHA, 'lora_target_modules': targets}
     os.makedirs(os.path.join(out, 'cases', name), exist_ok=True)
@@ -241,19 +279,21 @@ def write_case(out, name, about, model, targets, seed, rows, here):
 def main():
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..', '..'))
     p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    p.add_argument('--out', default=os.path.join(root, 'tests', 'golden', 'families'))
+    p.add_argument('--out', default=os.path.join(root, 'tests', 'golden'))
     p.add_argument('--only', nargs='+', metavar='CASE')
     a = p.parse_args()
     if transformers.__version__ != TRANSFORMERS:
         raise SystemExit('made for transformers %s, not %s' % (TRANSFORMERS, transformers.__version__))
     use_float64()
     reference.row_logits = logits_of
-    rows = write_tokens(os.path.join(a.out, 'tokens', 'rows.jsonl'))
-    for seed, name in enumerate(CASES):
-        if not a.only or name in a.only:
-            run_case(a.out, name, 1000 + seed, rows)
-    inputs.write_json(os.path.join(a.out, 'index.json'),
-                      {'cases': ['../../families/cases/' + n for n in sorted(os.listdir(os.path.join(a.out, 'cases')))]})
+    for folder, cases, first in (('families', CASES, 1000), ('mixtures', MIXTURES, 2000)):
+        out = os.path.join(a.out, folder)
+        rows = write_tokens(os.path.join(out, 'tokens', 'rows.jsonl'))
+        for seed, name in enumerate(cases, first):
+            if not a.only or name in a.only:
+                run_case(out, name, cases[name], seed, rows)
+        inputs.write_json(os.path.join(out, 'index.json'),
+                          {'cases': ['../../%s/cases/%s' % (folder, n) for n in sorted(os.listdir(os.path.join(out, 'cases')))]})
 
 
 if __name__ == '__main__':
