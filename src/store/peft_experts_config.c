@@ -93,8 +93,9 @@ static bl_status read_parameters(const char *file, const json_t *root,
 static void pattern_path(const bl_peft_modules *modules, int64_t layer, int module,
                          bl_peft_layout layout, char path[BL_PEFT_NAME_BYTES])
 {
-    const bl_peft_routed *routed = &modules->routed[module - modules->n];
+    const bl_peft_routed *routed = modules->routed;
 
+    if (bl_peft_is_routed(modules, module)) routed += module - modules->n;
     if (!bl_peft_is_routed(modules, module))
         snprintf(path, BL_PEFT_NAME_BYTES, "%s.%" PRId64 ".%s", modules->layers, layer,
                  modules->path[module]);
