@@ -21,7 +21,7 @@
 #include "emulated.h"
 #include "fast_sums.h"
 #include "fp8/fp8.h"
-#include "ops/cpu/blas.h"
+#include "ops/cpu/f32_kernels.h"
 #include "queue.h"
 #include "runtime.h"
 
@@ -498,6 +498,7 @@ static void multiply(void *argument)
     float *A = widen(&p->a, p->A, is_fast ? plain : o->scale_mode_a, is_fast ? NULL : o->scale_a),
           *B = widen(&p->b, p->B, is_fast ? plain : o->scale_mode_b, is_fast ? NULL : o->scale_b),
           *sums = take(m * n, sizeof *sums);
+    ops_f32_scratch *scratch = take(1, sizeof *scratch);
 
     if (p->is_slow) emulated_cuda_pretend_ms(SLOW_MS);
     if (is_fast) add_fast(p, k, A, B, sums);
@@ -505,13 +506,12 @@ static void multiply(void *argument)
         int64_t begin = k * i / p->n_splits, end = k * (i + 1) / p->n_splits;
         const float *a = A + (turn_a ? begin : begin * (int64_t)p->a.rows),
                     *b = B + (turn_b ? begin * (int64_t)p->b.rows : begin);
-        if (end > begin &&
-            !ops_blas_sgemm(turn_b, turn_a, n, m, end - begin, 1.0f, b, (int64_t)p->b.rows, a,
-                            (int64_t)p->a.rows, i > 0 ? 1.0f : 0.0f, sums, m))
-            abort();
+        if (end > begin)
+            ops_f32_gemm(turn_b, turn_a, n, m, end - begin, 1.0f, b, (int64_t)p->b.rows, a,
+                         (int64_t)p->a.rows, i > 0 ? 1.0f : 0.0f, sums, m, scratch);
     }
     write_result(p, sums);
-    free(A), free(B), free(sums), free(p);
+    free(A), free(B), free(sums), free(scratch), free(p);
 }
 
 static bool shapes_agree(const lt_product *p)
